@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from ...events import Run
@@ -26,14 +28,24 @@ class BridgedCallback(Plugin):
     """
 
     asks = ("stop",)
-    resume_ignores = ("callback", "is_epoch_end_due", "_work", "_unsaved", "_stops", "_has_begun", "_is_used")
+    resume_ignores = (
+        "callback",
+        "is_epoch_end_due",
+        "_work",
+        "_unsaved",
+        "_stops",
+        "_has_begun",
+        "_is_used",
+        "_waiting",
+    )
 
     def __init__(self, callback: Any, flavour: Flavour) -> None:
         self.callback, self._flavour = callback, flavour
         self.name = f"lightning_{snake_case(type(callback).__name__)}"
         self.ignores = unused_events(callback, flavour)
         self._work: Work | None = None
-        self._is_used = self._has_failed = self.is_epoch_end_due = False
+        self._waiting: Mapping[str, Any] = {}  # a state for when it is set up
+        self._is_used = self._is_closed = self._has_failed = self.is_epoch_end_due = False
 
     def reset(self) -> None:
         """Refuse a second training.
@@ -47,11 +59,12 @@ class BridgedCallback(Plugin):
                 f"{self.name} has been in a training, and callbacks of Lightning have no way to forget it: give this "
                 f"training a new one, from_lightning({kind}(...)), and unregister {self.name!r}."
             )
+        self._waiting = {}
 
     def open(self, run: Run) -> Work:
         """Set the callback up, and return the work of its run."""
         self._work = work = Work.of(run, self._flavour)
-        self._has_failed = False
+        self._has_failed = self._is_closed = False
         work.attach(self.callback)
         if work.trains:
             self._is_used = True
@@ -65,7 +78,8 @@ class BridgedCallback(Plugin):
         return work
 
     def close(self) -> None:
-        """Leave the run."""
+        """Leave the run; if it continues, because this is disabled, keep the state for when this is enabled again."""
         if self._work is not None:
+            self._waiting = {} if self._is_closed else deepcopy(self.state_dict())
             self._work.detach(self.callback)
             self._work = None

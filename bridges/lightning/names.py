@@ -57,7 +57,7 @@ class MetricNames(MutableMapping[str, Any]):
                 if key in source:
                     value = source[key]
                     return value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
-        raise KeyError(f"There is no metric {name!r}.{known_names(name, self)}")
+        raise KeyError(f"There is no metric {name!r}.{known_names(our_name(name), self)}")
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Let callbacks read a value by this name."""

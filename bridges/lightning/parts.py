@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
+from weakref import ref
 
 from ...core.engines.contract import LoopEngine
 from ...events.checks import known_names
@@ -27,7 +28,11 @@ class Part:
     readers: ClassVar[Readers] = {}
 
     def __init__(self, work: Any) -> None:
-        vars(self)["_work"] = work
+        vars(self)["_reference"] = ref(work)  # a module that keeps its trainer must not keep the run
+
+    @property
+    def _work(self) -> Any:
+        return self._reference()
 
     def __getattr__(self, name: str) -> Any:
         if (reader := self.readers.get(name)) is None:

@@ -32,6 +32,14 @@ class LightningCallback(EvaluationHooks):
         self._ends_epochs = has(callback, flavour, "on_train_epoch_end")
         self._restarts_epoch = is_shipped(callback, flavour, "StochasticWeightAveraging")
 
+    def open(self, run: Run) -> Work:
+        """Set the callback up, and give it the state that waits for it."""
+        work = super().open(run)
+        waiting, self._waiting = self._waiting, {}
+        if waiting:
+            self.load_state_dict(waiting)
+        return work
+
     @on(ev.TrainStart, lane=Lane.REPORT)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Call `setup`; unless a checkpoint is loaded next, `on_fit_start` and `on_train_start`."""
@@ -56,6 +64,7 @@ class LightningCallback(EvaluationHooks):
         """Call `on_train_epoch_start`, once for each epoch."""
         work = self._work_of(run)
         work.between_epochs = False
+        self._watch_boundaries(run, watches=False)
         if self._restarts_epoch or not event.resumed:
             self.callback.on_train_epoch_start(work.trainer, work.module)
 
@@ -70,7 +79,7 @@ class LightningCallback(EvaluationHooks):
     def before_backward(self, run: Run, event: ev.ForwardEnd) -> None:
         """Call `on_before_backward`, with the loss as it is taken backward."""
         work = self._work_of(run)
-        self.callback.on_before_backward(work.trainer, work.module, run.loss * run.control.loss_scale)
+        self.callback.on_before_backward(work.trainer, work.module, _scaled(run, run.loss))
 
     @on(ev.BackwardEnd, optional=True)
     def after_backward(self, run: Run, event: ev.BackwardEnd) -> None:
@@ -95,7 +104,7 @@ class LightningCallback(EvaluationHooks):
         """Call `on_train_batch_end`, with the loss as it was taken backward."""
         work = self._work_of(run)
         work.batch_index = run.progress.batch - 1
-        outputs = None if run.loss is None else {"loss": run.loss.detach() * run.control.loss_scale}
+        outputs = None if run.loss is None else {"loss": _scaled(run, run.loss.detach())}
         self.callback.on_train_batch_end(work.trainer, work.module, outputs, run.batch, work.batch_index)
 
     @on(ev.EpochEnd, lane=Lane.MEASURE, optional=True)
@@ -103,6 +112,7 @@ class LightningCallback(EvaluationHooks):
         """Note that `on_train_epoch_end` is due, once a validation at the end of the epoch is done."""
         self._work_of(run).end_epoch()
         self.is_epoch_end_due = self._ends_epochs
+        self._watch_boundaries(run, watches=True)
 
     @on(ev.SavePoint, ev.ShouldStop, optional=True)
     def end_epoch(self, run: Run, event: ev.SavePoint | ev.ShouldStop) -> None:
@@ -136,7 +146,7 @@ class LightningCallback(EvaluationHooks):
     @on(ev.RunClosed)
     def close_run(self, run: Run, event: ev.RunClosed) -> None:
         """Call `on_fit_end` and `teardown`, unless the run has failed, as Lightning does."""
-        work = self._work
+        self._is_closed, work = True, self._work
         if work is None:
             return
         if work.metrics.unlogged:
@@ -155,7 +165,7 @@ class LightningCallback(EvaluationHooks):
     def state_dict(self) -> dict[str, Any]:
         """Return what the callback's `state_dict` and `on_save_checkpoint` give, and whether it asked for a stop."""
         if (work := self._work) is None:
-            return {}
+            return dict(self._waiting)
         if self._unsaved is not None and (changed := self._unsaved.changed(work.run.modules.values())):
             work.run.data.doubt(
                 "not exact", f"{type(self.callback).__name__} has no state_dict, and changes {', '.join(changed)}"
@@ -166,8 +176,9 @@ class LightningCallback(EvaluationHooks):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give the callback its state back."""
-        work = self._work
-        assert work is not None
+        if (work := self._work) is None:  # it is disabled
+            self._waiting = state
+            return
         self._stops = state.get("stops", False)
         if "key" in state and not give_back(self.callback, work, state):
             work.run.warn(
@@ -179,6 +190,10 @@ class LightningCallback(EvaluationHooks):
     def _work_of(self, run: Run) -> Work:
         return self._work or self.open(run)
 
+    def _watch_boundaries(self, run: Run, *, watches: bool) -> None:
+        """Let `ShouldStop` be handled after an epoch only: with a handler of it each step has a boundary."""
+        run.bus.signal(ev.ShouldStop).pause(self.end_epoch, paused=not watches)
+
     def _begin_training(self, work: Work) -> None:
         self._has_begun = True
         self.callback.on_fit_start(work.trainer, work.module)
@@ -186,3 +201,8 @@ class LightningCallback(EvaluationHooks):
         stateful = any(has(self.callback, self._flavour, each) for each in ("state_dict", "on_save_checkpoint"))
         only_records = is_shipped(self.callback, self._flavour, "LearningRateMonitor")
         self._unsaved = None if stateful or only_records or work.run.is_replay else Unsaved(self.callback)
+
+
+def _scaled(run: Run, loss: Any) -> Any:
+    """Return a loss as it is taken backward."""
+    return loss if run.control.loss_scale == 1.0 else loss * run.control.loss_scale

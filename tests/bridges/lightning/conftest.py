@@ -49,8 +49,9 @@ def lightning_fit() -> Callable[..., Any]:
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
             warnings.filterwarnings("ignore", ".*GPU available")
             trainer = pl.Trainer(callbacks=callbacks, **{**quiet, **options})
-            loaders: list[Any] = [DataLoader(kit.class_batches(n), batch_size=None) for n in (train, 1)]  # type: ignore[arg-type]
-            trainer.fit(module or Classifier(), *loaders)
+            data: list[Any] = [kit.class_batches(train), kit.class_batches(1)]
+            first, second = (DataLoader[Any](each, batch_size=None) for each in data)
+            trainer.fit(module or Classifier(), first, second)
         return trainer
 
     return fit

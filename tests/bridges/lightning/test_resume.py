@@ -150,3 +150,53 @@ def test_a_callback_is_for_one_training() -> None:
         RuntimeError, match=r"lightning_early_stopping has been in a training.* give this training a new"
     ):
         kit.fit(trainer, validation=kit.class_batches(1))
+
+
+class Own(pl.LightningModule):
+    """A LightningModule as the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, inputs: Any) -> Any:
+        return self.layer(inputs)
+
+
+def test_a_users_own_module_resumes_exactly() -> None:
+    def make_own() -> Made:
+        trainer, options = make("stopping")
+        return trainer, options | {"task": h.Supervised(Own(), nn.functional.cross_entropy)}
+
+    check = assert_resume_exact(make_own, kill_at=[8], save_every=3)
+    assert (check.guarantee, check.reasons) == ("exact", ())
+
+
+class Toggle(h.Plugin):
+    """Disables a plugin from one step to another."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last = first, last
+
+    @h.on(h.BatchEnd)
+    def act(self, run: h.Run, event: h.BatchEnd) -> None:
+        if run.progress.steps == self.first:
+            run.plugins.disable("lightning_counter")
+        if run.progress.steps == self.last:
+            run.plugins.enable("lightning_counter")
+
+
+def test_a_callback_that_is_disabled_keeps_its_state_over_a_resume(tmp_path: Path) -> None:
+    def train(steps: int) -> Counter:
+        callback = Counter()
+        plugins = [*kit.saving(tmp_path, h.Every(steps=1), resume="auto"), Toggle(2, 6), from_lightning(callback)]
+        trainer = h.Trainer(plugins, device="cpu")
+        if steps > 4:
+            trainer.plugins.disable("lightning_counter")
+        kit.fit(trainer, train=kit.class_batches(20), steps=steps)
+        return callback
+
+    assert train(4).counts == {"epoch_start": 1, "batch_end": 2}
+    state = torch.load(max(tmp_path.glob("*.pth")), weights_only=True)["plugins"]["lightning_counter"]
+    assert state["callback"] == {"counts": {"epoch_start": 1, "batch_end": 2}}
+    assert train(9).counts == {"epoch_start": 1, "batch_end": 5}
