@@ -6,6 +6,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from threading import Condition, Thread
+from time import monotonic
 from typing import Final
 
 from ...events.errors import describe_error
@@ -13,6 +14,7 @@ from .records import Record
 
 MEMORY: Final = 256 * 2**20  # bytes of arrays that wait at most
 ALWAYS: Final = ("open", "roll_back", "finish")  # what is never dropped
+ROWS: Final = ("scalars", "text")  # what is kept until it is safe; hyper-parameters are written again with each page
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to write the same
 
 logger = logging.getLogger("heliograph")
@@ -27,6 +29,7 @@ class Outbox:
         outages: errors after which the same record is written again, after a pause that grows.
         capacity: how many records may wait; later ones are dropped.
         patience: seconds without progress after which `close` drops what still waits.
+        settles: seconds after which what was written is safe where the process is killed.
 
     Attributes:
         lost: how many records were not written, by kind.
@@ -40,10 +43,12 @@ class Outbox:
         outages: tuple[type[Exception], ...],
         capacity: int,
         patience: float,
+        settles: float = 0.0,
     ) -> None:
         self._name, self._write, self._outages = name, write, outages
         self._capacity, self._patience = capacity, patience
         self._queue: deque[Record] = deque()
+        self._settles, self._settling = settles, deque[tuple[float, Record]]()  # when each was written
         self._changed = Condition()
         self._thread: Thread | None = None
         self._is_closing = self._is_given_up = False
@@ -72,9 +77,10 @@ class Outbox:
             self._changed.notify_all()
 
     def waiting(self) -> list[Record]:
-        """Return what is not written yet, the one that is being written included."""
+        """Return what is not written yet, the one that is being written included, or not safe yet."""
         with self._changed:
-            return list(self._queue)
+            self._settle()
+            return [*(record for _, record in self._settling), *self._queue]
 
     def drain(self) -> None:
         """Wait until everything is written, or nothing is any more."""
@@ -97,6 +103,10 @@ class Outbox:
         if is_done:
             self._thread.join()
         self._thread = None
+
+    def _settle(self) -> None:
+        while self._settling and self._settling[0][0] < monotonic() - self._settles:
+            self._settling.popleft()
 
     def _wait_while_written(self) -> None:
         while self._queue:
@@ -149,6 +159,9 @@ class Outbox:
             self._queue.popleft()
             self._bytes -= record.size
             self._written += 1
+            if self._settles and record.kind in ROWS:
+                self._settling.append((monotonic(), record))
+                self._settle()
             if self.refused and record.kind != "open":
                 self.lost[record.kind] += 1
             elif self._outage and not self.refused:

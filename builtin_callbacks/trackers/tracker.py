@@ -47,6 +47,8 @@ class Tracker(Plugin):
             error loses its record.
         capacity: how many records may wait.
         patience: at the end of a run, seconds without progress after which the rest is dropped.
+        settles: seconds after which what was written outlives a killed process; until then a checkpoint has it, too,
+            and a resumed run writes it again where the page does not hold it.
         is_local: whether it writes files of this machine: a checkpoint waits until everything is written, and nothing
             of it is written again; others have what waits in the checkpoint.
     """
@@ -58,6 +60,7 @@ class Tracker(Plugin):
     outages: tuple[type[Exception], ...] = (OSError,)
     capacity: int = 10_000
     patience: float = 10.0
+    settles: float = 0.0
     is_local: bool = False
 
     def __init__(self) -> None:
@@ -91,6 +94,10 @@ class Tracker(Plugin):
         page is cut back to the checkpoint instead, or is new.
         """
         return {}
+
+    def holds(self, place: Place, name: str) -> bool:
+        """Return whether a page that is continued shows this already, by `last_steps`; such a record is left out."""
+        return place.step <= self._held.get(name, -1) and place.rollbacks <= self._held_rollbacks
 
     @abstractmethod
     def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
@@ -247,7 +254,7 @@ class Tracker(Plugin):
     def _ready(self, run: Run) -> Outbox:
         """Return the queue, with the page that it begins with."""
         if self._outbox is None:
-            self._outbox = Outbox(self.name, self._write, self.outages, self.capacity, self.patience)
+            self._outbox = Outbox(self.name, self._write, self.outages, self.capacity, self.patience, self.settles)
             resumed_at, self._resumed_at = self._resumed_at, None
             self._attempt += resumed_at is not None
             self._held_rollbacks, self._held = self._rollbacks, {}
@@ -273,13 +280,10 @@ class Tracker(Plugin):
             self.write_hyper_parameters(*record.arguments)
         elif record.kind == "scalars":
             place, values = record.arguments
-            if new := {name: value for name, value in values.items() if not self._is_held(place, name)}:
+            if new := {name: value for name, value in values.items() if not self.holds(place, name)}:
                 self.write_scalars(place, new)
-        elif not self._is_held(*record.arguments[:2]):
+        elif not self.holds(*record.arguments[:2]):
             getattr(self, f"write_{record.kind}")(*record.arguments)
-
-    def _is_held(self, place: Place, name: str) -> bool:
-        return place.step <= self._held.get(name, -1) and place.rollbacks <= self._held_rollbacks
 
     def _close(self, status: str) -> None:
         if self._outbox is not None:
