@@ -49,6 +49,7 @@ class GradientAccumulation(Plugin):
     """
 
     exclusive = ("accumulation",)
+    asks = ("hold_step", "scale_loss")
 
     def __init__(
         self,

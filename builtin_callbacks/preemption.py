@@ -164,7 +164,7 @@ class Preemption(Plugin):
                 self._clock.start(signum)
 
     def _cut(self, run: Run) -> None:
-        if self._received is not None:
+        if self._received is not None and run.control.is_evaluating:  # else the loop is another framework's
             run.control.cut_validation(f"{self._received.name} was received")
 
     def _ask(self, run: Run, received: Signals) -> None:

@@ -37,7 +37,7 @@ class RollBack(Plugin):
 
     exclusive = ("non-finite losses",)
     needs = ("save",)
-    asks = ("skip_batch", "skip_step")
+    asks = ("skip_batch", "skip_step", "roll_back")
 
     def __init__(self, max_times: int = 3) -> None:
         self.max_times = check_whole_number("max_times", max_times, at_least=1)

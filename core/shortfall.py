@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import isfinite
 from typing import Any
 
 from ..events import Progress
@@ -35,6 +36,7 @@ def warn_of_shortfall(run: RunContext) -> None:
         *_unread_validation(run),
         *_uncalled(run),
         *_skipped(run),
+        *_not_finite(run),
         *_unwritten(run),
         *_without_gradient(run),
         *_without_optimizer(run),
@@ -106,6 +108,14 @@ def _skipped(run: RunContext) -> Iterator[str]:
             by["the engine"] = count - by.total()
             names = ", ".join(f"{name} ({times})" for name, times in by.most_common() if times > 0)
             yield f"{count} of {of} {what} were skipped, by {names}."
+
+
+def _not_finite(run: RunContext) -> Iterator[str]:
+    lost = [
+        f"{name} is {value}" for name, value in run.metrics.items() if name.endswith("loss") and not isfinite(value)
+    ]
+    if lost:
+        yield f"At the end, {' and '.join(lost)}: the training is lost. Find where it began with NaNGuard('raise')."
 
 
 def _unwritten(run: RunContext) -> Iterator[str]:

@@ -34,7 +34,8 @@ class Plugin:
         resume_ignores: attributes that are not compared at a resume, since no bit of the training depends on them.
         exclusive: capabilities that only one plugin at a time may claim.
         asks: what the plugin may request of the loop: `stop`, `validation`, `save`, `log`; on several ranks also
-            `skip_batch` and `skip_step`, for which they vote at every batch or step.
+            `skip_batch` and `skip_step`, for which they vote at every batch or step. The other verbs of the control
+            where it uses them, so that a loop that cannot serve them, such as another framework's, refuses it at once.
         needs: what some plugin must request, or this one would never act.
         state_version: of the form of its state; raise it when that changes, and write `migrate_state`.
         condition: what `when` was given; None where its handlers are always called.

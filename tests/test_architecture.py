@@ -72,6 +72,7 @@ LAYERS = [
     "builtin_callbacks.rules",
     "builtin_callbacks.trackers",
     "builtin_callbacks.ray",
+    "bridges.hosted",
     "testing.conformance",
     "testing.resume",
     "testing",

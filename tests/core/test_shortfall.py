@@ -285,3 +285,14 @@ def test_a_validation_that_ended_early() -> None:
     assert fit(schedule, validation=named).warnings == (
         "The validation set 'hard' ended after 1 batches, but its length says 5.",
     )
+
+
+@pytest.mark.parametrize("factor", [1.0, torch.inf, torch.nan])
+def test_a_loss_that_is_lost_at_the_end(factor: float) -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets) * factor
+
+    result = fit(LogSchedule(Every(steps=1)), task=Supervised(nn.Linear(4, 2), loss))
+
+    expected = "At the end, train/loss is nan: the training is lost. Find where it began with NaNGuard('raise')."
+    assert result.warnings == (() if factor == 1.0 else (expected,))

@@ -92,6 +92,10 @@ class _Requests(RuleOperation):
         "should_save": "save",
         "should_skip_batch": "skip_batch",
         "should_skip_step": "skip_step",
+        "should_hold_step": "hold_step",
+        "should_next_phase": "next_phase",
+        "should_veto_stop": "veto_stop",
+        "should_veto_save": "veto_save",
     }
     answers: Mapping[str, tuple[type[Event], ...]] = {
         "should_log": LOGGING,

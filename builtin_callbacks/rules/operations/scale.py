@@ -83,6 +83,7 @@ class ScaleLoss(RuleOperation):
 
     shared = True
     only_on: Mapping[str, tuple[type[Event], ...]] = {"should_scale": (BatchStart,)}
+    asks: Mapping[str, str] = {"should_scale": "scale_loss"}
 
     def __init__(self, name: str, factor: float) -> None:
         super().__init__(name)

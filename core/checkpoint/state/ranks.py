@@ -89,7 +89,8 @@ def _added(means: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any
 
 def _items(snapshot: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
     for part in WHOLE:
-        yield (part, ""), snapshot[part]
+        if part in snapshot:  # that of a training in another loop has fewer
+            yield (part, ""), snapshot[part]
     for part in BY_NAME:
         for name, item in snapshot.get(part, {}).items():
             yield (part, name), item

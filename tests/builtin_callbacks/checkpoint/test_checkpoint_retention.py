@@ -384,10 +384,8 @@ def test_the_best_is_loaded_back_after_the_last_save(
         storage.load(tmp_path / (BEST if everything else LAST))["optimizers"]["optimizer"]["state"][0]["exp_avg"],
     )
     assert kept[0].param_groups[0]["lr"] == 0.1 * 0.5 ** (2 if everything else 4)
-    assert (
-        result.notes[-1]
-        == f"loaded back at the end: {extent} of the best checkpoint {tmp_path / BEST}, validation/loss 1"
-    )
+    loaded = f"loaded back at the end: {extent} of the best checkpoint {tmp_path / BEST}, validation/loss 1"
+    assert loaded in result.notes  # on a slow machine there is one that saves have waited, too
     assert (result.best_checkpoint, result.last_checkpoint) == (tmp_path / BEST, tmp_path / LAST)
 
 

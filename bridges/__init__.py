@@ -1,0 +1,1 @@
+"""Other frameworks' callbacks here, and our plugins in their loops."""

@@ -1,0 +1,118 @@
+"""The moments of a batch and of an optimizer step in the loop of a host."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from torch import Tensor
+
+from ...core.loop import BACKWARD_END, BATCH_END, BATCH_START, FORWARD_END, GRADIENTS_READY, STEP_END
+from .run import HostedRun
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T", bound="BatchMoments")
+
+
+def closes_on_error(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+    """Let the run be closed where a method raises, before the error passes to the host."""
+
+    @wraps(method)
+    def guarded(moments: T, /, *args: P.args, **options: P.kwargs) -> R:
+        try:
+            return method(moments, *args, **options)
+        except BaseException as error:
+            moments.fail(error)
+            raise
+
+    return guarded
+
+
+class BatchMoments(ABC):
+    """The moments of a batch; see `HostedTraining`.
+
+    Attributes:
+        run: the run that is under way, None outside of a training.
+    """
+
+    run: HostedRun | None = None
+
+    @property
+    def active(self) -> HostedRun:
+        """The run that is under way."""
+        assert self.run is not None, "a training has begun"
+        return self.run
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """Close the run for an error that ends the loop, unless it is closed."""
+
+    @closes_on_error
+    def begin_batch(self, batch: Any) -> None:
+        """Begin a micro-batch: RuntimeError where a plugin replaces it, as the host would not train on the other."""
+        run = self.active
+        run.work.batch, run.work.in_hand = batch, True
+        if run.hot.batch_start.chain:
+            run.hot.batch_start.emit(run, BATCH_START)
+            if run.work.batch is not batch:
+                raise RuntimeError(
+                    f"A plugin replaced run.batch, and {run.host.name} trains on its own. Instead, "
+                    f"{run.host.mend('batches')}."
+                )
+
+    @closes_on_error
+    def end_forward(self, loss: Tensor) -> None:
+        """Take the loss of the micro-batch, a scalar tensor that stays on its device; its backward pass is next."""
+        run = self.active
+        self._take(run, loss)
+        if run.hot.forward_end.chain:
+            run.hot.forward_end.emit(run, FORWARD_END)
+
+    @closes_on_error
+    def end_backward(self, loss: Tensor) -> None:
+        """Take the loss of the micro-batch, whose backward pass is done, and count its samples."""
+        run = self.active
+        self._take(run, loss)
+        run.progress.samples += run.data.sum_of_all_ranks(run.size_of(run.work.batch))
+        run.stepping.first.size += 1
+        if run.hot.backward_end.chain:
+            run.hot.backward_end.emit(run, BACKWARD_END)
+
+    @closes_on_error
+    def begin_step(self) -> bool:
+        """Show the gradients of a window; return whether they are to be dropped, on all ranks alike."""
+        run = self.active
+        if run.hot.gradients_ready.chain:
+            run.hot.gradients_ready.emit(run, GRADIENTS_READY)
+        run.control.agree_on_step()
+        return run.control.drops_step
+
+    @closes_on_error
+    def end_step(self) -> None:
+        """Count an optimizer step, or a skipped one where the gradients were dropped."""
+        run = self.active
+        run.stepping.first.size = 0
+        if run.control.drops_step:
+            run.control.count_skip("skipped_steps")
+            return
+        run.progress.steps += 1
+        if run.hot.step_end.chain:
+            run.hot.step_end.emit(run, STEP_END)
+
+    @closes_on_error
+    def end_batch(self) -> None:
+        """End a micro-batch."""
+        run = self.active
+        run.progress.batch += 1
+        run.work.in_hand = False
+        if run.hot.batch_end.chain:
+            run.hot.batch_end.emit(run, BATCH_END)
+        run.work.outputs = run.work.batch = None
+        if run.control.touched:
+            run.control.close_batch()
+
+    def _take(self, run: HostedRun, loss: Tensor) -> None:
+        run.work.loss = run.stepping.first.loss = loss

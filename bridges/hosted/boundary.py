@@ -1,0 +1,143 @@
+"""The moments of a step boundary in the loop of a host: what is asked for and decided, and what the host does there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ...core.loop import SHOULD_STOP, publish
+from ...core.metrics.means import Means
+from ...core.metrics.values import Metrics
+from ...events import CheckpointSaved, Run, SavePoint
+from ...events import catalogue as ev
+from .batches import BatchMoments, closes_on_error
+
+
+class Leave(NamedTuple):
+    """What a boundary has decided.
+
+    Attributes:
+        stop: whether the training ends here.
+        end_epoch: whether the epoch ends here.
+    """
+
+    stop: bool
+    end_epoch: bool
+
+
+class BoundaryMoments(BatchMoments):
+    """The moments of a step boundary; see `HostedTraining`."""
+
+    _saving: tuple[Path, bool] | None = None
+    _means: Means | None = None
+    _is_served = False
+
+    @closes_on_error
+    def open_boundary(self) -> frozenset[str]:
+        """Let the ranks agree on what was asked for; return what the host is to do, of `log`, `validation`, `save`."""
+        control = self.active.control
+        control.agree()
+        asked = {"log": control.should_log, "validation": control.should_validate, "save": control.should_save}
+        return frozenset(verb for verb, is_asked in asked.items() if is_asked)
+
+    @closes_on_error
+    def close_boundary(self) -> Leave:
+        """Give the last word to handlers of `ShouldStop`, and decide; once the host has done what is due."""
+        run = self.active
+        control, should_stop = run.control, run.hot.should_stop
+        if run.in_boundary:  # of a resumed run: its state was saved here
+            run.in_boundary = False
+            control.release()
+        if should_stop.chain:
+            should_stop.emit(run, SHOULD_STOP)
+        control.decide(served=self._is_served, in_epoch=run.work.has_begun)
+        self._is_served = False
+        return Leave(control.stopped, control.should_end_epoch)
+
+    @closes_on_error
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Log what the host logs, and what plugins track; on several ranks a collective.
+
+        Args:
+            metrics: by our names, such as `train/loss`.
+        """
+        run = self.active
+        self._serve("log")
+        tracked = run.means.read("train")
+        publish(run, ev.Log(Metrics({**tracked, **metrics}), run.means.weights))
+
+    @closes_on_error
+    def begin_validation(self, batches: int | None = None) -> None:
+        """Begin a validation, whose modules are in eval mode, or about to be.
+
+        Args:
+            batches: how many, of all sets together; None where that is unknown.
+        """
+        run = self.active
+        self._serve("validation")
+        run.phase, run.progress.evaluated, run.evaluation_batches = "validation", 0, batches
+        self._means = run.means
+        del run.means  # new ones are made when they are used
+        run.emit(ev.ValidationStart())
+
+    @closes_on_error
+    def begin_validation_batch(self, batch: Any, dataset: str = "") -> None:
+        """Begin a batch of a validation set, which has an empty name where it is the only one."""
+        run = self.active
+        signal = run.bus.signal(ev.ValidationBatchStart)
+        run.work.batch = batch
+        if signal.chain:
+            signal.emit(run, ev.ValidationBatchStart(dataset))
+
+    @closes_on_error
+    def end_validation_batch(self, dataset: str = "") -> None:
+        """End a batch of a validation set."""
+        run = self.active
+        signal = run.bus.signal(ev.ValidationBatchEnd)
+        run.progress.evaluated += 1
+        if signal.chain:
+            signal.emit(run, ev.ValidationBatchEnd(dataset))
+        run.work.batch = None
+
+    @closes_on_error
+    def end_validation(self, metrics: Mapping[str, float]) -> None:
+        """End a validation; on several ranks a collective where plugins track values in it.
+
+        Args:
+            metrics: by our names, such as `validation/loss`, or `validation/<set>/loss` of a named set.
+        """
+        run = self.active
+        tracked = run.means.read("validation")
+        publish(run, ev.ValidationEnd(Metrics({**tracked, **metrics})))
+        assert self._means is not None
+        run.phase, run.means, self._means = "train", self._means, None
+        run.progress.validations += 1
+
+    @closes_on_error
+    def save(self, path: Path, *, is_best: bool = False) -> None:
+        """Say that the host has written a checkpoint, which holds our state.
+
+        Args:
+            path: its file or folder.
+            is_best: whether it is the best so far, by the host's own measure.
+        """
+        run = self.active
+        self._serve("save")
+        self._saving = path, is_best
+        with run.outcome.saving():
+            run.emit(ev.SavePoint())
+        self._saving = None
+
+    def _serve(self, verb: Literal["log", "validation", "save"]) -> None:
+        self.active.control.pop_request(verb)
+        self._is_served = True
+
+    def _announce(self, run: Run, event: SavePoint) -> None:
+        """Announce the checkpoint that the host has written: the host is who stores the run."""
+        assert self._saving is not None
+        path, is_best = self._saving
+        run.last_checkpoint = path
+        if is_best:
+            run.best_checkpoint = path
+        run.emit(CheckpointSaved(path, is_best))

@@ -1,0 +1,91 @@
+"""Plugins that the loop of a host cannot serve, refused before its training begins."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, get_args
+
+from ...core.settings import NEEDS
+from ...events import BatchStart, Event, Lane, SavePoint
+from ...events.control import Verb
+from ...plugins import Plugins
+from ...plugins.marks import Marker, marked_methods
+from .host import Host
+
+ASKED = frozenset(get_args(Verb)) | {"scheduler"}
+DONE_BY_ALL = frozenset({"stop", "end_epoch", "log", "validation", "save"})
+OWN: Mapping[type[Event], tuple[Lane, str, str]] = {
+    BatchStart: (Lane.TRANSFORM, "batches", "replaces run.batch"),
+    SavePoint: (Lane.PERSIST, "checkpoints", "writes checkpoints"),
+}
+
+
+def check_plugins(plugins: Plugins, host: Host, does: Collection[str], *, validates: bool) -> None:
+    """Raise ValueError where a plugin cannot do its work in the loop of a host.
+
+    Args:
+        plugins: the plugins, registered.
+        host: whose loop it is.
+        does: what the loop does without being asked, of `log`, `validation` and `save`.
+        validates: whether there is validation data.
+    """
+    for name, plugin in _enabled(plugins):
+        for word, what in (*_asked(plugin, host), *_done_itself(plugin)):
+            raise ValueError(
+                f"Plugin {name!r} {what}, which {host.name} cannot serve. Leave it out; instead, {host.mend(word)}."
+            )
+        if lacking := sorted({event.__name__ for event, mark in _handlers(plugin) if _is_vain(event, mark, host)}):
+            raise ValueError(
+                f"Plugin {name!r} acts on {' and '.join(lacking)}, for which {host.name} has no place. Leave it out, "
+                f"or train with heliograph.Trainer."
+            )
+    _check_needs(plugins, host, does, validates=validates)
+
+
+def _asked(plugin: Any, host: Host) -> Iterator[tuple[str, str]]:
+    """Yield (word, what it does) for what a plugin declares to ask, or to claim, and the host does not do."""
+    for word in getattr(plugin, "asks", ()):
+        if word in ASKED - DONE_BY_ALL - host.verbs:
+            yield word, f"asks for {word}"
+    if "rng" in getattr(plugin, "exclusive", ()):
+        yield "rng", "keeps the random generators of the training"
+
+
+def _done_itself(plugin: Any) -> Iterator[tuple[str, str]]:
+    """Yield (word, what it does) for what a plugin does itself, to judge by the lanes of its handlers."""
+    for event, mark in _handlers(plugin):
+        lane, word, what = OWN.get(event, (None, "", ""))
+        if mark.lane == lane:
+            yield word, what
+
+
+def _is_vain(event: type[Event], mark: Marker[Any], host: Host) -> bool:
+    return event in host.lacks and not mark.optional
+
+
+def _handlers(plugin: Any) -> Iterator[tuple[type[Event], Marker[Any]]]:
+    """Yield the events of the handlers of a plugin, with their marks; none of an observer, which only looks on."""
+    if getattr(plugin, "policy", "critical") == "critical":
+        for _, mark in marked_methods(type(plugin)):
+            yield from ((event, mark) for event in mark.events if event not in getattr(plugin, "ignores", ()))
+
+
+def _check_needs(plugins: Plugins, host: Host, does: Collection[str], *, validates: bool) -> None:
+    """Raise ValueError where a plugin would never act, as nobody asks for what it needs."""
+    asked = {word for _, plugin in _enabled(plugins) for word in getattr(plugin, "asks", ())} | set(does)
+    for name, plugin in _enabled(plugins):
+        for word in getattr(plugin, "needs", ()):
+            if word in ("validation", "validation data") and not validates:
+                why = f"there is no validation data: give it to {host.name}"
+            elif word in asked or word == "validation data":
+                continue
+            else:
+                why = f"{host.name} is not set to do it, and {NEEDS.get(word, f'no plugin asks for {word!r}.')}"
+            raise ValueError(f"Plugin {name!r} would never act: it needs a {word}, {why.rstrip('.')}.")
+    if not validates and "validation" in asked - set(does):
+        name = plugins.declared("asks")["validation"]
+        raise ValueError(f"Plugin {name!r} asks for validations, and {host.name} has no validation data.")
+
+
+def _enabled(plugins: Plugins) -> Iterator[tuple[str, Any]]:
+    return ((name, plugins[name]) for name in plugins.names() if plugins.is_enabled(name))
