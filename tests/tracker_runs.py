@@ -71,9 +71,10 @@ def wandb_files(folder: Path) -> list[Path]:
 
 def wandb_records(path: Path) -> list[Any]:
     """Return what is in one of W&B's files."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto import wandb_internal_pb2
 
-    return [Record.FromString(content) for content in records(path.read_bytes())]
+    messages: Any = wandb_internal_pb2  # its classes are made when it is imported
+    return [messages.Record.FromString(content) for content in records(path.read_bytes())]
 
 
 def wandb_losses(folder: Path) -> list[Loss]:

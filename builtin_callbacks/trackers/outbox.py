@@ -96,6 +96,8 @@ class Outbox:
             self._changed.notify_all()
             self._wait_while_written()
             is_done = not self._queue
+            if not is_done and not self.error:
+                self._outage = f"nothing was written for {self._patience:g} seconds"
             self._is_given_up = True
             self.lost.update(record.kind for record in self._queue)
             self._queue.clear()

@@ -30,7 +30,12 @@ from .outbox import Outbox
 from .records import SAVED, Page, Place, Record, plain_values, record_of
 
 KINDS: Final = {LogImage: "image", LogText: "text", LogHistogram: "histogram", LogCurve: "curve", LogFile: "file"}
-NAMES: Final = {"scalars": "rows of metrics", "finish": "the ending", "hyper_parameters": "the hyper-parameters"}
+NAMES: Final = {
+    "open": "the page",
+    "scalars": "rows of metrics",
+    "finish": "the ending",
+    "hyper_parameters": "the hyper-parameters",
+}
 
 
 class Tracker(Plugin):

@@ -15,7 +15,8 @@ from tqdm import tqdm
 
 from ...core.checkpoint.storage import clean
 from ...core.system.extras import require
-from ...events import Run
+from ...events import Lane, Run, RunClosed
+from ...plugins import on
 from .precision_recall import precision_recall
 from .records import Page, Place
 from .tracker import Tracker
@@ -24,6 +25,7 @@ from .wandb_file import last_steps
 MODES: Final = (None, "online", "offline", "disabled")
 AXES: Final = ("step", "epoch", "samples", "seconds", "attempt", "rollbacks")
 EXIT_CODES: Final = {"completed": 0, "stopped": 0, "interrupted": 255}  # W&B shows 255 as killed, 1 as failed
+INIT_TIMEOUT: Final = 30.0  # seconds for the server to answer, less than what the end of a run waits
 FLUSH: Final = 1.0  # seconds until a row is in the file on this machine
 
 
@@ -34,7 +36,8 @@ class WandB(Tracker):
     `rollbacks`, how often it had gone back. `epoch`, `samples`, `seconds` and `attempt` can be chosen as the axis, too.
     The page's id is in the checkpoints: a resumed run continues the page; offline it writes one more folder of the same
     id, and `wandb sync` joins them. How the run ended is the `status` in the page's summary, and its exit code. Nothing
-    waits for a key to be typed: where none is known, the page is written to this machine, and the result says so.
+    waits for a key to be typed: where none is known, or the server does not answer at the beginning, the page is
+    written to this machine, and the result says so. Later outages are W&B's own to bridge.
 
     Args:
         project: the project of the page; None leaves it to `WANDB_PROJECT` and the settings of W&B.
@@ -65,7 +68,7 @@ class WandB(Tracker):
         folder: str | Path | None = None,
     ) -> None:
         super().__init__()
-        self.outages = (OSError, _wandb().errors.CommError)
+        _wandb()
         if isinstance(tags, str):
             raise TypeError(f"WandB(tags={tags!r}): tags are a list of strings, such as [{tags!r}].")
         if mode not in MODES:
@@ -78,6 +81,7 @@ class WandB(Tracker):
         self.project, self.title, self.group, self.mode, self.tags = project, name, group, mode, list(tags)
         self.folder = None if folder is None else Path(folder)
         self._page: Any = None  # W&B's run
+        self._unsent = ""  # why it is not sent
         self._shown: dict[tuple[str, int], int] = {}  # the last step of each name, for each number of rollbacks
 
     def describe(self, run: Run) -> str:
@@ -94,20 +98,44 @@ class WandB(Tracker):
                 "`wandb login` or WANDB_API_KEY lets the next run be sent as it goes"
             )
 
+    @on(RunClosed, lane=Lane.REPORT)
+    def end(self, run: Run, event: RunClosed) -> None:
+        """Write how the run ended, and say where the page is if W&B's server did not take it."""
+        super().end(run, event)
+        if self._unsent:
+            run.warn(f"wandb could not begin a page online, so it is on this machine: {self._unsent}.")
+
     # In the thread.
 
     def open(self, page: Page) -> str:
         """Begin a page, or continue one."""
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-        self._page = _wandb().init(
+        name = page.id or page.training_id  # known to a checkpoint that was taken before the page was there
+        self._unsent = ""
+        try:
+            self._page = self._begin(page, name, self._mode())
+        except _wandb().errors.CommError as error:
+            self._page = self._begin(page, f"{name}-offline", "offline")  # W&B's process still tries the other
+            reason = str(error).partition("\n")[0]
+            self._unsent = f"`wandb sync --id {name} {self._page.settings.sync_dir}` sends it ({reason})"
+        for axis in AXES:
+            self._page.define_metric(axis, hidden=True)
+        self._page.define_metric("*", step_metric="step")
+        if self._mode() == "online" and not self._unsent:
+            tqdm.write(f"W&B: {self._page.url}", file=sys.stderr)
+        self._shown = {} if page.resumed_at is None else self._find_shown(name)
+        return name
+
+    def _begin(self, page: Page, name: str, mode: str) -> Any:
+        return _wandb().init(
             project=self.project,
             name=self.title or page.name,
             group=self.group,
             tags=self.tags or None,
-            mode=self._mode(),
+            mode=mode,
             dir=self.folder,
-            id=page.id or page.training_id,  # known to a checkpoint that was taken before the page was there
+            id=name,
             resume=None if page.id is None and page.resumed_at is None else "allow",
             reinit="create_new",  # a run of W&B that the user has is left alone
             settings=_wandb().Settings(
@@ -115,15 +143,9 @@ class WandB(Tracker):
                 console="wrap",
                 console_multipart=True,  # else a resumed run replaces what the console showed before
                 x_transaction_log_flush_interval=FLUSH,
+                init_timeout=INIT_TIMEOUT,
             ),
         )
-        for axis in AXES:
-            self._page.define_metric(axis, hidden=True)
-        self._page.define_metric("*", step_metric="step")
-        if self._mode() == "online":
-            tqdm.write(f"W&B: {self._page.url}", file=sys.stderr)
-        self._shown = {} if page.resumed_at is None else self._find_shown()
-        return str(self._page.id)
 
     def holds(self, place: Place, name: str) -> bool:
         """Return whether the page of a resumed run shows this already."""
@@ -170,9 +192,9 @@ class WandB(Tracker):
             self._page.mark_preempting()
         self._page.finish(exit_code=EXIT_CODES.get(status, 1))
 
-    def _find_shown(self) -> dict[tuple[str, int], int]:
-        if self._mode() != "online":
-            return last_steps(Path(self._page.settings.wandb_dir), self._page.id)
+    def _find_shown(self, name: str) -> dict[tuple[str, int], int]:
+        if self._page.offline:
+            return last_steps(Path(self._page.settings.wandb_dir), name)
         summary = dict(self._page.summary)  # of the last row; all that went before has been sent, too
         last = int(summary.get("rollbacks", -1))
         former = {(name, each): sys.maxsize for name in summary for each in range(last)}

@@ -27,7 +27,7 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
 def last_steps(folder: Path, page: str) -> dict[tuple[str, int], int]:
     """Return the last step of each name and number of rollbacks in the files of a page: each attempt has one."""
     found: dict[tuple[str, int], int] = {}
-    for path in folder.glob(f"*run-*-{page}/run-{page}.wandb"):
+    for path in folder.glob(f"*run-*-{page}*/*.wandb"):
         for row in rows(path):
             step, rollbacks = row.get("step", -1), row.get("rollbacks", 0)
             found.update(((name, rollbacks), step) for name in row if step > found.get((name, rollbacks), -1))

@@ -23,10 +23,10 @@ def _without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def in_folder(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """Return a function that gives Trackio's database a folder: it reads TRACKIO_DIR when it is imported."""
-    import trackio
+    from trackio import utils
 
     def use(folder: Path) -> None:
-        former = trackio.TRACKIO_DIR
+        former = utils.TRACKIO_DIR
         for name, module in list(sys.modules.items()):
             if name.split(".")[0] == "trackio":
                 for attribute, value in list(vars(module).items()):

@@ -211,10 +211,10 @@ def test_what_a_killed_service_may_lose_is_in_the_checkpoint(task: Make, batches
     """The service had rows in memory when it died with the training: those of the last steps."""
     store: dict[str, Any] = {}
     run = resumable(store, task, batches, sgd)
-    Patient = type("Patient", (Pages,), {"settles": 60.0})
-    run(at=3, resumed=False, kill=6, kind=Patient)
+    patient = type("patient", (Pages,), {"settles": 60.0})
+    run(at=3, resumed=False, kill=6, kind=patient)
     del store["page-0"]["rows"][2:]
-    run(at=99, resumed=True, kind=Patient)
+    run(at=99, resumed=True, kind=patient)
 
     assert steps(store["page-0"]) == [1, 2, 3, 4, 5, 6, 7, 8]
 

@@ -17,6 +17,7 @@ from heliograph.builtin_callbacks.trackers.wandb_file import rows
 from heliograph.testing import check_tracker
 from heliograph.tests.kit import class_batches, fit
 from heliograph.tests.tracker_runs import end_as, in_the_middle, places, wandb_files, wandb_losses, wandb_records
+from wandb.errors import CommError
 
 LOG = h.LogSchedule(h.Every(steps=1))
 
@@ -85,12 +86,12 @@ def test_a_run_on_its_page(tmp_path: Path) -> None:
     assert [[row[name] for name in axes] for row in found] == [[1, 0, 3, 1, 0], [2, 0, 6, 1, 0], [3, 0, 9, 1, 0]]
     assert found[-1]["train/loss"] == pytest.approx(result.metrics["train/loss"])
     assert values_of(tmp_path / "new", "config").items() >= {"rate": 0.1, "layers": "[3, 4]"}.items()
-    axes = {
+    charts = {
         each.name or each.glob_name: (each.step_metric, each.options.hidden)
         for each in of_kind(tmp_path / "new", "metric")
     }
-    assert axes["*"] == ("step", False)
-    assert axes["step"] == axes["rollbacks"] == ("", True)
+    assert charts["*"] == ("step", False)
+    assert charts["step"] == charts["rollbacks"] == ("", True)
     assert (result.warnings, result.notes, wandb.run) == ((), (), None)
 
 
@@ -178,6 +179,27 @@ def test_a_key_is_all_that_online_needs(monkeypatch: pytest.MonkeyPatch) -> None
     assert h.WandB(mode="online").describe(None) == "logs to W&B, online"  # type: ignore[arg-type]  # it does not look
 
 
+def test_a_server_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    real = wandb.init
+
+    def init(**options: Any) -> Any:
+        if options["mode"] == "online":
+            raise CommError("no answer in 30 seconds\nConsider more")
+        return real(**options)
+
+    monkeypatch.setattr(wandb, "init", init)
+    result = fit(LOG, h.WandB(mode="online", folder=tmp_path))
+
+    (path,) = wandb_files(tmp_path)
+    name = path.stem.removeprefix("run-").removesuffix("-offline")
+    assert result.warnings == (
+        "wandb could not begin a page online, so it is on this machine: `wandb sync --id "
+        f"{name} {path.parent}` sends it (no answer in 30 seconds).",
+    )
+    assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
+
+
 def test_disabled_by_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
     result = fit(LOG, h.WandB(folder=tmp_path))
@@ -203,8 +225,8 @@ def test_a_resumed_page_on_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server knows its last row only."""
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     tracker = h.WandB(mode="online")
-    tracker._page = type("Page", (), {"summary": {"step": 7, "rollbacks": 1, "train/loss": 0.5}})()
-    tracker._shown = tracker._find_shown()
+    tracker._page = type("Page", (), {"offline": False, "summary": {"step": 7, "rollbacks": 1, "train/loss": 0.5}})()
+    tracker._shown = tracker._find_shown("page")
 
     held = [
         (step, back)
