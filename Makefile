@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.bridges -p heliograph.builtin_callbacks -p heliograph.core \
-	-p heliograph.demo -p heliograph.events -p heliograph.plugins -p heliograph.testing
+	-p heliograph.demo -p heliograph.events -p heliograph.plugins -p heliograph.presets -p heliograph.publishing -p heliograph.testing
 
 # The types and the documentation are checked at the same time.
 MAKEFLAGS += --jobs=2

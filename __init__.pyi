@@ -122,5 +122,6 @@ from .plugins.filters import Between as Between
 from .plugins.filters import Every as Every
 from .plugins.filters import Filter as Filter
 from .plugins.filters import Once as Once
+from .presets.standard import standard as standard
 
 __version__: str

@@ -1,4 +1,4 @@
-"""The command line: `python -m heliograph demo | plugins | events | explain | timeline | replay | rules | ...`."""
+"""The command line: `python -m heliograph demo | plugins | events | explain | timeline | replay | new-plugin | ...`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from shutil import get_terminal_size
-from textwrap import wrap
 from typing import NoReturn
 
 from heliograph.builtin_callbacks.recorder import command as explain_command
 from heliograph.builtin_callbacks.recorder.replay import command as replay_command
 from heliograph.builtin_callbacks.rules import command as rules
-from heliograph.core.system.extras import ROOT, printable, version
+from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
-from heliograph.plugins.discovery import NOT_INSTALLED, Discovered, discover
-from heliograph.plugins.environment import VARIABLE
-from heliograph.plugins.installed import OWN, states_of
+from heliograph.plugins.environment import OF_RUN
+from heliograph.publishing import command as publishing
+from heliograph.publishing.plugin_table import indented
 from heliograph.testing import command as verify_resume
 
 
@@ -43,8 +41,6 @@ def _run(arguments: Sequence[str]) -> int:
     demo = commands.add_parser("demo", help="train a small network on real handwritten digits")
     demo.add_argument("--folder", type=Path, default=Path("runs/digits"), help="where to leave files (%(default)s)")
     demo.add_argument("--epochs", type=_positive, default=60, help="at most so many (%(default)s)")
-    plugins = commands.add_parser("plugins", help="list the installed plugins and what they do")
-    plugins.add_argument("-v", "--verbose", action="store_true", help="with package, version, class and events")
     commands.add_parser("events", help="list the events in the order in which the loop emits them")
     run = commands.add_parser(
         "run", help="run a program with other plugins: heliograph run --disable progress train.py"
@@ -55,7 +51,7 @@ def _run(arguments: Sequence[str]) -> int:
     )
     run.add_argument("script", type=Path, help="the program")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    for module in (explain_command, replay_command, rules, verify_resume):
+    for module in (explain_command, replay_command, rules, verify_resume, publishing):
         module.add_command(commands)
     commands.add_parser("checkpoint", help="inspect, verify, migrate, export or prune checkpoints", add_help=False)
     if arguments[:1] == ["checkpoint"]:
@@ -63,8 +59,6 @@ def _run(arguments: Sequence[str]) -> int:
 
         return checkpoint.main(arguments[1:])
     options = parser.parse_args(arguments)
-    if options.command == "plugins":
-        return _plugins(verbose=options.verbose)
     if options.command == "events":
         print(event_list())
     elif options.command == "run":
@@ -79,52 +73,6 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def plugin_list(found: Sequence[Discovered], width: int | None) -> str:
-    """Return a line for each installed plugin: its name for `load`, and what it does or what is wrong with it.
-
-    Args:
-        found: the plugins.
-        width: of the terminal, to which long lines are cut; None for lines in full.
-    """
-    names = [each.name if each.package == OWN else f"{each.package}:{each.name}" for each in found]
-    states = [(each.word, each.what) for each in states_of(found)]
-    whats = [what if word == "available" else f"{word}: {what}" for word, what in states]
-    rows = [tuple(map(printable, row)) for row in [("NAME", "WHAT IT DOES"), *zip(names, whats, strict=True)]]
-    column = max(len(name) for name, _ in rows)
-    return "\n".join(_cut(f"{name:<{column}}  {what}", width) for name, what in rows)
-
-
-def plugin_details(found: Sequence[Discovered]) -> str:
-    """Return what is known of every installed plugin: package, version, state, class, what it does, events."""
-    lines = []
-    for each, state in zip(found, states_of(found), strict=True):
-        lines.append(printable(f"{each.name} (package {each.package} {each.version}, {state.word})"))
-        events = [f"events: {', '.join(state.events)}"] if state.events else []
-        for text in (state.what, f"class: {each.target}", *events):
-            lines += _indented(printable(text))
-    return "\n".join(lines)
-
-
-def _plugins(*, verbose: bool) -> int:
-    found = discover()
-    if verbose:
-        print(plugin_details(found))
-    else:
-        print(plugin_list(found, get_terminal_size().columns if sys.stdout.isatty() else None))
-    if any(each.package == OWN for each in found):
-        return 0
-    print(f"heliograph plugins: {NOT_INSTALLED}", file=sys.stderr)
-    return 1
-
-
-def _cut(line: str, width: int | None) -> str:
-    return line if width is None or len(line) <= width else f"{line[: width - 3].rstrip()}..."
-
-
-def _indented(text: str) -> list[str]:
-    return wrap(text, 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
-
-
 def event_list() -> str:
     """Return every event with its fields and what it means."""
     lines = []
@@ -133,7 +81,7 @@ def event_list() -> str:
             f"{name}: {kind}" for name, kind in event.__annotations__.items() if not kind.startswith("ClassVar")
         )
         lines.append(f"{event.__name__}({fields})")
-        lines += _indented(str(event.__doc__))
+        lines += indented(str(event.__doc__))
     return "\n".join(lines)
 
 
@@ -145,10 +93,9 @@ def _positive(text: str) -> int:
 
 def _become(script: Path, arguments: Sequence[str], off: Sequence[str], added: Sequence[str]) -> NoReturn:
     """Replace this process by one that runs a program, so that signals and the exit status are the program's own."""
-    former = [os.environ[VARIABLE]] if os.environ.get(VARIABLE) else []
-    words = [*former, *(f"-{name}" for name in off), *(f"+{name}" for name in added)]
+    words = [*(f"-{name}" for name in off), *(f"+{name}" for name in added)]
     sys.stdout.flush()
-    environment = {**os.environ, VARIABLE: ",".join(words)}
+    environment = {**os.environ, OF_RUN: ",".join(words)}
     os.execve(sys.executable, [sys.executable, str(script), *arguments], environment)  # noqa: S606  # no shell is meant
 
 

@@ -24,6 +24,7 @@ from ..events import (
     ValidationCut,
     ValidationEnd,
 )
+from ..events.checks import check_flag
 from ..plugins import Plugin, on
 from ..plugins.filters import Filter
 from ..plugins.recurrence import Recurrence, make_filter
@@ -50,11 +51,12 @@ class Schedule(Plugin):
 
     at_end = True
     verb = "asks"
+    options: tuple[str, ...] = ("at_start", "at_end")
 
     def __init__(
         self, when: Filter | None = None, *, at_start: bool = False, at_end: bool | None = None, **counter: float
     ) -> None:
-        self.filter, self.at_start = make_filter(type(self).__name__, when, counter, "at_start", "at_end"), at_start
+        self.filter, self.at_start = make_filter(type(self).__name__, when, counter, *self.options), at_start
         if at_end is not None:
             self.at_end = at_end
         self._waits: Handle | None = None
@@ -159,12 +161,41 @@ class LogSchedule(Schedule):
 class ValidationSchedule(Schedule):
     """Request a validation at an interval.
 
-    See `Schedule` for the arguments.
+    See `Schedule` for the other arguments.
+
+    Args:
+        required: whether `fit` without validation data is an error; False notes it, and asks for nothing.
     """
 
     asks = ("validation",)
     verb = "validates"
-    needs = ("validation data",)
+    resume_ignores = ("required", "needs")
+    options = (*Schedule.options, "required")
+
+    def __init__(
+        self,
+        when: Filter | None = None,
+        *,
+        at_start: bool = False,
+        at_end: bool | None = None,
+        required: bool = True,
+        **counter: float,
+    ) -> None:
+        super().__init__(when, at_start=at_start, at_end=at_end, **counter)
+        check_flag("required", required)
+        self.required = required
+        self.needs = ("validation data",) * required
+
+    def describe(self, run: Run) -> str:
+        """Say when there are validations."""
+        return super().describe(run) if run.validation_sets else ""
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Forget the former run, and say so where there is nothing to validate on."""
+        super().begin(run, event)
+        if not run.validation_sets:
+            run.note("nothing is validated, as fit was given no validation data")
 
     @on(ValidationEnd, ValidationCut, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: ValidationEnd | ValidationCut) -> None:
@@ -176,8 +207,9 @@ class ValidationSchedule(Schedule):
         return super().is_left(run) and not is_preempted(run)
 
     def ask(self, run: Run, reason: str) -> None:
-        """Request a validation."""
-        run.control.request_validation(reason)
+        """Request a validation, if there is something to validate on."""
+        if run.validation_sets:
+            run.control.request_validation(reason)
 
 
 class SaveSchedule(Schedule):

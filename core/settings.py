@@ -27,12 +27,13 @@ MAX_SKIPPED_STEPS = 100  # as in the HF Trainer
 Loader = Iterable[Any] | torch.utils.data.Dataset[Any]
 Loaders = Loader | Mapping[str, Loader]
 NEEDS = {
-    "validation": "no plugin ever asks for a validation: add ValidationSchedule(epochs=1).",
+    "validation": "no plugin ever asks for a validation: add ValidationSchedule(epochs=1); standard('runs/x') has one.",
     "stop": "the run has no end: pass epochs= or steps=, or add a plugin that stops it, such as EarlyStopping.",
     "scheduler": "no plugin steps the scheduler: add LearningRate('step') or LearningRate('epoch').",
     "save": "no plugin ever asks for a save: add SaveSchedule(epochs=1), or give Checkpoint every=Every(epochs=1).",
     "log": "no plugin ever asks for a log: add LogSchedule(steps=50).",
 }
+CALLED = {"validation": "fit was given validation data"}
 
 
 class FitOptions(TypedDict, total=False):
@@ -223,7 +224,7 @@ def check_needs(settings: Settings, plugins: Plugins) -> None:
         if word == "validation data":
             raise ValueError(f"Plugin {name!r} would never act, there is no validation data: pass validation= to fit.")
         if word == "stop" or word not in off:
-            who = "As fit was called," if name is None else f"Plugin {name!r} would never act:"
+            who = f"{CALLED.get(word, 'As fit was called')}," if name is None else f"Plugin {name!r} would never act:"
             own = f"Plugin {off[word]!r} is disabled" if word in off else f"A plugin of yours says asks = ({word!r},)"
             raise ValueError(f"{who} {NEEDS.get(word, f'no plugin asks for {word!r}.')} {own}.")
 

@@ -76,7 +76,11 @@ def _disabled(run: RunContext) -> Iterator[str]:
 
 def _unread_validation(run: RunContext) -> Iterator[str]:
     if run.settings.evaluations and not run.progress.validations:
-        yield "The validation set was never read: no validation was due before the run ended. Validate more often."
+        by = run.plugins.declared("asks").get("validation")
+        mend = (
+            "" if by is None else f" Plugin {by!r} asks for it: let it do so earlier, as ValidationSchedule(steps=10)."
+        )
+        yield f"The validation set was never read: no validation was due before the run ended.{mend}"
 
 
 def _uncalled(run: RunContext) -> list[str]:

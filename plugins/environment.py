@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Callable, Collection
+from inspect import Parameter, signature
+from typing import Any
 
 from ..events.checks import known_names
 
 VARIABLE = "HELIOGRAPH_PLUGINS"
+OF_RUN = "HELIOGRAPH_RUN"  # what the command `run` was given, in the same form
 FORMER = "HELIOGRAPH_DISABLE_PLUGINS"
+CALLED = {VARIABLE: VARIABLE, OF_RUN: "`heliograph run`"}
 OF_OTHERS = frozenset({"all", "1"})  # every plugin of another package, where it is loaded by name
+BY_POSITION_OR_NAME = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+logger = logging.getLogger("heliograph")
 
 
 def switched_off(name: str, package: str | None = None) -> bool:
@@ -18,25 +26,45 @@ def switched_off(name: str, package: str | None = None) -> bool:
     return name in off or (bool(OF_OTHERS.intersection(off)) and package not in (None, "heliograph"))
 
 
-def load_added(registered: Collection[str], load: Callable[[str], object]) -> None:
+def say_switched_off(name: str) -> None:
+    """Warn that the variable disables a plugin, which may be forgotten; who uses the command `run` has just said so."""
+    if (variable := _variable_of(name)) == VARIABLE:
+        warnings.warn(f"Plugin {name!r} is switched off by {VARIABLE}.", RuntimeWarning, stacklevel=3)
+    else:
+        logger.info("Plugin %r is switched off by %s.", name, CALLED[variable])
+
+
+def say_stays_off(name: str) -> None:
+    """Warn that a plugin cannot be enabled."""
+    by = CALLED[_variable_of(name)]
+    warnings.warn(f"{name!r} stays off, {by} names it.", RuntimeWarning, stacklevel=3)
+
+
+def load_added(
+    registered: Collection[str], load: Callable[[str], object], find: Callable[[str], Callable[..., Any]]
+) -> None:
     """Load the plugins that the environment adds.
 
     Args:
         registered: the names of those that are there already: they are not added.
         load: loads one by its name.
+        find: returns the class of one by its name.
 
     Raises:
-        ValueError: the variable cannot be read.
+        ValueError: a variable cannot be read, or adds a plugin that needs options.
     """
-    added, _ = _words()
-    for name in added:
-        if name.rpartition(":")[2] in registered:
-            continue
-        try:
-            load(name)
-        except Exception as error:
-            error.add_note(f"heliograph: {VARIABLE} adds plugin {name!r}, with its default options")
-            raise
+    _words()
+    for variable, called in CALLED.items():
+        added, _ = _words_of(variable)
+        for name in added:
+            if name.rpartition(":")[2] in registered:
+                continue
+            _check_needs_nothing(name, find(name), called)
+            try:
+                load(name)
+            except Exception as error:
+                error.add_note(f"heliograph: {called} adds plugin {name!r}, with its default options")
+                raise
 
 
 def changes(registered: Collection[str], installed: Collection[str]) -> str:
@@ -49,33 +77,66 @@ def changes(registered: Collection[str], installed: Collection[str]) -> str:
     Raises:
         LookupError: it disables a plugin that is neither registered nor installed.
     """
-    added, off = _words()
+    _words()
+    said = [_changes_of(variable, registered, installed) for variable in CALLED if os.environ.get(variable)]
+    return "; ".join(said)
+
+
+def _changes_of(variable: str, registered: Collection[str], installed: Collection[str]) -> str:
+    added, off = _words_of(variable)
     unused = [name for name in off if name not in registered and name not in OF_OTHERS]
     for name in unused:
         if name not in installed:
             known = known_names(name, {*registered, *installed})
-            raise LookupError(f"{VARIABLE} disables {name!r}, and no plugin has this name.{known}")
+            raise LookupError(f"{CALLED[variable]} disables {name!r}, and no plugin has this name.{known}")
     parts = [f"adds {', '.join(added)}"] * bool(added) + [f"disables {', '.join(off)}"] * bool(off)
     there = f" (not in this program: {', '.join(unused)})" if unused else ""
-    return f"{VARIABLE} {' and '.join(parts)}{there}"
+    return f"{CALLED[variable]} {' and '.join(parts)}{there}"
+
+
+def _check_needs_nothing(name: str, made_by: Callable[..., Any], called: str) -> None:
+    """Raise ValueError where a plugin cannot be made without options."""
+    try:
+        parameters = signature(made_by).parameters.values()
+    except (TypeError, ValueError):  # one in C may have none
+        return
+    lacking = [each.name for each in parameters if each.default is Parameter.empty and each.kind in BY_POSITION_OR_NAME]
+    if lacking:
+        form = ", ".join(f"{each}=..." for each in lacking)
+        raise ValueError(
+            f"{called} adds plugin {name!r}, which needs {', '.join(lacking)}, and plugins are added with their "
+            f"default options: load it in the program, as in trainer.plugins.load({name!r}, {form})."
+        )
+
+
+def _variable_of(name: str) -> str:
+    """Return the variable that disables a plugin, if one does."""
+    named = {name, *OF_OTHERS}
+    return next((each for each in CALLED if not named.isdisjoint(_words_of(each)[1])), VARIABLE)
 
 
 def _words() -> tuple[list[str], list[str]]:
-    """Return the plugins that the environment adds, and those that it disables.
+    """Return the plugins that both variables add, and those that they disable.
 
     Raises:
         ValueError: a word begins with neither `+` nor `-`, or a plugin is both added and disabled.
     """
     if os.environ.get(FORMER):
         raise ValueError(f"{FORMER} is not read any more: set {VARIABLE}, with a minus before each name, {_form()}.")
-    words = [word.strip() for word in os.environ.get(VARIABLE, "").split(",") if word.strip()]
-    for word in words:
-        if word[0] not in "+-" or not word[1:].strip():
-            raise ValueError(f"{VARIABLE} holds {word!r}: a + or a - comes before each name, {_form()}.")
-    added, off = ([word[1:].strip() for word in words if word[0] == sign] for sign in "+-")
+    (added, off), (more_added, more_off) = _words_of(VARIABLE), _words_of(OF_RUN)
+    added, off = added + more_added, off + more_off
     for name in added:
         if name in off:
-            raise ValueError(f"{VARIABLE} both adds and disables {name!r}.")
+            raise ValueError(f"{VARIABLE}, or the command `run`, both adds and disables {name!r}.")
+    return added, off
+
+
+def _words_of(variable: str) -> tuple[list[str], list[str]]:
+    words = [word.strip() for word in os.environ.get(variable, "").split(",") if word.strip()]
+    for word in words:
+        if word[0] not in "+-" or not word[1:].strip():
+            raise ValueError(f"{CALLED[variable]} holds {word!r}: a + or a - comes before each name, {_form()}.")
+    added, off = ([word[1:].strip() for word in words if word[0] == sign] for sign in "+-")
     return added, off
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from .discovery import Discovered, find
 from .marks import marked_methods
@@ -24,7 +25,7 @@ class State:
     """What an import has shown.
 
     Attributes:
-        word: `available`, `broken` or `switched off`.
+        word: `available`, `broken`, `switched off` or, where it was not looked at, `not imported`.
         what: what the plugin does, in a sentence; or what is wrong with it.
         events: those that it handles.
     """
@@ -76,6 +77,25 @@ def _imported(plugin: Discovered) -> State:
         loaded = plugin.load()
     except ImportError as error:
         return State("broken", str(error.__cause__ or error))
+    if isinstance(loaded, type) and (misfit := _misfit(loaded)):
+        return State("broken", misfit)
     marks = marked_methods(loaded) if isinstance(loaded, type) else ()
     what = inspect.cleandoc(loaded.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
     return State("available", what, tuple(sorted({event.name for _, mark in marks for event in mark.events})))
+
+
+def _misfit(kind: Any) -> str:
+    """Return why objects of a class could not be registered, as far as that is seen without making one."""
+    from .entry import make_entry
+
+    try:
+        blank = kind.__new__(kind)
+    except TypeError:  # it takes arguments
+        return ""
+    try:
+        make_entry(blank)
+    except AttributeError:  # its constructor sets what it declares
+        return ""
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -74,7 +73,7 @@ class Plugins:
             RuntimeError: this trainer is in a run, and the plugin is in one of another trainer.
         """
         from .entry import make_entry
-        from .environment import VARIABLE, switched_off
+        from .environment import say_switched_off, switched_off
 
         entry = make_entry(plugin, name)
         claims = dict.fromkeys(entry.declared("exclusive"), entry.name)
@@ -83,7 +82,7 @@ class Plugins:
             _check_in_no_run(entry)
         entry.enabled, entry.runs_on_this_rank = not switched_off(entry.name), self._runs_on_this_rank(entry)
         if not entry.enabled:
-            warnings.warn(f"Plugin {entry.name!r} is switched off by {VARIABLE}.", RuntimeWarning, stacklevel=2)
+            say_switched_off(entry.name)
         self._order.add(entry.handlers)
         self._entries[entry.name] = self._by_object[id(plugin)] = entry
         self._claims |= claims
@@ -117,20 +116,21 @@ class Plugins:
             ImportError: it cannot be imported.
         """
         from .discovery import find
-        from .environment import VARIABLE
+        from .environment import say_switched_off
 
         found = find(name)
         if found.switched_off:
-            warnings.warn(f"Plugin {name!r} is switched off by {VARIABLE}.", RuntimeWarning, stacklevel=2)
+            say_switched_off(name)
             return None
         return self.register(found.load()(**options))
 
     def load_added(self) -> None:
         """Load the plugins that the environment adds, as `HELIOGRAPH_PLUGINS=+handler_times` does."""
         if _heeds_environment():
+            from .discovery import find
             from .environment import load_added
 
-            load_added(self.names(), self.load)
+            load_added(self.names(), self.load, lambda name: find(name).load())
 
     @staticmethod
     def available() -> list[Discovered]:
@@ -141,11 +141,11 @@ class Plugins:
 
     def enable(self, *keys: Key) -> None:
         """Call the handlers of plugins again, each in its former position."""
-        from .environment import VARIABLE, switched_off
+        from .environment import say_stays_off, switched_off
 
         for entry in [self._find(key) for key in keys]:
             if switched_off(entry.name):
-                warnings.warn(f"{entry.name!r} stays off, {VARIABLE} names it.", RuntimeWarning, stacklevel=2)
+                say_stays_off(entry.name)
             else:
                 self._toggle(entry, enabled=True)
 
@@ -427,7 +427,7 @@ class Plugins:
 
 
 def _heeds_environment() -> bool:
-    return bool(os.environ.get("HELIOGRAPH_PLUGINS") or os.environ.get("HELIOGRAPH_DISABLE_PLUGINS"))
+    return any(map(os.environ.get, ("HELIOGRAPH_PLUGINS", "HELIOGRAPH_RUN", "HELIOGRAPH_DISABLE_PLUGINS")))
 
 
 def _check_in_no_run(entry: PluginEntry) -> None:

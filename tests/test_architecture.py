@@ -72,10 +72,15 @@ LAYERS = [
     "builtin_callbacks.rules",
     "builtin_callbacks.trackers",
     "builtin_callbacks.ray",
+    "bridges",
     "bridges.hosted",
+    "bridges.ignite",
+    "bridges.lightning",
+    "presets",
     "testing.conformance",
     "testing.resume",
     "testing",
+    "publishing",
     "demo",
     "__main__",
 ]
@@ -99,7 +104,7 @@ PUBLIC = """
     TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule
     ValidationStart WandB accuracy choose_engine find_batch_size launch load_weights on open_study ray
     read_prediction_batches read_predictions register_function register_metric register_mover register_operation
-    replay warmup_cosine warmup_linear
+    replay standard warmup_cosine warmup_linear
 """
 
 
@@ -184,7 +189,7 @@ def test_a_verb_of_the_control_is_named_where_it_is_declared_described_and_used(
 
 
 def test_files_are_named_by_nouns() -> None:
-    assert gerunds() == {"early_stopping.py", "gradient_clipping.py", "training.py"}
+    assert gerunds() == {"early_stopping.py", "from_lightning.py", "gradient_clipping.py", "training.py"}
 
 
 def test_the_sources_use_the_words_of_pytorch_users() -> None:

@@ -62,6 +62,22 @@ def test_pages_that_teach_have_code(name: str) -> None:
     assert blocks(page)
 
 
+def test_the_first_example_is_short_and_does_what_it_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    body, _ = blocks(PAGES[0])[0]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 15
+    module = ModuleType("the_first_example")
+    exec(compile(body, "README.md", "exec", dont_inherit=True), vars(module))
+    assert module.result.warnings == ()
+    assert module.result.metrics["validation/accuracy"] > 0.9
+    assert {"run.best", "run.last"} < {each.name for each in Path("runs/readme").iterdir()}
+
+
+@pytest.mark.parametrize("page", [PAGES[0], ROOT / "docs/getting_started.md"], ids=lambda page: page.name)
+def test_pages_for_beginners_begin_with_the_standard_plugins(page: Path) -> None:
+    assert re.search(r"Trainer\((?:h\.)?standard\(", blocks(page)[0][0])
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = mentioned(r"\bmake ([a-z]+)")

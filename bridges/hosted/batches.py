@@ -72,8 +72,12 @@ class BatchMoments(ABC):
             run.hot.forward_end.emit(run, FORWARD_END)
 
     @closes_on_error
-    def end_backward(self, loss: Tensor) -> None:
-        """Take the loss of the micro-batch, whose backward pass is done, and count its samples."""
+    def end_backward(self, loss: Tensor | None) -> None:
+        """Take the loss of the micro-batch, whose backward pass is done, and count its samples.
+
+        Args:
+            loss: None where the host shows it at the end of the batch only.
+        """
         run = self.active
         self._take(run, loss)
         run.progress.samples += run.data.sum_of_all_ranks(run.size_of(run.work.batch))
@@ -103,9 +107,15 @@ class BatchMoments(ABC):
             run.hot.step_end.emit(run, STEP_END)
 
     @closes_on_error
-    def end_batch(self) -> None:
-        """End a micro-batch."""
+    def end_batch(self, loss: Tensor | None = None) -> None:
+        """End a micro-batch.
+
+        Args:
+            loss: its loss, where `end_backward` did not get it.
+        """
         run = self.active
+        if loss is not None:
+            self._take(run, loss)
         run.progress.batch += 1
         run.work.in_hand = False
         if run.hot.batch_end.chain:
@@ -114,5 +124,5 @@ class BatchMoments(ABC):
         if run.control.touched:
             run.control.close_batch()
 
-    def _take(self, run: HostedRun, loss: Tensor) -> None:
+    def _take(self, run: HostedRun, loss: Tensor | None) -> None:
         run.work.loss = run.stepping.first.loss = loss

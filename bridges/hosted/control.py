@@ -32,6 +32,6 @@ class HostedControl(Control):
 
 def check_verb(host: Host, verb: Verb) -> None:
     """Raise RuntimeError where a host cannot serve a verb."""
-    if not (verb in DONE_BY_ALL or verb in host.verbs or verb.startswith(TAKES_BACK)):
+    if not (verb in DONE_BY_ALL - host.cannot or verb in host.verbs or verb.startswith(TAKES_BACK)):
         mend = host.mend(verb) if verb in MENDS else "train with heliograph.Trainer"
         raise RuntimeError(f"control.{verb} cannot be served in {host.name}. To have its effect, {mend}.")

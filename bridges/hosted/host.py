@@ -16,6 +16,9 @@ MENDS: Mapping[str, str] = {
     "scale_loss": "scale the loss where it is computed",
     "veto_stop": "set the limits of the loop itself",
     "veto_save": "set when the loop itself saves",
+    "end_epoch": "set the length of the loop's epochs",
+    "validation": "set when the loop itself validates",
+    "save": "set when the loop itself saves",
     "next_phase": "train once for each phase",
     "roll_back": "resume from an earlier checkpoint of the loop, or train with heliograph.Trainer",
     "scheduler": "give the scheduler to the loop, which steps it",
@@ -34,12 +37,14 @@ class Host:
         verbs: what plugins may ask of it, of the verbs of the control.
         lacks: events of our loop that it has no place for.
         mends: what to use in place of a verb or another word of `MENDS`, where the host knows better.
+        cannot: what most loops do and this one does not: `end_epoch`, `log`, `validation` or `save`.
     """
 
     name: str
     verbs: frozenset[Verb]
     lacks: frozenset[type[Event]] = frozenset()
     mends: Mapping[str, str] = field(default_factory=dict)
+    cannot: frozenset[str] = frozenset()
 
     def mend(self, word: str) -> str:
         """Return what to use in place of a verb, or of another word."""

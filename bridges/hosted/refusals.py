@@ -45,7 +45,7 @@ def check_plugins(plugins: Plugins, host: Host, does: Collection[str], *, valida
 def _asked(plugin: Any, host: Host) -> Iterator[tuple[str, str]]:
     """Yield (word, what it does) for what a plugin declares to ask, or to claim, and the host does not do."""
     for word in getattr(plugin, "asks", ()):
-        if word in ASKED - DONE_BY_ALL - host.verbs:
+        if word in ASKED - (DONE_BY_ALL - host.cannot) - host.verbs:
             yield word, f"asks for {word}"
     if "rng" in getattr(plugin, "exclusive", ()):
         yield "rng", "keeps the random generators of the training"

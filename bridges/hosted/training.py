@@ -26,7 +26,7 @@ of the host is to hold is in `saved.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -116,13 +116,19 @@ class HostedTraining(BoundaryMoments):
         return self.close_boundary()
 
     @closes_on_error
-    def end(self) -> RunResult:
-        """End a run that completed or was stopped; return its result."""
+    def end(self, serve: Callable[[frozenset[str]], object] | None = None) -> RunResult:
+        """End a run that completed or was stopped; return its result.
+
+        Args:
+            serve: does what is asked for at the end, of `log`, `validation` and `save`; None where the host cannot.
+        """
         run = self.active
         run.outcome.finished = True
         for event in (ev.LastBoundary(), ev.TrainEnd()):
             run.emit(event)
-            run.control.agree()
+            due = self.open_boundary()
+            if serve is not None and due:
+                serve(due)
         return self._close(run, None)
 
     def fail(self, error: BaseException) -> None:

@@ -19,6 +19,35 @@ from .resume import share_state
 Extent = Literal["weights", "everything"]
 
 
+def check_best(keep_best: int, monitor: str | None, mode: str | None, load_best: str | None, *, required: bool) -> None:
+    """Raise ValueError unless the arguments of a `Checkpoint` about the best ones fit together.
+
+    Args:
+        keep_best: how many are kept.
+        monitor: what they are chosen by; None for nothing.
+        mode: which way that is better, as it was given.
+        load_best: what is loaded back at the end; None for nothing.
+        required: whether a run in which nothing can measure the metric is an error.
+    """
+    if mode is not None and monitor is None:
+        raise ValueError(f"mode={mode!r} says which way monitor='validation/loss' is better: give that, too.")
+    if load_best not in (None, "weights", "everything"):
+        raise ValueError(f"load_best is 'weights', 'everything' or None, got {load_best!r}.")
+    if load_best is not None and monitor is None:
+        raise ValueError(f"load_best={load_best!r} needs keep_best=1 and monitor='validation/loss': the best of what?")
+    if load_best is not None and not required:
+        raise ValueError(f"load_best={load_best!r} needs a best checkpoint: leave monitor_required=False out.")
+    if keep_best and monitor is None:
+        raise ValueError(
+            f"keep_best={keep_best} does not say the best of what: give the metric, as in monitor='validation/loss'."
+        )
+    if monitor is not None and not keep_best:
+        raise ValueError(
+            f"monitor={monitor!r} is what the best are chosen by, and keep_best=0 keeps none: give keep_best=1, or "
+            f"leave monitor out."
+        )
+
+
 def load_best(run: Run, best: storage.Entry | None, monitor: Monitor, extent: Extent) -> str:
     """Give a run's task, optimizers and schedulers the state of its best checkpoint; return what was done, if anything.
 

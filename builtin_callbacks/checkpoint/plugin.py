@@ -39,7 +39,7 @@ from ...plugins import Plugin, on
 from ...plugins.filters import Filter
 from . import file_names
 from . import shards as sharding
-from .best import Extent, load_best
+from .best import Extent, check_best, load_best
 from .gaps import Saved
 from .repeated.proof import ACTIONS, OnDifference, Proof
 from .resume import ResumePoint, find, read, share_state
@@ -73,6 +73,8 @@ class Checkpoint(Plugin):
             was measured competes: a value is never taken for other weights.
         monitor: the metric that `keep_best` goes by, such as `validation/loss`.
         mode: whether smaller (`min`) or larger (`max`) is better; may be left out for a loss or an error.
+        monitor_required: whether a run without validation data is an error, where `monitor` is a metric of a
+            validation; False notes it, and keeps only the newest.
         resume: None starts fresh; `auto` resumes the newest intact checkpoint of this run's name, if there is one,
             and notes what it skipped; a path resumes that file.
         on_existing: what to do where the folder holds another training under the run's name: write under a `new_name`
@@ -125,6 +127,7 @@ class Checkpoint(Plugin):
         keep_best: int = 0,
         monitor: str | None = None,
         mode: Literal["min", "max"] | None = None,
+        monitor_required: bool = True,
         resume: str | Path | None = None,
         background: bool = False,
         load_best: Extent | None = None,
@@ -139,18 +142,10 @@ class Checkpoint(Plugin):
             keep_last = check_whole_number("keep_last", keep_last, at_least=1, or_else="None for all")
         keep_best = check_whole_number("keep_best", keep_best, at_least=0)
         flags = {"background": background, "restore_attributes": restore_attributes, "weights_only": weights_only}
+        flags["monitor_required"] = monitor_required
         for name, flag in flags.items() if sharded is None else {**flags, "sharded": sharded}.items():
             check_flag(name, flag, or_else="None" if name == "sharded" else "")
-        if mode is not None and monitor is None:
-            raise ValueError(f"mode={mode!r} says which way monitor='validation/loss' is better: give that, too.")
-        if (keep_best > 0) != (monitor is not None):
-            raise ValueError("keep_best=1 and monitor='validation/loss' go together: the best of what, and how many.")
-        if load_best not in (None, "weights", "everything"):
-            raise ValueError(f"load_best is 'weights', 'everything' or None, got {load_best!r}.")
-        if load_best is not None and monitor is None:
-            raise ValueError(
-                f"load_best={load_best!r} needs keep_best=1 and monitor='validation/loss': the best of what?"
-            )
+        check_best(keep_best, monitor, mode, load_best, required=monitor_required)
         if batch_change not in CHANGES:
             raise ValueError(f"batch_change is one of {', '.join(CHANGES)}; got {batch_change!r}.")
         if on_difference not in ACTIONS:
@@ -172,6 +167,7 @@ class Checkpoint(Plugin):
         self.restore_attributes, self.weights_only = restore_attributes, weights_only
         self.on_existing: OnExisting = on_existing
         self.monitor = None if monitor is None else Monitor(monitor, mode)
+        self.monitor_required = monitor_required
         ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
         self._requests = SaveRequests(every)
         self.every = self._requests.every
@@ -198,7 +194,9 @@ class Checkpoint(Plugin):
         """Say where checkpoints are written, and which are kept."""
         way = "the largest" if self.monitor is not None and self.monitor.mode == "max" else "the smallest"
         kept = "all" if self._kept.keep_last is None else f"the last {self._kept.keep_last}"
-        best = f" and the best {self._kept.keep_best} by {way} {self.monitor.name}" if self.monitor is not None else ""
+        best = ""
+        if self.monitor is not None and self.monitor.can_come(run):
+            best = f" and the best {self._kept.keep_best} by {way} {self.monitor.name}"
         back = f", loads the best {self.load_best} back at the end" if self.load_best else ""
         what = "weights" if self.weights_only else "checkpoints"
         when = "" if self.every is None else f" {self.every} and at the end"
@@ -231,7 +229,9 @@ class Checkpoint(Plugin):
         self._last, self._value, self._value_at, self._saved, self._training = None, None, -1, Saved(), None
         self._file_names.begin()
         self._requests.begin(run)
-        if self.monitor is not None:
+        if self.monitor is not None and not self.monitor_required and not self.monitor.can_come(run):
+            run.note("no checkpoint is kept as the best, as fit was given no validation data: only the newest are")
+        elif self.monitor is not None:
             self.monitor.check_measured(run)
         others = full_ones(run, Checkpoint) if self.weights_only else []
         if self.weights_only:
@@ -402,7 +402,8 @@ class Checkpoint(Plugin):
             self._proof.end(run)
         if ended_for_good(run, event.status):
             best = None if self._kept.best is None else self._kept.best.judged_by
-            for text in self._saved.missing(run, self.folder, self.monitor, self.load_best, self._value_at, best):
+            monitor = self.monitor if self.monitor is not None and self.monitor.can_come(run) else None
+            for text in self._saved.missing(run, self.folder, monitor, self.load_best, self._value_at, best):
                 run.warn(text)
 
     def pin(self, path: str | Path | None = None) -> Path:

@@ -40,6 +40,10 @@ class Monitor:
         self.split = name.split("/")[0]
         self._readings = self._misses = 0
 
+    def can_come(self, run: Run) -> bool:
+        """Return whether there is validation data, where the metric is one of a validation."""
+        return self.split != "validation" or bool(run.validation_sets)
+
     def check_measured(self, run: Run) -> None:
         """At `TrainStart`: begin to count readings; raise ValueError where the metric cannot come.
 
@@ -49,7 +53,7 @@ class Monitor:
         self._readings = self._misses = 0
         if self.split != "validation":
             return
-        if not run.validation_sets:
+        if not self.can_come(run):
             raise ValueError(f"{self.name!r} is monitored, but there is no validation data: pass validation= to fit.")
         if run.is_replay or _others_add_metrics(run):
             return

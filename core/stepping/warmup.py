@@ -91,7 +91,10 @@ class Warmup:
     end: float
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless the numbers make sense."""
+        """Raise ValueError unless the numbers make sense, TypeError where `fit` was given the function itself."""
+        if isinstance(self.warmup, torch.optim.Optimizer):
+            name = "warmup_" + self.kind.__name__.removeprefix("Warmup").lower()
+            raise TypeError(f"scheduler={name} is not called: give it the length, as in scheduler={name}(0.03).")
         if isinstance(self.warmup, float):
             check_number("The warm-up as a fraction of the run", self.warmup, at_least=0, less_than=1)
         else:
@@ -122,6 +125,7 @@ def warmup_cosine(warmup: float, *, end: float = 0.0) -> Warmup:
         end: the rate after the last step, as a part of the optimizer's own.
 
     Raises:
+        TypeError: `fit` was given the function itself, `scheduler=warmup_cosine`.
         ValueError: a number is out of its range; when the run is made, its number of steps is not known before, or the
             warm-up is not shorter.
     """

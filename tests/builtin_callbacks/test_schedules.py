@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import heliograph.events.progress as progress_module
@@ -14,6 +15,7 @@ from heliograph import (
     BatchEnd,
     BatchStart,
     Between,
+    Checkpoint,
     EpochEnd,
     Every,
     GradientAccumulation,
@@ -21,6 +23,7 @@ from heliograph import (
     LogSchedule,
     Once,
     Plugin,
+    RNGCapture,
     Run,
     SavePoint,
     SaveSchedule,
@@ -456,3 +459,35 @@ def test_validations_and_saves_are_asked_for_at_the_end_unless_that_is_switched_
 )
 def test_how_often_it_would_ask(schedule: Any, expected: dict[str, int]) -> None:
     assert schedule.forecast({"steps": 1000, "epochs": 10}) == expected
+
+
+def test_without_validation_data_a_schedule_refuses_or_notes_it(task: Make, batches: Make, sgd: Any) -> None:
+    with pytest.raises(ValueError, match=r"'validation_schedule' would never act, there is no validation data: pass"):
+        Trainer([ValidationSchedule(epochs=1)], device="cpu").fit(task(), batches(2), optimizer=sgd, epochs=1)
+    trainer = Trainer([ValidationSchedule(epochs=1, at_start=True, required=False)], device="cpu")
+    result = trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+    assert (list(result.history), result.warnings) == ([], ())
+    assert result.notes == ("nothing is validated, as fit was given no validation data",)
+    result = trainer.fit(task(), batches(2), validation=batches(1), optimizer=sgd, epochs=1)
+    assert (result.progress.validations, result.notes) == (2, ())
+
+
+def test_required_is_a_flag_of_validations_only() -> None:
+    with pytest.raises(TypeError, match="required is True or False, got 1"):
+        ValidationSchedule(epochs=1, required=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="LogSchedule has no argument 'required'"):
+        LogSchedule(epochs=1, required=False)
+    with pytest.raises(TypeError, match=r"no argument 'requird'\. Did you mean 'required'"):
+        ValidationSchedule(epochs=1, requird=False)
+
+
+def test_whether_data_are_required_may_change_at_a_resume(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    def train(epochs: int, **options: Any) -> Any:
+        schedule = ValidationSchedule(epochs=1, **options)
+        save = Checkpoint(tmp_path, every=Every(epochs=1), resume="auto")
+        trainer = Trainer([RNGCapture(1), schedule, save], device="cpu")
+        return trainer.fit(task(), batches(3), validation=batches(1), optimizer=sgd, epochs=epochs)
+
+    train(1)
+    result = train(2, required=False)
+    assert (result.resume.guarantee, result.resume.reasons) == ("exact", ())

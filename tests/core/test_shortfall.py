@@ -124,7 +124,8 @@ def test_an_optimizer_that_is_never_stepped() -> None:
 def test_a_validation_set_that_was_never_read() -> None:
     result = fit(ValidationSchedule(Every(steps=100), at_end=False), validation=BATCHES)
     assert result.warnings == (
-        "The validation set was never read: no validation was due before the run ended. Validate more often.",
+        "The validation set was never read: no validation was due before the run ended. Plugin 'validation_schedule' "
+        "asks for it: let it do so earlier, as ValidationSchedule(steps=10).",
     )
 
 

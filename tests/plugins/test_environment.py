@@ -68,12 +68,54 @@ def test_one_that_the_program_does_not_have_is_noted(variable: Set) -> None:
 
 
 def test_one_that_needs_options_cannot_be_added(variable: Set) -> None:
-    variable("+checkpoint")
-    with pytest.raises(TypeError, match="folder") as caught:
+    variable("+heliograph:checkpoint")
+    with pytest.raises(
+        ValueError,
+        match=r"^HELIOGRAPH_PLUGINS adds plugin 'heliograph:checkpoint', which needs folder, .* trainer\.plugins\.load"
+        r"\('heliograph:checkpoint', folder=\.\.\.\)\.$",
+    ):
+        Trainer(device="cpu")
+    variable("+log_schedule")
+    with pytest.raises(TypeError, match="LogSchedule takes an interval") as caught:
         Trainer(device="cpu")
     assert caught.value.__notes__ == [
-        "heliograph: HELIOGRAPH_PLUGINS adds plugin 'checkpoint', with its default options"
+        "heliograph: HELIOGRAPH_PLUGINS adds plugin 'log_schedule', with its default options"
     ]
+
+
+def test_what_the_command_run_was_given_is_no_warning(
+    variable: Set, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    variable("+nan_guard")
+    monkeypatch.setenv("HELIOGRAPH_RUN", "-counts,+handler_times")
+    counts = Counts()
+    with caplog.at_level("INFO", "heliograph"):
+        trainer = Trainer([counts], device="cpu")
+    assert caplog.messages == ["Plugin 'counts' is switched off by `heliograph run`."]
+    assert trainer.plugins.names() == ["counts", "nan_guard", "handler_times"]
+    result = kit.fit(trainer)
+    assert counts.epochs == 0
+    assert "HELIOGRAPH_PLUGINS adds nan_guard; `heliograph run` adds handler_times and disables counts" in result.notes
+    with pytest.warns(RuntimeWarning, match="^'counts' stays off, `heliograph run` names it.$"):
+        trainer.plugins.enable(counts)
+
+
+def test_both_disable_one(variable: Set, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable("-counts")
+    monkeypatch.setenv("HELIOGRAPH_RUN", "-counts")
+    with pytest.warns(RuntimeWarning, match="^Plugin 'counts' is switched off by HELIOGRAPH_PLUGINS.$"):
+        Trainer([Counts()], device="cpu")
+
+
+def test_a_misspelt_name_of_the_command_is_an_error_that_names_it(
+    variable: Set, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELIOGRAPH_RUN", "-count")
+    with pytest.raises(LookupError, match=r"^`heliograph run` disables 'count', and no plugin has this name\."):
+        kit.fit(Trainer([Counts()], device="cpu"))
+    monkeypatch.setenv("HELIOGRAPH_RUN", "+checkpoint")
+    with pytest.raises(ValueError, match=r"^`heliograph run` adds plugin 'checkpoint', which needs folder"):
+        Trainer(device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,14 @@ class Weather(Plugin):
     def look(self, run, event):
         pass
 '''
+QUIET = """
+from heliograph import EpochEnd, on
+
+class Weather:
+    @on(EpochEnd)
+    def look(self, run, event):
+        pass
+"""
 WELL = State("available", "Look out of the window.", ("batch_end", "epoch_end"))
 HANGING = "import threading\nthreading.Event().wait()\n"
 
@@ -47,7 +55,7 @@ def found() -> list[Discovered]:
     [
         (PLUGIN, WELL),
         ("print('hello')" + PLUGIN, WELL),
-        ("from heliograph import Plugin\nclass Weather(Plugin): pass", State("available", "")),
+        (QUIET, State("available", "", ("epoch_end",))),
         ("raise RuntimeError('it rains')", State("broken", "it rains")),
         ("input()", State("broken", "EOF when reading a line")),
         ("import os; os._exit(3)", State("broken", "its import ended the process, with exit status 3")),
@@ -59,6 +67,13 @@ def test_what_becomes_of_an_import(weather: Path, source: str, state: State) -> 
     weather.write_text(source)
 
     assert states_of(found()) == [state]
+
+
+def test_a_class_that_could_not_be_registered_is_broken(weather: Path) -> None:
+    weather.write_text("from heliograph import Plugin\nclass Weather(Plugin): pass")
+    (state,) = states_of(found())
+    assert state.word == "broken"
+    assert "is not a plugin: register an object with methods marked @on" in state.what
 
 
 def test_an_import_that_hangs_is_given_up(weather: Path) -> None:

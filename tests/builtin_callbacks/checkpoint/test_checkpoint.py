@@ -211,8 +211,8 @@ def test_a_function_that_returns_no_string(fit: Make, tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"keep_last": 0}, "keep_last must be a whole number, at least 1, or None for all; got 0."),
-        ({"keep_best": 1}, "go together"),
-        ({"monitor": "validation/loss"}, "go together"),
+        ({"keep_best": 1}, "keep_best=1 does not say the best of what: give the metric, as in monitor='validation/l"),
+        ({"monitor": "validation/loss"}, "monitor='validation/loss' is what .* keep_best=0 keeps none: give keep_best"),
         ({"keep_best": -1, "monitor": "validation/loss"}, "keep_best must be a whole number, at least 0; got -1."),
         ({"keep_best": 1, "monitor": "loss"}, "<split>/<name>"),
         ({"keep_best": 1, "monitor": "validation/loss", "mode": "best"}, "mode is 'min'"),

@@ -440,6 +440,7 @@ def test_nan_is_no_best_to_load_back(fit: Make, scripted: Make, tmp_path: Path) 
 
     assert torch.equal(task.model.weight, watch.trained)
     assert result.warnings == (
+        "At the end, validation/loss is nan: the training is lost. Find where it began with NaNGuard('raise').",
         "No checkpoint is the best: 'validation/loss' was not a number at any of them, and load_best has loaded "
         "nothing back.",
     )
@@ -530,11 +531,28 @@ def test_a_test_on_the_same_trainer_loads_nothing(scripted: Make, task: Make, ba
     [
         ({"load_best": "all", **MONITOR}, "load_best is 'weights', 'everything' or None, got 'all'"),
         ({"load_best": "weights"}, "load_best='weights' needs keep_best=1 and monitor="),
+        (
+            {"load_best": "weights", "monitor_required": False, **MONITOR},
+            "load_best='weights' needs a best checkpoint: leave monitor_required=False out",
+        ),
     ],
 )
 def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Checkpoint(tmp_path, **options)
+
+
+def test_without_validation_data_the_best_is_refused_or_left_out(scripted: Make, batches: Make, tmp_path: Path) -> None:
+    def train(**options: Any) -> RunResult:
+        checkpoint = Checkpoint(tmp_path, every=Every(epochs=1), **MONITOR, **options)
+        return Trainer([checkpoint], device="cpu").fit(scripted([1.0, 2.0]), batches(1), optimizer=adam(0.1), epochs=2)
+
+    with pytest.raises(ValueError, match="'validation/loss' is monitored, but there is no validation data"):
+        train()
+    result = train(monitor_required=False)
+    assert (result.warnings, result.best_checkpoint) == ((), None)
+    assert result.notes[0].startswith("no checkpoint is kept as the best, as fit was given no validation data")
+    assert checkpoint_names(tmp_path) == ["run_epoch_2_iter_2.pth"]
 
 
 def test_others_receive_the_closing_after_the_best_has_come_back(fit: Make, scripted: Make, tmp_path: Path) -> None:

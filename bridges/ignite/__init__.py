@@ -1,0 +1,3 @@
+"""PyTorch-Ignite: its handlers in our loop, our plugins in its loop."""
+
+from .attach import attach as attach

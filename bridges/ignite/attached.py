@@ -1,0 +1,246 @@
+"""Our plugins, attached to an engine of Ignite: its events become ours, and what plugins ask for becomes its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from ignite.engine import Events
+from torch import Tensor
+
+from ...core.result import RunResult
+from ..hosted.saved import capture
+from ..hosted.training import HostedTraining
+from .parts import NAME, Parts
+
+ALWAYS = (Events.STARTED, Events.EXCEPTION_RAISED)  # other events mean nothing to a run that has not begun, or failed
+
+
+class AttachedPlugins:
+    """What `attach` returns.
+
+    Args:
+        plugins: plugin objects.
+        parts: the training that they take part in.
+
+    Attributes:
+        result: how the last run of the engine ended; None before the first.
+    """
+
+    def __init__(self, plugins: Iterable[Any], parts: Parts) -> None:
+        self._parts = parts
+        self._training = HostedTraining(plugins, parts.host())
+        self._check_asked()
+        self._saved: Mapping[str, Any] | None = None
+        self._hooks: list[Any] = []
+        self._loss: Tensor | None = None
+        self._in_iteration = self._is_backward_done = self._has_stepped = False
+        self._in_boundary = self._serves_validation = False
+        self._found: dict[str, float] = {}
+        for event, handler in (
+            (Events.STARTED, self._begin),
+            (Events.EPOCH_STARTED, self._begin_epoch),
+            (Events.ITERATION_STARTED, self._begin_iteration),
+            (Events.ITERATION_COMPLETED, self._end_iteration),
+            (Events.EPOCH_COMPLETED, self._end_epoch),
+            (Events.COMPLETED, self._end),
+            (Events.EXCEPTION_RAISED, self._fail),
+        ):
+            parts.engine.add_event_handler(event, handler if event in ALWAYS else self._in_a_run(handler))
+        for name, evaluator in parts.evaluators.items():
+            for event, listen in (
+                (Events.STARTED, self._begin_validation),
+                (Events.ITERATION_STARTED, self._begin_validation_batch),
+                (Events.ITERATION_COMPLETED, self._end_validation_batch),
+                (Events.COMPLETED, self._end_validation),
+            ):
+                evaluator.add_event_handler(event, self._in_a_run(listen), name)
+
+    @property
+    def result(self) -> RunResult | None:
+        """How the last run of the engine ended; None before the first."""
+        return self._training.result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the plugins, for a checkpoint of the engine.
+
+        Raises:
+            RuntimeError: no training is running.
+        """
+        if self._training.run is None:
+            raise RuntimeError("The plugins have a state to save while the engine trains: save in one of its events.")
+        return {**capture(self._training.run), "in_boundary": self._in_boundary}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint of the engine when it runs next."""
+        self._saved = state
+
+    def _in_a_run(self, handler: Callable[..., None]) -> Callable[..., None]:
+        """Return a handler that does nothing outside of a run, such as after an error that another handler took."""
+
+        @wraps(handler)
+        def handle(engine: Any, *arguments: Any) -> None:
+            if self._training.run is not None:
+                handler(engine, *arguments)
+
+        return handle
+
+    # The training.
+
+    def _begin(self, engine: Any) -> None:
+        saved, self._saved = self._saved, None
+        leave = self._training.begin(self._parts.facts(), saved)
+        optimizer, loss = self._parts.optimizer, self._parts.loss
+        if optimizer is not None:
+            self._hooks += [
+                optimizer.register_step_pre_hook(self._before_step),
+                optimizer.register_step_post_hook(self._after_step),
+            ]
+        if loss is not None:
+            self._hooks.append(loss.register_forward_hook(self._see_loss))
+        if leave.stop:
+            engine.terminate()
+
+    def _begin_epoch(self, engine: Any) -> None:
+        self._training.begin_epoch(engine.state.epoch - 1)
+
+    def _end_epoch(self, engine: Any) -> None:
+        if self._training.end_epoch(is_over=True):
+            self._boundary(engine)
+
+    def _end(self, engine: Any) -> None:
+        self._remove_hooks()
+        self._training.end(self._serve)
+
+    def _fail(self, engine: Any, error: BaseException) -> None:
+        self._remove_hooks()
+        self._training.fail(error)
+        if len(engine._event_handlers[Events.EXCEPTION_RAISED]) == 1:  # else another handler decides
+            raise error
+
+    def _remove_hooks(self) -> None:
+        self._in_iteration = self._in_boundary = self._serves_validation = False
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    # An iteration.
+
+    def _begin_iteration(self, engine: Any) -> None:
+        self._in_iteration, self._is_backward_done, self._has_stepped, self._loss = True, False, False, None
+        self._training.begin_batch(engine.state.batch)
+
+    def _see_loss(self, module: Any, arguments: Any, loss: Any) -> None:
+        if self._in_iteration and isinstance(loss, Tensor):
+            self._loss = loss.detach().mean()
+            self._training.end_forward(self._loss)
+
+    def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
+        if not self._in_iteration:
+            return
+        self._end_backward(self._loss)
+        if self._training.begin_step():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
+        if self._in_iteration:
+            self._training.end_step()
+            self._has_stepped = True
+
+    def _end_backward(self, loss: Tensor | None) -> None:
+        if not self._is_backward_done:
+            self._is_backward_done = True
+            self._training.end_backward(loss)
+
+    def _end_iteration(self, engine: Any) -> None:
+        loss = self._parts.loss_of(engine.state.output) if self._loss is None else self._loss
+        self._end_backward(loss)
+        if self._parts.optimizer is None:
+            self._training.begin_step()
+            self._training.end_step()
+            self._has_stepped = True
+        run = self._training.active
+        run.track("loss", loss, run.size_of(engine.state.batch))
+        self._in_iteration = False
+        self._training.end_batch(loss)
+        if self._has_stepped:
+            self._boundary(engine)
+
+    # A boundary.
+
+    def _boundary(self, engine: Any) -> None:
+        """Let plugins decide, do what is due, and leave where they ask for that."""
+        self._in_boundary = True
+        self._serve(self._training.open_boundary())
+        leave = self._training.close_boundary()
+        self._in_boundary = False
+        if leave.stop:
+            engine.terminate()
+        elif leave.end_epoch and engine.last_event_name != Events.EPOCH_COMPLETED:
+            engine.terminate_epoch()
+
+    def _serve(self, due: frozenset[str]) -> None:
+        if "log" in due:
+            self._training.log(_scalars(self._parts.engine.state.metrics, "train/"))
+        if "validation" in due:
+            self._validate()
+        if "save" in due:
+            self._save()
+
+    def _save(self) -> None:
+        assert self._parts.save is not None, "plugins that ask for it are refused"
+        self._parts.save(self._parts.engine)
+        written = getattr(self._parts.save, "last_checkpoint", None)
+        self._training.save(Path(written) if written else Path(NAME))
+
+    # Validation.
+
+    def _validate(self) -> None:
+        parts = self._parts
+        self._serves_validation, self._found = True, {}
+        self._training.begin_validation(None)
+        for name, evaluator in parts.evaluators.items():
+            evaluator.run(parts.validation[name])
+        self._training.end_validation(self._found)
+        self._serves_validation = False
+
+    def _begin_validation(self, evaluator: Any, name: str) -> None:
+        if not self._serves_validation:
+            self._training.begin_validation(evaluator.state.epoch_length)
+
+    def _begin_validation_batch(self, evaluator: Any, name: str) -> None:
+        self._training.begin_validation_batch(evaluator.state.batch, name)
+
+    def _end_validation_batch(self, evaluator: Any, name: str) -> None:
+        self._training.end_validation_batch(name)
+
+    def _end_validation(self, evaluator: Any, name: str) -> None:
+        found = _scalars(evaluator.state.metrics, f"validation/{name}/" if name else "validation/")
+        if self._serves_validation:
+            self._found.update(found)
+            return
+        self._training.end_validation(found)
+        if not (self._in_boundary or self._in_iteration):  # what plugins ask for upon it is due at once
+            self._boundary(self._parts.engine)
+
+    def _check_asked(self) -> None:
+        """Raise ValueError where a plugin asks for what attach was not given."""
+        asks = self._training.plugins.declared("asks")
+        for word, given, what in (
+            ("validation", self._parts.validation, "evaluator= and validation="),
+            ("save", self._parts.save, "save="),
+        ):
+            if word in asks and not given:
+                raise ValueError(f"Plugin {asks[word]!r} asks for a {word}: give attach {what}, or leave it out.")
+
+
+def _scalars(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """Return the metrics of an engine that are numbers, by our names; lists and tensors of several are left out."""
+    return {
+        f"{prefix}{name}": float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) or getattr(value, "ndim", None) == 0
+    }

@@ -1,0 +1,151 @@
+"""What a training of Ignite consists of, as the user names it: checked before anything is attached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.system.extras import require
+from ...events import BackwardEnd, ForwardEnd, GradientsReady
+from ..hosted.facts import Facts
+from ..hosted.host import Host
+
+NAME = "Ignite"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a training; see `attach`.
+
+    Attributes:
+        engine: trains.
+        modules: what is trained, by name.
+        optimizer: what is stepped, or None.
+        loss: computes the loss, where it is a module.
+        loss_of: returns the loss of an output.
+        evaluators: the engines that validate, by the names of their sets.
+        validation: what they are run on, by the same names.
+        save: saves.
+        name: of the run.
+        hyper_parameters: for trackers.
+    """
+
+    engine: Any
+    modules: Mapping[str, nn.Module]
+    optimizer: Any
+    loss: nn.Module | None
+    loss_of: Callable[[Any], Tensor]
+    evaluators: Mapping[str, Any]
+    validation: Mapping[str, Any]
+    save: Callable[[Any], Any] | None
+    name: str
+    hyper_parameters: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        engine: Any,
+        model: Any,
+        optimizer: Any,
+        loss: Any,
+        evaluator: Any,
+        validation: Any,
+        save: Any,
+        name: str,
+        hyper_parameters: Mapping[str, Any] | None,
+    ) -> Parts:
+        """Return the arguments of `attach`, checked.
+
+        Raises:
+            TypeError: one has another type.
+            ValueError: they contradict each other.
+        """
+        kind = require("ignite.engine", "attach", extra="ignite").Engine
+        modules = dict(model) if isinstance(model, Mapping) else {"model": model}
+        evaluators = _by_name(evaluator)
+        for what, given, allowed in (
+            ("engine", [engine], kind),
+            ("model", modules.values(), nn.Module),
+            ("evaluator", evaluators.values(), kind),
+        ):
+            if wrong := [each for each in given if not isinstance(each, allowed)]:
+                raise TypeError(
+                    f"attach({what}=) takes {allowed.__name__} objects, got {type(wrong[0]).__name__}: {wrong[0]!r}."
+                )
+        if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
+            raise TypeError(f"attach(optimizer=) takes a torch optimizer, got {type(optimizer).__name__}.")
+        if not (loss is None or callable(loss)):
+            raise TypeError(f"attach(loss=) takes a module or a function of the output, got {type(loss).__name__}.")
+        sets = validation if isinstance(evaluator, Mapping) else _by_name(validation)
+        sets = {} if sets is None else sets
+        if sets and (not isinstance(sets, Mapping) or set(sets) != set(evaluators)):
+            raise ValueError(
+                f"attach(validation=) takes data for each evaluator, of which there are {sorted(evaluators)}; got "
+                f"{sorted(sets) if isinstance(sets, Mapping) else type(sets).__name__}."
+            )
+        is_module = isinstance(loss, nn.Module)
+        loss_of = loss if loss is not None and not is_module else _loss_in
+        module = loss if is_module else None
+        return cls(
+            engine, modules, optimizer, module, loss_of, evaluators, sets, save, name, dict(hyper_parameters or {})
+        )
+
+    def host(self) -> Host:
+        """Return what this loop can do for plugins."""
+        within = frozenset[Any]() if self.sees_gradients else {ForwardEnd, BackwardEnd, GradientsReady}
+        mends = {"checkpoints": "use ignite.handlers.Checkpoint, with what attach returned in its to_save"}
+        if not self.sees_gradients:
+            mends["skip_step"] = "give attach the optimizer, and the module that computes the loss"
+        return Host(NAME, frozenset({"skip_step"} if self.sees_gradients else ()), frozenset(within), mends)
+
+    @property
+    def sees_gradients(self) -> bool:
+        """Whether plugins get the loss and the gradients before the step."""
+        return self.loss is not None and self.optimizer is not None
+
+    def facts(self) -> Facts:
+        """Return what the engine says of a training that begins."""
+        state = self.engine.state
+        loader = state.dataloader
+        parameter = next((each for module in self.modules.values() for each in module.parameters()), None)
+        return Facts(
+            modules=self.modules,
+            optimizer=self.optimizer,
+            device=torch.device("cpu") if parameter is None else parameter.device,
+            epochs=state.max_epochs,
+            batches=state.epoch_length,
+            loader=loader,
+            batch_size=getattr(loader, "batch_size", None),
+            validation=self.validation or self.evaluators,
+            does=frozenset({"validation"} if self.evaluators else ()),
+            name=self.name,
+            hyper_parameters=self.hyper_parameters,
+            world_size=require("ignite.distributed", "attach", extra="ignite").get_world_size(),
+        )
+
+
+def _by_name(given: Any) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    return given if isinstance(given, Mapping) else {"": given}
+
+
+def _loss_in(output: Any) -> Tensor:
+    """Return the loss in an engine's output: the output itself, or its item `loss`.
+
+    Raises:
+        TypeError: there is none.
+    """
+    found = output.get("loss") if isinstance(output, Mapping) else output
+    if isinstance(found, Tensor) and found.numel() == 1:
+        return found.detach().reshape(())
+    if isinstance(found, int | float):
+        return torch.tensor(float(found))
+    raise TypeError(
+        f"Plugins need the loss of each iteration, and it was not found in the output of the engine, a "
+        f"{type(output).__name__}: give attach(loss=) the module that computes it, or a function of the output."
+    )

@@ -1,0 +1,18 @@
+"""Lightning: its callbacks in our loop, our plugins in its loop."""
+
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
+from .from_lightning import from_lightning as from_lightning
+
+if _TYPE_CHECKING:
+    from .hosting import HeliographCallback as HeliographCallback
+
+
+def __getattr__(name: str) -> _Any:
+    """Import what is a callback of Lightning, and Lightning with it, when it is used."""
+    if name != "HeliographCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .hosting import HeliographCallback
+
+    return HeliographCallback

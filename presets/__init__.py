@@ -1,0 +1,1 @@
+"""Lists of plugins that many runs want."""

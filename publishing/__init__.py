@@ -1,0 +1,1 @@
+"""Plugins as packages: a new one from a template, the installed ones and their health."""

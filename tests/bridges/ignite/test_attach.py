@@ -1,0 +1,419 @@
+"""Our plugins in the loop of an engine of Ignite."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    CATALOGUE,
+    At,
+    BatchTransform,
+    Checkpoint,
+    EarlyStopping,
+    Event,
+    Every,
+    GradientAccumulation,
+    GradientsReady,
+    LogSchedule,
+    NaNGuard,
+    Plugin,
+    Recorder,
+    RNGCapture,
+    Run,
+    RunResult,
+    SaveSchedule,
+    StepEnd,
+    ValidationEnd,
+    ValidationSchedule,
+    on,
+    replay,
+)
+from heliograph.bridges.ignite import attach
+from heliograph.tests.kit import class_batches
+from ignite.engine import Engine, Events, create_supervised_evaluator, create_supervised_trainer
+from ignite.handlers import Checkpoint as IgniteCheckpoint
+from ignite.handlers import DiskSaver
+from ignite.handlers import EarlyStopping as IgniteEarlyStopping
+from ignite.metrics import Loss
+from torch import nn
+
+QUIET = ("validation_batch_start", "validation_batch_end", "should_stop", "forward_end", "backward_end")
+
+
+class Training:
+    """A supervised training of Ignite, with what is attached to it.
+
+    Args:
+        plugins: what is attached.
+        batches: in an epoch.
+        before: gets the engine and the evaluator before the plugins are attached.
+        options: further arguments of `attach`.
+    """
+
+    def __init__(
+        self,
+        *plugins: Any,
+        batches: int = 2,
+        before: Callable[[Engine, Engine], None] = lambda engine, evaluator: None,
+        **options: Any,
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.loss = nn.CrossEntropyLoss()
+        self.batches = class_batches(batches)
+        self.engine = create_supervised_trainer(self.model, self.optimizer, self.loss)
+        self.evaluator = create_supervised_evaluator(self.model, {"loss": Loss(self.loss)})
+        before(self.engine, self.evaluator)
+        given: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "loss": self.loss,
+            "evaluator": self.evaluator,
+            "validation": self.batches,
+        }
+        self.attached = attach(self.engine, plugins, **{**given, **options})
+
+    def run(self, epochs: int = 1, **options: Any) -> RunResult:
+        self.engine.run(self.batches, max_epochs=epochs, **options)
+        assert self.attached.result is not None
+        return self.attached.result
+
+
+class Trace(Plugin):
+    """Keeps the names of our events, and those of Ignite, in their order."""
+
+    policy = "observer"
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    @on(*CATALOGUE, optional=True)
+    def keep(self, run: Run, event: Event) -> None:
+        if event.name not in QUIET:
+            self.names.append(event.name)
+
+    def listen(self, engine: Engine, evaluator: Engine) -> None:
+        for event in (
+            Events.STARTED,
+            Events.EPOCH_STARTED,
+            Events.ITERATION_STARTED,
+            Events.ITERATION_COMPLETED,
+            Events.EPOCH_COMPLETED,
+            Events.TERMINATE,
+            Events.COMPLETED,
+        ):
+            engine.add_event_handler(event, lambda _, name=event.name: self.names.append(name.upper()))
+
+    def text(self) -> str:
+        return " ".join(self.names)
+
+
+def test_the_order_of_events_beside_those_of_ignite() -> None:
+    trace = Trace()
+    training = Training(trace, LogSchedule(Every(steps=2)), ValidationSchedule(Every(epochs=1)), before=trace.listen)
+    result = training.run()
+
+    assert trace.text() == (
+        "STARTED train_start EPOCH_STARTED epoch_start "
+        "ITERATION_STARTED batch_start gradients_ready step_end ITERATION_COMPLETED batch_end "
+        "ITERATION_STARTED batch_start gradients_ready step_end ITERATION_COMPLETED batch_end log "
+        "EPOCH_COMPLETED epoch_end validation_start validation_end "
+        "COMPLETED last_boundary train_end run_closed"
+    )
+    assert (result.status, result.progress.steps, result.progress.samples) == ("completed", 2, 6)
+    assert result.metrics["validation/loss"] == pytest.approx(training.evaluator.state.metrics["loss"])
+    assert result.warnings == ()
+
+
+def test_the_order_with_accumulation_in_the_engine() -> None:
+    """Two iterations make a step: boundaries are where the optimizer stepped."""
+    trace = Trace()
+    torch.manual_seed(0)
+    model, loss = nn.Linear(4, 2), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def iterate(engine: Engine, batch: Any) -> float:
+        value = loss(model(batch[0]), batch[1])
+        value.backward()
+        if engine.state.iteration % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return float(value.item())
+
+    engine = Engine(iterate)
+    attached = attach(engine, [trace, LogSchedule(Every(steps=1))], model=model, optimizer=optimizer, loss=loss)
+    engine.run(class_batches(4), max_epochs=1)
+
+    assert trace.text() == (
+        "train_start epoch_start batch_start batch_end batch_start gradients_ready step_end batch_end log "
+        "batch_start batch_end batch_start gradients_ready step_end batch_end log "
+        "epoch_end last_boundary train_end run_closed"
+    )
+    assert attached.result is not None
+    assert (attached.result.progress.steps, attached.result.progress.samples) == (2, 12)
+
+
+def test_the_order_where_a_plugin_stops_in_mid_epoch() -> None:
+    class Stop(Plugin):
+        asks = ("stop",)
+
+        @on(StepEnd)
+        def stop(self, run: Run, event: StepEnd) -> None:
+            if run.progress.steps == 3:
+                run.control.stop("enough")
+
+    trace = Trace()
+    training = Training(trace, Stop(), before=trace.listen)
+    result = training.run(5)
+
+    assert trace.text().endswith(
+        "EPOCH_STARTED epoch_start ITERATION_STARTED batch_start gradients_ready step_end ITERATION_COMPLETED "
+        "batch_end TERMINATE COMPLETED last_boundary train_end run_closed"
+    )
+    assert (result.status, result.stopped_by, result.reason, result.progress.steps) == ("stopped", "stop", "enough", 3)
+
+
+def test_early_stopping_stops_where_that_of_ignite_does() -> None:
+    values = [1.0, 0.5, 0.6, 0.7, 0.8, 0.9]
+
+    def script(engine: Engine, evaluator: Engine) -> None:
+        evaluator.add_event_handler(
+            Events.COMPLETED, lambda each: each.state.metrics.update(loss=values[engine.state.epoch - 1])
+        )
+
+    def theirs(engine: Engine, evaluator: Engine) -> None:
+        script(engine, evaluator)
+        stop = IgniteEarlyStopping(2, lambda each: -each.state.metrics["loss"], engine)
+        evaluator.add_event_handler(Events.COMPLETED, stop)
+
+    ours = Training(EarlyStopping(patience=2), ValidationSchedule(Every(epochs=1)), before=script)
+    result = ours.run(6)
+    other = Training(ValidationSchedule(Every(epochs=1)), before=theirs)
+    other.run(6)
+
+    assert (result.status, result.stopped_by) == ("stopped", "early_stopping")
+    assert ours.engine.state.epoch == other.engine.state.epoch == 4
+
+
+def test_a_validation_that_the_user_runs_is_ours_too_and_decides_at_once() -> None:
+    def validate(engine: Engine, evaluator: Engine) -> None:
+        engine.add_event_handler(Events.EPOCH_COMPLETED, lambda _: evaluator.run(class_batches(2)))
+
+    class Stop(Plugin):
+        asks = ("stop",)
+
+        @on(ValidationEnd)
+        def stop(self, run: Run, event: ValidationEnd) -> None:
+            run.control.stop(f"loss {event.metrics['validation/loss']:.2f}")
+
+    for order in ("before", "after"):
+        training = Training(
+            Stop(), before=validate if order == "before" else lambda engine, evaluator: None, validation=None
+        )
+        if order == "after":
+            validate(training.engine, training.evaluator)
+        result = training.run(3)
+        assert (result.status, result.progress.steps, result.progress.epoch) == ("stopped", 2, 1)
+
+
+def test_a_step_is_dropped_where_a_plugin_asks_for_it() -> None:
+    class Skip(Plugin):
+        asks = ("skip_step",)
+
+        @on(GradientsReady)
+        def skip(self, run: Run, event: GradientsReady) -> None:
+            assert run.task.model.weight.grad is not None
+            run.control.skip_step("all of them")
+
+    training = Training(Skip())
+    before = training.model.weight.detach().clone()
+    result = training.run()
+
+    assert torch.equal(training.model.weight, before)
+    assert (result.progress.steps, result.progress.skipped_steps) == (0, 2)
+
+
+def test_a_loss_that_is_nan_stops_before_the_step() -> None:
+    training = Training(NaNGuard("stop"))
+    training.batches[1] = (training.batches[1][0] * math.nan, training.batches[1][1])
+    result = training.run(2)
+
+    assert (result.status, result.stopped_by, result.progress.steps) == ("stopped", "nan_guard", 1)
+    assert bool(torch.isfinite(training.model.weight).all())
+
+
+@pytest.mark.parametrize(
+    ("plugin", "options", "words"),
+    [
+        (lambda folder: GradientAccumulation(2), {}, "asks for hold_step, which Ignite cannot serve"),
+        (
+            lambda folder: Checkpoint(folder, every=Every(epochs=1)),
+            {"save": print},
+            "writes checkpoints, which Ignite cannot",
+        ),
+        (lambda folder: RNGCapture(), {}, "keeps the random generators"),
+        (lambda folder: BatchTransform(lambda batch: batch), {}, "replaces run.batch"),
+        (
+            lambda folder: NaNGuard("skip"),
+            {"loss": None},
+            "give attach the optimizer, and the module that computes the loss",
+        ),
+        (lambda folder: NaNGuard("raise"), {"loss": None}, "acts on GradientsReady, for which Ignite has no place"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_the_start(
+    plugin: Callable[[Path], Any], options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    training = Training(plugin(tmp_path), **options)
+    with pytest.raises(ValueError, match=words):
+        training.run()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"model": 3}, TypeError, r"attach\(model=\) takes Module objects, got int"),
+        ({"evaluator": 3}, TypeError, r"attach\(evaluator=\) takes Engine objects, got int"),
+        ({"optimizer": "adam"}, TypeError, "takes a torch optimizer, got str"),
+        ({"loss": 3}, TypeError, "a module or a function of the output, got int"),
+        ({"evaluator": None}, ValueError, r"takes data for each evaluator, of which there are \[\]; got \[''\]"),
+        ({"validation": None}, ValueError, "asks for a validation: give attach evaluator= and validation="),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Training(ValidationSchedule(Every(epochs=1)), **options)
+
+
+def test_without_optimizer_and_loss_iterations_are_steps() -> None:
+    training = Training(LogSchedule(Every(steps=1)), optimizer=None, loss=None)
+    losses: list[float] = []
+    training.engine.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: losses.append(engine.state.output))
+    result = training.run()
+
+    assert result.progress.steps == 2
+    assert result.metrics["train/loss"] == pytest.approx(losses[-1])
+
+
+def test_an_output_without_a_loss_is_an_error_that_says_what_to_give() -> None:
+    engine = Engine(lambda engine, batch: (1, 2))
+    attach(engine, [Trace()], model=nn.Linear(1, 1))
+    with pytest.raises(TypeError, match=r"in the output of the engine, a tuple: give attach\(loss=\)"):
+        engine.run([1], max_epochs=1)
+
+
+@pytest.mark.parametrize("handled", [False, True])
+def test_an_error_closes_the_run_and_is_raised_unless_another_handler_takes_it(handled: bool) -> None:
+    trace, taken = Trace(), list[BaseException]()
+    training = Training(trace)
+    training.batches[1] = (torch.zeros(1, 7), training.batches[1][1])
+    if handled:
+        training.engine.add_event_handler(Events.EXCEPTION_RAISED, lambda engine, error: taken.append(error))
+        training.run()
+        assert len(taken) == 1
+    else:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            training.run()
+    assert trace.names[-2:] == ["run_failed", "run_closed"]
+    assert training.attached.result is not None
+    assert training.attached.result.status == "failed"
+
+
+def test_a_recording_can_be_replayed(tmp_path: Path) -> None:
+    training = Training(
+        Recorder(tmp_path), EarlyStopping(patience=1), ValidationSchedule(Every(epochs=1)), LogSchedule(Every(steps=1))
+    )
+    result = training.run(3)
+    replayed = replay(tmp_path, [EarlyStopping(patience=1)])
+
+    assert result.recording is not None
+    assert (replayed.unheld, replayed.failed) == ({}, {})
+    assert [each.did for each in replayed.asked] == [True] * len(replayed.asked)
+    assert "early_stopping" in result.explain()
+
+
+def resumable(
+    folder: Path, *plugins: Any, kill: int | None = None, epochs: int = 5
+) -> tuple[Training, RunResult | None]:
+    """Train, saving at each epoch, from the newest checkpoint there is."""
+    values = [1.0, 0.5, 0.6, 0.7, 0.8, 0.9]
+
+    def script(engine: Engine, evaluator: Engine) -> None:
+        evaluator.add_event_handler(
+            Events.COMPLETED, lambda each: each.state.metrics.update(loss=values[engine.state.epoch - 1])
+        )
+
+    training = Training(*plugins, before=script)
+    parts = {
+        "engine": training.engine,
+        "model": training.model,
+        "optimizer": training.optimizer,
+        "plugins": training.attached,
+    }
+    if found := sorted(folder.glob("*.pt"), key=lambda path: path.stat().st_mtime_ns):
+        IgniteCheckpoint.load_objects(parts, torch.load(found[-1], weights_only=True))
+    saver = DiskSaver(str(folder), create_dir=True, require_empty=False)
+    training.engine.add_event_handler(Events.EPOCH_COMPLETED, IgniteCheckpoint(parts, saver, n_saved=None))
+
+    def fail(engine: Engine) -> None:
+        if engine.state.epoch == kill:
+            raise KeyboardInterrupt
+
+    training.engine.add_event_handler(Events.EPOCH_STARTED, fail)
+    try:
+        return training, training.run(epochs)
+    except KeyboardInterrupt:
+        return training, None
+
+
+def test_the_states_of_plugins_continue_with_the_checkpoints_of_ignite(tmp_path: Path) -> None:
+    def plugins() -> list[Any]:
+        return [EarlyStopping(patience=2), ValidationSchedule(Every(epochs=1))]
+
+    whole, result = resumable(tmp_path / "whole", *plugins())
+    assert resumable(tmp_path / "killed", *plugins(), kill=4)[1] is None
+    resumed, again = resumable(tmp_path / "killed", *plugins())
+
+    assert result is not None
+    assert again is not None
+    assert (again.status, again.stopped_by) == (result.status, result.stopped_by) == ("stopped", "early_stopping")
+    assert again.progress.steps == result.progress.steps == 8
+    assert torch.equal(resumed.model.weight, whole.model.weight)
+
+
+def test_a_plugin_asks_for_a_save(tmp_path: Path) -> None:
+    trace = Trace()
+    saver = DiskSaver(str(tmp_path), create_dir=True, require_empty=False)
+    objects: dict[str, Any] = {}
+    handler = IgniteCheckpoint({"model": nn.Linear(1, 1)}, saver, n_saved=None)
+    training = Training(trace, SaveSchedule(At(steps=2)), save=handler, evaluator=None, validation=None)
+    handler.to_save = {"model": training.model, "plugins": training.attached, **objects}
+    result = training.run(2)
+
+    assert trace.names.count("checkpoint_saved") == 2
+    assert result.last_checkpoint == Path(str(handler.last_checkpoint))
+    assert result.last_checkpoint.is_file()
+    saved = torch.load(result.last_checkpoint, weights_only=True)
+    assert saved["plugins"]["progress"]["steps"] == 4
+    assert result.warnings == ()
+
+
+def test_a_second_training_of_the_engine_is_another_run() -> None:
+    training = Training(LogSchedule(Every(steps=1)))
+    first, second = training.run(1), training.run(2)
+
+    assert (first.progress.steps, second.progress.steps) == (2, 2)
+    assert second.notes == ("Ignite counts this as epoch 1, after 0 whole ones",)
+
+
+def test_a_missing_ignite_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ignite", None)
+    with pytest.raises(ImportError, match=r"attach needs ignite.*pip install 'heliograph\[ignite\]'"):
+        attach(object(), [], model=nn.Linear(1, 1))

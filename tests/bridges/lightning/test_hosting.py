@@ -1,0 +1,364 @@
+"""Our plugins in the loop of Lightning's Trainer."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from heliograph import (
+    CATALOGUE,
+    At,
+    BatchTransform,
+    Checkpoint,
+    EarlyStopping,
+    Event,
+    Every,
+    GradientAccumulation,
+    GradientsReady,
+    LogSchedule,
+    NaNGuard,
+    Plugin,
+    Recorder,
+    RNGCapture,
+    Run,
+    RunResult,
+    SaveSchedule,
+    StepEnd,
+    ValidationSchedule,
+    on,
+    replay,
+)
+from heliograph.bridges.lightning import HeliographCallback
+from heliograph.tests import kit
+from heliograph.tests.bridges.lightning.conftest import Classifier
+from torch.utils.data import DataLoader
+
+QUIET = ("validation_batch_start", "validation_batch_end", "forward_end", "backward_end")
+
+
+class Trace(Plugin):
+    """Keeps the names of our events."""
+
+    policy = "observer"
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    @on(*CATALOGUE, optional=True)
+    def keep(self, run: Run, event: Event) -> None:
+        if event.name not in QUIET:
+            self.names.append(event.name)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.names)
+
+
+class Theirs(pl.Callback):
+    """Keeps the names of Lightning's hooks in the trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in (
+            "on_train_start",
+            "on_train_epoch_start",
+            "on_train_batch_start",
+            "on_before_optimizer_step",
+            "on_train_batch_end",
+            "on_validation_start",
+            "on_validation_end",
+            "on_train_epoch_end",
+            "on_train_end",
+        ):
+            names = object.__getattribute__(self, "_trace").names
+            return lambda *arguments, **options: names.append(name.removeprefix("on_").upper())
+        return super().__getattribute__(name)
+
+
+def fit(
+    callbacks: list[Any],
+    *,
+    module: Any = None,
+    batches: int = 2,
+    resume: Path | None = None,
+    validates: bool = True,
+    **options: Any,
+) -> tuple[pl.Trainer, Any]:
+    """Train with Lightning."""
+    module = module or Classifier()
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The '.*_dataloader' does not have many workers")
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+        warnings.filterwarnings("ignore", ".*GPU available")
+        warnings.filterwarnings("ignore", ".*exists and is not empty")
+        warnings.filterwarnings("ignore", "You defined a `validation_step` but have no `val_dataloader`")
+        warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`, callbacks used to create")
+        trainer = pl.Trainer(callbacks=callbacks, accelerator="cpu", **{**quiet, **options})
+        loaders: list[Any] = [DataLoader(kit.class_batches(n), batch_size=None) for n in (batches, 1)]  # type: ignore[arg-type]
+        trainer.fit(module, loaders[0], loaders[1] if validates else None, ckpt_path=resume)
+    return trainer, module
+
+
+def train(*plugins: Any, save_to: Path | None = None, **options: Any) -> RunResult:
+    """Train with plugins; return the result."""
+    callback = HeliographCallback(plugins, save_to=save_to)
+    fit([callback], **options)
+    assert callback.result is not None
+    return callback.result
+
+
+def test_the_order_of_events_beside_the_hooks_of_lightning() -> None:
+    """The check before the training is not a validation of it."""
+    trace = Trace()
+    callback = HeliographCallback([trace, LogSchedule(Every(steps=2))])
+    fit([Theirs(trace), callback], max_epochs=1)
+
+    assert trace.text == (
+        "VALIDATION_START VALIDATION_END "
+        "TRAIN_START train_start TRAIN_EPOCH_START epoch_start "
+        "TRAIN_BATCH_START batch_start BEFORE_OPTIMIZER_STEP gradients_ready "
+        "TRAIN_BATCH_END step_end batch_end should_stop "
+        "TRAIN_BATCH_START batch_start BEFORE_OPTIMIZER_STEP gradients_ready "
+        "TRAIN_BATCH_END step_end batch_end log should_stop "
+        "VALIDATION_START validation_start VALIDATION_END validation_end should_stop "
+        "TRAIN_EPOCH_END epoch_end should_stop TRAIN_END last_boundary train_end run_closed"
+    )
+    result = callback.result
+    assert result is not None
+    assert (result.status, result.progress.steps, result.progress.samples, result.warnings) == ("completed", 2, 6, ())
+
+
+def test_the_order_with_accumulation_and_validations_in_mid_epoch() -> None:
+    trace = Trace()
+    callback = HeliographCallback([trace])
+    fit([callback], batches=4, max_epochs=1, accumulate_grad_batches=2, val_check_interval=2, num_sanity_val_steps=0)
+
+    assert trace.text == (
+        "train_start epoch_start batch_start batch_end "
+        "batch_start gradients_ready step_end batch_end should_stop validation_start validation_end should_stop "
+        "batch_start batch_end batch_start gradients_ready step_end batch_end should_stop "
+        "validation_start validation_end should_stop epoch_end should_stop last_boundary train_end run_closed"
+    )
+
+
+def test_the_order_where_a_plugin_stops_in_mid_epoch() -> None:
+    class Stop(Plugin):
+        asks = ("stop",)
+
+        @on(StepEnd)
+        def stop(self, run: Run, event: StepEnd) -> None:
+            if run.progress.steps == 3:
+                run.control.stop("enough")
+
+    trace = Trace()
+    callback = HeliographCallback([trace, Stop()])
+    trainer, _ = fit([callback], max_epochs=5, batches=4, num_sanity_val_steps=0)
+
+    assert trace.text.endswith(
+        "batch_start gradients_ready step_end batch_end should_stop last_boundary train_end run_closed"
+    ) or trace.text.endswith("validation_start validation_end should_stop last_boundary train_end run_closed")
+    assert callback.result is not None
+    assert (callback.result.status, callback.result.stopped_by) == ("stopped", "stop")
+    assert callback.result.progress.steps == trainer.global_step == 3
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_the_loss_is_that_of_the_module_whatever_lightning_divides_it_by(factor: int) -> None:
+    seen: list[float] = []
+
+    class See(Plugin):
+        @on(GradientsReady)
+        def see(self, run: Run, event: GradientsReady) -> None:
+            seen.append(float(run.loss))
+
+    module: Any = Classifier()
+    inputs, targets = kit.class_batches(1)[0]
+    expected = torch.nn.functional.cross_entropy(module.model(inputs), targets).item()
+    train(See(), module=module, batches=factor, accumulate_grad_batches=factor, max_epochs=1)
+
+    if factor == 1:
+        assert seen == [pytest.approx(expected)]
+    else:
+        inputs, targets = kit.class_batches(2)[1]
+        assert seen == [pytest.approx(torch.nn.functional.cross_entropy(Classifier().model(inputs), targets).item())]
+
+
+class Scripted(Classifier):
+    """Its validation loss is given, epoch by epoch."""
+
+    values = (1.0, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("val_loss", self.values[self.trainer.current_epoch])
+
+
+def test_early_stopping_stops_where_that_of_lightning_does() -> None:
+    callback = HeliographCallback([EarlyStopping(patience=2)])
+    ours, _ = fit([callback], module=Scripted(), max_epochs=6)
+    theirs, _ = fit([pl.callbacks.EarlyStopping("val_loss", patience=2)], module=Scripted(), max_epochs=6)
+
+    assert callback.result is not None
+    assert (callback.result.status, callback.result.stopped_by) == ("stopped", "early_stopping")
+    assert ours.global_step == theirs.global_step == 8
+
+
+def test_a_step_is_dropped_where_a_plugin_asks_for_it() -> None:
+    class Skip(Plugin):
+        asks = ("skip_step",)
+
+        @on(GradientsReady)
+        def skip(self, run: Run, event: GradientsReady) -> None:
+            run.control.skip_step("all of them")
+
+    module: Any = Classifier()
+    before = module.model.weight.detach().clone()
+    result = train(Skip(), module=module, max_epochs=1)
+
+    assert torch.equal(module.model.weight, before)
+    assert (result.progress.steps, result.progress.skipped_steps) == (0, 2)
+
+
+def test_a_loss_that_is_nan_stops_before_the_step() -> None:
+    class Diverging(Classifier):
+        def training_step(self, batch: Any, index: int) -> Any:
+            return super().training_step(batch, index) * (math.nan if index else 1.0)
+
+    module: Any = Diverging()
+    result = train(NaNGuard("stop"), module=module, max_epochs=2)
+
+    assert (result.status, result.stopped_by, result.progress.steps) == ("stopped", "nan_guard", 1)
+    assert bool(torch.isfinite(module.model.weight).all())
+
+
+def test_metrics_have_our_names() -> None:
+    class Measuring(Classifier):
+        def validation_step(self, batch: Any, index: int) -> None:
+            super().validation_step(batch, index)
+            self.log("accuracy", 0.25)
+
+    result = train(LogSchedule(Every(steps=1)), module=Measuring(), max_epochs=1)
+
+    assert set(result.metrics) == {"train/loss", "validation/loss", "validation/accuracy"}
+    assert result.metrics["validation/accuracy"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("plugin", "words"),
+    [
+        (lambda folder: GradientAccumulation(2), r"hold_step, which Lightning cannot serve.*accumulate_grad_batches="),
+        (lambda folder: Checkpoint(folder, every=Every(epochs=1)), "save.*, which Lightning cannot serve"),
+        (lambda folder: SaveSchedule(Every(steps=1)), r"give HeliographCallback\(save_to="),
+        (lambda folder: ValidationSchedule(Every(epochs=1)), "asks for validation, which Lightning cannot serve"),
+        (lambda folder: RNGCapture(), "keeps the random generators"),
+        (lambda folder: BatchTransform(lambda batch: batch), "replaces run.batch"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_the_start(
+    plugin: Callable[[Path], Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        train(plugin(tmp_path), max_epochs=1)
+
+
+def test_early_stopping_needs_validation_data() -> None:
+    with pytest.raises(ValueError, match="there is no validation data: give it to Lightning"):
+        train(EarlyStopping(), validates=False, max_epochs=1)
+
+
+def test_an_error_closes_the_run() -> None:
+    class Failing(Classifier):
+        def training_step(self, batch: Any, index: int) -> Any:
+            raise ArithmeticError("a fault")
+
+    trace = Trace()
+    callback = HeliographCallback([trace])
+    with pytest.raises(ArithmeticError, match="a fault"):
+        fit([callback], module=Failing(), max_epochs=1)
+
+    assert trace.names[-2:] == ["run_failed", "run_closed"]
+    assert callback.result is not None
+    assert callback.result.status == "failed"
+
+
+def test_a_plugin_asks_for_a_save_and_a_resumed_training_continues_its_state(tmp_path: Path) -> None:
+    def plugins() -> list[Any]:
+        return [EarlyStopping(patience=2), SaveSchedule(At(epochs=3), at_end=False)]
+
+    class Killed(Scripted):
+        def on_train_epoch_start(self) -> None:
+            if self.trainer.current_epoch == 3:
+                raise KeyboardInterrupt
+
+    whole = HeliographCallback(plugins())
+    whole_callback = HeliographCallback(plugins(), save_to=tmp_path / "whole")
+    _, module = fit([whole_callback], module=Scripted(), max_epochs=6)
+    killed = HeliographCallback(plugins(), save_to=tmp_path / "killed")
+    with pytest.raises(SystemExit):
+        fit([killed], module=Killed(), max_epochs=6)
+    saved = tmp_path / "killed" / "step=6.ckpt"
+    assert killed.result is not None
+    assert (killed.result.status, killed.result.last_checkpoint) == ("interrupted", saved)
+
+    resumed = HeliographCallback(plugins(), save_to=tmp_path / "killed")
+    _, again = fit([resumed], module=Scripted(), max_epochs=6, resume=saved)
+
+    assert whole.result is None
+    assert whole_callback.result is not None
+    assert resumed.result is not None
+    for result in (whole_callback.result, resumed.result):
+        assert (result.status, result.stopped_by, result.progress.steps) == ("stopped", "early_stopping", 8)
+    assert torch.equal(again.model.weight, module.model.weight)
+
+
+def test_the_checkpoints_of_lightning_hold_the_states(tmp_path: Path) -> None:
+    def fit_with(saver: pl.callbacks.ModelCheckpoint | None, resume: Path | None = None) -> HeliographCallback:
+        callback = HeliographCallback([EarlyStopping(patience=2)])
+        callbacks: list[Any] = [callback] if saver is None else [saver, callback]
+        fit(callbacks, module=Scripted(), max_epochs=6, resume=resume, enable_checkpointing=saver is not None)
+        return callback
+
+    saver = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    whole = fit_with(saver)
+    for epoch in (1, 2):
+        resumed = fit_with(None, tmp_path / f"epoch={epoch}.ckpt")
+        assert resumed.result is not None
+        assert whole.result is not None
+        assert (resumed.result.stopped_by, resumed.result.progress.steps) == ("early_stopping", 8)
+        assert resumed.result.progress.epoch == whole.result.progress.epoch
+
+
+def test_a_recording_can_be_replayed(tmp_path: Path) -> None:
+    result = train(
+        Recorder(tmp_path), EarlyStopping(patience=2), LogSchedule(Every(steps=1)), module=Scripted(), max_epochs=6
+    )
+    replayed = replay(tmp_path, [EarlyStopping(patience=2)])
+
+    assert (replayed.unheld, replayed.failed) == ({}, {})
+    assert [each.did for each in replayed.asked] == [True]
+    assert "early_stopping" in result.explain()
+
+
+def test_pytorch_lightning_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pytorch_lightning
+
+    class Module(pytorch_lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = kit.linear_classifier().model
+
+        training_step = Classifier.training_step
+        validation_step = Classifier.validation_step
+        configure_optimizers = Classifier.configure_optimizers
+        _loss = Classifier._loss
+
+    monkeypatch.setattr(pl, "Trainer", pytorch_lightning.Trainer)
+    assert train(EarlyStopping(patience=2), module=Module(), max_epochs=1).progress.steps == 2
