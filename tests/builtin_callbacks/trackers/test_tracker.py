@@ -240,6 +240,7 @@ def test_a_run_that_goes_back_says_so(task: Make, batches: Make, sgd: Any) -> No
 def test_an_outage_that_ends_loses_nothing(task: Make, batches: Make, sgd: Any) -> None:
     fails = iter([None, None, ConnectionError("gone"), ConnectionError("gone")])
     tracker = Pages({}, lambda kind: next(fails, None))
+    tracker.patience = 10.0  # the two pauses are as long as that of this file
     result = fit([tracker], task(), batches(4), sgd)
 
     assert steps(tracker.store["page-0"]) == [1, 2, 3, 4]
