@@ -25,7 +25,7 @@ class Outbox:
 
     Args:
         name: whose it is, for messages.
-        write: writes one record; called in the thread.
+        write: writes one record; called in the thread, with whether it is the only one that waits.
         outages: errors after which the same record is written again, after a pause that grows.
         capacity: how many records may wait; later ones are dropped.
         patience: seconds without progress after which `close` drops what still waits.
@@ -39,7 +39,7 @@ class Outbox:
     def __init__(
         self,
         name: str,
-        write: Callable[[Record], None],
+        write: Callable[[Record, bool], None],
         outages: tuple[type[Exception], ...],
         capacity: int,
         patience: float,
@@ -122,7 +122,7 @@ class Outbox:
         while (record := self._next()) is not None:
             try:
                 if not self.refused:
-                    self._write(record)
+                    self._write(record, len(self._queue) == 1)
             except self._outages as error:
                 pause = self._wait(describe_error(error), pause)
                 continue

@@ -126,6 +126,12 @@ class Tracker(Plugin):
     def write_file(self, place: Place, name: str, path: Path) -> None:
         """Keep a file."""
 
+    def flush(self) -> None:
+        """Write what the methods above have collected: called after a record when no other waits, and may fail as they.
+
+        A record is written again after an outage, so collect by a key.
+        """
+
     def roll_back(self, place: Place) -> None:
         """Continue at an earlier step, `place.step`: the steps after it come again, and differ."""
 
@@ -273,8 +279,13 @@ class Tracker(Plugin):
                 self._outbox.put(record)
         return self._outbox
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: Record, is_last: bool) -> None:
         """Write a record; in the thread."""
+        self._write_one(record)
+        if is_last and record.kind != "finish":
+            self.flush()
+
+    def _write_one(self, record: Record) -> None:
         if record.kind == "open":
             (page,) = record.arguments
             self._page_id = self.open(page)

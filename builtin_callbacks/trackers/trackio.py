@@ -16,19 +16,20 @@ from ...events import Run
 from .records import Page, Place
 from .tracker import Tracker
 
+BATCH: Final = 500  # rows of a transaction
 REMOTE: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 
 class Trackio(Tracker):
     """Show a run in Trackio's dashboard: metrics, images, texts, histograms, files and hyper-parameters.
 
-    A row is in the database before the next one is written: `trackio.log` keeps rows in memory for half a second, and a
-    killed process loses them. The steps of Trackio are the optimizer's. Steps that come again after the run went back
-    are all there, with `rollbacks`, how often it had gone back; `epoch`, `samples`, `seconds` and `attempt` are beside
-    them, too. The run's id in the database is in the checkpoints: a resumed run continues its rows, whatever else has
-    the same name. Trackio knows no status of runs, so `status` is in the configuration, `running` until the end, and
-    the last row says it as a text. Everything is on this machine, in `TRACKIO_DIR`: `trackio show` draws it, and
-    `trackio sync` copies it to a Space.
+    All that is logged is in the database before a checkpoint is saved: `trackio.log` keeps rows in memory for half a
+    second, and a killed process loses them. The steps of Trackio are the optimizer's. Steps that come again after the
+    run went back are all there, with `rollbacks`, how often it had gone back; `epoch`, `samples`, `seconds` and
+    `attempt` are beside them, too. The run's id in the database is in the checkpoints: a resumed run continues its
+    rows, whatever else has the same name. Trackio knows no status of runs, so `status` is in the configuration,
+    `running` until the end, and the last row says it as a text. Everything is on this machine, in `TRACKIO_DIR`:
+    `trackio show` draws it, and `trackio sync` copies it to a Space.
 
     Args:
         project: the project in the dashboard.
@@ -61,6 +62,7 @@ class Trackio(Tracker):
         self.project, self.title, self.group = project, name, group
         self._id = self._title = ""
         self._step = 0
+        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}  # by step, rollbacks and names
         self._config: dict[str, Any] = {}
         self._config_is_new = False
         self._shown: dict[tuple[str, int], int] = {}  # the last step of each name, for each number of rollbacks
@@ -74,7 +76,7 @@ class Trackio(Tracker):
     def open(self, page: Page) -> str:
         """Begin a run of the project, or continue one."""
         self._id, self._title = page.id or page.training_id, self.title or page.name
-        self._step = page.resumed_at or 0
+        self._step, self._rows = page.resumed_at or 0, {}
         began = {"_Username": None, "_Created": datetime.now(UTC).isoformat(), "_Group": self.group}
         former = _storage().get_run_config(self.project, run_id=self._id)
         self._config, self._config_is_new = {**began, **(former or {}), "status": "running"}, True
@@ -124,22 +126,32 @@ class Trackio(Tracker):
             run_id=self._id,
         )
 
+    def flush(self) -> None:
+        """Insert the collected rows, with the configuration where it has changed."""
+        if not self._rows:
+            return
+        config = self._config if self._config_is_new else None
+        rows, steps = list(self._rows.values()), [step for step, *_ in self._rows]
+        _storage().bulk_log(self.project, self._title, rows, steps=steps, config=config, run_id=self._id)
+        self._rows, self._config_is_new = {}, False
+
     def finish(self, status: str) -> None:
         """Write how the run ended."""
         self._config["status"], self._config_is_new = status, True
-        self._insert(self._step, {"status": _trackio().Markdown(status)._to_dict()})
+        self._collect(self._step, -1, {"status": _trackio().Markdown(status)._to_dict()})
+        self.flush()
 
     def _write_row(self, place: Place, values: Mapping[str, Any]) -> None:
         axes = asdict(place)
         self._step = axes.pop("step")
-        self._insert(self._step, {**values, **axes})
+        self._collect(self._step, place.rollbacks, {**values, **axes})
 
-    def _insert(self, step: int, row: Mapping[str, Any]) -> None:
+    def _collect(self, step: int, rollbacks: int, row: Mapping[str, Any]) -> None:
         reserved = _trackio("utils").RESERVED_KEYS
         named = {f"__{name}" if name in reserved else name: value for name, value in row.items()}
-        config = self._config if self._config_is_new else None
-        _storage().bulk_log(self.project, self._title, [named], steps=[step], config=config, run_id=self._id)
-        self._config_is_new = False
+        self._rows[step, rollbacks, *named] = named
+        if len(self._rows) >= BATCH:
+            self.flush()
 
     def _find_shown(self) -> dict[tuple[str, int], int]:
         shown: dict[tuple[str, int], int] = {}

@@ -17,7 +17,7 @@ from ...core.checkpoint.storage import clean
 from ...core.system.extras import require
 from ...events import Lane, Run, RunClosed
 from ...plugins import on
-from .precision_recall import precision_recall
+from .curves import precision_recall
 from .records import Page, Place
 from .tracker import Tracker
 from .wandb_file import last_steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import heliograph as h
@@ -112,6 +113,24 @@ def test_images_texts_histograms_and_files(tmp_path: Path) -> None:
     (known,) = SQLiteStorage.get_run_records("tests")
     assert [each["name"] for each in SQLiteStorage.get_artifacts("tests")] == [f"run-{known['id']}-the-notes"]
     assert (result.warnings, result.notes) == ((), ("trackio cannot show what was logged as curve (1 times)",))
+
+
+def test_rows_that_wait_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction takes many milliseconds on a slow disk."""
+    real, trained, sizes = SQLiteStorage.bulk_log, Event(), list[int]()
+
+    def insert(project: str, run: str, found: list[Any], **options: Any) -> None:
+        trained.wait()
+        sizes.append(len(found))
+        real(project, run, found, **options)
+
+    monkeypatch.setattr(SQLiteStorage, "bulk_log", insert)
+    trainer = h.Trainer([LOG, h.Trackio("tests")], device="cpu")
+    trainer.bus.on(h.TrainEnd, lambda run, event: trained.set())
+    fit(trainer, train=class_batches(50))
+
+    assert [row["step"] for row in trackio_rows("tests")] == [*range(1, 51), 50]
+    assert len(sizes) <= 4
 
 
 def test_a_database_that_is_locked_is_waited_for() -> None:
