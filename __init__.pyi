@@ -57,6 +57,8 @@ from .builtin_callbacks.trackers.records import Page as Page
 from .builtin_callbacks.trackers.records import Place as Place
 from .builtin_callbacks.trackers.tensorboard import TensorBoard as TensorBoard
 from .builtin_callbacks.trackers.tracker import Tracker as Tracker
+from .builtin_callbacks.trackers.trackio import Trackio as Trackio
+from .builtin_callbacks.trackers.wandb import WandB as WandB
 from .core.checkpoint.weights import load_weights as load_weights
 from .core.data.batch_size import find_batch_size as find_batch_size
 from .core.data.evaluation_sets import Periodic as Periodic

@@ -6,6 +6,8 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from hypothesis import HealthCheck, settings
 # A store looks up the name of its own address; where nobody answers that, the default lets a test wait for seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # which would be sent by a network that is not there
+os.environ.setdefault("TRACKIO_DIR", str(Path(gettempdir()) / "heliograph-trackio"))  # read when it is imported
 # A shell without job control begins `make test &` with SIGINT ignored; tests that send one would wait forever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

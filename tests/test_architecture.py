@@ -105,11 +105,11 @@ PUBLIC = """
     Request ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring
     RuleMetric RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint
     SaveSchedule SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task
-    TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker TrainEnd TrainRun
-    TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd
-    ValidationSchedule ValidationStart accuracy choose_engine find_batch_size launch load_weights on open_study ray
-    read_prediction_batches read_predictions register_function register_metric register_mover register_operation
-    replay standard warmup_cosine warmup_linear
+    TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker Trackio TrainEnd
+    TrainRun TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd
+    ValidationSchedule ValidationStart WandB accuracy choose_engine find_batch_size launch load_weights on
+    open_study ray read_prediction_batches read_predictions register_function register_metric register_mover
+    register_operation replay standard warmup_cosine warmup_linear
 """
 
 

@@ -6,6 +6,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from threading import Condition, Thread
+from time import monotonic
 from typing import Final
 
 from ...events.errors import describe_error
@@ -13,6 +14,7 @@ from .records import Record
 
 MEMORY: Final = 256 * 2**20  # bytes of arrays that wait at most
 ALWAYS: Final = ("open", "roll_back", "finish")  # what is never dropped
+ROWS: Final = ("scalars", "text")  # what is kept until it is safe; hyper-parameters are written again with each page
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to write the same
 
 logger = logging.getLogger("heliograph")
@@ -23,10 +25,11 @@ class Outbox:
 
     Args:
         name: whose it is, for messages.
-        write: writes one record; called in the thread.
+        write: writes one record; called in the thread, with whether it is the only one that waits.
         outages: errors after which the same record is written again, after a pause that grows.
         capacity: how many records may wait; later ones are dropped.
         patience: seconds without progress after which `close` drops what still waits.
+        settles: seconds after which what was written is safe where the process is killed.
 
     Attributes:
         lost: how many records were not written, by kind.
@@ -36,14 +39,16 @@ class Outbox:
     def __init__(
         self,
         name: str,
-        write: Callable[[Record], None],
+        write: Callable[[Record, bool], None],
         outages: tuple[type[Exception], ...],
         capacity: int,
         patience: float,
+        settles: float = 0.0,
     ) -> None:
         self._name, self._write, self._outages = name, write, outages
         self._capacity, self._patience = capacity, patience
         self._queue: deque[Record] = deque()
+        self._settles, self._settling = settles, deque[tuple[float, Record]]()  # when each was written
         self._changed = Condition()
         self._thread: Thread | None = None
         self._is_closing = self._is_given_up = False
@@ -72,9 +77,10 @@ class Outbox:
             self._changed.notify_all()
 
     def waiting(self) -> list[Record]:
-        """Return what is not written yet, the one that is being written included."""
+        """Return what is not written yet, the one that is being written included, or not safe yet."""
         with self._changed:
-            return list(self._queue)
+            self._settle()
+            return [*(record for _, record in self._settling), *self._queue]
 
     def drain(self) -> None:
         """Wait until everything is written, or nothing is any more."""
@@ -91,7 +97,7 @@ class Outbox:
             self._wait_while_written()
             is_done = not self._queue
             if not is_done and not self.error:
-                self._outage = f"the first of them took longer than {self._patience:g} s"
+                self._outage = f"nothing was written for {self._patience:g} seconds"
             self._is_given_up = True
             self.lost.update(record.kind for record in self._queue)
             self._queue.clear()
@@ -99,6 +105,10 @@ class Outbox:
         if is_done:
             self._thread.join()
         self._thread = None
+
+    def _settle(self) -> None:
+        while self._settling and self._settling[0][0] < monotonic() - self._settles:
+            self._settling.popleft()
 
     def _wait_while_written(self) -> None:
         while self._queue:
@@ -112,7 +122,7 @@ class Outbox:
         while (record := self._next()) is not None:
             try:
                 if not self.refused:
-                    self._write(record)
+                    self._write(record, len(self._queue) == 1)
             except self._outages as error:
                 pause = self._wait(describe_error(error), pause)
                 continue
@@ -151,6 +161,9 @@ class Outbox:
             self._queue.popleft()
             self._bytes -= record.size
             self._written += 1
+            if self._settles and record.kind in ROWS:
+                self._settling.append((monotonic(), record))
+                self._settle()
             if self.refused and record.kind != "open":
                 self.lost[record.kind] += 1
             elif self._outage and not self.refused:

@@ -30,7 +30,12 @@ from .outbox import Outbox
 from .records import SAVED, Page, Place, Record, plain_values, record_of
 
 KINDS: Final = {LogImage: "image", LogText: "text", LogHistogram: "histogram", LogCurve: "curve", LogFile: "file"}
-NAMES: Final = {"scalars": "rows of metrics", "finish": "the ending", "hyper_parameters": "the hyper-parameters"}
+NAMES: Final = {
+    "open": "the page",
+    "scalars": "rows of metrics",
+    "finish": "the ending",
+    "hyper_parameters": "the hyper-parameters",
+}
 
 
 class Tracker(Plugin):
@@ -47,6 +52,8 @@ class Tracker(Plugin):
             error loses its record.
         capacity: how many records may wait.
         patience: at the end of a run, seconds without progress after which the rest is dropped.
+        settles: seconds after which what was written outlives a killed process; until then a checkpoint has it, too,
+            and a resumed run writes it again where the page does not hold it.
         is_local: whether it writes files of this machine: a checkpoint waits until everything is written, and nothing
             of it is written again; others have what waits in the checkpoint.
     """
@@ -58,6 +65,7 @@ class Tracker(Plugin):
     outages: tuple[type[Exception], ...] = (OSError,)
     capacity: int = 10_000
     patience: float = 10.0
+    settles: float = 0.0
     is_local: bool = False
 
     def __init__(self) -> None:
@@ -92,6 +100,10 @@ class Tracker(Plugin):
         """
         return {}
 
+    def holds(self, place: Place, name: str) -> bool:
+        """Return whether a page that is continued shows this already, by `last_steps`; such a record is left out."""
+        return place.step <= self._held.get(name, -1) and place.rollbacks <= self._held_rollbacks
+
     @abstractmethod
     def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
         """Write metrics; they may be infinite or NaN."""
@@ -113,6 +125,12 @@ class Tracker(Plugin):
 
     def write_file(self, place: Place, name: str, path: Path) -> None:
         """Keep a file."""
+
+    def flush(self) -> None:
+        """Write what the methods above have collected: called after a record when no other waits, and may fail as they.
+
+        A record is written again after an outage, so collect by a key.
+        """
 
     def roll_back(self, place: Place) -> None:
         """Continue at an earlier step, `place.step`: the steps after it come again, and differ."""
@@ -247,7 +265,7 @@ class Tracker(Plugin):
     def _ready(self, run: Run) -> Outbox:
         """Return the queue, with the page that it begins with."""
         if self._outbox is None:
-            self._outbox = Outbox(self.name, self._write, self.outages, self.capacity, self.patience)
+            self._outbox = Outbox(self.name, self._write, self.outages, self.capacity, self.patience, self.settles)
             resumed_at, self._resumed_at = self._resumed_at, None
             self._attempt += resumed_at is not None
             self._held_rollbacks, self._held = self._rollbacks, {}
@@ -261,8 +279,13 @@ class Tracker(Plugin):
                 self._outbox.put(Record("hyper_parameters", (plain_values(run.hyper_parameters),)))
         return self._outbox
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: Record, is_last: bool) -> None:
         """Write a record; in the thread."""
+        self._write_one(record)
+        if is_last and record.kind != "finish":
+            self.flush()
+
+    def _write_one(self, record: Record) -> None:
         if record.kind == "open":
             (page,) = record.arguments
             self._page_id = self.open(page)
@@ -273,13 +296,10 @@ class Tracker(Plugin):
             self.write_hyper_parameters(*record.arguments)
         elif record.kind == "scalars":
             place, values = record.arguments
-            if new := {name: value for name, value in values.items() if not self._is_held(place, name)}:
+            if new := {name: value for name, value in values.items() if not self.holds(place, name)}:
                 self.write_scalars(place, new)
-        elif not self._is_held(*record.arguments[:2]):
+        elif not self.holds(*record.arguments[:2]):
             getattr(self, f"write_{record.kind}")(*record.arguments)
-
-    def _is_held(self, place: Place, name: str) -> bool:
-        return place.step <= self._held.get(name, -1) and place.rollbacks <= self._held_rollbacks
 
     def _close(self, status: str) -> None:
         if self._outbox is not None:

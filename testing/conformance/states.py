@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+from heliograph.builtin_callbacks.trackers.tracker import Tracker
 from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.core.checkpoint.unseen.program import affects_training, plugin_options
 from heliograph.core.checkpoint.unseen.values import MISSING, Value, encode, equal
@@ -57,6 +58,11 @@ def starts_fresh(subject: Subject) -> None:
     assert not changes, f"Before any batch, in the first run {', '.join(changes)} in the second."
 
 
+def _writes_elsewhere(plugin: Any) -> bool:
+    """Return whether it is a tracker whose page is not undone where the run goes back."""
+    return isinstance(plugin, Tracker) and not plugin.is_local
+
+
 def _held(plugin: Any) -> dict[str, Value]:
     """Return the state and the attributes of a plugin; of one that cannot affect the training the state alone."""
     state = plugin.state_dict() if hasattr(plugin, "state_dict") else {}
@@ -104,7 +110,7 @@ def resumes(subject: Subject) -> None:
 def rolls_back(subject: Subject) -> None:
     """When a run rolls back to a checkpoint, the plugin's state is that of the checkpoint, even if it is empty."""
     plugin = subject.make()
-    if not hasattr(plugin, "state_dict"):
+    if not hasattr(plugin, "state_dict") or _writes_elsewhere(plugin):
         return
     trainer = subject.trainer(plugin)
     name = name_of(trainer, plugin)

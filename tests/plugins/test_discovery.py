@@ -47,7 +47,9 @@ BUILT_IN = {
     "rule_controller": "rules.controller:RuleController",
     "save_schedule": "schedules:SaveSchedule",
     "tensorboard": "trackers.tensorboard:TensorBoard",
+    "trackio": "trackers.trackio:Trackio",
     "validation_schedule": "schedules:ValidationSchedule",
+    "wandb": "trackers.wandb:WandB",
 }
 Install = Callable[..., None]
 

@@ -164,7 +164,7 @@ def resumable(store: dict[str, Any], task: Make, batches: Make, sgd: Any) -> Cal
             if run.progress.steps == kill:
                 raise RuntimeError("killed")
 
-        tracker = Pages(store, **options)
+        tracker = options.pop("kind", Pages)(store, **options)
         try:
             result = fit([SaveSchedule(At(steps=at), at_end=False), tracker], task(), batches(4), sgd, listen, epochs=2)
         except RuntimeError:
@@ -207,6 +207,18 @@ def test_what_waits_in_a_checkpoint_is_written_by_the_resumed_run(task: Make, ba
     assert not [each for each in result.warnings if "pages" in each]
 
 
+def test_what_a_killed_service_may_lose_is_in_the_checkpoint(task: Make, batches: Make, sgd: Any) -> None:
+    """The service had rows in memory when it died with the training: those of the last steps."""
+    store: dict[str, Any] = {}
+    run = resumable(store, task, batches, sgd)
+    patient = type("patient", (Pages,), {"settles": 60.0})
+    run(at=3, resumed=False, kill=6, kind=patient)
+    del store["page-0"]["rows"][2:]
+    run(at=99, resumed=True, kind=patient)
+
+    assert steps(store["page-0"]) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_a_run_that_goes_back_says_so(task: Make, batches: Make, sgd: Any) -> None:
     saved: list[dict[str, Any]] = []
     tracker = Pages({})
@@ -228,6 +240,7 @@ def test_a_run_that_goes_back_says_so(task: Make, batches: Make, sgd: Any) -> No
 def test_an_outage_that_ends_loses_nothing(task: Make, batches: Make, sgd: Any) -> None:
     fails = iter([None, None, ConnectionError("gone"), ConnectionError("gone")])
     tracker = Pages({}, lambda kind: next(fails, None))
+    tracker.patience = 10.0  # the two pauses are as long as that of this file
     result = fit([tracker], task(), batches(4), sgd)
 
     assert steps(tracker.store["page-0"]) == [1, 2, 3, 4]

@@ -74,7 +74,9 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "rule_controller": lambda folder: h.RuleController(RULES),
     "save_schedule": lambda folder: h.SaveSchedule(h.Every(batches=1), at_start=True, at_end=True),
     "tensorboard": lambda folder: h.TensorBoard(folder / "tensorboard"),
+    "trackio": lambda folder: h.Trackio("conformance"),
     "validation_schedule": lambda folder: h.ValidationSchedule(h.Every(samples=3), at_start=True, at_end=True),
+    "wandb": lambda folder: h.WandB(mode="offline", folder=folder),
 }
 
 

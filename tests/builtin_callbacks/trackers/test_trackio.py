@@ -1,0 +1,168 @@
+"""Runs in Trackio's database, with the real library."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import heliograph as h
+import numpy as np
+import pytest
+from heliograph.testing import check_tracker
+from heliograph.tests.kit import class_batches, fit
+from heliograph.tests.tracker_runs import end_as, in_the_middle, places, trackio_losses, trackio_rows
+from trackio.sqlite_storage import SQLiteStorage
+
+LOG = h.LogSchedule(h.Every(steps=1))
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, in_folder: Callable[[Path], None]) -> None:
+    in_folder(tmp_path)
+
+
+def config() -> dict[str, Any]:
+    (known,) = SQLiteStorage.get_run_records("tests")
+    found = SQLiteStorage.get_run_config("tests", run_id=known["id"])
+    assert found is not None
+    return found
+
+
+def test_it_keeps_what_trackers_promise(in_folder: Callable[[Path], None]) -> None:
+    def make(folder: Path) -> h.Trackio:
+        in_folder(folder)
+        return h.Trackio("tests")
+
+    def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
+        points: dict[str, list[tuple[int, float]]] = {}
+        for row in trackio_rows("tests"):
+            for name in row.keys() - {"step"}:
+                points.setdefault(name, []).append((row["step"], row[name]))
+        return points
+
+    check_tracker(make, read, read_status=lambda folder: str(config()["status"]))
+
+
+def test_a_run_in_the_database() -> None:
+    result = fit(
+        LOG,
+        h.Trackio("tests", group="first"),
+        train=class_batches(3),
+        hyper_parameters={"rate": 0.1, "layers": [3, 4]},
+        name="mine",
+    )
+
+    (known,) = SQLiteStorage.get_run_records("tests")
+    assert known["name"] == "mine"
+    expected = {"rate": 0.1, "layers": "[3, 4]", "status": "completed", "_Group": "first"}
+    assert config().items() >= expected.items()
+    *found, ending = trackio_rows("tests")
+    axes = ("step", "epoch", "samples", "attempt", "rollbacks")
+    assert [[row[name] for name in axes] for row in found] == [[1, 0, 3, 1, 0], [2, 0, 6, 1, 0], [3, 0, 9, 1, 0]]
+    assert found[-1]["train/loss"] == pytest.approx(result.metrics["train/loss"])
+    assert (ending["step"], ending["status"]["_value"]) == (3, "completed")
+    assert (result.warnings, result.notes) == ((), ())
+
+
+def test_a_run_that_goes_back_shows_both_passes(tmp_path: Path) -> None:
+    batches = class_batches(8)
+    batches[6][0].fill_(float("nan"))
+    fit(
+        h.RNGCapture(),
+        LOG,
+        h.SaveSchedule(h.Every(steps=5), at_end=False),
+        h.Checkpoint(tmp_path / "saved"),
+        h.RollBack(max_times=1),
+        h.Trackio("tests"),
+        train=batches,
+    )
+
+    assert places(trackio_losses("tests")) == [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 0), (6, 1), (7, 1)]
+
+
+@pytest.mark.parametrize("status", ["stopped", "preempted", "failed", "interrupted"])
+def test_the_status_is_the_true_one(status: str) -> None:
+    if status in ("failed", "interrupted"):
+        with pytest.raises((RuntimeError, KeyboardInterrupt)):
+            fit(LOG, h.Trackio("tests"), end_as(status))
+    else:
+        fit(LOG, h.Trackio("tests"), end_as(status))
+
+    assert config()["status"] == status
+
+
+def test_images_texts_histograms_and_files(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("kept")
+
+    def show(run: h.Run) -> None:
+        run.log_image("drawing", np.full((2, 3, 3), 7, np.uint8))
+        run.log_text("step", "*one*")  # a name that Trackio keeps for itself
+        run.log_histogram("weights", np.array([0.0, 1.0, 1.0, np.inf]))
+        run.log_curve("hits", np.array([0, 1, 1]), np.array([0.1, 0.9, 0.5]))
+        run.log_file("the notes", tmp_path / "notes.txt")
+
+    result = fit(LOG, h.Trackio("tests"), in_the_middle(show))
+
+    shown = {name: value for row in trackio_rows("tests") for name, value in row.items() if isinstance(value, dict)}
+    assert (tmp_path / "media" / shown["drawing"]["file_path"]).read_bytes().startswith(b"\x89PNG")
+    assert shown["__step"] == {"_type": "trackio.markdown", "_value": "*one*"}
+    assert sum(shown["weights"]["values"]) == 3
+    (known,) = SQLiteStorage.get_run_records("tests")
+    assert [each["name"] for each in SQLiteStorage.get_artifacts("tests")] == [f"run-{known['id']}-the-notes"]
+    assert (result.warnings, result.notes) == ((), ("trackio cannot show what was logged as curve (1 times)",))
+
+
+def test_rows_that_wait_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction takes many milliseconds on a slow disk."""
+    real, trained, sizes = SQLiteStorage.bulk_log, Event(), list[int]()
+
+    def insert(project: str, run: str, found: list[Any], **options: Any) -> None:
+        trained.wait()
+        sizes.append(len(found))
+        real(project, run, found, **options)
+
+    monkeypatch.setattr(SQLiteStorage, "bulk_log", insert)
+    trainer = h.Trainer([LOG, h.Trackio("tests")], device="cpu")
+    trainer.bus.on(h.TrainEnd, lambda run, event: trained.set())
+    fit(trainer, train=class_batches(50))
+
+    assert [row["step"] for row in trackio_rows("tests")] == [*range(1, 51), 50]
+    assert len(sizes) <= 4
+
+
+def test_a_database_that_is_locked_is_waited_for() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        real, failures = SQLiteStorage.bulk_log, [OSError("Could not acquire database lock"), None, None, None]
+
+        def locked(*arguments: Any, **options: Any) -> None:
+            if failures and (error := failures.pop(0)):
+                raise error
+            real(*arguments, **options)
+
+        patch.setattr(SQLiteStorage, "bulk_log", locked)
+        result = fit(LOG, h.Trackio("tests"), train=class_batches(3))
+
+    assert [row["step"] for row in trackio_rows("tests")] == [1, 2, 3, 3]
+    assert result.warnings == ()
+
+
+@pytest.mark.parametrize("variable", ["TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"])
+def test_another_place_is_refused(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "somewhere")
+    with pytest.raises(ValueError, match=f"Trackio writes to this machine, and {variable} is set: unset it, and run"):
+        h.Trackio("tests")
+
+
+def test_a_network_file_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_STORAGE_MODE", "jsonl")
+    with pytest.raises(ValueError, match=r"cannot write to a database in .*: set TRACKIO_DIR to a local folder"):
+        h.Trackio("tests")
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio.sqlite_storage", None)
+    with pytest.raises(ImportError, match=r"Trackio needs trackio, .*: pip install 'heliograph\[trackio\]'"):
+        h.Trackio("tests")
