@@ -192,7 +192,7 @@ PAIRS = r"^Supervised takes batches of \(inputs, targets\), got "
         (torch.ones(2, 4), r"a tensor \[2, 4\]\. .* Or subclass Task"),  # whose two rows are no pair
         (torch.ones(3, 4), r"a tensor \[3, 4\]\. "),
         (3, r"an int\. "),
-        ({"inputs": 1, "targets": 2}, r"a dict with the keys \['inputs', 'targets'\]"),
+        ({"inputs": 1, "targets": 2}, r"a dict with the keys \['inputs', 'targets'\]\. Name its columns: Supervised"),
     ],
 )
 def test_a_batch_that_is_not_a_pair_is_refused(batch: Any, found: str) -> None:
