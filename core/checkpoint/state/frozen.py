@@ -94,7 +94,7 @@ def digest(tensor: Tensor) -> str:
     flat = tensor.detach().reshape(-1)
     step = max(1, CHUNK // max(1, flat.element_size()))
     for begin in range(0, flat.numel(), step):
-        found.update(flat[begin : begin + step].cpu().contiguous().view(torch.uint8).numpy())
+        found.update(flat[begin : begin + step].cpu().contiguous().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
