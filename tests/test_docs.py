@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import re
 import subprocess
@@ -48,6 +49,7 @@ def mentioned(pattern: str) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks for it
+@pytest.mark.filterwarnings("ignore:unclosed file .*shard-:ResourceWarning")  # webdataset closes none
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if (library := MAY_LACK.get(page.stem)) is not None:
@@ -62,6 +64,8 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     for body, line in blocks(page):
         # Blank lines in front, so that a traceback points at the line of the page.
         exec(compile("\n" * line + body, str(page), "exec", dont_inherit=True), vars(module))
+    vars(module).clear()
+    gc.collect()  # here, where warnings of what a library leaves open are expected
 
 
 @pytest.mark.parametrize("name", ["README", "getting_started", "writing_a_plugin", "builtins", "your_own_loop"])
