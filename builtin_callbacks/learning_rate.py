@@ -26,6 +26,9 @@ class LearningRate(Plugin):
     Warns at the end where a scheduler was never stepped, or beyond its length: its `T_max`, or the `total_iters` of one
     that leaves a rate of zero; or, of one that was made for the planned steps of a run, more or less often than that.
 
+    A scheduler with `step_update(num_updates)` and `step(epoch)`, as those of timm, is given the optimizer steps
+    or the epochs that are finished.
+
     Args:
         per: `step`, `epoch` or `plateau`; or one of them for each scheduler, by the name of its optimizer.
         monitor: the metric that a plateau is judged by; only with `plateau`.
@@ -52,13 +55,14 @@ class LearningRate(Plugin):
         self._planned: dict[str, int] = {}  # the steps that schedulers are made for
         self._stepped: set[str] = set()
         self._ever_stepped: set[str] = set()  # in this run
+        self._updates: dict[str, int] = {}  # how often `step_update` was called, of schedulers that have it
         self.monitor = None if monitor is None else Monitor(monitor, "min")
         if self.monitor is not None:
             self.needs = ("validation" if self.monitor.split == "validation" else "log",)
 
     def reset(self) -> None:
         """Forget what the former run stepped."""
-        self._steps_before, self._stepped, self._ever_stepped = 0, set(), set()
+        self._steps_before, self._stepped, self._ever_stepped, self._updates = 0, set(), set(), {}
 
     def describe(self, run: Run) -> str:
         """Say which schedulers are stepped, and when."""
@@ -92,6 +96,10 @@ class LearningRate(Plugin):
                     f"LearningRate({per!r}) does not fit {type(scheduler).__name__}, which counts optimizer steps: use "
                     f"LearningRate('step')."
                 )
+            if callable(getattr(scheduler, "step_update", None)):
+                check_counted(scheduler, per)
+                if per == "step":
+                    self._updates[name] = 0
             if ("metrics" in signature(scheduler.step).parameters) != (per == "plateau"):
                 kind = type(scheduler).__name__
                 raise ValueError(f"LearningRate({per!r}) does not fit {kind}: only a plateau scheduler takes a metric.")
@@ -122,7 +130,11 @@ class LearningRate(Plugin):
         if self.per_of(run.optimizer_name) != "step":
             self._stepped.add(run.optimizer_name)
         elif run.scheduler is not None:
-            run.scheduler.step()
+            if self._updates and run.optimizer_name in self._updates:
+                self._updates[run.optimizer_name] += 1
+                run.scheduler.step_update(self._updates[run.optimizer_name])
+            else:
+                run.scheduler.step()
             self._ever_stepped.add(run.optimizer_name)
 
     @on(EpochEnd, optional=True)
@@ -133,7 +145,8 @@ class LearningRate(Plugin):
                 if run.origin.steps:  # the optimizer's steps may have been taken before the resume: torch cannot know
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
                 for name in due:
-                    run.schedulers[name].step()
+                    scheduler = run.schedulers[name]
+                    scheduler.step(*([run.progress.epoch] if hasattr(scheduler, "step_update") else []))
 
     @on(ValidationEnd, Log, optional=True)
     def after_measuring(self, run: Run, event: ValidationEnd | Log) -> None:
@@ -168,12 +181,14 @@ class LearningRate(Plugin):
     def state_dict(self) -> dict[str, Any]:
         """Return the steps when schedulers were last stepped, which optimizers had some since, and planned lengths."""
         planned = {"planned": dict(self._planned)} if self._planned else {}
-        return {"steps_before": self._steps_before, "stepped": sorted(self._stepped), **planned}
+        updates = {"updates": dict(self._updates)} if self._updates else {}
+        return {"steps_before": self._steps_before, "stepped": sorted(self._stepped), **planned, **updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from there."""
         self._steps_before, self._stepped = state["steps_before"], set(state["stepped"])
         self._planned = dict(state.get("planned", {}))
+        self._updates |= state.get("updates", {})
 
     @on(Log, lane=Lane.MEASURE, optional=True)
     def report(self, run: Run, event: Log) -> None:
@@ -206,6 +221,23 @@ class LearningRate(Plugin):
             self._stepped.difference_update(due)
             self._ever_stepped.update(due)
         return due
+
+
+def check_counted(scheduler: Any, per: Per | None) -> None:
+    """Raise ValueError where a scheduler that is given counts, as those of timm, would do nothing."""
+    kind = type(scheduler).__name__
+    if per == "plateau" or hasattr(scheduler, "lr_scheduler"):  # timm's own of a plateau holds torch's there
+        raise ValueError(
+            f"LearningRate({per!r}) does not fit {kind}, which saves no patience: for a plateau use torch's "
+            f"ReduceLROnPlateau, with LearningRate('plateau', monitor='validation/loss')."
+        )
+    by_epochs = bool(getattr(scheduler, "t_in_epochs", per == "epoch"))
+    if by_epochs != (per == "epoch"):
+        unit, mend = ("epochs", "epoch") if by_epochs else ("optimizer steps", "step")
+        raise ValueError(
+            f"LearningRate({per!r}) does not fit {kind}, which counts {unit}: use LearningRate({mend!r}), or make it "
+            f"with t_in_epochs={not by_epochs}."
+        )
 
 
 def was_stepped(scheduler: Any) -> bool:

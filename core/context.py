@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import islice
 from math import inf
 from operator import attrgetter
@@ -276,10 +276,10 @@ class RunContext(PayloadVerbs, ABC):
         if self.control.is_shared:
             from .distributed.ranks.means import SharedMeans
 
-            return SharedMeans(self.engine)
+            return SharedMeans(self.engine, cache(self.note))
         from .metrics import means
 
-        return means.Means()
+        return means.Means(cache(self.note))
 
     @property
     def tracks(self) -> bool:

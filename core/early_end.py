@@ -10,7 +10,29 @@ from .epoch_end import finish_left_batch
 
 def end_early(run: RunContext, error: BaseException | None) -> BaseException | None:
     """Return the error that ends a run; without one, finish the run, and return what fails in that."""
-    return _finish_early(run) if error is None else _unwrap(error)
+    if error is None:
+        return _finish_early(run)
+    if isinstance(error, RuntimeError) and error_text(error).startswith(NO_GRADIENT):
+        _explain_loss(run, error)
+    return _unwrap(error)
+
+
+NO_GRADIENT = "element 0 of tensors does not require grad"  # what torch says of a loss that leads to no weight
+
+
+def _explain_loss(run: RunContext, error: RuntimeError) -> None:
+    """Add to torch's error why a loss has no gradient, where it is the one of the training step."""
+    loss = run.loss
+    if run.phase != "train" or loss is None or loss.requires_grad:
+        return
+    if any(each.requires_grad for module in run.modules.values() for each in module.parameters()):
+        why = (
+            "leads back to no weight: return it as computed, without detach(), item(), no_grad() or a new tensor "
+            "made of it"
+        )
+    else:
+        why = "can train nothing, as all parameters of the task are frozen: requires_grad_(True) for some of them"
+    error.add_note(f"heliograph: the loss that {type(run.task).__name__}.training_step returned {why}")
 
 
 def leave_group(run: RunContext, error: BaseException, place: str) -> tuple[BaseException, BaseException | None]:

@@ -137,6 +137,7 @@ class Evaluation:
         metrics: dict[str, float] = {}
         for dataset, means in self._means.items():
             metrics |= means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
+            self.collection.hold(dataset, means.others)
         add_row(self._run, self._pace(), by_the_clock=True)
         return metrics
 
@@ -162,9 +163,8 @@ class Evaluation:
         for dataset, means in kept.items():
             self._check(dataset, sum(counts[dataset] for _, counts, *_ in of_ranks))
             terms, names = zip(*(each[dataset] for each, *_ in of_ranks), strict=True)
-            self._means[dataset] = merge_means(terms, run.engine)
-            for name, value in compute_together(means.objects, names, run.engine).items():
-                self._means[dataset].add(name, value)
+            self._means[dataset] = merged = merge_means(terms, run.engine, means.note)
+            merged.together = compute_together(means.objects, names, run.engine)
         progress.evaluated, samples, self._samples = (
             sum(column) for column in zip(*(each for _, _, each, _ in of_ranks), strict=True)
         )

@@ -128,6 +128,10 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     check_resumable(saved, resumption.path)
     if resumption.is_resume:  # a run that goes back stays the training that it is
         run.training_id = training_of(saved)
+    if "frozen" in saved:
+        from .checkpoint.state.frozen import with_frozen
+
+        saved = with_frozen(saved, run.modules)
     saved = fit_to_engine(select_rank_part(saved, run.engine.rank, run.engine.world_size), run.engine, resumption.path)
     if "shards" not in saved:
         check_fits(run.modules, saved["modules"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from .metrics.values import is_metric_object
 
 if TYPE_CHECKING:
     from ..events import Run
+    from .data.columns import Columns
 
 Metric = Callable[[Any, Any], Tensor | float] | nn.Module
 Loss = Tensor | tuple[Tensor, float | Tensor]  # a mean, or a sum with its count
@@ -19,7 +20,7 @@ Losses = Iterator[tuple[str, Loss]]
 Value = Tensor | float | tuple[Tensor | float, float | Tensor]
 Evaluation = Value | Mapping[str, Value] | None
 
-_NOT_PAIRS = (dict, Tensor)  # which would come apart into keys or rows
+_PAIRS = (tuple, list)  # others may come apart into keys or rows
 
 
 class Task:
@@ -69,116 +70,114 @@ class Task:
 
 
 class Supervised(Task):
-    """One model, one loss, batches of (inputs, targets).
+    """One model, one loss; batches of (inputs, targets), or dicts of columns.
 
     Args:
         model: called with the inputs.
-        loss_fn: called with (outputs, targets); returns the mean loss of the batch, a scalar tensor.
+        loss_fn: called with (outputs, targets); returns the mean loss of the batch, a scalar tensor. Without it,
+            batches are dicts, the model is called with their columns by name, and computes the `loss` of its outputs,
+            as the models of transformers do.
+        inputs: of batches that are dicts, the column that the model is called with, `"image"`; or several, which it is
+            called with by name, `("input_ids", "attention_mask")`.
+        targets: of batches that are dicts, the column of the targets.
         metrics: by name. A function of (outputs, targets) is a mean over the samples of a batch, such as
             `{"accuracy": heliograph.accuracy}`; over batches it is averaged, weighted by samples, so it is for what is
             a mean (accuracy, an error), not for F1 or AUROC. An object with `update(outputs, targets)`, `compute()` and
             `reset()`, such as those of torchmetrics, computes its value over all batches since the last log, or of a
             validation or test set. It is copied for each of these; on several ranks it synchronises itself in
-            `compute`. Read only when they are logged.
+            `compute`. Of a validation or test, what is not a number is in `run.collected` by its name. A
+            `MetricCollection` may stand for the dict. Read only when they are logged. Without a `loss_fn`, metrics get
+            the `logits` of the outputs, and the column `labels` unless `targets` names another.
 
     Raises:
-        TypeError: the model is not a `nn.Module`, or a metric is neither of these; in a run, a batch is not a pair.
-        ValueError: a metric is called `loss`.
+        TypeError: the model is not a `nn.Module`, or a metric is neither of these; in a run, a batch is not a pair, or
+            not a dict.
+        ValueError: a metric is called `loss`, or only one of `inputs` and `targets` is given with a `loss_fn`.
     """
+
+    _columns: Columns | None = None
 
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: Callable[[Any, Any], Tensor] | nn.Module,
+        loss_fn: Callable[[Any, Any], Tensor] | nn.Module | None = None,
         *,
+        inputs: str | Sequence[str] | None = None,
+        targets: str | None = None,
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Supervised(model, loss_fn) takes an nn.Module as its model, got {type(model).__name__}.")
-        if not isinstance(metrics, Mapping | None):
-            raise TypeError(
-                f"metrics= takes a dict of metrics by name, as in {{'accuracy': accuracy}}, got {metrics!r}."
-            )
-        self.metrics = dict(metrics or {})
-        for name, metric in self.metrics.items():
-            if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
-                raise TypeError(
-                    f"The metric {name!r} is a function of (outputs, targets), or an object with update(outputs, "
-                    f"targets), compute() and reset(); got {metric!r}."
-                )
-        if "loss" in self.metrics:
-            raise ValueError("A metric cannot be called 'loss': that is the loss itself.")
+        self.metrics: dict[str, Any] = {}
+        if metrics is not None:
+            from .metrics.objects import named_metrics
+
+            self.metrics = named_metrics(metrics)
         self.model = model
+        if loss_fn is None or inputs is not None or targets is not None:
+            from .data.columns import Columns, loss_of_model
+
+            self._columns = Columns(loss_fn, inputs, targets)
+            loss_fn = loss_fn or loss_of_model
         self.loss_fn = loss_fn
 
     def training_step(self, run: Run, batch: Any) -> Tensor:
         """Return the loss; the outputs are `run.outputs` until the batch ends, if there are handlers."""
-        if isinstance(batch, _NOT_PAIRS):
-            raise _no_pair(batch)
-        try:
-            inputs, targets = batch
-        except (TypeError, ValueError) as error:
-            raise _no_pair(batch) from error
-        outputs = self.model(inputs)
+        outputs, targets = self._forward(batch)
         if run.bus.receiver_count:
             run.outputs = outputs
         if self.metrics and run.tracks:
             weight = size_counter(self)(batch)
-            for name, value in self._measure(outputs.detach(), targets):
+            for name, value in self._measure(outputs, targets):
                 run.track(name, value, weight)
         return self.loss_fn(outputs, targets)
 
     def validation_step(self, run: Run, batch: Any) -> Evaluation:
         """Return the loss and the metrics."""
-        if isinstance(batch, _NOT_PAIRS):
-            raise _no_pair(batch)
-        try:
-            inputs, targets = batch
-        except (TypeError, ValueError) as error:
-            raise _no_pair(batch) from error
-        run.outputs = outputs = self.model(inputs)
-        return {"loss": self.loss_fn(outputs, targets), **dict(self._measure(outputs, targets))}
+        outputs, targets = self._forward(batch)
+        run.outputs = outputs
+        return {"loss": self.loss_fn(outputs, targets), **dict(self._measure(outputs, targets) if self.metrics else ())}
 
     def predict_step(self, run: Run, batch: Any) -> Any:
         """Return what the model returns for the inputs of a batch, which may come with targets or without.
 
         A list or tuple of two is taken for (inputs, targets), of one for (inputs,); all else is the inputs themselves.
+        Of a model that computes its own loss, the outputs are the `logits`.
         """
+        if self._columns is not None:
+            return self._columns.predict(self.model, batch)
         is_pair = type(batch) in (list, tuple) and len(batch) in (1, 2)
         return self.model(batch[0] if is_pair else batch)
 
     def validation_names(self) -> Iterable[str] | None:
         """Return `loss` and the names of the metrics, unless a subclass measures by a step of its own."""
-        return ("loss", *self.metrics) if type(self).validation_step is Supervised.validation_step else None
+        is_known = type(self).validation_step is Supervised.validation_step and "" not in self.metrics
+        return ("loss", *self.metrics) if is_known else None
+
+    def _forward(self, batch: Any) -> tuple[Any, Any]:
+        """Return the outputs of the model, and the targets."""
+        if self._columns is not None:
+            return self._columns.forward(self.model, batch)
+        if batch.__class__ not in _PAIRS and isinstance(batch, Mapping | Tensor):
+            raise _no_pair(batch)
+        try:
+            inputs, targets = batch
+        except (TypeError, ValueError) as error:
+            raise _no_pair(batch) from error
+        return self.model(inputs), targets
 
     def _measure(self, outputs: Any, targets: Any) -> Iterator[tuple[str, Any]]:
-        for name, metric in self.metrics.items():
-            try:
-                is_object = hasattr(metric, "compute") and is_metric_object(metric)
-                value = _measured(metric, outputs, targets) if is_object else metric(outputs, targets)
-            except Exception as error:
-                from .metrics.means import describe_metric
+        from .metrics.objects import measure
 
-                error.add_note(describe_metric(name, outputs, targets))
-                raise
-            yield name, value
-
-
-def _measured(metric: Any, outputs: Any, targets: Any) -> Any:
-    from .metrics.means import Measured
-
-    return Measured(metric, outputs, targets)
+        return measure(self.metrics, outputs if self._columns is None else self._columns.measured(outputs), targets)
 
 
 def _no_pair(batch: Any) -> TypeError:
     """Return what to raise where a batch is not a pair: a dict or a tensor would come apart into keys or rows."""
-    if isinstance(batch, dict):
-        return TypeError(
-            f"Supervised takes batches of (inputs, targets), got a dict with the keys {sorted(map(str, batch))}. Of a "
-            f"Ray dataset, name the two columns in their order: loader_params={{'columns': ('image', 'label')}}. Of "
-            f"others, give a collate_fn that makes pairs, or subclass Task, whose training_step(run, batch) gets the "
-            f"dict."
-        )
+    if isinstance(batch, Mapping):
+        from .data.columns import not_pairs
+
+        return not_pairs(batch)
     from .checkpoint.unseen.values import describe
 
     parts = f": {', '.join(map(describe, batch[:8]))}" if isinstance(batch, list | tuple) else ""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from ...core.checkpoint import storage
 from ...core.checkpoint.state.compatibility import load_scheduler
+from ...core.checkpoint.state.frozen import with_frozen
 from ...core.checkpoint.state.ranks import load_parts
 from ...core.checkpoint.storage import State
 from ...core.distributed.ranks.failure import on_main
@@ -69,7 +70,7 @@ def load_best(run: Run, best: storage.Entry | None, monitor: Monitor, extent: Ex
     best = on_main(run.engine, partial(_check, best, read))
     if best is None or best.judged_by is None:
         return ""
-    saved = share_state(run.engine, best.path, next(iter(read), None))
+    saved = with_frozen(share_state(run.engine, best.path, next(iter(read), None)), run.modules)
     context = run
     optimizers = context.optimizers if extent == "everything" else {}
     load_parts(context, saved, optimizers, best.path)

@@ -46,7 +46,7 @@ from .resume import ResumePoint, find, read, share_state
 from .retention import Retention
 from .run_names import ON_EXISTING, OnExisting, claim_name
 from .save_requests import SaveRequests
-from .weights_only import NoProof, check_options, full_ones, warn_at_start
+from .weights_only import Capture, NoProof, check_options, full_ones, warn_at_start
 from .writers import BackgroundWriter, LoopWriter, Writer
 
 
@@ -99,6 +99,9 @@ class Checkpoint(Plugin):
             resume them: small files, which `load_weights`, `trainer.test(weights=...)` and `checkpoint export` read.
             Retention, names and `load_best="weights"` are the same. For a training that can be resumed, register
             another `Checkpoint` in another folder, `Checkpoint("runs/x/weights", weights_only=True).named("weights")`.
+        trained_only: leave out parameters that require no gradient and have not changed since the run began, such as
+            the base model of LoRA. The program that resumes the file, or loads its weights, must have the same ones,
+            which is verified by their digests. Not for an engine that divides weights, such as `FSDPEngine`.
         restore_attributes: at a resume, give plain attributes of the task and its modules that no `state_dict` holds,
             such as a counter or an annealed dropout, the values that the training gave them. What was restored is in
             `result.resume.restored`; anything else that differs is a reason in `result.resume.reasons`.
@@ -137,12 +140,14 @@ class Checkpoint(Plugin):
         on_difference: OnDifference = "note",
         on_existing: OnExisting = "new_name",
         weights_only: bool = False,
+        trained_only: bool = False,
     ) -> None:
         if keep_last is not None:
             keep_last = check_whole_number("keep_last", keep_last, at_least=1, or_else="None for all")
         keep_best = check_whole_number("keep_best", keep_best, at_least=0)
         flags = {"background": background, "restore_attributes": restore_attributes, "weights_only": weights_only}
         flags["monitor_required"] = monitor_required
+        flags["trained_only"] = trained_only
         for name, flag in flags.items() if sharded is None else {**flags, "sharded": sharded}.items():
             check_flag(name, flag, or_else="None" if name == "sharded" else "")
         check_best(keep_best, monitor, mode, load_best, required=monitor_required)
@@ -166,6 +171,7 @@ class Checkpoint(Plugin):
         self.batch_change, self.sharded, self.background = batch_change, sharded, background
         self.restore_attributes, self.weights_only = restore_attributes, weights_only
         self.on_existing: OnExisting = on_existing
+        self.trained_only = trained_only
         self.monitor = None if monitor is None else Monitor(monitor, mode)
         self.monitor_required = monitor_required
         ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
@@ -179,7 +185,8 @@ class Checkpoint(Plugin):
         self._proof = NoProof() if weights_only else Proof(on_difference)
         self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
         kind = BackgroundWriter if background else LoopWriter
-        self._writer: Writer = kind(weights_only=weights_only)
+        self._capture = Capture(weights_only=weights_only, trained_only=trained_only)
+        self._writer: Writer = kind(self._capture)
         self._store: storage.Store | None = None
         self._found, self._replaces = ResumePoint(), list[storage.Entry]()
         self._name = ""  # what the names of its files begin with, when that is known
@@ -198,7 +205,7 @@ class Checkpoint(Plugin):
         if self.monitor is not None and self.monitor.can_come(run):
             best = f" and the best {self._kept.keep_best} by {way} {self.monitor.name}"
         back = f", loads the best {self.load_best} back at the end" if self.load_best else ""
-        what = "weights" if self.weights_only else "checkpoints"
+        what = ("weights" if self.weights_only else "checkpoints") + " of what is trained" * self.trained_only
         when = "" if self.every is None else f" {self.every} and at the end"
         return f"writes {what} to {self.folder}{when}, keeps {kept}{best}{back}"
 
@@ -256,6 +263,7 @@ class Checkpoint(Plugin):
         training_id, self._proof.name, path, notes, warning = on_main(run.engine, look)
         run.training_id = training_id
         self._kept.begin(())
+        self._capture.begin(run)
         self._writer.begin(run)
         self._proof.begin(run, self.folder)
         for note in [*notes, *self._untried]:

@@ -1,10 +1,13 @@
-"""What is different for a `Checkpoint` that saves only weights: nothing is resumed from it, and it says so."""
+"""What of a run's state is saved; where it is only the weights, nothing is resumed from it, and that is said."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...core.checkpoint.state.frozen import FrozenWeights
+from ...core.engines.sharded.states import ShardingEngine
 from ...events import Run
 from .repeated.proof import Proof
 
@@ -14,6 +17,49 @@ OF_A_RESUME: dict[str, Any] = {
     "restore_attributes": True,
     "on_difference": "note",
 }
+
+
+class Capture:
+    """Takes the state of a run, or a part of it.
+
+    Args:
+        weights_only: only the weights.
+        trained_only: of the weights, only what is trained, and the digests of the others.
+    """
+
+    def __init__(self, *, weights_only: bool, trained_only: bool) -> None:
+        self.weights_only = weights_only
+        self._frozen = FrozenWeights() if trained_only else None
+
+    def begin(self, run: Run) -> None:
+        """Look at what is frozen when a run begins.
+
+        Raises:
+            ValueError: the weights are divided among ranks.
+        """
+        if self._frozen is None:
+            return
+        if isinstance(run.engine, ShardingEngine):
+            raise ValueError(
+                f"trained_only=True is for an engine that has whole weights, and a {type(run.engine).__name__} divides "
+                f"them: leave it out, or train with DDPEngine."
+            )
+        if all(each.requires_grad for module in run.modules.values() for each in module.parameters()):
+            run.warn(
+                "Checkpoint(trained_only=True) leaves out frozen weights, and all of this task are trained: freeze the "
+                "others with requires_grad_(False), or leave the option out."
+            )
+        self._frozen.begin(run.modules)
+
+    def __call__(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the live state, without what is left out; on several ranks a collective."""
+        state = run.state_dict(shards, weights_only=self.weights_only)
+        return state if self._frozen is None else self._frozen.without(run.modules, state)
+
+    def weights(self, run: Run) -> Mapping[str, Any]:
+        """Return the weights alone."""
+        weights = {name: module.state_dict() for name, module in run.modules.items()}
+        return weights if self._frozen is None else self._frozen.without(run.modules, {"modules": weights})["modules"]
 
 
 class NoProof(Proof):

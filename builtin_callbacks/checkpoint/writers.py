@@ -11,6 +11,7 @@ from ...core.distributed.ranks.failure import WorkOutcome, on_main, outcome_of, 
 from ...events import BatchEnd, Engine, Handle, Lane, Run
 from .background import BackgroundWorker
 from .buffers import Buffers, sizes_of
+from .weights_only import Capture
 
 T = TypeVar("T")
 WORTH_REPORTING = 0.1  # seconds that the loop was held up
@@ -56,20 +57,20 @@ class LoopWriter:
     """Writes at once, while the loop waits.
 
     Args:
-        weights_only: of the run's state, only the weights.
+        capture: returns the run's state, or what is saved of it.
     """
 
     is_idle = True
 
-    def __init__(self, *, weights_only: bool = False) -> None:
-        self._weights_only = weights_only
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
 
     def begin(self, run: Run) -> None:
         """Do nothing: there is nothing to prepare."""
 
     def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the live state: nothing changes it while it is written."""
-        return run.state_dict(shards, weights_only=self._weights_only)
+        return self._capture(run, shards)
 
     def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
         """Do the work now."""
@@ -97,11 +98,11 @@ class BackgroundWriter:
     they vote goes by `_awaited` only, which is set and cleared by all at the same places.
 
     Args:
-        weights_only: of the run's state, only the weights.
+        capture: returns the run's state, or what is saved of it.
     """
 
-    def __init__(self, *, weights_only: bool = False) -> None:
-        self._weights_only = weights_only
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
         self._worker, self._buffers = BackgroundWorker(), Buffers()
         self._handle: Handle | None = None
         self._engine: Engine | None = None
@@ -121,8 +122,8 @@ class BackgroundWriter:
         self._saves, self._held_up, self._worker.waited = 0, 0, 0.0
         self._meet(run)
         if run.engine.is_main:
-            self._reserve({name: module.state_dict() for name, module in run.modules.items()})
-            self._waits_for_step = not self._weights_only
+            self._reserve(self._capture.weights(run))
+            self._waits_for_step = not self._capture.weights_only
         self._listen(run)
 
     def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -131,7 +132,7 @@ class BackgroundWriter:
         self._wait()
         self._saves += 1
         self._listen(run)
-        state = run.state_dict(shards, weights_only=self._weights_only)
+        state = self._capture(run, shards)
         return self._buffers.copy(state) if run.engine.is_main else state
 
     def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
@@ -277,9 +278,8 @@ class BackgroundWriter:
     def _own_state(self, run: Run) -> Any:
         """Return what takes the room of a state; on several ranks without asking the others for theirs."""
         if self._engine is None:
-            return run.state_dict()
-        parts = [*run.modules.values(), *run.optimizers.values()]
-        return [part.state_dict() for part in parts]
+            return self._capture(run)
+        return [self._capture.weights(run), *(each.state_dict() for each in run.optimizers.values())]
 
 
 def _watched(run: Run, work: Callable[[], T]) -> Callable[[], T]:

@@ -59,9 +59,13 @@ def export_weights(
     else:
         shared = 0
         _write(out, weights, lambda path: torch.save(compact(weights), path), files)
+    left = file.frozen.get(name, {})
     said = ", ".join(f"{key} {value}" for key, value in known.items())
     ties = f"; {shared} names share the tensor of another name, and the file holds that tensor once" if shared else ""
-    return f"{out}: {len(weights)} tensors, {out.stat().st_size / 1e6:,.3f} MB" + f" ({said})" * bool(said) + ties
+    lacks = f"; {len(left)} frozen ones are not in it: only what was trained was saved" if left else ""
+    return (
+        f"{out}: {len(weights)} tensors, {out.stat().st_size / 1e6:,.3f} MB" + f" ({said})" * bool(said) + ties + lacks
+    )
 
 
 def _chosen(file: WeightsFile, module: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from ..distributed.ranks.failure import on_main
 from ..engines.options import modules_of
 from ..engines.weights import check_fits, find_average, load_average, load_module, measured_average
 from .shared_state import share
+from .state.frozen import own_weights
 from .weights_files import UNNAMED, WHICH, Of, WeightsFile, Which, find_weights, read_weights
 
 Pairs = dict[str, tuple[str, nn.Module]]  # by the name in the task: the name in the file, and the module
@@ -89,6 +90,7 @@ def load_into(
     """Load the weights that were read from a file; see `load_weights`."""
     plugin = measured_average({"plugins": file.plugins}) if average is None else average or None
     try:
+        file = _with_frozen(task, file)
         pairs = _pairs(task, file, module)
         modules = {of or name: each for name, (of, each) in pairs.items()}
         saved = {of or name: _with_ties(each, file.modules[of]) for name, (of, each) in pairs.items()}
@@ -104,6 +106,14 @@ def load_into(
         raise ValueError(f"{file.path}: {error}") from error
     names = tuple(of for of, _ in pairs.values())
     return LoadedWeights(file.path, names, plugin, dict(file.metrics), file.step, file.skipped)
+
+
+def _with_frozen(task: Any, file: WeightsFile) -> WeightsFile:
+    """Return the weights with the frozen ones that the file lacks: those of the task, if they are the same."""
+    own = modules_of(task)
+    alone = next(iter(own.values())) if len(own) == 1 else None
+    found = {name: own_weights(name, own.get(name, alone), each) for name, each in file.frozen.items()}
+    return replace(file, modules={name: {**each, **found.get(name, {})} for name, each in file.modules.items()})
 
 
 def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Path | str, run_name: str) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..engines.weights import EXTRA_STATE
 from ..system.extras import require
 from . import conversion, helios
+from .state.frozen import FROZEN
 from .state.ranks import join_weights
 from .storage import reader
 from .storage.best_order import best_first
@@ -41,6 +42,7 @@ class WeightsFile:
         step: the optimizer steps by then, None where that is not known.
         run_name: the run that wrote it, None where that is not known.
         skipped: why newer checkpoints of the folder were not taken.
+        frozen: the digests of weights that the file lacks, by module and name: the program has them.
     """
 
     path: Path
@@ -50,6 +52,7 @@ class WeightsFile:
     step: int | None = None
     run_name: str | None = None
     skipped: tuple[str, ...] = ()
+    frozen: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,8 @@ def read_weights(path: Path) -> WeightsFile:
             return WeightsFile(path, {UNNAMED: content})
     state = conversion.load_any(path)
     modules = join_weights(state, path)
-    return WeightsFile(path, modules, state["plugins"], state["metrics"], state["progress"]["steps"], state["run_name"])
+    facts = state["metrics"], state["progress"]["steps"], state["run_name"]
+    return WeightsFile(path, modules, state["plugins"], *facts, frozen=state.get(FROZEN, {}))
 
 
 def _candidates(folder: Path, which: Which, of: Of) -> list[Entry]:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from torch.utils.data import DataLoader
 
+from ...events.checks import known_names
 from .evaluation_sets import limits_of, named_sets, plain_sets
 from .loaders import (
     ONLY_TRAINING,
@@ -86,6 +87,10 @@ def split_params(params: Any, phases: Iterable[Any]) -> tuple[Any, dict[str, Any
 
 def _check_params(common: Any, named: Named, phases: Iterable[Any], others: list[Any]) -> None:
     given = list(_given(phases))
+    streams = [name for name, _ in given if name]
+    for name, each in common.items() if streams and isinstance(common, dict) else ():
+        if isinstance(each, dict) and name not in LoaderParams.__annotations__:
+            raise ValueError(f"loader_params= has no stream {name!r}.{known_names(str(name), streams)}")
     check_params(common, [*(data for _, data in given), *others])
     for name, params in named.items():
         check_params(params, [data for each, data in given if each == name])

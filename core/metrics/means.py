@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from copy import deepcopy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from .objects import (
+    Computed,
+    Measured,
+    compute_values,
+    describe_metric,
+    describe_other,
+    fresh_copy,
+    load_object,
+    object_state,
+)
 
 FOLD = 64
 EVALUATIONS = ("validation", "test")
@@ -69,34 +79,25 @@ class Sum:
         return self.part
 
 
-class Measured:
-    """What a metric object is updated with: an object with `update`, `compute` and `reset`, as of torchmetrics.
-
-    Args:
-        metric: the user's object. It is only copied: the copy in use begins with each log, and with each set.
-        outputs: of the model.
-        targets: of the batch.
-    """
-
-    __slots__ = ("metric", "outputs", "targets")
-
-    def __init__(self, metric: Any, outputs: Any, targets: Any) -> None:
-        self.metric, self.outputs, self.targets = metric, outputs, targets
-
-
 class Means:
     """Weighted running means by name. Adding never waits for the device; `read` waits once.
 
     Metric objects are kept beside them: they compute their value when it is read.
 
+    Args:
+        note: is given a line about each value of a metric object that is not a number.
+
     Attributes:
         batch: the number of the batch in hand, where values of an evaluation are kept by batch.
         weights: what the means that were read last are of, by their names; metric objects have none.
         totals: the sum and its weight of all that was read so far, by name.
+        others: what metric objects computed at the last reading that is not a number, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str], None] | None = None) -> None:
         self.batch = 0
+        self.others: dict[str, Any] = {}
+        self.note = note
         self.weights: dict[str, float] = {}
         self.totals: dict[str, tuple[float, float]] = {}
         self._sums: dict[str, Sum] = {}
@@ -129,7 +130,7 @@ class Means:
 
     def for_evaluation(self) -> Means:
         """Return new means for one set of an evaluation."""
-        return Means()
+        return Means(self.note)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums and the states of the metric objects by name."""
@@ -166,21 +167,23 @@ class Means:
         self.totals = added(self.totals, sums)
         metrics = {f"{scope}/{name}": value / weight for name, (value, weight) in sums.items() if weight}
         self.weights = {f"{scope}/{name}": weight for name, (_, weight) in sums.items() if weight}
-        for name, value in self.computed().items():
-            metrics[f"{scope}/{name}"] = value
+        values, self.others = self.computed()
+        metrics |= {f"{scope}/{name}": value for name, value in values.items()}
+        if self.note is not None:
+            for name, value in self.others.items():
+                self.note(describe_other(name, value))
         for each in self._objects.values():
             each.reset()
         self._idle |= self._objects
         self._sums, self._objects, self._saved = {}, {}, {}
         return metrics
 
-    def computed(self) -> dict[str, float]:
+    def computed(self) -> Computed:
         """Return what the metric objects have computed; of one that computes several values, `<name>/<key>` for each.
 
-        Raises:
-            ValueError: a value is not a scalar.
+        The first dict has the numbers, the second all else, such as a confusion matrix.
         """
-        return compute_scalars(self._objects)
+        return compute_values(self._objects)
 
     def _update(self, name: str, value: Measured) -> None:
         if (own := self._objects.get(name)) is None:
@@ -221,75 +224,6 @@ def own_name(name: str, phase: str) -> str:
             f"{name!r} cannot be tracked in {phase}, where each value becomes {phase}/<name>: track {rest!r}."
         )
     return name
-
-
-def fresh_copy(metric: Any, outputs: Any = None) -> Any:
-    """Return a copy of a metric object as it is before its first update, on the device of the outputs."""
-    own = deepcopy(metric)
-    if isinstance(own, nn.Module) and isinstance(outputs, Tensor):
-        own.to(outputs.device)
-    own.reset()
-    return own
-
-
-def compute_scalars(objects: Mapping[str, Any]) -> dict[str, float]:
-    """Return the value of each metric object, or its values by name.
-
-    Raises:
-        ValueError: a value is not a scalar.
-    """
-    computed: dict[str, Any] = {}
-    for name, metric in objects.items():
-        value = metric.compute()
-        computed |= (
-            {f"{name}/{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
-        )
-    for name, value in computed.items():
-        if isinstance(value, Tensor):
-            check_scalar(name, value)
-    return {name: float(value) for name, value in computed.items()}
-
-
-def describe_metric(name: str, outputs: Any, targets: Any) -> str:
-    """Return which metric failed, and what it was given, as a note for its error."""
-    given = (str(list(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in (outputs, targets))
-    return f"heliograph: in the metric {name!r}, given outputs and targets of {' and '.join(given)}"
-
-
-def object_state(metric: Any) -> dict[str, Any]:
-    """Return the state of a metric object, which a resume continues from.
-
-    That is the one of its own `state_dict`; of torchmetrics, whose is empty, what it adds up; of others the attributes,
-    if all of them are plain types and tensors. Else it is empty, and the next log covers what comes after the resume.
-    """
-    if isinstance(metric, nn.Module):
-        parts = {path: part for path, part in metric.named_modules() if hasattr(part, "_defaults")}
-        names = {path: (*part._defaults, "_update_count") for path, part in parts.items()}
-        return {f"{path}.{name}": getattr(parts[path], name, 0) for path, own in names.items() for name in own}
-    if callable(getattr(metric, "load_state_dict", None)):
-        return dict(metric.state_dict())
-    state = dict(vars(metric))
-    return state if is_plain(state) else {}
-
-
-def load_object(metric: Any, state: Mapping[str, Any]) -> None:
-    """Continue from a saved state."""
-    own = deepcopy(dict(state))
-    if callable(getattr(metric, "load_state_dict", None)) and not isinstance(metric, nn.Module):
-        metric.load_state_dict(own)
-        return
-    for name, value in own.items():
-        path, _, attribute = name.rpartition(".")
-        setattr(metric.get_submodule(path) if isinstance(metric, nn.Module) else metric, attribute, value)
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether a value is of plain types and tensors, as checkpoints hold them."""
-    if type(value) in (list, tuple):
-        return all(is_plain(each) for each in value)
-    if type(value) is dict:
-        return all(is_plain(each) for pair in value.items() for each in pair)
-    return type(value) in (bool, int, float, str, bytes, type(None), Tensor)
 
 
 def check_scalar(name: str, value: Tensor) -> None:

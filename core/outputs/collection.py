@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...events import Control, Engine
@@ -121,9 +121,17 @@ class Collection:
         """
         self._finish({key: self._parts.get(key, _parts(key[1])).gather(engine) for key in sorted(keys)})
 
+    def hold(self, dataset: str, values: Mapping[str, Any]) -> None:
+        """Add what was computed of a whole set, by name; what was collected under the same name stays."""
+        self.whole = Collected({_named(dataset, name): each for name, each in values.items()} | self.whole)
+
     def _finish(self, joined: dict[Key, Any]) -> None:
         self._parts.clear()
-        self.whole.update({f"{dataset}/{name}" if dataset else name: each for (dataset, name), each in joined.items()})
+        self.whole.update({_named(*key): each for key, each in joined.items()})
+
+
+def _named(dataset: str, name: str) -> str:
+    return f"{dataset}/{name}" if dataset else name
 
 
 def _parts(name: str) -> Parts:

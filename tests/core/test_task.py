@@ -192,7 +192,7 @@ PAIRS = r"^Supervised takes batches of \(inputs, targets\), got "
         (torch.ones(2, 4), r"a tensor \[2, 4\]\. .* Or subclass Task"),  # whose two rows are no pair
         (torch.ones(3, 4), r"a tensor \[3, 4\]\. "),
         (3, r"an int\. "),
-        ({"inputs": 1, "targets": 2}, r"a dict with the keys \['inputs', 'targets'\]"),
+        ({"inputs": 1, "targets": 2}, r"a dict with the keys \['inputs', 'targets'\]\. Name its columns: Supervised"),
     ],
 )
 def test_a_batch_that_is_not_a_pair_is_refused(batch: Any, found: str) -> None:
@@ -234,3 +234,34 @@ def test_a_task_may_be_a_plugin_too(tmp_path: Path) -> None:
     saved = torch.load(result.last_checkpoint, weights_only=True)
     assert torch.equal(saved["modules"]["model"]["weight"], model.weight)
     assert "own" in saved["plugins"]
+
+
+class Detached(Supervised):
+    """Returns a loss that leads back to no weight."""
+
+    def training_step(self, run: Run, batch: Any) -> Tensor:
+        return super().training_step(run, batch).detach()
+
+
+def test_a_loss_without_a_gradient_is_explained() -> None:
+    with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad") as raised:
+        kit.fit(task=Detached(nn.Linear(4, 2), nn.functional.cross_entropy))
+    note = "heliograph: the loss that Detached.training_step returned leads back to no weight: return it as computed, "
+    assert any(each.startswith(note) for each in raised.value.__notes__)
+    frozen = nn.Linear(4, 2).requires_grad_(False)
+    with pytest.raises(RuntimeError) as raised:
+        kit.fit(
+            task=Supervised(frozen, nn.functional.cross_entropy),
+            optimizer=torch.optim.SGD(frozen.parameters(), lr=0.1),
+        )
+    assert any("can train nothing, as all parameters of the task are frozen" in each for each in raised.value.__notes__)
+
+
+def test_another_error_is_left_as_it_is() -> None:
+    class Fails(Detached):
+        def training_step(self, run: Run, batch: Any) -> Tensor:
+            raise RuntimeError("element 0 of tensors does not require grad, says the user")
+
+    with pytest.raises(RuntimeError, match="says the user") as raised:
+        kit.fit(task=Fails(nn.Linear(4, 2), nn.functional.cross_entropy))
+    assert not any("the loss that" in each for each in raised.value.__notes__)

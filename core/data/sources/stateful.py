@@ -43,6 +43,8 @@ class StatefulSource(Stateless):
         if given is not None:
             self.loader.load_state_dict(deepcopy(given["loader"]))
         set_epoch(self.loader, reading.epoch)
+        if isinstance(self.loader, DataLoader):  # one of `datasets` would begin each epoch where it was resumed
+            set_epoch(self.loader.dataset, reading.epoch)
         if not reading.apart:
             return self._follow(iter(self.loader), reading)
         if given is not None and not reading.batch:
@@ -58,6 +60,11 @@ class StatefulSource(Stateless):
         if (sampler := _forgetful(self.loader)) is not None:
             kind = type(self.loader).__name__
             return "not exact", (f"a {type(sampler).__name__} in a {kind} saves no state: its order may be another",)
+        if _loses_buffer(getattr(self.loader, "dataset", self.loader)):
+            return "not exact", (
+                "the state of an IterableDataset of `datasets` has no samples of its shuffle buffer, which is filled "
+                "with others: give it in a torch DataLoader, which is read again up to the position",
+            )
         if isinstance(self.loader, DataLoader) and not self.loader.num_workers:
             return EXACT
         who = "its workers draw" if isinstance(self.loader, DataLoader) else "it draws"
@@ -134,6 +141,18 @@ def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> Probe:
     except Exception as error:  # noqa: BLE001  # it may take no numbers; the run reads it in the loader's own way
         probe.leave_out(f"{type(error).__name__}: {error}")
     return probe
+
+
+def _loses_buffer(dataset: Any) -> bool:
+    """Return whether a dataset is an iterable one of `datasets` with a shuffle buffer, which no state of it holds."""
+    level = [getattr(dataset, "_ex_iterable", None)]
+    while level:
+        if any(type(each).__name__.startswith("BufferShuffled") for each in level):
+            return True
+        inner = [getattr(each, "ex_iterable", None) for each in level if each is not None]
+        several = [part for each in level for part in getattr(each, "ex_iterables", ())]
+        level = [each for each in (*inner, *several) if each is not None]
+    return False
 
 
 def _forgetful(loader: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from itertools import groupby
-from math import isnan
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ....events import Engine
-from ...metrics.means import Means, Measured, Totals, added, check_scalar, compute_scalars, fresh_copy
+from ...data.draws.equality import same
+from ...metrics.means import Means, Totals, added, check_scalar
+from ...metrics.objects import Computed, Measured, compute_values, fresh_copy
 
 
 class SharedMeans(Means):
@@ -22,16 +24,17 @@ class SharedMeans(Means):
 
     Args:
         engine: connects the ranks.
+        note: see `Means`.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__()
+    def __init__(self, engine: Engine, note: Callable[[str], None] | None = None) -> None:
+        super().__init__(note)
         self._engine = engine
         self._of_ranks: list[list[str]] = []  # the names of their metric objects
 
     def for_evaluation(self) -> Means:
         """Return new means for one set of an evaluation: its values are added up when all ranks have theirs."""
-        return Terms()
+        return Terms(self.note)
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """Return the sum of all ranks and its weight by name. A collective."""
@@ -43,21 +46,24 @@ class SharedMeans(Means):
             totals = added(totals, sums)
         return totals
 
-    def computed(self) -> dict[str, float]:
+    def computed(self) -> Computed:
         """Return what the metric objects of all ranks have computed; after `sums`. A collective."""
         return compute_together(self._objects, self._of_ranks, self._engine)
 
 
-def compute_together(objects: dict[str, Any], of_ranks: Sequence[Sequence[str]], engine: Engine) -> dict[str, float]:
+def compute_together(objects: dict[str, Any], of_ranks: Sequence[Sequence[str]], engine: Engine) -> Computed:
     """Return what metric objects compute together, each of which synchronises itself, as those of torchmetrics do.
 
-    Every rank calls `compute` of each of them, in the same order. A rank that had no batch does it with a copy that was
-    never updated.
+    Every rank calls `compute` of each of them, in the same order. A rank that had no batch does it with a copy that has
+    added up nothing.
 
     Args:
         objects: those of this rank, by name.
         of_ranks: the names that each rank has.
         engine: connects the ranks.
+
+    Returns:
+        The numbers by name, then what else they compute.
 
     Raises:
         ValueError: what they compute is not the same on all ranks.
@@ -65,24 +71,43 @@ def compute_together(objects: dict[str, Any], of_ranks: Sequence[Sequence[str]],
     names = sorted({name for each in of_ranks for name in each})
     if lacking := {name for name in names if not all(name in each for each in of_ranks)}:
         copies: list[dict[str, Any]] = engine.gather_objects(
-            {name: fresh_copy(each) for name, each in objects.items() if name in lacking}
+            {name: _without_samples(each) for name, each in objects.items() if name in lacking}
         )
         for name in lacking - objects.keys():
-            objects[name] = fresh_copy(next(each[name] for each in copies if name in each))
+            objects[name] = deepcopy(next(each[name] for each in copies if name in each))
             if isinstance(objects[name], nn.Module):
                 objects[name].to(engine.device)
     if not names:
-        return {}
-    values = compute_scalars({name: objects[name] for name in names})
-    computed: list[dict[str, float]] = engine.gather_objects(values)
+        return {}, {}
+    values, others = compute_values({name: objects[name] for name in names})
+    computed: list[dict[str, Any]] = engine.gather_objects({**values, **others})
     for rank, each in enumerate(computed):
         for name, value in computed[0].items():
-            if name not in each or (each[name] != value and not (isnan(value) and isnan(each[name]))):
+            if name not in each or not same(each[name], value):
                 raise ValueError(
                     f"The metric {name!r} is {value} on rank 0 and {each.get(name)} on rank {rank}: a metric object "
                     f"adds up its state over the ranks in compute(), as those of torchmetrics do."
                 )
-    return values
+    return values, others
+
+
+def _without_samples(metric: Any) -> Any:
+    """Return a copy of a metric object that another rank can synchronise, which has no sample.
+
+    Lists of torchmetrics are joined over the ranks as tensors: an empty one must have their type and dimensions, or
+    the collective fails.
+    """
+    own = fresh_copy(metric)
+    if isinstance(own, nn.Module):
+        for path, part in metric.named_modules():
+            empty = own.get_submodule(path)
+            for name, state in getattr(part, "_defaults", {}).items():
+                kept = getattr(part, name)
+                if isinstance(state, list) and kept and isinstance(kept[0], Tensor) and kept[0].ndim:
+                    setattr(empty, name, [kept[0][:0].clone()])
+            if hasattr(part, "_update_count"):
+                vars(empty)["_update_count"] = 1  # or it would warn that it has none
+    return own
 
 
 class Term(NamedTuple):
@@ -111,8 +136,8 @@ Kept = tuple[int, Tensor | float, Tensor | float, bool]
 class Terms(Means):
     """Keeps every value of an evaluation on one of several ranks, so that they add up as one process would add them."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, note: Callable[[str], None] | None = None) -> None:
+        super().__init__(note)
         self._kept: dict[str, list[Kept]] = {}
 
     def add(self, name: str, value: Tensor | float | Measured, weight: float = 1.0) -> None:
@@ -143,7 +168,23 @@ class Terms(Means):
         self._kept.setdefault(name, []).append((self.batch, value, weight, is_sum))
 
 
-def merge_means(of_ranks: Sequence[Mapping[str, Iterable[Term]]], engine: Engine) -> Means:
+class Merged(Means):
+    """The means of all ranks.
+
+    Attributes:
+        together: what their metric objects have computed.
+    """
+
+    together: Computed = ({}, {})
+
+    def computed(self) -> Computed:
+        """Return it."""
+        return self.together
+
+
+def merge_means(
+    of_ranks: Sequence[Mapping[str, Iterable[Term]]], engine: Engine, note: Callable[[str], None] | None = None
+) -> Merged:
     """Return the means of one process that read all batches: the first of every rank, then the second of every rank.
 
     That is bit for bit what it would have come to, where the batches are dealt out in turn.
@@ -151,8 +192,9 @@ def merge_means(of_ranks: Sequence[Mapping[str, Iterable[Term]]], engine: Engine
     Args:
         of_ranks: what each rank kept, by rank.
         engine: where they are added up.
+        note: see `Means`.
     """
-    means = Means()
+    means = Merged(note)
     for name in {name: None for terms in of_ranks for name in terms}:
         terms = [term for each in of_ranks for term in each.get(name, ())]
         for kind, group in groupby(sorted(terms, key=attrgetter("batch")), key=attrgetter("dtype", "device")):

@@ -302,7 +302,7 @@ def test_a_request_that_never_ends_is_said(task: Make, batches: Make, sgd: Any) 
     result = fit([Pages({}, fails)], task(), batches(2), sgd)
     until.set()
 
-    assert result.warnings == ("pages lost the ending (1): the first of them took longer than 0.2 s.",)
+    assert result.warnings == ("pages lost the ending (1): nothing was written for 0.2 seconds.",)
 
 
 def test_no_more_waits_than_there_is_room_for(task: Make, batches: Make, sgd: Any) -> None:

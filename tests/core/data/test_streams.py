@@ -366,7 +366,7 @@ WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
         lambda: {"digit": Samples(2)},
         {"loader_params": {"batch_size": 2, "digt": {"batch_size": 1}}},
         ValueError,
-        "loader_params= has no 'digt'",
+        "loader_params= has no stream 'digt'. Did you mean 'digit'?",
     ),
     "parameters of a loader": (
         lambda: {"a": Samples(2), "b": [1]},

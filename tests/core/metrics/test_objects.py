@@ -22,10 +22,12 @@ from heliograph import (
     Supervised,
     Trainer,
     TrainStart,
+    ValidationEnd,
     ValidationSchedule,
     accuracy,
     on,
 )
+from heliograph.core.metrics.objects import fresh_copy
 from heliograph.tests import kit
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
@@ -71,6 +73,7 @@ class Confusion(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.register_buffer("counted", torch.zeros(()))
         self.reset()
 
     def reset(self) -> None:
@@ -201,13 +204,61 @@ def test_what_is_neither_a_function_nor_an_object_is_refused() -> None:
             kit.linear_classifier(metrics={"f1": given})
 
 
-def test_a_value_for_each_class_is_refused_by_name() -> None:
-    class OfClasses(F1):
-        def compute(self) -> Tensor:
-            return torch.ones(2)
+class Counts(F1):
+    """Computes what is not a number."""
 
-    with pytest.raises(ValueError, match=r"Metric 'f1' must be a scalar to be averaged, got a tensor of shape \[2\]"):
-        Trainer(device="cpu").validate(kit.linear_classifier(metrics={"f1": OfClasses()}), BATCHES)
+    def compute(self) -> Tensor:
+        return self.counts
+
+
+def test_what_is_not_a_number_is_collected_and_noted_once() -> None:
+    task, collected = kit.linear_classifier(metrics={"counts": Counts(), "f1": F1()}), list[Any]()
+    trainer = Trainer([LogSchedule(Every(steps=1)), ValidationSchedule(Every(steps=3))], device="cpu")
+    trainer.bus.on(ValidationEnd, lambda run, event: collected.append(dict(run.collected)))
+    result = kit.fit(trainer, task=task, train=BATCHES, validation={"day": BATCHES[:2], "night": BATCHES[2:]})
+
+    assert "train/counts" not in result.metrics
+    assert "validation/day/counts" not in result.metrics
+    assert [each.keys() for each in collected] == [{"day/counts", "night/counts"}] * 2
+    whole = Counts()
+    for outputs, targets in ((task.model(inputs).detach(), targets) for inputs, targets in BATCHES[2:]):
+        with torch.no_grad():
+            whole.update(outputs, targets)
+    assert collected[1]["night/counts"].tolist() == whole.counts.tolist()
+    (note,) = [each for each in result.notes if "counts" in each]
+    assert note.startswith("the metric 'counts' is a tensor of shape [3], not a number: no log has it; run.collected")
+
+
+def test_a_collection_that_names_its_metrics_stands_for_the_dict() -> None:
+    class Several(Confusion):
+        def keys(self) -> list[str]:
+            return ["seen", "updates"]
+
+    metrics = Trainer(device="cpu").validate(kit.linear_classifier(metrics=Several()), BATCHES).metrics
+    assert (metrics["validation/seen"], metrics["validation/updates"]) == (30, 6)
+    with pytest.raises(TypeError, match=r"takes a dict of metrics by name, .*, or a MetricCollection; got"):
+        kit.linear_classifier(metrics=F1())
+
+
+def test_metrics_get_nested_outputs_without_their_graphs_and_follow_their_device() -> None:
+    class Nested(nn.Linear):
+        def forward(self, inputs: Tensor) -> Any:
+            return {"scores": super().forward(inputs), "parts": [inputs]}
+
+    seen: list[Any] = []
+
+    def share(outputs: Any, targets: Tensor) -> Tensor:
+        seen.append(outputs)
+        return accuracy(outputs["scores"], targets)
+
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs["scores"], targets)
+
+    kit.fit(LogSchedule(Every(steps=1)), task=Supervised(Nested(4, 2), loss, metrics={"share": share}))
+    assert [each["scores"].requires_grad for each in seen] == [False, False]
+
+    own = fresh_copy(Confusion(), {"scores": torch.ones(1, device="meta")})
+    assert own.counted.device.type == "meta"
 
 
 @pytest.mark.parametrize("kind", ["function", "object"])
