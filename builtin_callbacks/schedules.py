@@ -200,7 +200,7 @@ class ValidationSchedule(Schedule):
         at_start: bool = False,
         at_end: bool | None = None,
         required: bool = True,
-        **counter: float,
+        **counter: Unpack[Counter],
     ) -> None:
         super().__init__(when, at_start=at_start, at_end=at_end, **counter)
         check_flag("required", required)
