@@ -42,8 +42,15 @@ def batches(count: int = 4) -> list[Any]:
 def language_model(**options: Any) -> GPT2LMHeadModel:
     """Return a model with dropout, that ties two of its weights."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"vocab_size": 32, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM", **options))
+    sizes: dict[str, Any] = {
+        "loss_type": "ForCausalLM",
+        "vocab_size": 32,
+        "n_positions": 8,
+        "n_embd": 8,
+        "n_layer": 1,
+        "n_head": 2,
+    }
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, **options))
 
 
 def with_adapter() -> Any:
@@ -118,9 +125,11 @@ def test_outputs_and_batches_move_and_predictions_are_the_logits() -> None:
     trainer.bus.on(BatchEnd, lambda run, event: seen.append(run.outputs))
     task = Supervised(language_model())
     kit.fit(trainer, task=task, train=batches())
-    assert type(seen[0]) is CausalLMOutputWithCrossAttentions
-    plain = CausalLMOutputWithCrossAttentions(logits=seen[0].logits.detach())
-    moved = move(plain, torch.device("meta"))
+    (outputs, *_) = seen
+    assert isinstance(outputs, CausalLMOutputWithCrossAttentions)
+    assert outputs.logits is not None
+    plain: Any = CausalLMOutputWithCrossAttentions(logits=outputs.logits.detach())
+    moved: Any = move(plain, torch.device("meta"))
     assert (type(moved), moved.logits.device.type, plain.logits.device.type) == (type(plain), "meta", "cpu")
     assert type(move(batches()[0], torch.device("meta"))) is BatchEncoding
     assert trainer.predict(task, batches()).predictions.shape == (16, 8, 32)
@@ -135,6 +144,6 @@ def test_activations_are_computed_again_with_the_same_dropout() -> None:
             model.activation_checkpointing_enable()
         task = Supervised(model)
         kit.fit(task=task, train=batches())
-        return model.transformer.h[0].mlp.c_fc.weight.detach()
+        return model.get_parameter("transformer.h.0.mlp.c_fc.weight").detach()
 
     assert torch.equal(weights(again=True), weights(again=False))

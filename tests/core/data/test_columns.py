@@ -130,13 +130,13 @@ def test_a_resume_is_exact(tmp_path: Path) -> None:
     whole, _ = fit(tmp_path)
     again, result = fit(tmp_path / "again", resume=tmp_path / "run_epoch_0_iter_2.pth")
     assert result.resume.guarantee == "exact"
-    assert torch.equal(whole.model.layer.weight, again.model.layer.weight)
+    assert all(map(torch.equal, whole.model.parameters(), again.model.parameters()))
 
 
 def trained_together() -> list[list[float]]:
     """Train on the batches on all ranks; return the weights."""
-    task = Supervised(OwnLoss())
-    task.model.dropout.p = 0.0
+    model = OwnLoss()
+    model.dropout.p = 0.0
     trainer = Trainer([RNGCapture(), SaveSchedule(Every(steps=1))], engine=DDPEngine(device="cpu"))
     batches = [{"values": x, "labels": y} for x, y in PAIRS]
     size = trainer.engine.world_size
@@ -144,8 +144,9 @@ def trained_together() -> list[list[float]]:
         {name: torch.cat([each[name] for each in batches[at : at + 2]]) for name in ("values", "labels")}
         for at in (0, 2)
     ]
-    trainer.fit(task, batches if size == 2 else merged, optimizer=kit.sgd(), epochs=1)
-    return task.model.layer.weight.tolist()
+    trainer.fit(Supervised(model), batches if size == 2 else merged, optimizer=kit.sgd(), epochs=1)
+    found: list[list[float]] = model.layer.weight.tolist()
+    return found
 
 
 def test_ranks_train_as_one_process_does(ranks: Pool) -> None:
