@@ -476,9 +476,9 @@ def test_required_is_a_flag_of_validations_only() -> None:
     with pytest.raises(TypeError, match="required is True or False, got 1"):
         ValidationSchedule(epochs=1, required=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="LogSchedule has no argument 'required'"):
-        LogSchedule(epochs=1, required=False)
+        LogSchedule(epochs=1, required=False)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"no argument 'requird'\. Did you mean 'required'"):
-        ValidationSchedule(epochs=1, requird=False)
+        ValidationSchedule(epochs=1, requird=False)  # type: ignore[call-arg]
 
 
 def test_whether_data_are_required_may_change_at_a_resume(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
