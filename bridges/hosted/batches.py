@@ -91,12 +91,16 @@ class BatchMoments(ABC):
         return run.control.drops_step
 
     @closes_on_error
-    def end_step(self) -> None:
-        """Count an optimizer step, or a skipped one where the gradients were dropped."""
+    def end_step(self, *, stepped: bool = True) -> None:
+        """Count an optimizer step, or a skipped one where the gradients were dropped.
+
+        Args:
+            stepped: False where the host has skipped it, as for infinite gradients in half precision.
+        """
         run = self.active
         run.stepping.first.size = 0
-        if run.control.drops_step:
-            run.control.count_skip("skipped_steps")
+        if run.control.drops_step or not stepped:
+            run.control.count_skip("skipped_steps", by_engine=not run.control.drops_step)
             return
         run.progress.steps += 1
         if run.hot.step_end.chain:

@@ -56,16 +56,20 @@ class BoundaryMoments(BatchMoments):
         return Leave(control.stopped, control.should_end_epoch)
 
     @closes_on_error
-    def log(self, metrics: Mapping[str, float]) -> None:
+    def log(self, metrics: Mapping[str, float], *, with_tracked: bool = True) -> None:
         """Log what the host logs, and what plugins track; on several ranks a collective.
 
         Args:
             metrics: by our names, such as `train/loss`.
+            with_tracked: False for what is logged on some ranks only, or within a batch: no collective then, and what
+                plugins asked for is still due.
         """
         run = self.active
-        self._serve("log")
-        tracked = run.means.read("train")
-        publish(run, ev.Log(Metrics({**tracked, **metrics}), run.means.weights))
+        tracked, weights = {}, {}
+        if with_tracked:
+            self._serve("log")
+            tracked, weights = run.means.read("train"), run.means.weights
+        publish(run, ev.Log(Metrics({**tracked, **metrics}), weights))
 
     @closes_on_error
     def begin_validation(self, batches: int | None = None) -> None:

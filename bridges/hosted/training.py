@@ -46,7 +46,7 @@ from .facts import Facts
 from .host import Host
 from .refusals import check_plugins
 from .run import HostedRun
-from .saved import restore
+from .saved import Position, begin_at, move_to, restore
 
 
 class HostedTraining(BoundaryMoments):
@@ -78,13 +78,20 @@ class HostedTraining(BoundaryMoments):
 
     # The training.
 
-    def begin(self, facts: Facts, saved: Mapping[str, Any] | None = None, path: Path | None = None) -> Leave:
+    def begin(
+        self,
+        facts: Facts,
+        saved: Mapping[str, Any] | None = None,
+        path: Path | None = None,
+        position: Position | None = None,
+    ) -> Leave:
         """Begin a run; on several ranks a collective.
 
         Args:
             facts: what the host says of the training.
             saved: what its checkpoint holds of our run, where it resumes.
             path: that checkpoint.
+            position: where the host begins or continues; None for the beginning, or for what `saved` says.
 
         Returns:
             Whether a plugin asks to stop at once, as one does that had stopped the run before.
@@ -98,20 +105,35 @@ class HostedTraining(BoundaryMoments):
         check_plugins(self.plugins, self.host, facts.does, validates=bool(facts.validation))
         self.plugins.check_free()
         self.run = run = self._open(facts)
-        return self._start(run, saved, path)
+        return self._start(run, saved, path, position or Position())
 
     @closes_on_error
-    def _start(self, run: HostedRun, saved: Mapping[str, Any] | None, path: Path | None) -> Leave:
+    def _start(self, run: HostedRun, saved: Mapping[str, Any] | None, path: Path | None, position: Position) -> Leave:
         run.outcome.started = True
+        if saved is None and position.step:
+            begin_at(run, position, path)
         with run.starting():
             self.plugins.reset()
             run.emit(ev.TrainStart())
         if saved is not None:
             restore(run, saved, path)
+        if run.resumed_at is not None:
             run.emit(ev.CheckpointLoaded(path))
         run.log_plan()
-        if not (run.control.has_boundary or run.in_boundary):
-            return Leave(stop=False, end_epoch=False)
+        leave = Leave(stop=False, end_epoch=False)
+        if run.control.has_boundary or run.in_boundary:
+            run.control.agree()
+            leave = self.close_boundary()
+        if run.epoch_is_over and position == (run.progress.epoch + 1, 0, position.step):
+            leave = self._end_saved_epoch(run)
+        elif position.step:
+            move_to(run, position)
+        return leave
+
+    def _end_saved_epoch(self, run: HostedRun) -> Leave:
+        """End an epoch that was saved after its last batch: the host continues with the next."""
+        self.begin_epoch(run.progress.epoch)
+        self.end_epoch(is_over=True)
         run.control.agree()
         return self.close_boundary()
 
