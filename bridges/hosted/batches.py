@@ -39,6 +39,7 @@ class BatchMoments(ABC):
     """
 
     run: HostedRun | None = None
+    _is_counted = False  # whether the samples of the batch are
 
     @property
     def active(self) -> HostedRun:
@@ -55,6 +56,7 @@ class BatchMoments(ABC):
         """Begin a micro-batch: RuntimeError where a plugin replaces it, as the host would not train on the other."""
         run = self.active
         run.work.batch, run.work.in_hand = batch, True
+        self._is_counted = False
         if run.hot.batch_start.chain:
             run.hot.batch_start.emit(run, BATCH_START)
             if run.work.batch is not batch:
@@ -73,10 +75,9 @@ class BatchMoments(ABC):
 
     @closes_on_error
     def end_backward(self, loss: Tensor) -> None:
-        """Take the loss of the micro-batch, whose backward pass is done, and count its samples."""
+        """Take the loss of the micro-batch, whose backward pass is done."""
         run = self.active
         self._take(run, loss)
-        run.progress.samples += run.data.sum_of_all_ranks(run.size_of(run.work.batch))
         run.stepping.first.size += 1
         if run.hot.backward_end.chain:
             run.hot.backward_end.emit(run, BACKWARD_END)
@@ -120,3 +121,6 @@ class BatchMoments(ABC):
 
     def _take(self, run: HostedRun, loss: Tensor) -> None:
         run.work.loss = run.stepping.first.loss = loss
+        if not self._is_counted:
+            self._is_counted = True
+            run.progress.samples += run.data.sum_of_all_ranks(run.size_of(run.work.batch))

@@ -41,6 +41,7 @@ def capture(run: HostedRun) -> dict[str, Any]:
         "control": control,
         "metrics": dict(run.metrics),
         "means": run.means.state_dict(),
+        "totals": {name: list(each) for name, each in run.means.totals.items()},
         "plugins": run.plugins.state_dict(check_plain),
         "plugin_versions": run.plugins.state_versions(),
         "filters": run.plugins.filter_states(run.origin, check_plain),
@@ -79,6 +80,7 @@ def restore(run: HostedRun, saved: Mapping[str, Any], path: Path | None) -> None
     run.control.load_state_dict(own["control"], at_save_point=run.in_boundary)
     run.metrics.update(own["metrics"])
     run.means.load_state_dict(own["means"])
+    run.means.totals = {name: (value, weight) for name, (value, weight) in own["totals"].items()}
     found = run.plugins.load_state_dict(own["plugins"], own["plugin_versions"], path)
     run.plugins.load_filter_states(run.origin, own["filters"])
     resumption.resumed_from, resumption.resumed_at = path, run.origin

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from ...core.engines.contract import LoopEngine
 from ...core.engines.device import DeviceEngine
 from ...core.result import RunResult
 from ...core.run_end import close_run
-from ...events import Bus, Lane, SavePoint
+from ...events import Bus
 from ...events import catalogue as ev
 from ...plugins import Plugins
 from .batches import closes_on_error
@@ -73,7 +74,7 @@ class HostedTraining(BoundaryMoments):
         for plugin in plugins:
             self.plugins.register(plugin)
         self.plugins.load_added()
-        self.bus.on(SavePoint, self._announce, lane=Lane.PERSIST)
+        self.connect_writer(self.bus, host.name)
         self.result: RunResult | None = None
 
     # The training.
@@ -104,6 +105,8 @@ class HostedTraining(BoundaryMoments):
         self.result = None
         check_plugins(self.plugins, self.host, facts.does, validates=bool(facts.validation))
         self.plugins.check_free()
+        if "validation" not in {*facts.does, *self.plugins.declared("asks")}:
+            facts = replace(facts, validation={})  # which this run does not read
         self.run = run = self._open(facts)
         return self._start(run, saved, path, position or Position())
 
@@ -117,6 +120,7 @@ class HostedTraining(BoundaryMoments):
             run.emit(ev.TrainStart())
         if saved is not None:
             restore(run, saved, path)
+        self._samples_logged = run.progress.samples
         if run.resumed_at is not None:
             run.emit(ev.CheckpointLoaded(path))
         run.log_plan()
