@@ -27,7 +27,7 @@ from heliograph.tests.bridges.huggingface.trainers.trainings import Linear, Rows
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-logging.set_verbosity_error()
+logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 torch.set_num_threads(1)
 
 

@@ -93,7 +93,7 @@ def spelt(text: str) -> list[str]:
     return " ".join(words.get(each, each) for each in text.split()).split()
 
 
-EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1}
+EACH_STEP: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_the_order(plugins: list[Any], options: dict[str, Any], expected: str, t
 
 
 def test_the_order_of_a_resumed_training(tmp_path: Path) -> None:
-    saves = {"save_strategy": "steps", "save_steps": 2}
+    saves: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
     trace(tmp_path, rows=6, max_steps=2, **saves)
     assert trace(tmp_path, resume=True, rows=6, max_steps=3, **saves) == spelt(RESUMED)
 
 
 def test_the_order_of_one_that_was_saved_after_the_last_batch_of_an_epoch(tmp_path: Path) -> None:
     """The Trainer continues with the next epoch at once; ours ends the one that was saved before it does."""
-    saves = {"save_strategy": "steps", "save_steps": 2}
+    saves: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
     trace(tmp_path, rows=4, max_steps=2, **saves)
     assert trace(tmp_path, resume=str(tmp_path / "checkpoint-2"), rows=4, max_steps=3, **saves) == spelt(
         RESUMED_AT_EPOCH_END

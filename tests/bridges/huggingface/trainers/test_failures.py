@@ -64,7 +64,7 @@ class Broken(Script):
 
     def _save_checkpoint(self, *args: Any, **options: Any) -> Any:
         self.fail("saving")
-        return super()._save_checkpoint(*args, **options)  # type: ignore[no-untyped-call]
+        return super()._save_checkpoint(*args, **options)
 
 
 @pytest.mark.parametrize("where", ["data", "training_step", "evaluation_loop", "saving"])
@@ -187,7 +187,7 @@ def test_an_evaluation_outside_of_a_training_is_none_of_ours(tmp_path: Path) -> 
     trainer, callback = make(tmp_path, ends, max_steps=2)
     before = trainer.evaluate()
     trainer.train()
-    assert trainer.predict(Rows(2)).metrics is not None  # type: ignore[arg-type]  # a dataset
+    assert trainer.predict(Rows(2)).metrics is not None
     assert before["eval_loss"] > 0
     assert ends.seen == ["run_closed completed at step 2 in train"]
     assert callback.result is not None

@@ -38,7 +38,7 @@ from heliograph.__main__ import main
 from heliograph.tests.bridges.huggingface.trainers.trainings import Rows, make
 from transformers import EarlyStoppingCallback
 
-VALIDATES = {"eval_strategy": "steps", "eval_steps": 1}
+VALIDATES: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
 RISING = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 CURVES = [RISING, [3.0, 2.0, 2.5, 2.0, 1.0, 1.5], [2.0, 2.0, 1.0, 1.0, 1.0, 1.0], [5.0, 6.0, 4.0, 5.0, 6.0, 3.0]]
 
@@ -101,7 +101,7 @@ def test_what_plugins_see(tmp_path: Path) -> None:
 
 def test_metrics_have_our_names(tmp_path: Path) -> None:
     sets = {"a": Rows(4), "a_b": Rows(2)}
-    options = {"logging_strategy": "steps", "logging_steps": 2, "evaluation": sets, **VALIDATES}
+    options: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 2, "evaluation": sets, **VALIDATES}
     trainer, callback = make(tmp_path, EpochMeans(), num_train_epochs=1, **options)
     trainer.train()
     assert callback.result is not None
@@ -177,7 +177,8 @@ def test_a_loss_that_is_not_a_number_drops_its_gradients_and_stops(tmp_path: Pat
     assert callback.result.stopped_by == "nan_guard"
     assert callback.result.progress.skipped_steps == 1
     assert trainer.state.global_step == callback.result.progress.steps + 1
-    assert all(torch.isfinite(each).all() for each in trainer.model.parameters())
+    model: Any = trainer.model
+    assert all(torch.isfinite(each).all() for each in model.parameters())
 
 
 def test_validations_are_measured_on_averaged_weights(tmp_path: Path) -> None:

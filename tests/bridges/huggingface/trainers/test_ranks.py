@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.state import AcceleratorState, GradientState, PartialState  # type: ignore[import-untyped]
 from heliograph import EMA, BatchEnd, LogSchedule, NaNGuard, Plugin, Run, StepEnd, on
 from heliograph.tests.bridges.huggingface.trainers.trainings import Rows, make
 from heliograph.tests.ranks_pool import Pool
@@ -72,11 +72,12 @@ def several(folder: Path) -> dict[str, Any]:
     assert guarded.result is not None
     assert saved.result is not None
     assert resumed.result is not None
+    guarded_model: Any = guard.model
     return {
         "stop": (stopped.result.status, stopped.result.stopped_on_rank, stop.state.global_step),
         "samples": stopped.result.progress.samples,
         "nan": (guarded.result.stopped_by, guarded.result.stopped_on_rank, guard.state.global_step),
-        "finite": all(torch.isfinite(each).all() for each in guard.model.parameters()),
+        "finite": all(torch.isfinite(each).all() for each in guarded_model.parameters()),
         "history": [str(each) for each in saved.result.history if each.verb == "save"],
         "tracked": saved.result.metrics["train/rank"],
         "total": resumed.plugins[AskOnRankOne].total,

@@ -17,8 +17,8 @@ from heliograph.builtin_callbacks.recorder.format.reader import read as read_rec
 from heliograph.tests.bridges.huggingface.trainers import killed
 from heliograph.tests.bridges.huggingface.trainers.trainings import make
 
-SAVES = {"save_strategy": "steps", "save_steps": 2}
-VALIDATES = {"eval_strategy": "steps", "eval_steps": 1}
+SAVES: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+VALIDATES: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_states_survive_json(restores: bool, tmp_path: Path) -> None:
     state = {**PLAIN, "tensors": [torch.arange(3), {"half": torch.tensor(0.5, dtype=torch.float16)}]}
     first, _ = make(tmp_path, Keep(state), max_steps=2, **SAVES)
     first.train()
-    options = {"restore_callback_states_from_checkpoint": restores}
+    options: dict[str, Any] = {"restore_callback_states_from_checkpoint": restores}
     second, callback = make(tmp_path, Keep({"other": 1}), max_steps=3, **SAVES, **options)
     second.train(resume_from_checkpoint=True)
     loaded = callback.plugins[Keep].state

@@ -16,16 +16,16 @@ SPECIAL = ["<pad>", "<eos>", "<unk>"]
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")
 def test_supervised_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    from datasets import Dataset
+    from datasets import Dataset  # type: ignore[import-untyped]
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     names = dict(zip(("pad_token", "eos_token", "unk_token"), SPECIAL, strict=True))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **names)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **names)  # type: ignore[no-untyped-call]
     config = LlamaConfig(
         vocab_size=len(vocabulary), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         pad_token_id=0, eos_token_id=1, bos_token_id=1,

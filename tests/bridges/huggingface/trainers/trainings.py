@@ -56,7 +56,7 @@ class Script(Trainer):
         self.losses = list(losses)
 
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
-        output = super().evaluation_loop(*args, **options)
+        output: Any = super().evaluation_loop(*args, **options)
         if self.losses:
             output.metrics["eval_loss"] = self.losses.pop(0)
         return output
