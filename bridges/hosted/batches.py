@@ -39,6 +39,7 @@ class BatchMoments(ABC):
     """
 
     run: HostedRun | None = None
+    _is_counted = False  # whether the samples of the batch are
 
     @property
     def active(self) -> HostedRun:
@@ -55,6 +56,7 @@ class BatchMoments(ABC):
         """Begin a micro-batch: RuntimeError where a plugin replaces it, as the host would not train on the other."""
         run = self.active
         run.work.batch, run.work.in_hand = batch, True
+        self._is_counted = False
         if run.hot.batch_start.chain:
             run.hot.batch_start.emit(run, BATCH_START)
             if run.work.batch is not batch:
@@ -80,7 +82,6 @@ class BatchMoments(ABC):
         """
         run = self.active
         self._take(run, loss)
-        run.progress.samples += run.data.sum_of_all_ranks(run.size_of(run.work.batch))
         run.stepping.first.size += 1
         if run.hot.backward_end.chain:
             run.hot.backward_end.emit(run, BACKWARD_END)
@@ -95,12 +96,16 @@ class BatchMoments(ABC):
         return run.control.drops_step
 
     @closes_on_error
-    def end_step(self) -> None:
-        """Count an optimizer step, or a skipped one where the gradients were dropped."""
+    def end_step(self, *, stepped: bool = True) -> None:
+        """Count an optimizer step, or a skipped one where the gradients were dropped.
+
+        Args:
+            stepped: False where the host has skipped it, as for infinite gradients in half precision.
+        """
         run = self.active
         run.stepping.first.size = 0
-        if run.control.drops_step:
-            run.control.count_skip("skipped_steps")
+        if run.control.drops_step or not stepped:
+            run.control.count_skip("skipped_steps", by_engine=not run.control.drops_step)
             return
         run.progress.steps += 1
         if run.hot.step_end.chain:
@@ -126,3 +131,6 @@ class BatchMoments(ABC):
 
     def _take(self, run: HostedRun, loss: Tensor | None) -> None:
         run.work.loss = run.stepping.first.loss = loss
+        if not self._is_counted:
+            self._is_counted = True
+            run.progress.samples += run.data.sum_of_all_ranks(run.size_of(run.work.batch))

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ...core.loop import SHOULD_STOP, publish
-from ...core.metrics.means import Means
+from ...core.metrics.means import Means, added
 from ...core.metrics.values import Metrics
-from ...events import CheckpointSaved, Run, SavePoint
+from ...events import Bus, CheckpointSaved, Lane, Run, SavePoint
 from ...events import catalogue as ev
 from .batches import BatchMoments, closes_on_error
+
+LOSS = "train/loss"
 
 
 class Leave(NamedTuple):
@@ -32,6 +34,7 @@ class BoundaryMoments(BatchMoments):
     _saving: tuple[Path, bool] | None = None
     _means: Means | None = None
     _is_served = False
+    _samples_logged = 0  # of which the loss was logged
 
     @closes_on_error
     def open_boundary(self) -> frozenset[str]:
@@ -56,16 +59,25 @@ class BoundaryMoments(BatchMoments):
         return Leave(control.stopped, control.should_end_epoch)
 
     @closes_on_error
-    def log(self, metrics: Mapping[str, float]) -> None:
+    def log(self, metrics: Mapping[str, float], *, with_tracked: bool = True) -> None:
         """Log what the host logs, and what plugins track; on several ranks a collective.
 
         Args:
-            metrics: by our names, such as `train/loss`.
+            metrics: by our names. `train/loss` is the mean over the samples since it was last logged.
+            with_tracked: False for what is logged on some ranks only, or within a batch: no collective then, and what
+                plugins asked for is still due.
         """
         run = self.active
-        self._serve("log")
-        tracked = run.means.read("train")
-        publish(run, ev.Log(Metrics({**tracked, **metrics}), run.means.weights))
+        tracked: dict[str, float] = {}
+        weights: dict[str, float] = {}
+        if with_tracked:
+            self._serve("log")
+            tracked, weights = run.means.read("train"), dict(run.means.weights)
+        if LOSS in metrics and (samples := run.progress.samples - self._samples_logged):
+            self._samples_logged += samples
+            weights[LOSS] = samples
+            run.means.totals = added(run.means.totals, {"loss": (metrics[LOSS] * samples, samples)})
+        publish(run, ev.Log(Metrics({**tracked, **metrics}), weights))
 
     @closes_on_error
     def begin_validation(self, batches: int | None = None) -> None:
@@ -133,11 +145,16 @@ class BoundaryMoments(BatchMoments):
         self.active.control.pop_request(verb)
         self._is_served = True
 
-    def _announce(self, run: Run, event: SavePoint) -> None:
-        """Announce the checkpoint that the host has written: the host is who stores the run."""
-        assert self._saving is not None
-        path, is_best = self._saving
-        run.last_checkpoint = path
-        if is_best:
-            run.best_checkpoint = path
-        run.emit(CheckpointSaved(path, is_best))
+    def connect_writer(self, bus: Bus, host: str) -> None:
+        """Let the host be who writes at `SavePoint`, so that plugins find that somebody does."""
+
+        def announce(run: Run, event: SavePoint) -> None:  # noqa: ARG001  # every handler takes an event
+            assert self._saving is not None
+            path, is_best = self._saving
+            run.last_checkpoint = path
+            if is_best:
+                run.best_checkpoint = path
+            run.emit(CheckpointSaved(path, is_best))
+
+        announce.__qualname__ = host
+        bus.on(SavePoint, announce, lane=Lane.PERSIST)

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core.checkpoint.state.ranks import gather_rank_parts, select_rank_part
 from ...core.checkpoint.state.schema import check_plain
 from .run import HostedRun
 
 VERSION = 1
+
+
+class Position(NamedTuple):
+    """Where a host begins or continues a training, as it counts.
+
+    Attributes:
+        epoch: the number of the epoch, from 0.
+        batch: the micro-batches of it that are done.
+        step: the optimizer steps of the training that are done.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
 
 
 def capture(run: HostedRun) -> dict[str, Any]:
@@ -27,6 +41,7 @@ def capture(run: HostedRun) -> dict[str, Any]:
         "control": control,
         "metrics": dict(run.metrics),
         "means": run.means.state_dict(),
+        "totals": {name: list(each) for name, each in run.means.totals.items()},
         "plugins": run.plugins.state_dict(check_plain),
         "plugin_versions": run.plugins.state_versions(),
         "filters": run.plugins.filter_states(run.origin, check_plain),
@@ -65,6 +80,7 @@ def restore(run: HostedRun, saved: Mapping[str, Any], path: Path | None) -> None
     run.control.load_state_dict(own["control"], at_save_point=run.in_boundary)
     run.metrics.update(own["metrics"])
     run.means.load_state_dict(own["means"])
+    run.means.totals = {name: (value, weight) for name, (value, weight) in own["totals"].items()}
     found = run.plugins.load_state_dict(own["plugins"], own["plugin_versions"], path)
     run.plugins.load_filter_states(run.origin, own["filters"])
     resumption.resumed_from, resumption.resumed_at = path, run.origin
@@ -78,3 +94,27 @@ def restore(run: HostedRun, saved: Mapping[str, Any], path: Path | None) -> None
     if resumption.unclaimed_states:
         names = ", ".join(resumption.unclaimed_states)
         run.note(f"states in the checkpoint that no plugin claims, left out: {names}")
+
+
+def begin_at(run: HostedRun, position: Position, path: Path | None) -> None:
+    """Begin where a host continues from a checkpoint that holds nothing of ours."""
+    run.progress.steps = position.step
+    run.progress.epoch, run.progress.batch = position.epoch, position.batch
+    run.work.has_begun = position.batch > 0
+    run.origin = run.progress.copy()
+    run.resumption.resumed_from, run.resumption.resumed_at = path, run.origin
+    run.note(f"{run.host.name} resumes {path or 'a checkpoint'}, which holds no states of plugins: they start fresh")
+
+
+def move_to(run: HostedRun, position: Position) -> None:
+    """Continue where the host does, which may count otherwise: it knows no epochs that ended early, say."""
+    progress = run.progress
+    place = f"epoch {progress.epoch}, batch {progress.batch}"
+    if (progress.epoch, progress.batch) == (position.epoch, position.batch):
+        return
+    run.note(f"{run.host.name} continues in epoch {position.epoch}, batch {position.batch}, after {place}")
+    progress.earlier_batches = max(0, progress.batches - position.batch)
+    progress.epoch, progress.batch = position.epoch, position.batch
+    run.work.has_begun = position.batch > 0
+    run.origin = run.progress.copy()
+    run.resumption.resumed_at = run.origin

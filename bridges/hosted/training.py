@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from ...core.engines.contract import LoopEngine
 from ...core.engines.device import DeviceEngine
 from ...core.result import RunResult
 from ...core.run_end import close_run
-from ...events import Bus, Lane, SavePoint
+from ...events import Bus
 from ...events import catalogue as ev
 from ...plugins import Plugins
 from .batches import closes_on_error
@@ -46,7 +47,7 @@ from .facts import Facts
 from .host import Host
 from .refusals import check_plugins
 from .run import HostedRun
-from .saved import restore
+from .saved import Position, begin_at, move_to, restore
 
 
 class HostedTraining(BoundaryMoments):
@@ -73,18 +74,25 @@ class HostedTraining(BoundaryMoments):
         for plugin in plugins:
             self.plugins.register(plugin)
         self.plugins.load_added()
-        self.bus.on(SavePoint, self._announce, lane=Lane.PERSIST)
+        self.connect_writer(self.bus, host.name)
         self.result: RunResult | None = None
 
     # The training.
 
-    def begin(self, facts: Facts, saved: Mapping[str, Any] | None = None, path: Path | None = None) -> Leave:
+    def begin(
+        self,
+        facts: Facts,
+        saved: Mapping[str, Any] | None = None,
+        path: Path | None = None,
+        position: Position | None = None,
+    ) -> Leave:
         """Begin a run; on several ranks a collective.
 
         Args:
             facts: what the host says of the training.
             saved: what its checkpoint holds of our run, where it resumes.
             path: that checkpoint.
+            position: where the host begins or continues; None for the beginning, or for what `saved` says.
 
         Returns:
             Whether a plugin asks to stop at once, as one does that had stopped the run before.
@@ -97,21 +105,39 @@ class HostedTraining(BoundaryMoments):
         self.result = None
         check_plugins(self.plugins, self.host, facts.does, validates=bool(facts.validation))
         self.plugins.check_free()
+        if "validation" not in {*facts.does, *self.plugins.declared("asks")}:
+            facts = replace(facts, validation={})  # which this run does not read
         self.run = run = self._open(facts)
-        return self._start(run, saved, path)
+        return self._start(run, saved, path, position or Position())
 
     @closes_on_error
-    def _start(self, run: HostedRun, saved: Mapping[str, Any] | None, path: Path | None) -> Leave:
+    def _start(self, run: HostedRun, saved: Mapping[str, Any] | None, path: Path | None, position: Position) -> Leave:
         run.outcome.started = True
+        if saved is None and position.step:
+            begin_at(run, position, path)
         with run.starting():
             self.plugins.reset()
             run.emit(ev.TrainStart())
         if saved is not None:
             restore(run, saved, path)
+        self._samples_logged = run.progress.samples
+        if run.resumed_at is not None:
             run.emit(ev.CheckpointLoaded(path))
         run.log_plan()
-        if not (run.control.has_boundary or run.in_boundary):
-            return Leave(stop=False, end_epoch=False)
+        leave = Leave(stop=False, end_epoch=False)
+        if run.control.has_boundary or run.in_boundary:
+            run.control.agree()
+            leave = self.close_boundary()
+        if run.epoch_is_over and position == (run.progress.epoch + 1, 0, position.step):
+            leave = self._end_saved_epoch(run)
+        elif position.step:
+            move_to(run, position)
+        return leave
+
+    def _end_saved_epoch(self, run: HostedRun) -> Leave:
+        """End an epoch that was saved after its last batch: the host continues with the next."""
+        self.begin_epoch(run.progress.epoch)
+        self.end_epoch(is_over=True)
         run.control.agree()
         return self.close_boundary()
 

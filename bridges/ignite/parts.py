@@ -100,7 +100,12 @@ class Parts:
         mends = {"checkpoints": "use ignite.handlers.Checkpoint, with what attach returned in its to_save"}
         if not self.sees_gradients:
             mends["skip_step"] = "give attach the optimizer, and the module that computes the loss"
-        return Host(NAME, frozenset({"skip_step"} if self.sees_gradients else ()), frozenset(within), mends)
+        return Host(
+            NAME,
+            frozenset({"veto_stop", "skip_step"} if self.sees_gradients else {"veto_stop"}),
+            frozenset(within),
+            mends,
+        )
 
     @property
     def sees_gradients(self) -> bool:

@@ -59,7 +59,9 @@ class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known w
     ) -> None:
         self._save_to = None if save_to is None else Path(save_to)
         cannot = frozenset({"end_epoch", "validation"} | ({"save"} if save_to is None else set()))
-        self._training = HostedTraining(plugins, Host(NAME, frozenset({"skip_step"}), cannot=cannot, mends=MENDS))
+        self._training = HostedTraining(
+            plugins, Host(NAME, frozenset({"skip_step", "veto_stop"}), cannot=cannot, mends=MENDS)
+        )
         self._name, self._hyper_parameters = name, hyper_parameters
         self._saved: Mapping[str, Any] | None = None
         self._measured = Measured()
