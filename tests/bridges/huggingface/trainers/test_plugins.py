@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +259,26 @@ def test_a_validation_that_was_asked_for_at_the_last_epoch_end_is_done(tmp_path:
     assert callback.result is not None
     assert callback.result.progress.validations == 2
     assert callback.result.metrics["validation/loss"] == 2.0
+
+
+@pytest.mark.parametrize("where", [BatchEnd, ValidationStart])
+def test_preemption_saves_and_stops(where: type[Event], tmp_path: Path) -> None:
+    """A validation that runs is not cut short: the Trainer cannot do that."""
+
+    class Send(Plugin):
+        sent = False
+
+        @on(BatchEnd, ValidationStart)
+        def send(self, run: Run, event: Event) -> None:
+            if isinstance(event, where) and run.progress.steps == 2 and not self.sent:
+                self.sent = True
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer, callback = make(tmp_path, Send(), Preemption([signal.SIGTERM]), max_steps=6, **VALIDATES)
+    trainer.train()
+    step = 2 if where is BatchEnd else 3
+    assert callback.result is not None
+    assert (callback.result.status, callback.result.stopped_by) == ("stopped", "preemption")
+    assert callback.result.exit_status == 128 + signal.SIGTERM
+    assert callback.result.progress.validations == step
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{step}"]
