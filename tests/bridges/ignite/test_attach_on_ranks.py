@@ -8,14 +8,17 @@ import os
 import heliograph as h
 import pytest
 import torch
+from heliograph.tests.kit import class_batches
+from heliograph.tests.ranks_pool import Pool
 from torch import nn
 
 
 def train(skips: bool) -> tuple[str, str | None, int | None, int, list[float]]:
     """Train; on rank 1 the third loss is not a number."""
-    from heliograph.bridges.ignite import attach
-    from heliograph.tests.kit import class_batches
-    from ignite.engine import create_supervised_trainer
+    from heliograph.tests.bridges.ignite import quietly  # noqa: F401
+
+    from heliograph.bridges.ignite import attach  # isort: skip
+    from ignite.engine import create_supervised_trainer  # isort: skip
 
     torch.distributed.init_process_group("gloo")
     try:
@@ -38,8 +41,8 @@ def train(skips: bool) -> tuple[str, str | None, int | None, int, list[float]]:
 
 
 @pytest.mark.parametrize("skips", [False, True])
-def test_what_one_rank_asks_both_do(skips: bool) -> None:
-    first, second = h.launch(train, skips, nprocs=2)
+def test_what_one_rank_asks_both_do(skips: bool, ranks: Pool) -> None:
+    first, second = ranks(2).run(train, skips)
 
     assert first == second
     assert first[:4] == (("completed", None, None, 10) if skips else ("stopped", "nan_guard", 1, 2))

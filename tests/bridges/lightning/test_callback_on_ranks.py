@@ -7,6 +7,9 @@ import warnings
 from typing import Any
 
 import heliograph as h
+import torch
+from heliograph.tests import kit
+from heliograph.tests.ranks_pool import Pool
 
 
 class Once(h.Plugin):
@@ -23,10 +26,18 @@ class Once(h.Plugin):
 
 def train() -> tuple[str, str | None, int | None, int, int, list[float]]:
     """Train with Lightning's DDP."""
-    warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _train()
+        finally:
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+
+
+def _train() -> tuple[str, str | None, int | None, int, int, list[float]]:
     import lightning.pytorch as pl
     from heliograph.bridges.lightning import HeliographCallback
-    from heliograph.tests import kit
     from heliograph.tests.bridges.lightning.conftest import Classifier
     from torch.utils.data import DataLoader
 
@@ -48,8 +59,8 @@ def train() -> tuple[str, str | None, int | None, int, int, list[float]]:
     return (*asked, result.progress.steps, trainer.global_step, weights)
 
 
-def test_what_one_rank_asks_both_do() -> None:
-    first, second = h.launch(train, nprocs=2)
+def test_what_one_rank_asks_both_do(ranks: Pool) -> None:
+    first, second = ranks(2).run(train)
 
     assert first == second
     assert first[:5] == ("stopped", "once", 1, 3, 3)
