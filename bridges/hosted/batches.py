@@ -51,10 +51,16 @@ class BatchMoments(ABC):
     def fail(self, error: BaseException) -> None:
         """Close the run for an error that ends the loop, unless it is closed."""
 
+    @abstractmethod
+    def leave_validation(self) -> None:
+        """End a validation that the host has left without its end, unless there is none."""
+
     @closes_on_error
     def begin_batch(self, batch: Any) -> None:
         """Begin a micro-batch: RuntimeError where a plugin replaces it, as the host would not train on the other."""
         run = self.active
+        if run.phase != "train":
+            self.leave_validation()
         run.work.batch, run.work.in_hand = batch, True
         self._is_counted = False
         if run.hot.batch_start.chain:
@@ -113,14 +119,15 @@ class BatchMoments(ABC):
 
     @closes_on_error
     def end_batch(self, loss: Tensor | None = None) -> None:
-        """End a micro-batch.
+        """End a micro-batch, perhaps one without a loss.
 
         Args:
             loss: its loss, where `end_backward` did not get it.
         """
         run = self.active
         if loss is not None:
-            self._take(run, loss)
+            run.work.loss = run.stepping.first.loss = loss
+        self._count(run)
         run.progress.batch += 1
         run.work.in_hand = False
         if run.hot.batch_end.chain:
@@ -131,6 +138,16 @@ class BatchMoments(ABC):
 
     def _take(self, run: HostedRun, loss: Tensor | None) -> None:
         run.work.loss = run.stepping.first.loss = loss
+        self._count(run)
+
+    def _count(self, run: HostedRun) -> None:
         if not self._is_counted:
             self._is_counted = True
             run.progress.samples += run.data.sum_of_all_ranks(run.size_of(run.work.batch))
+
+
+def drop_gradients(optimizer: Any) -> None:
+    """Let an optimizer's next step change nothing."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -39,10 +39,26 @@ class BoundaryMoments(BatchMoments):
     @closes_on_error
     def open_boundary(self) -> frozenset[str]:
         """Let the ranks agree on what was asked for; return what the host is to do, of `log`, `validation`, `save`."""
-        control = self.active.control
+        run = self.active
+        if run.phase != "train":
+            self.leave_validation()
+        run.boundary_is_open, control = True, run.control
         control.agree()
         asked = {"log": control.should_log, "validation": control.should_validate, "save": control.should_save}
         return frozenset(verb for verb, is_asked in asked.items() if is_asked)
+
+    @closes_on_error
+    def serve(self, actions: Mapping[str, Callable[[], object]]) -> None:
+        """Open a boundary and do what is due, also what one of the actions made due that comes after it.
+
+        Args:
+            actions: what the host does for `log`, `validation` and `save`, in this order.
+        """
+        due = self.open_boundary()
+        for verb, act in actions.items():
+            if verb in due:
+                act()
+                due = self.open_boundary()
 
     @closes_on_error
     def close_boundary(self) -> Leave:
@@ -55,7 +71,7 @@ class BoundaryMoments(BatchMoments):
         if should_stop.chain:
             should_stop.emit(run, SHOULD_STOP)
         control.decide(served=self._is_served, in_epoch=run.work.has_begun)
-        self._is_served = False
+        self._is_served = run.boundary_is_open = False
         return Leave(control.stopped, control.should_end_epoch)
 
     @closes_on_error
@@ -87,6 +103,7 @@ class BoundaryMoments(BatchMoments):
             batches: how many, of all sets together; None where that is unknown.
         """
         run = self.active
+        self.leave_validation()
         self._serve("validation")
         run.phase, run.progress.evaluated, run.evaluation_batches = "validation", 0, batches
         self._means = run.means
@@ -125,6 +142,21 @@ class BoundaryMoments(BatchMoments):
         assert self._means is not None
         run.phase, run.means, self._means = "train", self._means, None
         run.progress.validations += 1
+
+    def leave_validation(self) -> None:
+        """End a validation that the host has left without its end, because of an error that somebody took, say."""
+        run = self.active
+        if self._means is not None:
+            means, self._means = self._means, None
+            run.emit(ev.ValidationCut(f"{run.host.name} left it without its end"))
+            run.phase, run.means = "train", means
+
+    def stop_by_host(self, reason: str) -> None:
+        """Note that the host ends the training before its length, and no plugin has asked for that."""
+        run = self.active
+        if not (run.is_complete or run.control.stopped):
+            run.control.stop(reason, by=run.host.name)
+            run.control.decide()
 
     @closes_on_error
     def save(self, path: Path, *, is_best: bool = False) -> None:

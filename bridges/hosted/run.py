@@ -39,6 +39,7 @@ class HostedRun(RunContext):
 
     result: RunResult = part_of("outcome.result")
     scheduler_steps: Mapping[str, int] = {}
+    boundary_is_open = False  # what is saved meanwhile continues within it
 
     def __init__(self, facts: Facts, host: Host, bus: Bus, plugins: Plugins, engine: LoopEngine) -> None:
         optimizer: Any = HiddenOptimizer() if facts.optimizer is None else facts.optimizer

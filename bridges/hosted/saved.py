@@ -37,7 +37,7 @@ def capture(run: HostedRun) -> dict[str, Any]:
         "run_name": run.name,
         "progress": run.progress.state_dict(),
         "epoch_begun": run.work.has_begun,
-        "in_boundary": run.outcome.started and not run.outcome.finished,
+        "in_boundary": run.boundary_is_open and not run.outcome.finished,
         "control": control,
         "metrics": dict(run.metrics),
         "means": run.means.state_dict(),

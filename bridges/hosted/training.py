@@ -10,7 +10,7 @@ A bridge makes one `HostedTraining` of the plugins and the `Host`, and calls, as
       if training.begin_step(): ...drop the gradients...    GradientsReady; only before an optimizer step
       training.end_step()                                   StepEnd, or a skipped step is counted
       training.end_batch()                                  BatchEnd
-      due = training.open_boundary()                        the ranks agree; at step boundaries only
+      due = training.open_boundary()                        the ranks agree; at step boundaries only (or `serve`)
       ...the host logs, validates and saves what is due, and what it wants to itself:
         training.log(metrics)                               Log
         training.begin_validation() ... end_validation()    ValidationStart ... ValidationEnd
@@ -47,7 +47,7 @@ from .facts import Facts
 from .host import Host
 from .refusals import check_plugins
 from .run import HostedRun
-from .saved import Position, begin_at, move_to, restore
+from .saved import Position, begin_at, capture, move_to, restore
 
 
 class HostedTraining(BoundaryMoments):
@@ -76,6 +76,7 @@ class HostedTraining(BoundaryMoments):
         self.plugins.load_added()
         self.connect_writer(self.bus, host.name)
         self.result: RunResult | None = None
+        self._last_state: dict[str, Any] | None = None
 
     # The training.
 
@@ -102,7 +103,7 @@ class HostedTraining(BoundaryMoments):
         """
         if self.run is not None:
             self.fail(RuntimeError(f"{self.host.name} began another training; how this one ended was not seen."))
-        self.result = None
+        self.result = self._last_state = None
         check_plugins(self.plugins, self.host, facts.does, validates=bool(facts.validation))
         self.plugins.check_free()
         if "validation" not in {*facts.does, *self.plugins.declared("asks")}:
@@ -142,20 +143,23 @@ class HostedTraining(BoundaryMoments):
         return self.close_boundary()
 
     @closes_on_error
-    def end(self, serve: Callable[[frozenset[str]], object] | None = None) -> RunResult:
+    def end(self, actions: Mapping[str, Callable[[], object]] | None = None) -> RunResult:
         """End a run that completed or was stopped; return its result.
 
         Args:
-            serve: does what is asked for at the end, of `log`, `validation` and `save`; None where the host cannot.
+            actions: what the host does for what is asked for at the end; see `serve`.
         """
         run = self.active
         run.outcome.finished = True
         for event in (ev.LastBoundary(), ev.TrainEnd()):
             run.emit(event)
-            due = self.open_boundary()
-            if serve is not None and due:
-                serve(due)
+            self.serve(actions or {})
+        self._last_state = capture(run)
         return self._close(run, None)
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what a checkpoint of the host is to hold of this rank; after a training, of its end; else None."""
+        return self._last_state if self.run is None else capture(self.run)
 
     def fail(self, error: BaseException) -> None:
         """Close the run for an error that ends the loop, unless it is closed.

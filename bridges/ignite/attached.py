@@ -11,7 +11,7 @@ from ignite.engine import Events
 from torch import Tensor
 
 from ...core.result import RunResult
-from ..hosted.saved import capture
+from ..hosted.batches import drop_gradients
 from ..hosted.training import HostedTraining
 from .parts import NAME, Parts
 
@@ -37,8 +37,13 @@ class AttachedPlugins:
         self._hooks: list[Any] = []
         self._loss: Tensor | None = None
         self._in_iteration = self._is_backward_done = self._has_stepped = False
-        self._in_boundary = self._serves_validation = False
+        self._serves_validation = False
         self._found: dict[str, float] = {}
+        self._actions: dict[str, Callable[[], object]] = {
+            "log": self._log,
+            "validation": self._validate,
+            "save": self._save,
+        }
         for event, handler in (
             (Events.STARTED, self._begin),
             (Events.EPOCH_STARTED, self._begin_epoch),
@@ -64,14 +69,14 @@ class AttachedPlugins:
         return self._training.result
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the plugins, for a checkpoint of the engine.
+        """Return the states of the plugins, for a checkpoint of the engine; after a run those of its end.
 
         Raises:
-            RuntimeError: no training is running.
+            RuntimeError: the engine has not run yet.
         """
-        if self._training.run is None:
-            raise RuntimeError("The plugins have a state to save while the engine trains: save in one of its events.")
-        return {**capture(self._training.run), "in_boundary": self._in_boundary}
+        if (state := self._training.state()) is None:
+            raise RuntimeError("The plugins have a state to save when the engine runs: save in one of its events.")
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint of the engine when it runs next."""
@@ -90,8 +95,9 @@ class AttachedPlugins:
     # The training.
 
     def _begin(self, engine: Any) -> None:
-        saved, self._saved = self._saved, None
-        leave = self._training.begin(self._parts.facts(), saved)
+        continues = engine.state.iteration > 0  # a run that has ended, with a new length
+        saved, self._saved = self._saved or (self._training.state() if continues else None), None
+        leave = self._training.begin(self._parts.facts(), saved, None, self._parts.position())
         optimizer, loss = self._parts.optimizer, self._parts.loss
         if optimizer is not None:
             self._hooks += [
@@ -112,7 +118,9 @@ class AttachedPlugins:
 
     def _end(self, engine: Any) -> None:
         self._remove_hooks()
-        self._training.end(self._serve)
+        if engine.should_terminate and not self._parts.is_complete():
+            self._training.stop_by_host("terminate() was called")
+        self._training.end(self._actions)
 
     def _fail(self, engine: Any, error: BaseException) -> None:
         self._remove_hooks()
@@ -121,7 +129,7 @@ class AttachedPlugins:
             raise error
 
     def _remove_hooks(self) -> None:
-        self._in_iteration = self._in_boundary = self._serves_validation = False
+        self._in_iteration = self._serves_validation = False
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -133,6 +141,11 @@ class AttachedPlugins:
 
     def _see_loss(self, module: Any, arguments: Any, loss: Any) -> None:
         if self._in_iteration and isinstance(loss, Tensor):
+            if self._loss is not None:
+                raise RuntimeError(
+                    "The module that computes the loss was called twice in an iteration, and plugins see one loss: "
+                    "give attach(loss=) a module that computes the sum, or a function of the engine's output."
+                )
             self._loss = loss.detach().mean()
             self._training.end_forward(self._loss)
 
@@ -141,9 +154,7 @@ class AttachedPlugins:
             return
         self._end_backward(self._loss)
         if self._training.begin_step():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+            drop_gradients(optimizer)
 
     def _after_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         if self._in_iteration:
@@ -173,22 +184,15 @@ class AttachedPlugins:
 
     def _boundary(self, engine: Any) -> None:
         """Let plugins decide, do what is due, and leave where they ask for that."""
-        self._in_boundary = True
-        self._serve(self._training.open_boundary())
+        self._training.serve(self._actions)
         leave = self._training.close_boundary()
-        self._in_boundary = False
         if leave.stop:
             engine.terminate()
         elif leave.end_epoch and engine.last_event_name != Events.EPOCH_COMPLETED:
             engine.terminate_epoch()
 
-    def _serve(self, due: frozenset[str]) -> None:
-        if "log" in due:
-            self._training.log(_scalars(self._parts.engine.state.metrics, "train/"))
-        if "validation" in due:
-            self._validate()
-        if "save" in due:
-            self._save()
+    def _log(self) -> None:
+        self._training.log(_scalars(self._parts.engine.state.metrics, "train/"))
 
     def _save(self) -> None:
         assert self._parts.save is not None, "plugins that ask for it are refused"
@@ -223,7 +227,8 @@ class AttachedPlugins:
             self._found.update(found)
             return
         self._training.end_validation(found)
-        if not (self._in_boundary or self._in_iteration):  # what plugins ask for upon it is due at once
+        run = self._training.active
+        if not (run.boundary_is_open or self._in_iteration):  # what plugins ask for upon it is due at once
             self._boundary(self._parts.engine)
 
     def _check_asked(self) -> None:

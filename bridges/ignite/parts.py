@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from ...core.system.extras import require
 from ...events import BackwardEnd, ForwardEnd, GradientsReady
 from ..hosted.facts import Facts
 from ..hosted.host import Host
+from ..hosted.saved import Position
 
 NAME = "Ignite"
 
@@ -130,6 +132,23 @@ class Parts:
             name=self.name,
             hyper_parameters=self.hyper_parameters,
             world_size=require("ignite.distributed", "attach", extra="ignite").get_world_size(),
+        )
+
+    def position(self) -> Position:
+        """Return where the engine begins or continues."""
+        state = self.engine.state
+        if not state.epoch_length:
+            return Position(state.epoch, 0, state.iteration)
+        epoch, batch = divmod(state.iteration, state.epoch_length)
+        return Position(epoch, batch, state.iteration)
+
+    def is_complete(self) -> bool:
+        """Return whether the engine has reached its length."""
+        state = self.engine.state
+        if state.max_iters is not None:
+            return bool(state.iteration >= state.max_iters)
+        return state.max_epochs is not None and bool(
+            state.iteration >= state.max_epochs * (state.epoch_length or math.inf)
         )
 
 

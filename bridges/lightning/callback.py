@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...core.result import RunResult
-from ..hosted.facts import Facts
-from ..hosted.host import Host
-from ..hosted.saved import capture
+from ..hosted.batches import drop_gradients
 from ..hosted.training import HostedTraining
+from .facts import HOST, NAME, facts_of, host_of, position_of, set_of
 from .flavour import installed
 from .measured import Measured
 
-NAME = "Lightning"
-MENDS = {
-    "hold_step": "set Trainer(accumulate_grad_batches=)",
-    "end_epoch": "set Trainer(limit_train_batches=)",
-    "validation": "set Trainer(check_val_every_n_epoch=) or Trainer(val_check_interval=)",
-    "save": "give HeliographCallback(save_to='a/folder'), or let ModelCheckpoint save",
-    "checkpoints": "let ModelCheckpoint write them: they hold the states of these plugins, too",
-    "veto_stop": "set Trainer(min_epochs=) or Trainer(min_steps=)",
-    "rng": "call seed_everything(...)",
-}
 Callback: Any = installed("HeliographCallback").callback
 
 
@@ -58,14 +48,12 @@ class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known w
         hyper_parameters: Mapping[str, Any] | None = None,
     ) -> None:
         self._save_to = None if save_to is None else Path(save_to)
-        cannot = frozenset({"end_epoch", "validation"} | ({"save"} if save_to is None else set()))
-        self._training = HostedTraining(
-            plugins, Host(NAME, frozenset({"skip_step", "veto_stop"}), cannot=cannot, mends=MENDS)
-        )
+        self._training = HostedTraining(plugins, HOST)
         self._name, self._hyper_parameters = name, hyper_parameters
         self._saved: Mapping[str, Any] | None = None
         self._measured = Measured()
-        self._is_stepping = self._in_boundary = self._is_validating = False
+        self._hooks: list[Any] = []
+        self._in_epoch = self._is_stepping = self._has_stepped = self._is_validating = False
 
     @property
     def result(self) -> RunResult | None:
@@ -78,10 +66,8 @@ class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known w
         return f"heliograph:{self._name}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the plugins; none outside of a training."""
-        if self._training.run is None:
-            return {}
-        return {**capture(self._training.run), "in_boundary": self._in_boundary}
+        """Return the states of the plugins; after a training those of its end, before one none."""
+        return self._training.state() or {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint of Lightning when the training starts."""
@@ -92,30 +78,35 @@ class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known w
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the run."""
         saved, self._saved = self._saved, None
-        leave = self._training.begin(self._facts(trainer, pl_module), saved)
-        if len(trainer.optimizers) > 1:
-            self._training.active.note(f"{NAME} has {len(trainer.optimizers)} optimizers: plugins see the first")
+        self._training.host = host_of(trainer, saves=self._save_to is not None)
+        facts = facts_of(trainer, pl_module, self._name, self._hyper_parameters)
+        leave = self._training.begin(facts, saved, _checkpoint_of(trainer), position_of(trainer))
+        self._in_epoch = False
+        for optimizer in trainer.optimizers[:1]:
+            self._hooks.append(optimizer.register_step_post_hook(self._note_step))
         trainer.should_stop = trainer.should_stop or leave.stop
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin an epoch; the one before may have been saved before it was ended."""
-        run = self._training.active
-        if run.work.has_begun and trainer.current_epoch > run.progress.epoch:
-            self._training.end_epoch(is_over=True)
-        self._training.begin_epoch(trainer.current_epoch)
+        """Begin an epoch."""
+        self._begin_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """End the epoch, unless it was left in the middle."""
-        is_over = self._training.active.progress.batch >= trainer.num_training_batches
-        if self._training.end_epoch(is_over=is_over):
+        batches = self._training.active.progress.batch
+        self._in_epoch = False
+        if self._training.end_epoch(is_over=trainer.is_last_batch or batches >= trainer.num_training_batches):
             self._boundary(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the run."""
-        self._training.end(lambda due: self._serve(trainer, due))
+        self._remove_hooks()
+        if trainer.should_stop:
+            self._training.stop_by_host("somebody has set should_stop")
+        self._training.end(self._actions(trainer))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Close the run for an error, or a Ctrl-C."""
+        self._remove_hooks()
         self._training.fail(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -126,8 +117,10 @@ class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known w
     # A batch.
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Begin a micro-batch."""
-        self._is_stepping = False
+        """Begin a micro-batch; Lightning says nothing of an epoch that it resumes."""
+        if not self._in_epoch:
+            self._begin_epoch(trainer)
+        self._is_stepping = self._has_stepped = False
         self._training.begin_batch(batch)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
@@ -148,14 +141,12 @@ class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known w
             return
         self._is_stepping = True
         if self._training.begin_step():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+            drop_gradients(optimizer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End the micro-batch; where the optimizer stepped, let plugins decide."""
         if self._is_stepping:
-            self._training.end_step()
+            self._training.end_step(stepped=self._has_stepped)
         self._training.end_batch()
         if self._is_stepping:
             self._boundary(trainer)
@@ -175,67 +166,53 @@ class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known w
     ) -> None:
         """Begin a batch of it."""
         if self._is_validating:
-            self._training.begin_validation_batch(batch, _set_of(trainer, dataloader_idx))
+            self._training.begin_validation_batch(batch, set_of(trainer, dataloader_idx))
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """End a batch of it."""
         if self._is_validating:
-            self._training.end_validation_batch(_set_of(trainer, dataloader_idx))
+            self._training.end_validation_batch(set_of(trainer, dataloader_idx))
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """End it, and let plugins decide upon its metrics at once."""
         if self._is_validating:
             self._is_validating = False
             self._training.end_validation(self._measured.of_validation(trainer.callback_metrics))
-            self._boundary(trainer)
+            if not self._training.active.window:
+                self._boundary(trainer)
 
     # A boundary.
 
     def _boundary(self, trainer: Any) -> None:
-        self._in_boundary = True
-        self._serve(trainer, self._training.open_boundary())
+        self._training.serve(self._actions(trainer))
         leave = self._training.close_boundary()
-        self._in_boundary = False
         trainer.should_stop = trainer.should_stop or leave.stop
 
-    def _serve(self, trainer: Any, due: frozenset[str]) -> None:
-        if "log" in due:
-            self._training.log(self._measured.of_training(trainer.callback_metrics))
-        if "save" in due:
-            assert self._save_to is not None, "plugins that ask for it are refused"
-            path = self._save_to / f"step={self._training.active.progress.steps}.ckpt"
-            trainer.save_checkpoint(path)
-            self._training.save(path)
+    def _actions(self, trainer: Any) -> dict[str, Callable[[], object]]:
+        return {"log": partial(self._log, trainer), "save": partial(self._save, trainer)}
 
-    def _facts(self, trainer: Any, pl_module: Any) -> Facts:
-        loader, batches = trainer.train_dataloader, trainer.num_training_batches
-        validates = sum(trainer.num_val_batches or [0]) > 0
-        return Facts(
-            modules={"model": pl_module},
-            optimizer=trainer.optimizers[0] if trainer.optimizers else None,
-            device=trainer.strategy.root_device,
-            epochs=_limit(trainer.max_epochs),
-            steps=_limit(trainer.max_steps),
-            batches=int(batches) if batches != float("inf") else None,
-            loader=loader,
-            batch_size=getattr(loader, "batch_size", None),
-            validation={"": trainer.val_dataloaders} if validates else {},
-            does=frozenset({"validation"} if validates else ()),
-            name=self._name,
-            hyper_parameters=self._given_hyper_parameters(pl_module),
-            world_size=trainer.world_size,
-        )
+    def _log(self, trainer: Any) -> None:
+        self._training.log(self._measured.of_training(trainer.callback_metrics))
 
-    def _given_hyper_parameters(self, pl_module: Any) -> Mapping[str, Any]:
-        return dict(pl_module.hparams) if self._hyper_parameters is None else dict(self._hyper_parameters)
+    def _save(self, trainer: Any) -> None:
+        assert self._save_to is not None, "plugins that ask for it are refused"
+        path = self._save_to / f"step={self._training.active.progress.steps}.ckpt"
+        trainer.save_checkpoint(path)
+        self._training.save(path)
+
+    def _begin_epoch(self, trainer: Any) -> None:
+        self._training.begin_epoch(trainer.current_epoch)
+        self._in_epoch = True
+
+    def _note_step(self, *arguments: Any) -> None:
+        self._has_stepped = True
+
+    def _remove_hooks(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
 
 
-def _limit(number: int | None) -> int | None:
-    return None if number in (None, -1) else number
-
-
-def _set_of(trainer: Any, index: int) -> str:
-    """Return the name of a validation set: empty for the only one, else its number."""
-    return str(index) if len(trainer.num_val_batches) > 1 else ""
+def _checkpoint_of(trainer: Any) -> Path | None:
+    return Path(trainer.ckpt_path) if trainer.ckpt_path else None

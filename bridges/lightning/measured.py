@@ -13,7 +13,7 @@ class Measured:
 
     def __init__(self) -> None:
         self._before: dict[str, float] = {}
-        self._validated: set[str] = set()
+        self._validated: dict[str, float] = {}
 
     def remember(self, metrics: Mapping[str, Any]) -> None:
         """Remember the metrics before a validation."""
@@ -27,14 +27,13 @@ class Measured:
             is_plain = "/" not in ours
             if ours.startswith("validation/") or (is_plain and self._before.get(name) != value):
                 found[our_name(name, "validation")] = value
-                self._validated.add(name)
+                self._validated[name] = value
         return found
 
     def of_training(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Return the metrics of the training: those that no validation has measured."""
-        named = {
-            our_name(name, "train"): value for name, value in _numbers(metrics).items() if name not in self._validated
-        }
+        """Return the metrics of the training: those that are not what the last validation has measured."""
+        own = {name: value for name, value in _numbers(metrics).items() if self._validated.get(name) != value}
+        named = {our_name(name, "train"): value for name, value in own.items()}
         return {name: value for name, value in named.items() if name.startswith("train/")}
 
 

@@ -12,6 +12,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ....core.result import RunResult
 from ....plugins import Plugins
+from ...hosted.batches import drop_gradients
 from ...hosted.training import HostedTraining
 from . import names
 from .facts import HOST, facts_of, host_of, position_of
@@ -124,9 +125,7 @@ class HeliographCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Show the gradients, which are clipped already; drop them where a plugin says so."""
         if self._training.run is not None and self._training.begin_step():
-            for group in kwargs["optimizer"].param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+            drop_gradients(kwargs["optimizer"])
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -164,6 +163,7 @@ class HeliographCallback(TrainerCallback, ExportableState):
         run = self._training.run
         if run is None:
             return
+        run.boundary_is_open = True  # also where it was closed: ShouldStop comes after this save, too
         folder = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         self._state.write(run, folder)
         self._training.save(folder, is_best=state.best_global_step == state.global_step)
@@ -192,7 +192,6 @@ class HeliographCallback(TrainerCallback, ExportableState):
         if run is None:
             return
         self._requests.finish(control)
-        if control.should_training_stop and not (run.is_complete or run.control.stopped):
-            run.control.stop("a callback has set should_training_stop", by=run.host.name)
-            run.control.decide()
+        if control.should_training_stop:
+            self._training.stop_by_host("a callback has set should_training_stop")
         self._training.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from heliograph import (
     BatchTransform,
     Checkpoint,
     EarlyStopping,
+    EpochEnd,
     Event,
     Every,
     GradientAccumulation,
@@ -29,6 +31,7 @@ from heliograph import (
     RunResult,
     SaveSchedule,
     StepEnd,
+    ValidationCut,
     ValidationEnd,
     ValidationSchedule,
     on,
@@ -405,12 +408,117 @@ def test_a_plugin_asks_for_a_save(tmp_path: Path) -> None:
     assert result.warnings == ()
 
 
-def test_a_second_training_of_the_engine_is_another_run() -> None:
-    training = Training(LogSchedule(Every(steps=1)))
+def test_a_run_that_ended_and_gets_longer_continues() -> None:
+    training = Training(EarlyStopping(patience=9), ValidationSchedule(Every(epochs=1)))
     first, second = training.run(1), training.run(2)
 
-    assert (first.progress.steps, second.progress.steps) == (2, 2)
-    assert second.notes == ("Ignite counts this as epoch 1, after 0 whole ones",)
+    assert (first.progress.steps, second.progress.steps, second.progress.epoch) == (2, 4, 2)
+    assert second.notes[0] == "Ignite resumed at epoch 1, batch 0, step 2 from a checkpoint"
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_a_checkpoint_within_an_epoch_or_at_its_last_batch_loses_no_epoch(steps: int, tmp_path: Path) -> None:
+    """An epoch has four iterations; the checkpoint of the last is written before the epoch ends."""
+
+    def train(resume: bool) -> tuple[Trace, RunResult]:
+        trace = Trace()
+        training = Training(trace, batches=4)
+        parts = {"engine": training.engine, "plugins": training.attached}
+        if resume:
+            (path,) = tmp_path.glob("*.pt")
+            IgniteCheckpoint.load_objects(parts, torch.load(path, weights_only=True))
+        else:
+            saver = IgniteCheckpoint(parts, DiskSaver(str(tmp_path)), global_step_transform=lambda *_: steps)
+            training.engine.add_event_handler(Events.ITERATION_COMPLETED(once=steps), saver)
+        return trace, training.run(3)
+
+    whole, result = train(resume=False)
+    trace, resumed = train(resume=True)
+
+    at = [i for i, name in enumerate(whole.names) if name == "batch_end"][steps - 1] + 1
+    rest = trace.names[2:]  # train_start, checkpoint_loaded
+    assert rest == ["epoch_start", *whole.names[at:]]  # resumed=True
+    assert (resumed.progress.epoch, resumed.progress.steps) == (result.progress.epoch, result.progress.steps) == (3, 12)
+
+
+def test_a_checkpoint_at_the_end_holds_the_states_of_the_end() -> None:
+    training = Training(EarlyStopping(patience=9), ValidationSchedule(Every(epochs=1)))
+    saved: list[dict[str, Any]] = []
+    training.engine.add_event_handler(Events.COMPLETED, lambda _: saved.append(training.attached.state_dict()))
+    training.run(2)
+
+    assert saved[0]["progress"]["steps"] == 4
+    assert saved[0]["plugins"]["early_stopping"]
+    assert saved[0]["in_boundary"] is False
+
+
+def test_what_a_validation_asks_for_is_served_at_its_boundary(tmp_path: Path) -> None:
+    class Save(Plugin):
+        asks = ("save",)
+
+        @on(ValidationEnd)
+        def ask(self, run: Run, event: ValidationEnd) -> None:
+            run.control.request_save("it was measured")
+
+    steps: list[int] = []
+    training = Training(
+        Save(),
+        ValidationSchedule(Every(steps=3), at_end=False),
+        batches=4,
+        save=lambda engine: steps.append(engine.state.iteration),
+    )
+    training.run(1)
+
+    assert steps == [3]
+
+
+def test_a_validation_that_fails_is_left_where_the_error_is_taken() -> None:
+    def validate(engine: Engine, evaluator: Engine) -> None:
+        def run(_: Engine) -> None:
+            with contextlib.suppress(RuntimeError):
+                evaluator.run([(torch.zeros(1, 7), torch.zeros(1))])
+
+        engine.add_event_handler(Events.ITERATION_COMPLETED(once=1), run)
+
+    phases: list[tuple[str, str]] = []
+
+    class Look(Plugin):
+        @on(StepEnd, EpochEnd, ValidationCut)
+        def look(self, run: Run, event: StepEnd | EpochEnd | ValidationCut) -> None:
+            phases.append((event.name, run.phase))
+
+    Training(Look(), before=validate, validation=None).run(1)
+
+    assert phases == [
+        ("step_end", "train"),
+        ("validation_cut", "validation"),
+        ("step_end", "train"),
+        ("epoch_end", "train"),
+    ]
+
+
+def test_a_run_that_another_handler_ends_is_stopped() -> None:
+    training = Training(Trace())
+    training.engine.add_event_handler(Events.ITERATION_COMPLETED(once=3), lambda engine: engine.terminate())
+    result = training.run(9)
+
+    assert (result.status, result.stopped_by, result.reason) == ("stopped", "Ignite", "terminate() was called")
+    assert Training(Trace()).run(1).status == "completed"
+
+
+def test_a_loss_module_that_is_called_twice_is_refused() -> None:
+    torch.manual_seed(0)
+    model, loss = nn.Linear(4, 2), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def iterate(engine: Engine, batch: Any) -> float:
+        value = loss(model(batch[0]), batch[1]) + loss(model(-batch[0]), batch[1])
+        return float(value.item())
+
+    engine = Engine(iterate)
+    attach(engine, [Trace()], model=model, optimizer=optimizer, loss=loss)
+    with pytest.raises(RuntimeError, match="was called twice in an iteration"):
+        engine.run(class_batches(1), max_epochs=1)
 
 
 def test_a_missing_ignite_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,7 @@ def fit(
         warnings.filterwarnings("ignore", ".*GPU available")
         warnings.filterwarnings("ignore", ".*exists and is not empty")
         warnings.filterwarnings("ignore", "You defined a `validation_step` but have no `val_dataloader`")
+        warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`, callbacks used to create")
         trainer = pl.Trainer(callbacks=callbacks, accelerator="cpu", **{**quiet, **options})
         loaders: list[Any] = [DataLoader(kit.class_batches(n), batch_size=None) for n in (batches, 1)]  # type: ignore[arg-type]
@@ -334,6 +335,105 @@ def test_the_checkpoints_of_lightning_hold_the_states(tmp_path: Path) -> None:
         assert whole.result is not None
         assert (resumed.result.stopped_by, resumed.result.progress.steps) == ("early_stopping", 8)
         assert resumed.result.progress.epoch == whole.result.progress.epoch
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_a_checkpoint_within_an_epoch_or_at_its_last_batch_loses_no_epoch(steps: int, tmp_path: Path) -> None:
+    """An epoch has four batches; the checkpoint of the last is written before its validation, which Lightning skips."""
+
+    def train_with(callbacks: list[Any], **options: Any) -> tuple[Trace, RunResult]:
+        trace = Trace()
+        callback = HeliographCallback([trace])
+        fit([*callbacks, callback], batches=4, max_epochs=3, num_sanity_val_steps=0, **options)
+        assert callback.result is not None
+        return trace, callback.result
+
+    saver = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=steps, filename="{step}")
+    whole, result = train_with([saver], enable_checkpointing=True)
+    trace, resumed = train_with([], resume=tmp_path / f"step={steps}.ckpt")
+
+    at = [i for i, name in enumerate(whole.names) if name == "batch_end"][steps - 1] + 2
+    validation = ["validation_start", "validation_end", "should_stop"]
+    expected = whole.names[at:] if steps == 3 else whole.names[at + len(validation) :]
+    assert trace.names[2:] == ["epoch_start", *expected]  # resumed=True
+    assert (resumed.progress.epoch, resumed.progress.steps) == (result.progress.epoch, result.progress.steps) == (3, 12)
+
+
+def test_a_checkpoint_that_is_written_after_the_training_holds_the_states(tmp_path: Path) -> None:
+    callback = HeliographCallback([EarlyStopping(patience=9)])
+    trainer, _ = fit([callback], module=Scripted(), max_epochs=2)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    longer = HeliographCallback([EarlyStopping(patience=9)])
+    fit([longer], module=Scripted(), max_epochs=3, resume=tmp_path / "end.ckpt")
+
+    assert longer.result is not None
+    assert (longer.result.progress.epoch, longer.result.progress.steps) == (3, 6)
+    assert not [note for note in longer.result.notes if "fresh" in note]
+
+
+def test_a_loader_without_a_length_ends_its_epochs() -> None:
+    class Unsized(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(kit.class_batches(3))
+
+    trace = Trace()
+    callback = HeliographCallback([trace])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quiet: dict[str, Any] = dict.fromkeys(
+            ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+        )
+        trainer = pl.Trainer(callbacks=[callback], accelerator="cpu", max_epochs=2, **quiet)
+        trainer.fit(Classifier(), DataLoader(Unsized(), batch_size=None))
+
+    assert trace.text.count("batch_end should_stop epoch_end should_stop") == 2
+    assert callback.result is not None
+    assert callback.result.progress.epoch == 2
+
+
+def test_with_several_optimizers_what_acts_on_gradients_is_refused() -> None:
+    class Two(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+                self.manual_backward(self._loss(batch))
+                optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
+
+    with pytest.raises(ValueError, match=r"asks for skip_step.*takes several optimizers by name"):
+        train(NaNGuard("skip"), module=Two(), max_epochs=1)
+    result = train(LogSchedule(Every(steps=1)), module=Two(), max_epochs=1)
+    assert (result.progress.steps, result.progress.samples) == (2, 6)
+
+
+def test_a_batch_without_a_loss_is_counted() -> None:
+    class Half(Classifier):
+        def training_step(self, batch: Any, index: int) -> Any:
+            return super().training_step(batch, index) if index else None
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = train(LogSchedule(Every(steps=1)), module=Half(), max_epochs=1)
+
+    assert (result.progress.steps, result.progress.samples) == (2, 6)
+
+
+def test_a_training_that_another_callback_stops_is_stopped() -> None:
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
+            trainer.should_stop = trainer.global_step == 3
+
+    callback = HeliographCallback([Trace()])
+    fit([Stop(), callback], max_epochs=9)
+
+    assert callback.result is not None
+    assert (callback.result.status, callback.result.stopped_by) == ("stopped", "Lightning")
 
 
 def test_a_recording_can_be_replayed(tmp_path: Path) -> None:
