@@ -148,4 +148,4 @@ def main(which: str = "", steps: int = 300, rounds: int = 8) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2], *map(int, sys.argv[2:]))
+    main(sys.argv[1] if sys.argv[1:] else "", *map(int, sys.argv[2:]))

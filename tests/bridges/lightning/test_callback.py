@@ -398,7 +398,8 @@ def test_with_several_optimizers_what_acts_on_gradients_is_refused() -> None:
             self.automatic_optimization = False
 
         def training_step(self, batch: Any, index: int) -> Any:
-            for optimizer in self.optimizers():
+            optimizers: Any = self.optimizers()
+            for optimizer in optimizers:
                 optimizer.zero_grad()
                 self.manual_backward(self._loss(batch))
                 optimizer.step()

@@ -16,7 +16,7 @@ SPECIAL = ["<pad>", "<eos>", "<unk>"]
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")
 def test_supervised_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    from datasets import Dataset  # type: ignore[import-untyped]
+    from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
