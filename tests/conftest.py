@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import gettempdir
@@ -22,6 +23,8 @@ os.environ.setdefault("TRACKIO_DIR", str(Path(gettempdir()) / "heliograph-tracki
 # A shell without job control begins `make test &` with SIGINT ignored; tests that send one would wait forever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+FROZEN = [0]  # how many modules there were each time
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("heliograph", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,9 +50,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    freeze()
+
+
+def pytest_runtest_setup() -> None:
+    """Do it again where a test has imported a large library."""
+    if len(sys.modules) > FROZEN[-1] + 200:
+        freeze()
+
+
+def freeze() -> None:
     """Keep the garbage collector from what was imported: full collections took most of the time of many tests."""
     gc.collect()
     gc.freeze()
+    FROZEN.append(len(sys.modules))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

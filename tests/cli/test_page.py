@@ -47,6 +47,7 @@ def status_of(words: list[str]) -> object:
         return ended.code
 
 
+@pytest.mark.whole
 def test_every_command_of_the_page_runs(example: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said = list[str]()
     for line in "".join(fences("bash")).replace("\\\n", "").splitlines():
