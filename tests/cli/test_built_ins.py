@@ -17,6 +17,7 @@ OPTIONS: dict[str, Any] = {
     "checkpoint": {"folder": "out", "every": {"epochs": 1}},
     "compile": {"mode": "reduce-overhead"},
     "cut_mix": {"classes": 10},
+    "csv_log": {"path": "out/log.csv"},
     "exception_pass_through": {"train": ["builtins.ValueError"]},
     "export": {"path": "out/model.pt2"},
     "file_log": {"folder": "out"},
@@ -26,6 +27,7 @@ OPTIONS: dict[str, Any] = {
     "learning_rate": {"per": "step"},
     "log_schedule": {"fraction": 0.1, "at_end": True},
     "mixup": {"classes": 10},
+    "mlflow": {"experiment": "digits", "uri": "sqlite:///mlflow.db"},
     "prediction_writer": {"folder": "out"},
     "preemption": {"signals": [15], "deadline": 60},
     "profile": {"folder": "out"},
@@ -33,7 +35,9 @@ OPTIONS: dict[str, Any] = {
     "rule_controller": {"source": "rules.yaml"},
     "save_schedule": {"when": {"steps": [1, 10]}},
     "tensorboard": {"folder": "out"},
+    "trackio": {"project": "digits"},
     "validation_schedule": {"epochs": 1, "after": 3},
+    "wandb": {"project": "digits", "mode": "offline"},
 }
 RULES = """
 controllers:

@@ -555,7 +555,7 @@ def test_supervised_refuses_what_it_cannot_use() -> None:
 def test_supervised_refuses_batches_that_are_dicts() -> None:
     """Those of a Ray dataset are, and one of two columns would come apart into their names."""
     data = [{"image": torch.randn(3, 4), "label": torch.zeros(3, dtype=torch.long)}]
-    asked = r"got a dict with the keys \['image', 'label'\]\. .* loader_params={'columns': \('image', 'label'\)}"
+    asked = r"got a dict with the keys \['image', 'label'\]\. Name its columns: .* inputs='image', targets='label'\)"
     trainer = Trainer(device="cpu")
     with pytest.raises(TypeError, match=asked):
         trainer.fit(linear_classifier(), data, optimizer=torch.optim.SGD, epochs=1)
