@@ -11,6 +11,7 @@ from ignite.engine import Events
 from torch import Tensor
 
 from ...core.result import RunResult
+from ...plugins import Plugins
 from ..hosted.batches import drop_gradients
 from ..hosted.training import HostedTraining
 from .parts import NAME, Parts
@@ -62,6 +63,11 @@ class AttachedPlugins:
                 (Events.COMPLETED, self._end_validation),
             ):
                 evaluator.add_event_handler(event, self._in_a_run(listen), name)
+
+    @property
+    def plugins(self) -> Plugins:
+        """The plugins: to look one up, to enable or disable it."""
+        return self._training.plugins
 
     @property
     def result(self) -> RunResult | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...core.result import RunResult
+from ...plugins import Plugins
 from ..hosted.batches import drop_gradients
 from ..hosted.training import HostedTraining
 from .facts import HOST, NAME, facts_of, host_of, position_of, set_of
@@ -54,6 +55,11 @@ class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known w
         self._measured = Measured()
         self._hooks: list[Any] = []
         self._in_epoch = self._is_stepping = self._has_stepped = self._is_validating = False
+
+    @property
+    def plugins(self) -> Plugins:
+        """The plugins: to look one up, to enable or disable it."""
+        return self._training.plugins
 
     @property
     def result(self) -> RunResult | None:

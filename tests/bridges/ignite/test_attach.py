@@ -413,6 +413,7 @@ def test_a_run_that_ended_and_gets_longer_continues() -> None:
     first, second = training.run(1), training.run(2)
 
     assert (first.progress.steps, second.progress.steps, second.progress.epoch) == (2, 4, 2)
+    assert training.attached.plugins.names() == ["early_stopping", "validation_schedule"]
     assert second.notes[0] == "Ignite resumed at epoch 1, batch 0, step 2 from a checkpoint"
 
 

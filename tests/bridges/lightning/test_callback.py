@@ -369,6 +369,7 @@ def test_a_checkpoint_that_is_written_after_the_training_holds_the_states(tmp_pa
     assert longer.result is not None
     assert (longer.result.progress.epoch, longer.result.progress.steps) == (3, 6)
     assert not [note for note in longer.result.notes if "fresh" in note]
+    assert longer.plugins.names() == ["early_stopping"]
 
 
 def test_a_loader_without_a_length_ends_its_epochs() -> None:
