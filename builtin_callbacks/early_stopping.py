@@ -53,10 +53,16 @@ class EarlyStopping(Plugin):
         self.best: float | None = None
         self.failed_readings = 0
         self._stopped_by_nan = False
+        self._judged = self._judges  # what the reference is of
+
+    @property
+    def _judges(self) -> str:
+        return f"{self.monitor.name} ({self.monitor.mode})"
 
     def reset(self) -> None:
         """Forget the former run."""
         self.best, self.failed_readings, self._stopped_by_nan = None, 0, False
+        self._judged = self._judges
 
     def describe(self, run: Run) -> str:
         """Say when training is stopped."""
@@ -71,7 +77,10 @@ class EarlyStopping(Plugin):
 
     @on(CheckpointLoaded)
     def repeat_stop_after_resume(self, run: Run, event: CheckpointLoaded) -> None:
-        """Stop a resumed run that had been stopped, unless patience was raised since."""
+        """Stop a resumed run that had been stopped, unless patience was raised; start again for another metric."""
+        if self._judged != self._judges:
+            run.note(f"{self.name} starts again: it judged {self._judged} before, and judges {self._judges} now")
+            self.reset()
         if self._stopped_by_nan and self.nan == "stop":
             run.control.stop(f"{self.monitor.name} was NaN")
         elif self.failed_readings >= self.patience:
@@ -91,12 +100,14 @@ class EarlyStopping(Plugin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the reference and the count."""
-        return {"best": self.best, "failed_readings": self.failed_readings, "stopped_by_nan": self._stopped_by_nan}
+        count = {"best": self.best, "failed_readings": self.failed_readings, "stopped_by_nan": self._stopped_by_nan}
+        return {**count, "judges": self._judged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue counting."""
         self.best, self.failed_readings = state["best"], state["failed_readings"]
         self._stopped_by_nan = state["stopped_by_nan"]
+        self._judged = state.get("judges", self._judges)  # older states do not say
 
     def _judge(self, run: Run, metrics: Mapping[str, float]) -> None:
         value = self.monitor.read(metrics)

@@ -113,6 +113,8 @@ class Supervised(Task):
             from .metrics.objects import named_metrics
 
             self.metrics = named_metrics(metrics)
+        if isinstance(loss_fn, type):
+            raise TypeError(f"Supervised(model, loss_fn) takes an object, not a class: write {loss_fn.__name__}().")
         self.model = model
         if loss_fn is None or inputs is not None or targets is not None:
             from .data.columns import Columns, loss_of_model

@@ -21,6 +21,14 @@ from .plugin import Plugin, snake_case
 if TYPE_CHECKING:
     from .conditions import ConditionGate
 
+BRIDGES = {
+    "transformers": "from_huggingface(...) of heliograph.bridges.huggingface",
+    "trl": "from_huggingface(...) of heliograph.bridges.huggingface",
+    "lightning": "from_lightning(...) of heliograph.bridges.lightning",
+    "pytorch_lightning": "from_lightning(...) of heliograph.bridges.lightning",
+    "ignite": "from_ignite(...) of heliograph.bridges.ignite",
+}
+
 
 @dataclass(slots=True)
 class PluginEntry:
@@ -170,6 +178,9 @@ def _check_without_handlers(plugin: object) -> None:
                 f"No event calls {kind.__name__}.{name}(run, event): mark it with its event, as in\n    @on(EpochEnd)\n"
                 f"    def {name}(self, run, event): ..."
             )
+    packages = {each.__module__.partition(".")[0] for each in kind.__mro__}
+    if bridge := next((BRIDGES[each] for each in sorted(packages & BRIDGES.keys())), None):
+        raise TypeError(f"{kind.__name__} is a callback of another framework: register {bridge}.")
     declares = any(getattr(plugin, attribute, ()) for attribute in ("asks", "needs", "exclusive"))
     if isinstance(plugin, Plugin) and (declares or _overrides(plugin, "state_dict")):
         return

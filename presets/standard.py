@@ -64,6 +64,8 @@ def standard(
         ValueError: `without` has an unknown name, two plugins have one name, an argument is out of its range, or is for
             a plugin that is replaced or left out.
     """
+    if not str(folder):
+        raise ValueError("standard(folder) takes the path of a folder, got an empty text.")
     options = Options(folder, every, log_every, patience, monitor, mode, keep_last, keep_best, seed, resume)
     own, left_out = _by_name(plugins), _names(without)
     for name in sorted(left_out & own.keys()):

@@ -14,6 +14,7 @@ from .host import Host
 
 ASKED = frozenset(get_args(Verb)) | {"scheduler"}
 DONE_BY_ALL = frozenset({"stop", "end_epoch", "log", "validation", "save"})
+BRIDGES = __name__.partition(".hosted")[0]
 OWN: Mapping[type[Event], tuple[Lane, str, str]] = {
     BatchStart: (Lane.TRANSFORM, "batches", "replaces run.batch"),
     SavePoint: (Lane.PERSIST, "checkpoints", "writes checkpoints"),
@@ -30,6 +31,11 @@ def check_plugins(plugins: Plugins, host: Host, does: Collection[str], *, valida
         validates: whether there is validation data.
     """
     for name, plugin in _enabled(plugins):
+        if type(plugin).__module__.startswith(BRIDGES):
+            raise ValueError(
+                f"Plugin {name!r} is a callback of another framework, made for our loop: give {host.name} a callback "
+                f"of its own, or train with heliograph.Trainer."
+            )
         for word, what in (*_asked(plugin, host), *_done_itself(plugin)):
             raise ValueError(
                 f"Plugin {name!r} {what}, which {host.name} cannot serve. Leave it out; instead, {host.mend(word)}."

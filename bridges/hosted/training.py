@@ -40,6 +40,7 @@ from ...core.result import RunResult
 from ...core.run_end import close_run
 from ...events import Bus
 from ...events import catalogue as ev
+from ...events.errors import describe_error
 from ...plugins import Plugins
 from .batches import closes_on_error
 from .boundary import BoundaryMoments, Leave
@@ -168,6 +169,10 @@ class HostedTraining(BoundaryMoments):
             BaseException: what a plugin puts in place of the error.
         """
         if self.run is not None:
+            try:
+                self._last_state = capture(self.run)  # for a checkpoint that is written upon the error
+            except Exception as other:  # noqa: BLE001  # must not take the place of the error
+                error.add_note(f"heliograph: a checkpoint of now would not hold the plugins: {describe_error(other)}")
             self._close(self.run, error)
 
     # An epoch.

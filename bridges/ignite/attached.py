@@ -126,6 +126,12 @@ class AttachedPlugins:
         self._remove_hooks()
         if engine.should_terminate and not self._parts.is_complete():
             self._training.stop_by_host("terminate() was called")
+        progress = self._training.active.progress
+        if self._parts.optimizer is not None and progress.batches and not progress.steps + progress.skipped_steps:
+            self._training.active.warn(
+                "The optimizer that attach was given never stepped, so plugins saw no steps: give it the one that the "
+                "engine's function steps."
+            )
         self._training.end(self._actions)
 
     def _fail(self, engine: Any, error: BaseException) -> None:

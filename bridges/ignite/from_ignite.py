@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import signature
+from inspect import isroutine, signature
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.system.extras import require
@@ -64,7 +64,7 @@ def from_ignite(
     elif hasattr(handler, "attach"):
         handler.attach(engine)
         engine.keep(handler)
-    elif callable(handler):
+    elif isroutine(handler):
         _attach(handler, trainer, evaluator)
     else:
         raise _no_handler(handler)

@@ -58,9 +58,10 @@ def registers(subject: Subject) -> None:
 
 @rule("Let no handler fail in a plain training, or check what it needs in a handler of TrainStart and say so.")
 def completes(subject: Subject) -> None:
-    """A training with the plugin is completed, or stopped on purpose."""
+    """A training with the plugin is completed, or stopped on purpose, and no handler of it fails."""
     result = subject.fit(subject.trainer(subject.make()))
     assert result.status in ("completed", "stopped"), f"The run ended {result.status}: {result.reason}"
+    assert not result.plugin_errors, f"Its handlers failed: {next(iter(result.plugin_errors.values()))[0]}"
 
 
 @rule("Forget what the former run left in reset(), or in a handler of TrainStart.")

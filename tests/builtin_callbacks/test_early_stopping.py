@@ -313,3 +313,20 @@ def test_at_start_validations_do_not_count_twice_in_a_resumed_run(scripted: Make
 
     assert fit(resumed=False).failed_readings == 3
     assert fit(resumed=True).failed_readings == 3
+
+
+def test_another_metric_at_a_resume_starts_again_and_says_so(tmp_path: Path) -> None:
+    def fit(epochs: int, *stop: EarlyStopping, resume: str | None = None) -> RunResult:
+        schedules = [ValidationSchedule(Every(epochs=1)), LogSchedule(Every(epochs=1))]
+        saving = kit.saving(tmp_path, Every(epochs=1), resume=resume)
+        task = kit.linear_classifier(metrics={"accuracy": lambda outputs, targets: 100.0})
+        return kit.fit(*schedules, *saving, *stop, task=task, epochs=epochs, validation=kit.class_batches(1))
+
+    fit(1, EarlyStopping("validation/loss", patience=9))
+    resumed = fit(4, EarlyStopping("validation/accuracy", patience=2, mode="max"), resume="auto")
+
+    assert (resumed.status, resumed.progress.epoch) == ("stopped", 4)  # 100 at the second epoch is the best
+    assert (
+        "early_stopping starts again: it judged validation/loss (min) before, and judges validation/accuracy (max) now"
+        in resumed.notes
+    )

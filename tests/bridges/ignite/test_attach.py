@@ -526,3 +526,36 @@ def test_a_missing_ignite_names_the_command(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "ignite", None)
     with pytest.raises(ImportError, match=r"attach needs ignite.*pip install 'heliograph\[ignite\]'"):
         attach(object(), [], model=nn.Linear(1, 1))
+
+
+def test_an_optimizer_that_the_engine_never_steps_is_warned_of() -> None:
+    other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    result = Training(Trace(), optimizer=other).run()
+
+    assert result.progress.steps == 0
+    assert any(each.startswith("The optimizer that attach was given never stepped") for each in result.warnings)
+
+
+def test_a_bridged_callback_is_refused_in_the_loop_of_others() -> None:
+    from heliograph.bridges.ignite import from_ignite
+    from ignite.handlers import TerminateOnNan
+
+    training = Training(from_ignite(TerminateOnNan(), Events.ITERATION_COMPLETED))
+    with pytest.raises(ValueError, match="is a callback of another framework, made for our loop"):
+        training.run()
+
+
+def test_a_handler_object_without_its_event_is_refused() -> None:
+    from heliograph.bridges.ignite import from_ignite
+    from ignite.handlers import TerminateOnNan
+
+    with pytest.raises(TypeError, match="from_ignite takes a handler with its event"):
+        from_ignite(TerminateOnNan())
+
+
+def test_a_handler_among_the_plugins_names_the_bridge() -> None:
+    from heliograph import Trainer
+    from ignite.handlers import TerminateOnNan
+
+    with pytest.raises(TypeError, match=r"TerminateOnNan is a callback of another framework: register from_ignite"):
+        Trainer([TerminateOnNan()], device="cpu")

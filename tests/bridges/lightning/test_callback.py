@@ -100,6 +100,7 @@ def fit(
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         warnings.filterwarnings("ignore", ".*GPU available")
         warnings.filterwarnings("ignore", ".*exists and is not empty")
+        warnings.filterwarnings("ignore", ".*was called without a model. The last model of the previous")
         warnings.filterwarnings("ignore", "You defined a `validation_step` but have no `val_dataloader`")
         warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`, callbacks used to create")
@@ -370,6 +371,24 @@ def test_a_checkpoint_that_is_written_after_the_training_holds_the_states(tmp_pa
     assert (longer.result.progress.epoch, longer.result.progress.steps) == (3, 6)
     assert not [note for note in longer.result.notes if "fresh" in note]
     assert longer.plugins.names() == ["early_stopping"]
+
+
+def test_a_checkpoint_that_is_written_upon_an_error_holds_the_states(tmp_path: Path) -> None:
+    class Failing(Scripted):
+        def on_train_epoch_start(self) -> None:
+            if self.trainer.current_epoch == 2:
+                raise ArithmeticError("a fault")
+
+    saver = pl.callbacks.OnExceptionCheckpoint(tmp_path, "fault")
+    callback = HeliographCallback([EarlyStopping(patience=9)])
+    with pytest.raises(ArithmeticError):
+        fit([callback, saver], module=Failing(), max_epochs=4, enable_checkpointing=True)
+    resumed = HeliographCallback([EarlyStopping(patience=9)])
+    fit([resumed], module=Scripted(), max_epochs=4, resume=tmp_path / "fault.ckpt")
+
+    assert resumed.result is not None
+    assert (resumed.result.progress.epoch, resumed.result.progress.steps) == (4, 8)
+    assert not [note for note in resumed.result.notes if "fresh" in note]
 
 
 def test_a_loader_without_a_length_ends_its_epochs() -> None:

@@ -119,3 +119,14 @@ def test_nothing_is_made_where_nobody_wants_it() -> None:
 def test_what_cannot_be_shown_is_refused(log: Callable[[Run], None], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         logged(log, LogImage, LogText, LogHistogram, LogCurve, LogFile)
+
+
+def test_an_image_beyond_its_range_is_warned_of() -> None:
+    trainer = Trainer(device="cpu")
+    trainer.bus.on(StepEnd, lambda run, event: run.log_image("bright", torch.full((2, 2), 300.0)))
+    trainer.bus.on(LogImage, lambda run, event: None)
+    result = trainer.fit(linear_classifier(), class_batches(2), optimizer=sgd(), epochs=1)
+
+    assert result.warnings == (
+        "The image 'bright' has values beyond 0 to 1, and is shown cut to these: scale it before.",
+    )
