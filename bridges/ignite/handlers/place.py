@@ -44,8 +44,8 @@ def go_to(engine: RunEngine, run: Run) -> None:
 
 
 def begin_epoch(engine: RunEngine, run: Run) -> None:
-    """Set the number of the epoch that begins, from 1."""
-    engine.state.epoch = run.progress.epoch + 1
+    """Set the counters of a trainer in an epoch, whose number is from 1."""
+    engine.state.iteration, engine.state.epoch = run.progress.batches, run.progress.epoch + 1
 
 
 def batch_of(run: Run) -> Any:

@@ -134,7 +134,6 @@ class IgnitePlugin(Plugin):
     def begin_batch(self, run: Run, event: BatchStart) -> None:
         """Fire `GET_BATCH_COMPLETED` and `ITERATION_STARTED`; take a batch that they have replaced."""
         place.begin_epoch(self._trainer, run)
-        self._trainer.state.iteration = run.progress.batches
         _begin_batch(self._trainer, run)
 
     @on(BatchEnd)
@@ -167,6 +166,7 @@ class IgnitePlugin(Plugin):
     def end_training(self, run: Run, event: TrainEnd) -> None:
         """Fire `COMPLETED`, after `TERMINATE` where the training was stopped."""
         engine = self._trainer
+        place.go_to(engine, run)
         if run.control.should_stop:
             engine.fire(Events.TERMINATE)
         place.take_time(engine, Events.COMPLETED)
@@ -175,7 +175,8 @@ class IgnitePlugin(Plugin):
 
     @on(ValidationStart)
     def begin_validation(self, run: Run, event: ValidationStart) -> None:
-        """Fire the evaluator's `STARTED` and `EPOCH_STARTED`."""
+        """Fire the evaluator's `STARTED` and `EPOCH_STARTED`; its handlers may ask where the trainer is."""
+        place.go_to(self._trainer, run)
         place.begin_evaluation(self._evaluator, run)
         self._evaluator.fire(Events.STARTED)
         self._evaluator.state.epoch = 1
@@ -217,6 +218,8 @@ class IgnitePlugin(Plugin):
     @on(RunFailed)
     def fail(self, run: Run, event: RunFailed) -> None:
         """Fire `EXCEPTION_RAISED`; the error fails the run whatever they do, so to raise it again changes nothing."""
+        if self._trainer.state.iteration < run.progress.batches:  # else it may be in a batch
+            place.go_to(self._trainer, run)
         try:
             self._trainer.fire(Events.EXCEPTION_RAISED, event.error)
         except BaseException as error:
