@@ -60,8 +60,13 @@ def leave(engine: RunEngine) -> None:
 
 
 def begin_timing(engine: RunEngine) -> None:
-    """Set the clocks of the run and of the epoch to zero."""
+    """Let the times of the run and of its epoch begin."""
     engine.started = engine.epoch_started = perf_counter()
+
+
+def begin_epoch_timing(engine: RunEngine) -> None:
+    """Let the time of an epoch begin."""
+    engine.epoch_started = perf_counter()
 
 
 def take_time(engine: RunEngine, event: Any) -> None:

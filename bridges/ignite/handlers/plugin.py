@@ -38,7 +38,7 @@ LOOKS_ONLY = (BaseHandler, BaseLogger, Timer)
 BATCH = (Events.GET_BATCH_COMPLETED, Events.ITERATION_STARTED)
 # Events of ours that only some of theirs need: those of the trainer, those of the evaluator.
 OF_TRAINER: Mapping[type[Event], tuple[Events, ...]] = {
-    EpochStart: (Events.EPOCH_STARTED,),
+    EpochStart: (Events.EPOCH_STARTED, Events.EPOCH_COMPLETED),  # the latter for its time
     BatchStart: BATCH,
     BatchEnd: (Events.ITERATION_COMPLETED,),
     EpochEnd: (Events.EPOCH_COMPLETED, Events.TERMINATE_SINGLE_EPOCH),
@@ -127,6 +127,7 @@ class IgnitePlugin(Plugin):
     def begin_epoch(self, run: Run, event: EpochStart) -> None:
         """Fire `EPOCH_STARTED`; not again for an epoch that had begun before the checkpoint."""
         place.begin_epoch(self._trainer, run)
+        place.begin_epoch_timing(self._trainer)
         if not event.resumed:
             self._trainer.fire(Events.EPOCH_STARTED)
 
