@@ -9,6 +9,7 @@ from torch import nn
 
 from ....core.system.extras import require
 from ....events import Run
+from ...own_states import OwnStates
 from .flags import changes, show
 
 METHODS = (
@@ -36,6 +37,7 @@ class Caller:
     Args:
         callback: the callback.
         base: `transformers.TrainerCallback`, whose methods do nothing.
+        own_states: where a stop that the callback asks for is noted.
 
     Attributes:
         kind: the name of its class.
@@ -44,11 +46,10 @@ class Caller:
         run: the run that it is called in.
         args: what it is given as such.
         keywords: what it is given by name.
-        stop_reason: why it has asked for a stop; empty where it has not.
     """
 
-    def __init__(self, callback: Any, base: type) -> None:
-        kind = type(callback)
+    def __init__(self, callback: Any, base: type, own_states: OwnStates) -> None:
+        kind, self._own_states = type(callback), own_states
         self.kind = kind.__name__
         self.methods = {
             name: getattr(callback, name)
@@ -64,7 +65,6 @@ class Caller:
     def begin(self) -> None:
         """Forget the former training."""
         self.called: set[str] = set()
-        self.stop_reason = ""
 
     def meet(self, run: Run, args: Any, keywords: Mapping[str, Any]) -> None:
         """Take what the callback is given in a run."""
@@ -124,4 +124,4 @@ class Caller:
         else:
             run.control.withdraw(flag.verb, reason)
         if flag.verb == "stop":
-            self.stop_reason = reason if value else ""
+            self._own_states.stop_reason = reason if value else ""

@@ -35,12 +35,13 @@ from ....events import (
 )
 from ....plugins import Plugin, on
 from ....plugins.plugin import snake_case
+from ...own_states import OwnStates
 from .arguments import arguments
 from .calls import Caller
+from .exported import stateful
 from .facts import keywords, rate_of
 from .flags import asks_of, names_in
 from .names import their_names
-from .own_state import OwnState
 from .state import StateKeeper
 
 STEPS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
@@ -63,6 +64,7 @@ RARE = {  # methods that a training may never call, and how to mend that
 }
 BOUNDARY = ("should_log", "should_evaluate", "should_save")
 TRACKERS = "transformers.integrations."  # what is in there only looks
+REMEDY = "make it an ExportableState, or give it state_dict and load_state_dict"
 BEST = frozenset({"best_metric", "metric_for_best_model"})
 
 
@@ -77,24 +79,23 @@ class HuggingFacePlugin(Plugin):
 
     rehearses = False
     _rate: Any
-    _saved_options: Mapping[str, Any]
-    _lost: list[str]
 
     def __init__(self, callback: Any, args: Any, processing_class: Any) -> None:
         kind, names = type(callback), names_in(callback)
         self.name, self.asks = snake_case(kind.__name__), asks_of(names)
         self.affects_training = not kind.__module__.startswith(TRACKERS)
         self._reads_best = bool(names & BEST)
-        self._own_state, self._keeper = OwnState(callback), StateKeeper()
-        self._call = Caller(callback, require("transformers", "from_huggingface", extra="transformers").TrainerCallback)
-        vars(self).update(self._own_state.options)  # at a resume, options of a plugin are compared by their names
+        base = require("transformers", "from_huggingface", extra="transformers").TrainerCallback
+        self._own_states, self._keeper = OwnStates([stateful(callback)], REMEDY), StateKeeper()
+        self._call = Caller(callback, base, self._own_states)
+        vars(self).update(self._own_states.options)  # at a resume, options of a plugin are compared by their names
         self.ignores = tuple(event for event, methods in NEEDED_BY.items() if not self._call.has(*methods))
         self._given, self._processing_class = args, processing_class
         self._forget()
 
     def reset(self) -> None:
         """Put the callback back to what it was, where it has a state."""
-        self._own_state.reset()
+        self._own_states.reset()
         self._call.begin()
         self._forget()
 
@@ -118,14 +119,7 @@ class HuggingFacePlugin(Plugin):
         self._steps = run.progress.steps
         if not self._has_begun:
             self._begin_training(run)
-        if self._call.stop_reason and self._saved_options == self._own_state.options:
-            run.control.stop(self._call.stop_reason)
-        if self._lost and self.affects_training and not run.is_replay:
-            run.data.doubt(
-                "not exact",
-                f"{self._call.kind} had changed {', '.join(self._lost)} and keeps no state, so it starts fresh: make "
-                f"it an ExportableState, or give it state_dict and load_state_dict",
-            )
+        self._own_states.resume(run, affects_training=self.affects_training)
 
     @on(EpochStart)
     def begin_epoch(self, run: Run, event: EpochStart) -> None:
@@ -228,22 +222,16 @@ class HuggingFacePlugin(Plugin):
         """Return the state of the Trainer as the callback knows it, and the callback's own."""
         return {
             "trainer": self._keeper.state_dict(),
-            "callback": self._own_state.save(),
-            "stop": self._call.stop_reason,
-            "options": dict(self._own_state.options),
-            "lost": self._own_state.unsaved(self._call.trained),
+            "callback": self._own_states.state_dict(self._call.trained),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from it."""
         if not state:
-            self._own_state.reset()
-            self._call.stop_reason = ""
+            self._own_states.reset()
             return
         self._keeper.load_state_dict(state["trainer"])
-        self._own_state.load(state["callback"])
-        self._call.stop_reason = state["stop"]
-        self._saved_options, self._lost = state["options"], state["lost"]
+        self._own_states.load_state_dict(state["callback"])
 
     def close(self) -> None:
         """Let the run go."""
@@ -252,7 +240,6 @@ class HuggingFacePlugin(Plugin):
     def _forget(self) -> None:
         self._rate = None
         self._steps, self._has_begun = 0, False
-        self._saved_options, self._lost = {}, []
 
     def _meet(self, run: Run) -> None:
         self._call.meet(run, arguments(run, self._given), keywords(run, self._processing_class))

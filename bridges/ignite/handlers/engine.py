@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ....events import Run
+from ...own_states import OwnStates
 from .refusals import check_event, check_handler
 
 SAVED_BY_THE_RUN = (Engine, nn.Module, Optimizer)
@@ -35,7 +36,6 @@ class RunEngine(Engine):
     Attributes:
         role: the same.
         run_in_hand: the run that drives it; None outside of one.
-        stop_reason: why `terminate` was called; empty where it was not.
         handlers: the objects and functions that were added, each once, but for those whose state the run saves.
         started: when the run began, by the clock `perf_counter`.
         epoch_started: when the epoch began.
@@ -48,9 +48,13 @@ class RunEngine(Engine):
         super().__init__(_no_step)
         self.begin()
 
-    def seal(self) -> None:
-        """Take no handlers of other events from now on: nothing would listen to these."""
-        self._is_open = False
+    def seal(self, own_states: OwnStates) -> None:
+        """Take no handlers of other events from now on: nothing would listen to these.
+
+        Args:
+            own_states: where a stop that a handler asks for is noted.
+        """
+        self._is_open, self._own_states = False, own_states
 
     @property
     def has_handlers(self) -> bool:
@@ -91,7 +95,7 @@ class RunEngine(Engine):
     def begin(self) -> None:
         """Forget the former training, but for what handlers have put into the state."""
         self.should_terminate = self.should_terminate_single_epoch = False
-        self.stop_reason, self.last_event_name = "", None
+        self.last_event_name = None
         self._moment.text = Moment.text
         self.started = self.epoch_started = 0.0
         vars(self.state).update(vars(State()))
@@ -103,7 +107,7 @@ class RunEngine(Engine):
         if self.role == "evaluator":
             run.control.cut_validation(reason)
             return
-        self.stop_reason = reason
+        self._own_states.stop_reason = reason
         run.control.stop(reason)
 
     def terminate_epoch(self, skip_epoch_completed: bool = False) -> None:

@@ -44,8 +44,8 @@ def go_to(engine: RunEngine, run: Run) -> None:
 
 
 def begin_epoch(engine: RunEngine, run: Run) -> None:
-    """Set the number of the epoch that begins, from 1."""
-    engine.state.epoch = run.progress.epoch + 1
+    """Set the counters of a trainer in an epoch, whose number is from 1."""
+    engine.state.iteration, engine.state.epoch = run.progress.batches, run.progress.epoch + 1
 
 
 def batch_of(run: Run) -> Any:
@@ -60,8 +60,13 @@ def leave(engine: RunEngine) -> None:
 
 
 def begin_timing(engine: RunEngine) -> None:
-    """Set the clocks of the run and of the epoch to zero."""
+    """Let the times of the run and of its epoch begin."""
     engine.started = engine.epoch_started = perf_counter()
+
+
+def begin_epoch_timing(engine: RunEngine) -> None:
+    """Let the time of an epoch begin."""
+    engine.epoch_started = perf_counter()
 
 
 def take_time(engine: RunEngine, event: Any) -> None:

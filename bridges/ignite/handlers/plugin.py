@@ -30,15 +30,15 @@ from ....events import (
 )
 from ....plugins import Plugin, on
 from ....plugins.plugin import snake_case
+from ...own_states import OwnStates
 from . import place
 from .engine import RunEngine
-from .own_states import OwnStates
 
 LOOKS_ONLY = (BaseHandler, BaseLogger, Timer)
 BATCH = (Events.GET_BATCH_COMPLETED, Events.ITERATION_STARTED)
 # Events of ours that only some of theirs need: those of the trainer, those of the evaluator.
 OF_TRAINER: Mapping[type[Event], tuple[Events, ...]] = {
-    EpochStart: (Events.EPOCH_STARTED,),
+    EpochStart: (Events.EPOCH_STARTED, Events.EPOCH_COMPLETED),  # the latter for its time
     BatchStart: BATCH,
     BatchEnd: (Events.ITERATION_COMPLETED,),
     EpochEnd: (Events.EPOCH_COMPLETED, Events.TERMINATE_SINGLE_EPOCH),
@@ -68,8 +68,6 @@ class IgnitePlugin(Plugin):
 
     rehearses = False
     asks = ("stop",)
-    _saved_options: Mapping[str, Any]
-    _lost: list[str]
 
     def __init__(
         self,
@@ -82,23 +80,24 @@ class IgnitePlugin(Plugin):
         self.name = snake_case(name)
         self._trainer, self._evaluator = trainer, evaluator
         self._outputs = {phase: output} if output is not None else {}
-        self._own_states = OwnStates([*trainer.handlers, *evaluator.handlers])
+        handlers = [*trainer.handlers, *evaluator.handlers]
+        self._own_states = OwnStates(handlers, "give it state_dict and load_state_dict")
         vars(self).update(self._own_states.options)  # at a resume, options of a plugin are compared by their names
-        self.affects_training = not all(isinstance(each, LOOKS_ONLY) for each in self._own_states.handlers)
+        self.affects_training = not all(isinstance(each, LOOKS_ONLY) for each in handlers)
         self.ignores = tuple(
             event
             for engine, table in ((trainer, OF_TRAINER), (evaluator, OF_EVALUATOR))
             for event, theirs in table.items()
             if not engine.listens_to(*theirs)
         )
-        trainer.seal()
-        evaluator.seal()
-        self._forget()
+        trainer.seal(self._own_states)
+        evaluator.seal(self._own_states)
 
     def reset(self) -> None:
         """Put the handlers back to what they were, where they have a state."""
         self._own_states.reset()
-        self._forget()
+        self._trainer.begin()
+        self._evaluator.begin()
 
     def describe(self, run: Run) -> str:
         """Say whose handlers these are."""
@@ -114,19 +113,13 @@ class IgnitePlugin(Plugin):
     def resume(self, run: Run, event: CheckpointLoaded) -> None:
         """Continue where the checkpoint is; repeat a stop that was asked for before it."""
         place.go_to(self._trainer, run)
-        if self._trainer.stop_reason and self._saved_options == self._own_states.options:
-            run.control.stop(self._trainer.stop_reason)
-        if self._lost and self.affects_training and not run.is_replay:
-            run.data.doubt(
-                "not exact",
-                f"handlers of Ignite in {self.name!r} had changed {', '.join(self._lost)} and keep no state, so they "
-                f"start fresh: give them state_dict and load_state_dict",
-            )
+        self._own_states.resume(run, affects_training=self.affects_training)
 
     @on(EpochStart)
     def begin_epoch(self, run: Run, event: EpochStart) -> None:
         """Fire `EPOCH_STARTED`; not again for an epoch that had begun before the checkpoint."""
         place.begin_epoch(self._trainer, run)
+        place.begin_epoch_timing(self._trainer)
         if not event.resumed:
             self._trainer.fire(Events.EPOCH_STARTED)
 
@@ -134,7 +127,6 @@ class IgnitePlugin(Plugin):
     def begin_batch(self, run: Run, event: BatchStart) -> None:
         """Fire `GET_BATCH_COMPLETED` and `ITERATION_STARTED`; take a batch that they have replaced."""
         place.begin_epoch(self._trainer, run)
-        self._trainer.state.iteration = run.progress.batches
         _begin_batch(self._trainer, run)
 
     @on(BatchEnd)
@@ -167,6 +159,7 @@ class IgnitePlugin(Plugin):
     def end_training(self, run: Run, event: TrainEnd) -> None:
         """Fire `COMPLETED`, after `TERMINATE` where the training was stopped."""
         engine = self._trainer
+        place.go_to(engine, run)
         if run.control.should_stop:
             engine.fire(Events.TERMINATE)
         place.take_time(engine, Events.COMPLETED)
@@ -175,7 +168,8 @@ class IgnitePlugin(Plugin):
 
     @on(ValidationStart)
     def begin_validation(self, run: Run, event: ValidationStart) -> None:
-        """Fire the evaluator's `STARTED` and `EPOCH_STARTED`."""
+        """Fire the evaluator's `STARTED` and `EPOCH_STARTED`; its handlers may ask where the trainer is."""
+        place.go_to(self._trainer, run)
         place.begin_evaluation(self._evaluator, run)
         self._evaluator.fire(Events.STARTED)
         self._evaluator.state.epoch = 1
@@ -217,6 +211,8 @@ class IgnitePlugin(Plugin):
     @on(RunFailed)
     def fail(self, run: Run, event: RunFailed) -> None:
         """Fire `EXCEPTION_RAISED`; the error fails the run whatever they do, so to raise it again changes nothing."""
+        if self._trainer.state.iteration < run.progress.batches:  # else it may be in a batch
+            place.go_to(self._trainer, run)
         try:
             self._trainer.fire(Events.EXCEPTION_RAISED, event.error)
         except BaseException as error:
@@ -226,34 +222,23 @@ class IgnitePlugin(Plugin):
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the handlers, and of `engine.state` what the engines are to keep."""
         return {
-            "handlers": self._own_states.save(),
+            "handlers": self._own_states.state_dict(self._modules),
             "engines": [_user_values(engine) for engine in (self._trainer, self._evaluator)],
-            "stop": self._trainer.stop_reason,
-            "options": dict(self._own_states.options),
-            "lost": self._own_states.unsaved(self._modules),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from it."""
         if not state:
             self._own_states.reset()
-            self._trainer.stop_reason = ""
             return
-        self._own_states.load(state["handlers"])
+        self._own_states.load_state_dict(state["handlers"])
         for engine, values in zip((self._trainer, self._evaluator), state["engines"], strict=True):
             vars(engine.state).update(values)
-        self._trainer.stop_reason = state["stop"]
-        self._saved_options, self._lost = state["options"], state["lost"]
 
     def close(self) -> None:
         """Let the run go."""
         for engine in (self._trainer, self._evaluator):
             place.leave(engine)
-
-    def _forget(self) -> None:
-        self._trainer.begin()
-        self._evaluator.begin()
-        self._saved_options, self._lost = {}, []
 
     @property
     def _modules(self) -> Iterable[Any]:

@@ -67,8 +67,10 @@ def test_a_stopped_run_continues_with_more_patience(tmp_path: Path) -> None:
     run_with(tmp_path, EarlyStoppingCallback(6))
     _, same = run_with(tmp_path, EarlyStoppingCallback(6))
     assert (same.status, same.progress.steps) == ("stopped", 7)
-    _, more = run_with(tmp_path, EarlyStoppingCallback(9))
-    assert more.progress.steps > 7
+    with pytest.raises(KilledError):
+        run_with(tmp_path, EarlyStoppingCallback(9), kill=8)
+    _, more = run_with(tmp_path, EarlyStoppingCallback(9))  # whose checkpoint does not hold the former stop
+    assert (more.stopped_by, more.progress.steps) == ("early_stopping_callback", 10)
 
 
 class Counts(TrainerCallback):
@@ -120,9 +122,8 @@ def test_a_callback_without_a_state_starts_fresh_and_the_resume_says_so(tmp_path
     _, result = run_with(tmp_path, callback, epochs=2)
     assert callback.steps == 7
     assert result.resume.guarantee == "not exact"
-    assert any(
-        "Counts had changed steps and keeps no state, so it starts fresh" in each for each in result.resume.reasons
-    )
+    expected = "Counts.steps had changed and no state holds it, so it starts fresh: make it an ExportableState"
+    assert any(expected in each for each in result.resume.reasons)
 
 
 def test_the_state_of_the_trainer_continues(tmp_path: Path) -> None:

@@ -168,6 +168,22 @@ def test_times() -> None:
     assert seen[0]["COMPLETED"] > 0
 
 
+def test_the_time_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that a batch moves by one."""
+    clock, seen = [0], list[dict[str, Any]]()
+    monkeypatch.setattr("heliograph.bridges.ignite.handlers.place.perf_counter", lambda: clock[0])
+
+    def script(trainer: Engine) -> None:
+        trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: seen.append(dict(trainer.state.times)))
+        trainer.add_event_handler(Events.COMPLETED, lambda: seen.append(dict(trainer.state.times)))
+
+    trainer = h.Trainer([from_ignite(script)], device="cpu")
+    trainer.bus.on(h.BatchEnd, lambda run, event: clock.__setitem__(0, clock[0] + 1))
+    trainer.fit(linear_classifier(), class_batches(3), optimizer=sgd(), epochs=2)
+    assert [each["EPOCH_COMPLETED"] for each in seen] == [3, 3, 3]
+    assert seen[-1]["COMPLETED"] == 6
+
+
 def test_a_handler_may_replace_the_batch() -> None:
     outputs: list[float] = []
 

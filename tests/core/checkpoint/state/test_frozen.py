@@ -22,7 +22,7 @@ from heliograph import (
     load_weights,
 )
 from heliograph.core.checkpoint.export import export_weights
-from heliograph.core.checkpoint.state.frozen import digest, own_weights
+from heliograph.core.checkpoint.state.frozen import SUMMED, digest, own_weights, sums
 from heliograph.core.checkpoint.weights_files import read_weights
 from heliograph.tests import kit
 from heliograph.tests.ranks_pool import Pool
@@ -102,6 +102,39 @@ def test_a_frozen_weight_that_changes_is_saved(tmp_path: Path) -> None:
     assert saved_modules(middle).keys() == HEAD | {"0.weight"}
     again = fit(tmp_path / "again", resume=middle)
     assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
+
+
+def test_frozen_weights_that_change_places_are_saved(tmp_path: Path) -> None:
+    """A vocabulary in another order, say, whose sum is the same."""
+
+    def swap(run: Any, event: StepEnd) -> None:
+        if run.progress.steps == 1:
+            weight = run.modules["model"][0].weight.data
+            weight[:2] = weight[[1, 0]]
+
+    trainer = Trainer([Checkpoint(tmp_path, every=Every(steps=2), trained_only=True)], device="cpu")
+    trainer.bus.on(StepEnd, swap)
+    path = kit.fit(trainer, task=adapted(), train=BATCHES, steps=2).last_checkpoint
+    assert path is not None
+    assert saved_modules(path).keys() == HEAD | {"0.weight"}
+    again = adapted()
+    assert trained(tmp_path / "again", again, resume=path, steps=4).resume is not None
+    assert torch.equal(again.model.get_submodule("0").weight[[1, 0]], adapted().model.get_submodule("0").weight[:2])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.complex64])
+def test_sums_are_of_bits_and_positions(dtype: torch.dtype) -> None:
+    long = (torch.arange(2 * SUMMED + 10) % 251).to(dtype)
+    other = [long.clone() for _ in range(4)]
+    other[0][[0, 1]] = other[0][[1, 0]]
+    other[1][:SUMMED] = long[SUMMED : 2 * SUMMED]
+    other[1][SUMMED : 2 * SUMMED] = long[:SUMMED]
+    other[2][-1] = 0
+    other[3] = long.flip(0)
+    table = long[:20].reshape(2, 10)
+    same = sums({("", "a"): long, ("", "b"): long.clone(), ("", "t"): table.t(), ("", "c"): table.t().contiguous()})
+    assert (same["", "a"], same["", "t"]) == (same["", "b"], same["", "c"])
+    assert len({*sums({("", str(number)): each for number, each in enumerate([long, *other])}).values()}) == 5
 
 
 def test_what_is_unfrozen_on_the_way_is_saved_from_then_on(tmp_path: Path) -> None:
