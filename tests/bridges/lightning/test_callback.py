@@ -100,7 +100,7 @@ def fit(
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         warnings.filterwarnings("ignore", ".*GPU available")
         warnings.filterwarnings("ignore", ".*exists and is not empty")
-        warnings.filterwarnings("ignore", ".*was called without a model. The last model of the previous")
+        warnings.filterwarnings("ignore", r".*fit\(ckpt_path=")
         warnings.filterwarnings("ignore", "You defined a `validation_step` but have no `val_dataloader`")
         warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`, callbacks used to create")
