@@ -127,9 +127,11 @@ class Tracker(Plugin):
         """Keep a file."""
 
     def flush(self) -> None:
-        """Write what the methods above have collected: called after a record when no other waits, and may fail as they.
+        """Write what the methods above have collected: called when no record waits, after 500, and before `finish`.
 
-        A record is written again after an outage, so collect by a key.
+        Records count as written when this has succeeded. It may fail as the methods above: after an outage it is called
+        again and must find the same; after another error it must find nothing, since each of the records is written
+        again, with a `flush` of its own, so collect by a key.
         """
 
     def roll_back(self, place: Place) -> None:
@@ -265,7 +267,10 @@ class Tracker(Plugin):
     def _ready(self, run: Run) -> Outbox:
         """Return the queue, with the page that it begins with."""
         if self._outbox is None:
-            self._outbox = Outbox(self.name, self._write, self.outages, self.capacity, self.patience, self.settles)
+            flush = None if type(self).flush is Tracker.flush else self.flush
+            self._outbox = Outbox(
+                self.name, self._write, self.outages, self.capacity, self.patience, self.settles, flush
+            )
             resumed_at, self._resumed_at = self._resumed_at, None
             self._attempt += resumed_at is not None
             self._held_rollbacks, self._held = self._rollbacks, {}
@@ -279,13 +284,8 @@ class Tracker(Plugin):
                 self._outbox.put(Record("hyper_parameters", (plain_values(run.hyper_parameters),)))
         return self._outbox
 
-    def _write(self, record: Record, is_last: bool) -> None:
+    def _write(self, record: Record) -> None:
         """Write a record; in the thread."""
-        self._write_one(record)
-        if is_last and record.kind != "finish":
-            self.flush()
-
-    def _write_one(self, record: Record) -> None:
         if record.kind == "open":
             (page,) = record.arguments
             self._page_id = self.open(page)
