@@ -7,8 +7,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any, Final
 
-from ...events import Lane, Run, RunClosed
-from ...plugins import on
+from ...events import Run
 from .csv_sheet import Row, Sheet, free_path, last_row
 from .records import Page, Place
 from .tracker import Tracker
@@ -43,7 +42,6 @@ class CSVLog(Tracker):
         self._sheet: Sheet | None = None
         self._training = ""
         self._reached = NEVER  # the last row of a file that is continued
-        self._other = ""
 
     def describe(self, run: Run) -> str:
         """Say where rows are written."""
@@ -57,7 +55,7 @@ class CSVLog(Tracker):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         path = self._own(name) or free_path(self.path)
         if page.id is None and path != self.path:
-            self._other = f"{self.path} holds another run: this one is logged in {path}"
+            self._remark(f"{self.path} holds another run: this one is logged in {path}")
         self._sheet, self._reached = Sheet(path), NEVER
         if page.resumed_at is not None:
             limit = (self._held_rollbacks, page.resumed_at)
@@ -80,14 +78,6 @@ class CSVLog(Tracker):
     def finish(self, status: str) -> None:
         """Close the file."""
         self._close_sheet()
-
-    @on(RunClosed, lane=Lane.REPORT)
-    def end(self, run: Run, event: RunClosed) -> None:
-        """Say what is missing, and where the rows are."""
-        super().end(run, event)
-        if self._other:
-            run.note(self._other)
-            self._other = ""
 
     def close(self) -> None:
         """Close the file, also where it could not be finished."""

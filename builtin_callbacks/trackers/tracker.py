@@ -78,6 +78,7 @@ class Tracker(Plugin):
         self._held: Mapping[str, int] = {}  # what the page shows beyond the checkpoint: the last step of each name
         self._held_rollbacks = 0
         self._unknown: Counter[str] = Counter()
+        self._remarks: list[str] = []
 
     # What a subclass writes.
 
@@ -217,7 +218,10 @@ class Tracker(Plugin):
             run.warn(f"{self.name} lost {what}{why}.")
         for kind, count in self._unknown.items():
             run.note(f"{self.name} cannot show what was logged as {kind} ({count} times)")
+        for text in self._remarks:
+            run.note(text)
         self._unknown.clear()
+        self._remarks.clear()
 
     # State.
 
@@ -283,6 +287,11 @@ class Tracker(Plugin):
             if run.hyper_parameters and self._writes("hyper_parameters"):  # after those of a former attempt
                 self._outbox.put(Record("hyper_parameters", (plain_values(run.hyper_parameters),)))
         return self._outbox
+
+    def _remark(self, text: str) -> None:
+        """Note it in the result; from the thread, too."""
+        if text not in self._remarks:
+            self._remarks.append(text)
 
     def _write(self, record: Record) -> None:
         """Write a record; in the thread."""
