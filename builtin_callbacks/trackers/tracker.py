@@ -77,6 +77,8 @@ class Tracker(Plugin):
         self._waiting: list[Record] = []  # of the checkpoint
         self._held: Mapping[str, int] = {}  # what the page shows beyond the checkpoint: the last step of each name
         self._held_rollbacks = 0
+        self._status: str | None = None  # how the training ended that the page shows
+        self._trains = self._has_ended = False  # the latter from `RunClosed` until the next run begins
         self._unknown: Counter[str] = Counter()
         self._remarks: list[str] = []
 
@@ -144,7 +146,7 @@ class Tracker(Plugin):
 
         Args:
             status: `completed`, `stopped`, `preempted` (stopped since its machine is needed), `interrupted` or
-                `failed`.
+                `failed`; after an evaluation on the page of a training, that of the training.
         """
 
     # What it listens to.
@@ -152,11 +154,12 @@ class Tracker(Plugin):
     def reset(self) -> None:
         """Forget the former training: the new one has a page of its own."""
         self._page_id, self._attempt, self._rollbacks, self._waiting = None, 1, 0, []
-        self._rates, self._resumed_at = Rates(), None
+        self._rates, self._resumed_at, self._status = Rates(), None, None
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Look whether there can be a page."""
+        self._trains = True
         self.prepare(run)
 
     @on(CheckpointLoaded)
@@ -205,11 +208,17 @@ class Tracker(Plugin):
     @on(RunClosed, lane=Lane.REPORT)
     def end(self, run: Run, event: RunClosed) -> None:
         """Write how the run ended, wait until everything is written, and say what is missing."""
-        if self._outbox is None and self._resumed_at is None:
-            return
-        outbox, asked = self._ready(run), run.control.stop_request
+        asked = run.control.stop_request
         leaves = event.status == "stopped" and asked is not None and asked.required
-        self._close("preempted" if leaves else event.status)
+        status = "preempted" if leaves else event.status
+        if self._trains:
+            self._status, self._trains = status, False
+        if self._outbox is not None or self._resumed_at is not None:
+            self._finish(run, self._ready(run), self._status or status)
+        self._has_ended = True
+
+    def _finish(self, run: Run, outbox: Outbox, status: str) -> None:
+        self._close(status)
         if outbox.refused:
             run.warn(f"{self.name} shows nothing of this run, since it could not open a page: {outbox.refused}.")
         elif outbox.lost:
@@ -245,7 +254,8 @@ class Tracker(Plugin):
 
     def close(self) -> None:
         """Close the page; where this was switched off in mid-run, as stopped."""
-        self._close("stopped")
+        self._close(self._status or "stopped")
+        self._has_ended = False
 
     # The records.
 
@@ -265,6 +275,9 @@ class Tracker(Plugin):
         self._put(run, kind, self._place(run), *vars(event).values())
 
     def _put(self, run: Run, kind: str, *arguments: Any) -> None:
+        if self._has_ended:
+            run.warn(f"{self.name} lost {NAMES.get(kind, kind)} that came after the ending of its page.")
+            return
         size = sum(getattr(each, "nbytes", 0) for each in arguments)
         self._ready(run).put(Record(kind, arguments, size))
 

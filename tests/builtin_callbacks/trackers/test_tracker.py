@@ -16,11 +16,14 @@ from heliograph import (
     BatchStart,
     EpochEnd,
     Every,
+    Lane,
     LogSchedule,
     Page,
     Place,
+    Plugin,
     Recorder,
     Run,
+    RunClosed,
     SavePoint,
     SaveSchedule,
     StepEnd,
@@ -28,6 +31,7 @@ from heliograph import (
     Trainer,
     TrainStart,
     ValidationSchedule,
+    on,
     replay,
 )
 
@@ -359,6 +363,41 @@ def test_a_test_after_a_training_is_on_the_same_page(task: Make, batches: Make, 
 
     assert list(tracker.store) == ["page-0", "page-1"]
     assert ("scalars", 0, {"test/loss": tested.metrics["test/loss"]}, 0) in tracker.store["page-0"]["rows"]
+
+
+def test_an_evaluation_on_the_page_of_a_training_keeps_its_status(task: Make, batches: Make, sgd: Any) -> None:
+    tracker, faults = Pages({}), [RuntimeError("a fault")]
+    trainer = Trainer([LogSchedule(Every(steps=1)), tracker], device="cpu")
+
+    def fail(run: Run, event: StepEnd) -> None:
+        if faults:
+            raise faults.pop()
+
+    trainer.bus.on(StepEnd, fail)
+    mine = task()
+    with pytest.raises(RuntimeError, match="a fault"):
+        trainer.fit(mine, batches(2), optimizer=sgd, epochs=1)
+    trainer.test(mine, batches(1))
+    assert steps(tracker.store["page-0"], "test/loss") == [0]
+    assert tracker.store["page-0"]["status"] == "failed"
+
+    trainer.fit(mine, batches(2), optimizer=sgd, epochs=1)
+    assert tracker.store["page-1"]["status"] == "completed"
+
+
+def test_what_is_logged_after_the_ending_is_lost_and_said(task: Make, batches: Make, sgd: Any) -> None:
+    class Late(Plugin):
+        @on(RunClosed, lane=Lane.REPORT)
+        def log(self, run: Run, event: RunClosed) -> None:
+            run.log_text("summary", event.status)
+
+    tracker = Pages({})
+    result = fit([tracker, Late()], task(), batches(2), sgd)
+
+    rows = tracker.store["page-0"]["rows"]
+    assert ([row[0] for row in rows], len(tracker.opened)) == (["scalars", "scalars", "finish"], 1)
+    assert tracker.store["page-0"]["status"] == "completed"
+    assert result.warnings == ("pages lost text that came after the ending of its page.",)
 
 
 def test_a_tracker_that_is_switched_off_and_on_continues_its_page(task: Make, batches: Make, sgd: Any) -> None:
