@@ -19,6 +19,7 @@ ALONE: Final = ("open", "finish")  # what is written at once, when all before it
 BATCH: Final = 500  # records that are collected at most before they are flushed
 ROWS: Final = ("scalars", "text")  # what is kept until it is safe; hyper-parameters are written again with each page
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to write the same
+DRAIN_PATIENCE: Final = 1.0  # seconds; a save holds up the training
 
 logger = logging.getLogger("heliograph")
 
@@ -89,9 +90,9 @@ class Outbox:
             return [*(record for _, record in self._settling), *self._queue]
 
     def drain(self) -> None:
-        """Wait until everything is written, or nothing is any more."""
+        """Wait until everything is written; not in an outage, nor longer than a second without progress."""
         with self._changed:
-            self._wait_while_written()
+            self._wait_while_written(DRAIN_PATIENCE, lambda: bool(self._outage))
 
     def close(self) -> None:
         """Wait until everything is written, or nothing is any more, and drop the rest."""
@@ -100,7 +101,7 @@ class Outbox:
                 return
             self._is_closing = True
             self._changed.notify_all()
-            self._wait_while_written()
+            self._wait_while_written(self._patience)
             is_done = not self._queue
             if not is_done and not self.error:
                 self._outage = f"nothing was written for {self._patience:g} seconds"
@@ -117,10 +118,10 @@ class Outbox:
         while self._settling and self._settling[0][0] < monotonic() - self._settles:
             self._settling.popleft()
 
-    def _wait_while_written(self) -> None:
-        while self._queue:
+    def _wait_while_written(self, patience: float, is_in_vain: Callable[[], bool] = lambda: False) -> None:
+        while self._queue and not is_in_vain():
             before = self._written
-            self._changed.wait_for(lambda: not self._queue or self._written > before, self._patience)  # noqa: B023
+            self._changed.wait_for(lambda: not self._queue or self._written > before or is_in_vain(), patience)  # noqa: B023
             if self._written == before:
                 return
 
@@ -199,6 +200,7 @@ class Outbox:
             logger.warning("%s cannot be written to: its records wait, the training continues (%s)", self._name, error)
         with self._changed:
             self._outage, was_closing = error, self._is_closing
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_given_up or self._is_closing > was_closing, pause)
         return FIRST_PAUSE if self._is_closing else min(2 * pause, LONGEST_PAUSE)
 

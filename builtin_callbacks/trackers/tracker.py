@@ -54,8 +54,8 @@ class Tracker(Plugin):
         patience: at the end of a run, seconds without progress after which the rest is dropped.
         settles: seconds after which what was written outlives a killed process; until then a checkpoint has it, too,
             and a resumed run writes it again where the page does not hold it.
-        is_local: whether it writes files of this machine: a checkpoint waits until everything is written, and nothing
-            of it is written again; others have what waits in the checkpoint.
+        is_local: whether it writes files of this machine: a checkpoint waits until everything is written, but not in
+            an outage, nor longer than a second without progress; it has what waits then, as with any other tracker.
     """
 
     policy = "observer"

@@ -211,6 +211,30 @@ def test_what_waits_in_a_checkpoint_is_written_by_the_resumed_run(task: Make, ba
     assert not [each for each in result.warnings if "pages" in each]
 
 
+def test_a_save_does_not_wait_for_an_outage_to_end(task: Make, batches: Make, sgd: Any) -> None:
+    """The outage ends after the save, or at the fifth attempt; a save that waited until then would have nothing."""
+    saved, attempts = list[int](), list[str]()
+
+    def fails(kind: str) -> Exception | None:
+        if kind == "scalars" and not saved and len(attempts) < 5:
+            attempts.append(kind)
+            return OSError("the disk is full")
+        return None
+
+    tracker = type("local", (Pages,), {"is_local": True, "patience": 60.0})({}, fails)
+
+    def save(run: Run, event: SavePoint) -> None:
+        saved.append(len(tracker.state_dict()["waiting"]))
+
+    def listen(trainer: Trainer) -> None:
+        trainer.bus.on(SavePoint, save)
+
+    result = fit([tracker, SaveSchedule(At(steps=3), at_end=False)], task(), batches(3), sgd, listen)
+
+    assert (saved, result.warnings) == ([3], ())
+    assert steps(tracker.store["page-0"]) == [1, 2, 3]
+
+
 def test_what_a_killed_service_may_lose_is_in_the_checkpoint(task: Make, batches: Make, sgd: Any) -> None:
     """The service had rows in memory when it died with the training: those of the last steps."""
     store: dict[str, Any] = {}
