@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from ...events import Run
 from .csv_sheet import Row, Sheet, free_path, last_row
-from .records import Page, Place
+from .records import AXES, Page, Place
 from .tracker import Tracker
 
-HEAD: Final = ("step", "epoch", "samples", "seconds", "attempt", "rollbacks", "training")
+HEAD: Final = (*AXES, "training")
 NEVER: Final = (-1, -1)
 
 
@@ -66,7 +66,7 @@ class CSVLog(Tracker):
     def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
         """Write a row, or further fields of the last one where that is of the same step."""
         assert self._sheet is not None, "rows come after open"
-        fields = {f"metric/{name}" if name in HEAD else name: repr(float(value)) for name, value in values.items()}
+        fields = {name: repr(float(value)) for name, value in values.items()}
         key, last = (place.rollbacks, place.step), self._sheet.last
         is_repeated = key <= self._reached
         fits = is_repeated or all(last.get(name) in (None, "", text) for name, text in fields.items())

@@ -27,7 +27,7 @@ from ...events import (
 from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogText
 from ...plugins import Plugin, on
 from .outbox import Outbox
-from .records import SAVED, Page, Place, Record, plain_values, record_of
+from .records import SAVED, Page, Place, Record, free_name, plain_values, record_of
 
 KINDS: Final = {LogImage: "image", LogText: "text", LogHistogram: "histogram", LogCurve: "curve", LogFile: "file"}
 NAMES: Final = {
@@ -45,7 +45,8 @@ class Tracker(Plugin):
     can show. All of these are called in one thread of the tracker, in the order in which things were logged, so the
     training never waits for them. Records wait while there is an outage; those that were not written when the run has
     ended are counted in a warning of its result. A resumed run continues the page that its checkpoint names: what the
-    checkpoint had waiting is written first, and what the page holds already is left out.
+    checkpoint had waiting is written first, and what the page holds already is left out. What is named as a field of
+    `Place`, or `training`, is shown as `metric/epoch`, `image/epoch` and so on.
 
     Attributes:
         outages: errors after which the same record is written again, with pauses that grow up to 5 seconds; any other
@@ -193,7 +194,8 @@ class Tracker(Plugin):
     def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
         """Write metrics at the current step."""
         if event.metrics:
-            self._put(run, "scalars", self._place(run), {name: float(value) for name, value in event.metrics.items()})
+            values = {free_name("metric", name): float(value) for name, value in event.metrics.items()}
+            self._put(run, "scalars", self._place(run), values)
 
     @on(LogImage, LogText, LogHistogram, LogCurve, lane=Lane.REPORT, optional=True)
     def write_payload(self, run: Run, event: LogImage | LogText | LogHistogram | LogCurve) -> None:
@@ -272,7 +274,8 @@ class Tracker(Plugin):
         if not self._writes(kind):
             self._unknown[kind] += 1
             return
-        self._put(run, kind, self._place(run), *vars(event).values())
+        title, *values = vars(event).values()
+        self._put(run, kind, self._place(run), free_name(kind, title), *values)
 
     def _put(self, run: Run, kind: str, *arguments: Any) -> None:
         if self._has_ended:

@@ -17,6 +17,7 @@ from heliograph import (
     EpochEnd,
     Every,
     Lane,
+    Log,
     LogSchedule,
     Page,
     Place,
@@ -375,6 +376,25 @@ def test_images_texts_and_what_a_tracker_cannot_show(task: Make, batches: Make, 
     assert [row for row in rows if row[0] == "text"] == [("text", step, "words", "as they are") for step in (1, 2)]
     assert result.notes == ("pages cannot show what was logged as histogram (2 times)",)
     assert result.warnings == ()
+
+
+def test_what_is_named_as_an_axis_gets_another_name(task: Make, batches: Make, sgd: Any) -> None:
+    """A page shows the step and the others beside each metric, under these names."""
+    names = ("step", "epoch", "samples", "seconds", "attempt", "rollbacks", "training")
+    tracker = Pages({})
+
+    class Mine(Plugin):
+        @on(Log, lane=Lane.MEASURE)
+        def add(self, run: Run, event: Log) -> None:
+            event.metrics.update(dict.fromkeys(names, 99.0))
+            run.log_text("epoch", "seven")
+
+    fit([tracker, Mine()], task(), batches(1), sgd)
+
+    (text, (_, step, values, _), _) = tracker.store["page-0"]["rows"]
+    assert text == ("text", 1, "text/epoch", "seven")
+    assert (step, [name for name in names if name in values]) == (1, [])
+    assert [values[f"metric/{name}"] for name in names] == [99.0] * 7
 
 
 def test_a_test_after_a_training_is_on_the_same_page(task: Make, batches: Make, sgd: Any) -> None:

@@ -100,7 +100,7 @@ def test_images_texts_histograms_and_files(tmp_path: Path) -> None:
 
     def show(run: h.Run) -> None:
         run.log_image("drawing", np.full((2, 3, 3), 7, np.uint8))
-        run.log_text("step", "*one*")  # a name that Trackio keeps for itself
+        run.log_text("step", "*one*")  # a name that is taken
         run.log_histogram("weights", np.array([0.0, 1.0, 1.0, np.inf]))
         run.log_curve("hits", np.array([0, 1, 1]), np.array([0.1, 0.9, 0.5]))
         run.log_file("the notes", tmp_path / "notes.txt")
@@ -109,7 +109,7 @@ def test_images_texts_histograms_and_files(tmp_path: Path) -> None:
 
     shown = {name: value for row in trackio_rows("tests") for name, value in row.items() if isinstance(value, dict)}
     assert (tmp_path / "media" / shown["drawing"]["file_path"]).read_bytes().startswith(b"\x89PNG")
-    assert shown["__step"] == {"_type": "trackio.markdown", "_value": "*one*"}
+    assert shown["text/step"] == {"_type": "trackio.markdown", "_value": "*one*"}
     assert sum(shown["weights"]["values"]) == 3
     (known,) = SQLiteStorage.get_run_records("tests")
     assert [each["name"] for each in SQLiteStorage.get_artifacts("tests")] == [f"run-{known['id']}-the-notes"]
