@@ -56,7 +56,7 @@ class TensorBoard(Tracker):
 
     def migrate_state(self, state: dict[str, Any], version: int) -> Mapping[str, Any]:
         """Take the folder from a state of the first version."""
-        return {"page": state["folder"], "attempt": 1, "rollbacks": 0, "waiting": []}
+        return {"page": state["folder"], "attempt": 1, "rollbacks": 0, "waiting": [], "left_out": {}}
 
     # In the thread.
 

@@ -30,6 +30,7 @@ from .outbox import Outbox
 from .records import SAVED, Page, Place, Record, free_name, plain_values, record_of
 
 KINDS: Final = {LogImage: "image", LogText: "text", LogHistogram: "histogram", LogCurve: "curve", LogFile: "file"}
+UNSAVED: Final = {*KINDS.values()} - {*SAVED}
 NAMES: Final = {
     "open": "the page",
     "scalars": "rows of metrics",
@@ -76,6 +77,7 @@ class Tracker(Plugin):
         self._attempt, self._rollbacks = 1, 0
         self._resumed_at: int | None = None
         self._waiting: list[Record] = []  # of the checkpoint
+        self._left_out: Mapping[str, int] = {}  # how many waited and are not in the checkpoint, by kind
         self._held: Mapping[str, int] = {}  # what the page shows beyond the checkpoint: the last step of each name
         self._held_rollbacks = 0
         self._status: str | None = None  # how the training ended that the page shows
@@ -155,7 +157,7 @@ class Tracker(Plugin):
     def reset(self) -> None:
         """Forget the former training: the new one has a page of its own."""
         self._page_id, self._attempt, self._rollbacks, self._waiting = None, 1, 0, []
-        self._rates, self._resumed_at, self._status = Rates(), None, None
+        self._rates, self._resumed_at, self._status, self._left_out = Rates(), None, None, {}
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
@@ -246,6 +248,7 @@ class Tracker(Plugin):
             "attempt": self._attempt,
             "rollbacks": self._rollbacks,
             "waiting": [each.as_plain() for each in waiting if each.kind in SAVED],
+            "left_out": dict(Counter(each.kind for each in waiting if each.kind in UNSAVED)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -253,6 +256,7 @@ class Tracker(Plugin):
         if self._outbox is None and state:
             self._page_id, self._attempt = state["page"], state["attempt"]
             self._rollbacks, self._waiting = state["rollbacks"], [record_of(each) for each in state["waiting"]]
+            self._left_out = state["left_out"]
 
     def close(self) -> None:
         """Close the page; where this was switched off in mid-run, as stopped."""
@@ -297,12 +301,19 @@ class Tracker(Plugin):
             training_id = uuid4().hex if run.is_replay else run.training_id
             page = Page(run.name, training_id, self._page_id, self._attempt, resumed_at)
             self._outbox.put(Record("open", (page,)))
+            self._remark_left_out()
             waiting, self._waiting = self._waiting, []
             for record in waiting:
                 self._outbox.put(record)
             if run.hyper_parameters and self._writes("hyper_parameters"):  # after those of a former attempt
                 self._outbox.put(Record("hyper_parameters", (plain_values(run.hyper_parameters),)))
         return self._outbox
+
+    def _remark_left_out(self) -> None:
+        what = ", ".join(f"{kind} ({count})" for kind, count in self._left_out.items())
+        self._left_out = {}
+        if what:
+            self._remark(f"{self.name} may lack what waited to be written when the checkpoint was saved: {what}")
 
     def _remark(self, text: str) -> None:
         """Note it in the result; from the thread, too."""

@@ -236,6 +236,26 @@ def test_a_save_does_not_wait_for_an_outage_to_end(task: Make, batches: Make, sg
     assert steps(tracker.store["page-0"]) == [1, 2, 3]
 
 
+def test_images_that_waited_at_the_checkpoint_are_noted_as_missing(task: Make, batches: Make, sgd: Any) -> None:
+    store: dict[str, Any] = {}
+    run = resumable(store, task, batches, sgd)
+
+    class Showing(Pages):
+        @on(StepEnd)
+        def show(self, run: Run, event: StepEnd) -> None:
+            run.log_image("pixels", torch.zeros(3, 2, 4))
+            run.log_text("words", "as they are")
+
+    run(at=3, resumed=False, kill=6, kind=Showing, fails=lambda kind: ConnectionError() if kind != "open" else None)
+    _, result = run(at=99, resumed=True, kind=Showing)
+
+    rows = store["page-0"]["rows"]
+    assert [row[1] for row in rows if row[0] == "text"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [row[1] for row in rows if row[0] == "image"] == [4, 5, 6, 7, 8]
+    (note,) = [each for each in result.notes if "may lack" in each]
+    assert note == "showing may lack what waited to be written when the checkpoint was saved: image (3)"
+
+
 def test_what_a_killed_service_may_lose_is_in_the_checkpoint(task: Make, batches: Make, sgd: Any) -> None:
     """The service had rows in memory when it died with the training: those of the last steps."""
     store: dict[str, Any] = {}
