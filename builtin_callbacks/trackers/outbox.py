@@ -89,6 +89,11 @@ class Outbox:
             self._settle()
             return [*(record for _, record in self._settling), *self._queue]
 
+    def first(self, count: int) -> list[Record]:
+        """Return the first records of the queue, the one that is being written included."""
+        with self._changed:
+            return list(islice(self._queue, count))
+
     def drain(self) -> None:
         """Wait until everything is written; not in an outage, nor longer than a second without progress."""
         with self._changed:

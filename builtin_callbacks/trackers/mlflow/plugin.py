@@ -161,7 +161,7 @@ class MLflow(Tracker):
 
     def _following(self, place: Place, room: int) -> Iterator[tuple[Place, Mapping[str, float]]]:
         """Yield the rows that wait right after one, as far as there is room for their metrics in its request."""
-        waiting = [] if self._queue is None else self._queue.waiting()
+        waiting = [] if self._queue is None else self._queue.first(1 + max(0, room))
         if not waiting or waiting[0].arguments[0] is not place:
             return
         for record in waiting[1:]:
