@@ -1,4 +1,7 @@
-"""Events that show more than numbers: `run.log_image` and the like emit them, and every tracker writes what it can."""
+"""Events that show more than numbers: `run.log_image` and the like emit them, and every tracker writes what it can.
+
+Their `title` is the `name` of these calls: the `name` of an event is that of its kind.
+"""
 
 from __future__ import annotations
 

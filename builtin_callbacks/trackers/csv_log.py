@@ -7,13 +7,12 @@ from glob import escape
 from pathlib import Path
 from typing import Any, Final
 
-from ...events import Lane, Run, RunClosed
-from ...plugins import on
+from ...events import Run
 from .csv_sheet import Row, Sheet, free_path, last_row
-from .records import Page, Place
+from .records import AXES, Page, Place
 from .tracker import Tracker
 
-HEAD: Final = ("step", "epoch", "samples", "seconds", "attempt", "rollbacks", "training")
+HEAD: Final = (*AXES, "training")
 NEVER: Final = (-1, -1)
 
 
@@ -43,7 +42,6 @@ class CSVLog(Tracker):
         self._sheet: Sheet | None = None
         self._training = ""
         self._reached = NEVER  # the last row of a file that is continued
-        self._other = ""
 
     def describe(self, run: Run) -> str:
         """Say where rows are written."""
@@ -57,7 +55,7 @@ class CSVLog(Tracker):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         path = self._own(name) or free_path(self.path)
         if page.id is None and path != self.path:
-            self._other = f"{self.path} holds another run: this one is logged in {path}"
+            self._remark(f"{self.path} holds another run: this one is logged in {path}")
         self._sheet, self._reached = Sheet(path), NEVER
         if page.resumed_at is not None:
             limit = (self._held_rollbacks, page.resumed_at)
@@ -68,7 +66,7 @@ class CSVLog(Tracker):
     def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
         """Write a row, or further fields of the last one where that is of the same step."""
         assert self._sheet is not None, "rows come after open"
-        fields = {f"metric/{name}" if name in HEAD else name: repr(float(value)) for name, value in values.items()}
+        fields = {name: repr(float(value)) for name, value in values.items()}
         key, last = (place.rollbacks, place.step), self._sheet.last
         is_repeated = key <= self._reached
         fits = is_repeated or all(last.get(name) in (None, "", text) for name, text in fields.items())
@@ -80,14 +78,6 @@ class CSVLog(Tracker):
     def finish(self, status: str) -> None:
         """Close the file."""
         self._close_sheet()
-
-    @on(RunClosed, lane=Lane.REPORT)
-    def end(self, run: Run, event: RunClosed) -> None:
-        """Say what is missing, and where the rows are."""
-        super().end(run, event)
-        if self._other:
-            run.note(self._other)
-            self._other = ""
 
     def close(self) -> None:
         """Close the file, also where it could not be finished."""

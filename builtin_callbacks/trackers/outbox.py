@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
+from itertools import islice
 from threading import Condition, Thread
 from time import monotonic
 from typing import Final
@@ -14,8 +15,11 @@ from .records import Record
 
 MEMORY: Final = 256 * 2**20  # bytes of arrays that wait at most
 ALWAYS: Final = ("open", "roll_back", "finish")  # what is never dropped
+ALONE: Final = ("open", "finish")  # what is written at once, when all before it is
+BATCH: Final = 500  # records that are collected at most before they are flushed
 ROWS: Final = ("scalars", "text")  # what is kept until it is safe; hyper-parameters are written again with each page
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to write the same
+DRAIN_PATIENCE: Final = 1.0  # seconds; a save holds up the training
 
 logger = logging.getLogger("heliograph")
 
@@ -25,11 +29,12 @@ class Outbox:
 
     Args:
         name: whose it is, for messages.
-        write: writes one record; called in the thread, with whether it is the only one that waits.
-        outages: errors after which the same record is written again, after a pause that grows.
+        write: writes one record, or collects it for `flush`; called in the thread.
+        outages: errors after which the same is tried again, after a pause that grows.
         capacity: how many records may wait; later ones are dropped.
         patience: seconds without progress after which `close` drops what still waits.
         settles: seconds after which what was written is safe where the process is killed.
+        flush: writes what was collected; records stay in the queue until then. None where `write` collects nothing.
 
     Attributes:
         lost: how many records were not written, by kind.
@@ -39,15 +44,17 @@ class Outbox:
     def __init__(
         self,
         name: str,
-        write: Callable[[Record, bool], None],
+        write: Callable[[Record], None],
         outages: tuple[type[Exception], ...],
         capacity: int,
         patience: float,
         settles: float = 0.0,
+        flush: Callable[[], None] | None = None,
     ) -> None:
-        self._name, self._write, self._outages = name, write, outages
+        self._name, self._write, self._flush, self._outages = name, write, flush, outages
         self._capacity, self._patience = capacity, patience
         self._queue: deque[Record] = deque()
+        self._collected = self._suspects = 0  # the first of the queue: not flushed yet; of a batch that was refused
         self._settles, self._settling = settles, deque[tuple[float, Record]]()  # when each was written
         self._changed = Condition()
         self._thread: Thread | None = None
@@ -82,10 +89,15 @@ class Outbox:
             self._settle()
             return [*(record for _, record in self._settling), *self._queue]
 
-    def drain(self) -> None:
-        """Wait until everything is written, or nothing is any more."""
+    def first(self, count: int) -> list[Record]:
+        """Return the first records of the queue, the one that is being written included."""
         with self._changed:
-            self._wait_while_written()
+            return list(islice(self._queue, count))
+
+    def drain(self) -> None:
+        """Wait until everything is written; not in an outage, nor longer than a second without progress."""
+        with self._changed:
+            self._wait_while_written(DRAIN_PATIENCE, lambda: bool(self._outage))
 
     def close(self) -> None:
         """Wait until everything is written, or nothing is any more, and drop the rest."""
@@ -94,13 +106,14 @@ class Outbox:
                 return
             self._is_closing = True
             self._changed.notify_all()
-            self._wait_while_written()
+            self._wait_while_written(self._patience)
             is_done = not self._queue
             if not is_done and not self.error:
                 self._outage = f"nothing was written for {self._patience:g} seconds"
             self._is_given_up = True
             self.lost.update(record.kind for record in self._queue)
             self._queue.clear()
+            self._collected = 0
             self._changed.notify_all()
         if is_done:
             self._thread.join()
@@ -110,32 +123,81 @@ class Outbox:
         while self._settling and self._settling[0][0] < monotonic() - self._settles:
             self._settling.popleft()
 
-    def _wait_while_written(self) -> None:
-        while self._queue:
+    def _wait_while_written(self, patience: float, is_in_vain: Callable[[], bool] = lambda: False) -> None:
+        while self._queue and not is_in_vain():
             before = self._written
-            self._changed.wait_for(lambda: not self._queue or self._written > before, self._patience)  # noqa: B023
+            self._changed.wait_for(lambda: not self._queue or self._written > before or is_in_vain(), patience)  # noqa: B023
             if self._written == before:
                 return
 
     def _run(self) -> None:
         pause = FIRST_PAUSE
-        while (record := self._next()) is not None:
+        while self._waits_for_work():
             try:
-                if not self.refused:
-                    self._write(record, len(self._queue) == 1)
+                self._work()
             except self._outages as error:
                 pause = self._wait(describe_error(error), pause)
-                continue
-            except Exception as error:  # noqa: BLE001  # counted, logged, and said in the result
-                self._note_loss(record, describe_error(error))
-            pause = FIRST_PAUSE
-            self._remove(record)
+            else:
+                pause = FIRST_PAUSE
 
-    def _next(self) -> Record | None:
-        """Return the first record, which stays in the queue; None at the end."""
+    def _waits_for_work(self) -> bool:
+        """Wait until there is something to write; return False at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closing)
-            return self._queue[0] if self._queue else None
+            return bool(self._queue)
+
+    def _work(self) -> None:
+        """Write the next record, or flush what was collected; an outage is raised, and the same is tried again."""
+        with self._changed:
+            count = self._collected
+            record = self._queue[count] if len(self._queue) > count else None
+            is_full = count >= (1 if self._suspects else BATCH)
+            is_due = count > 0 and (record is None or record.kind in ALONE or is_full)
+            collected = list(islice(self._queue, count)) if is_due else []
+        if collected:
+            self._write_collected(collected)
+        elif record is not None:
+            self._write_record(record)
+
+    def _write_record(self, record: Record) -> None:
+        try:
+            if not self.refused:
+                self._write(record)
+        except self._outages:
+            raise
+        except Exception as error:  # noqa: BLE001  # counted, logged, and said in the result
+            self._note_loss(record, describe_error(error))
+        else:
+            if self._flush is not None and not self.refused and record.kind not in ALONE:
+                self._advance(1)
+                return
+        self._remove(record, self._collected)
+
+    def _write_collected(self, records: list[Record]) -> None:
+        """Flush; the records of a batch that is refused are written again one by one, so only bad ones are lost."""
+        assert self._flush is not None, "nothing is collected otherwise"
+        count = len(records)
+        try:
+            self._flush()
+        except self._outages:
+            raise
+        except Exception as error:  # noqa: BLE001  # counted, logged, and said in the result
+            if count > 1:
+                self._suspects = count
+                self._advance(-count)
+                return
+            self._note_loss(records[0], describe_error(error))
+        self._suspects = max(0, self._suspects - count)
+        for record in records:
+            self._remove(record, 0)
+        self._advance(-count)
+
+    def _advance(self, count: int) -> None:
+        with self._changed:
+            if not self._is_given_up:
+                self._collected += count
+                self._written += 1
+                self._changed.notify_all()
 
     def _wait(self, error: str, pause: float) -> float:
         """Wait before the next attempt; return the pause after that."""
@@ -143,6 +205,7 @@ class Outbox:
             logger.warning("%s cannot be written to: its records wait, the training continues (%s)", self._name, error)
         with self._changed:
             self._outage, was_closing = error, self._is_closing
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_given_up or self._is_closing > was_closing, pause)
         return FIRST_PAUSE if self._is_closing else min(2 * pause, LONGEST_PAUSE)
 
@@ -154,11 +217,11 @@ class Outbox:
             self.refused = error
         self.lost[record.kind] += 1
 
-    def _remove(self, record: Record) -> None:
+    def _remove(self, record: Record, index: int) -> None:
         with self._changed:
-            if not self._queue or self._queue[0] is not record:  # dropped while it was written
+            if self._is_given_up:  # dropped while it was written
                 return
-            self._queue.popleft()
+            del self._queue[index]
             self._bytes -= record.size
             self._written += 1
             if self._settles and record.kind in ROWS:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
-from typing import Any
+from dataclasses import astuple, dataclass, fields
+from typing import Any, Final
 
 SAVED = ("scalars", "text", "hyper_parameters")  # the kinds that a checkpoint holds where they are not written yet
 
@@ -72,6 +72,15 @@ def record_of(plain: list[Any]) -> Record:
     """Return the record that `as_plain` described."""
     kind, *arguments = plain
     return Record(kind, tuple(Place(*each) if isinstance(each, list) else each for each in arguments))
+
+
+AXES: Final = tuple(field.name for field in fields(Place))
+TAKEN: Final = frozenset((*AXES, "training"))  # beside what was logged, on one page or another
+
+
+def free_name(kind: str, name: str) -> str:
+    """Return the name to show something under: `metric/epoch` for a metric `epoch`, which a place has beside it."""
+    return f"{kind}/{name}" if name in TAKEN else name
 
 
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,41 +41,29 @@ class TensorBoard(Tracker):
         self._file: EventFile | None = None
         self._purge: int | None = None
         self._path = self.folder  # of this run
+        self._is_new = True
         self._parameters: Mapping[str, Any] = {}
         self._latest: dict[str, float] = {}
 
     def describe(self, run: Run) -> str:
         """Say where curves are written."""
-        return f"logs to {self._path}"
+        return f"logs to {self.folder / (self._page_id or '')}"
 
     def rehearse(self, folder: Path) -> list[Path]:
         """Write the curves elsewhere."""
-        former, self.folder, self._path = self.folder, folder, folder
+        former, self.folder = self.folder, folder
         return [former]
-
-    def prepare(self, run: Run) -> None:
-        """Choose a folder that holds no other run."""
-        self._path, number = self.folder, 1
-        start = f"{clean(run.name)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
-        while any(self._path.glob("events.out.tfevents.*")):
-            self._path = self.folder / (start if number == 1 else f"{start}-{number}")
-            number += 1
-        self._note_other(run)
 
     def migrate_state(self, state: dict[str, Any], version: int) -> Mapping[str, Any]:
         """Take the folder from a state of the first version."""
-        return {"page": state["folder"], "attempt": 1, "rollbacks": 0, "waiting": []}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue in the run's own folder."""
-        super().load_state_dict(state)
-        if self._page_id is not None:
-            self._path = self.folder / self._page_id
+        return {"page": state["folder"], "attempt": 1, "rollbacks": 0, "waiting": [], "left_out": {}}
 
     # In the thread.
 
     def open(self, page: Page) -> str:
-        """Write to the run's own folder; hide only what was drawn after the checkpoint."""
+        """Write to the run's own folder, or a new one; hide only what was drawn after the checkpoint."""
+        self._path = self.folder / page.id if page.id else self._free_folder(page)
+        self._is_new = page.id is None
         self._purge, self._latest, self._parameters = None, {}, {}
         if page.resumed_at is not None:
             self._purge = page.resumed_at + 1
@@ -132,6 +120,8 @@ class TensorBoard(Tracker):
         if self._file is None:
             self._file = EventFile(self._path, purge=self._purge)
             self._purge = None
+            if self._is_new and self._path != self.folder:
+                self._remark(f"{self.folder} holds the curves of another run: those of this one are in {self._path}")
         for summary in summaries:
             self._file.add(summary, place.step)
         self._file.flush()
@@ -141,9 +131,14 @@ class TensorBoard(Tracker):
             file, self._file = self._file, None
             file.close()
 
-    def _note_other(self, run: Run) -> None:
-        if self._path != self.folder:
-            run.note(f"{self.folder} holds the curves of another run: those of this one are in {self._path}")
+    def _free_folder(self, page: Page) -> Path:
+        """Return a folder that holds no other run."""
+        path, number = self.folder, 1
+        start = f"{clean(page.name)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        while any(path.glob("events.out.tfevents.*")):
+            path = self.folder / (start if number == 1 else f"{start}-{number}")
+            number += 1
+        return path
 
 
 def _summaries() -> Any:

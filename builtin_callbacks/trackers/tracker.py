@@ -27,9 +27,10 @@ from ...events import (
 from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogText
 from ...plugins import Plugin, on
 from .outbox import Outbox
-from .records import SAVED, Page, Place, Record, plain_values, record_of
+from .records import SAVED, Page, Place, Record, free_name, plain_values, record_of
 
 KINDS: Final = {LogImage: "image", LogText: "text", LogHistogram: "histogram", LogCurve: "curve", LogFile: "file"}
+UNSAVED: Final = {*KINDS.values()} - {*SAVED}
 NAMES: Final = {
     "open": "the page",
     "scalars": "rows of metrics",
@@ -45,7 +46,8 @@ class Tracker(Plugin):
     can show. All of these are called in one thread of the tracker, in the order in which things were logged, so the
     training never waits for them. Records wait while there is an outage; those that were not written when the run has
     ended are counted in a warning of its result. A resumed run continues the page that its checkpoint names: what the
-    checkpoint had waiting is written first, and what the page holds already is left out.
+    checkpoint had waiting is written first, and what the page holds already is left out. What is named as a field of
+    `Place`, or `training`, is shown as `metric/epoch`, `image/epoch` and so on.
 
     Attributes:
         outages: errors after which the same record is written again, with pauses that grow up to 5 seconds; any other
@@ -54,8 +56,8 @@ class Tracker(Plugin):
         patience: at the end of a run, seconds without progress after which the rest is dropped.
         settles: seconds after which what was written outlives a killed process; until then a checkpoint has it, too,
             and a resumed run writes it again where the page does not hold it.
-        is_local: whether it writes files of this machine: a checkpoint waits until everything is written, and nothing
-            of it is written again; others have what waits in the checkpoint.
+        is_local: whether it writes files of this machine: a checkpoint waits until everything is written, but not in
+            an outage, nor longer than a second without progress; it has what waits then, as with any other tracker.
     """
 
     policy = "observer"
@@ -75,9 +77,13 @@ class Tracker(Plugin):
         self._attempt, self._rollbacks = 1, 0
         self._resumed_at: int | None = None
         self._waiting: list[Record] = []  # of the checkpoint
+        self._left_out: Mapping[str, int] = {}  # how many waited and are not in the checkpoint, by kind
         self._held: Mapping[str, int] = {}  # what the page shows beyond the checkpoint: the last step of each name
         self._held_rollbacks = 0
+        self._status: str | None = None  # how the training ended that the page shows
+        self._trains = self._has_ended = False  # the latter from `RunClosed` until the next run begins
         self._unknown: Counter[str] = Counter()
+        self._remarks: list[str] = []
 
     # What a subclass writes.
 
@@ -127,9 +133,11 @@ class Tracker(Plugin):
         """Keep a file."""
 
     def flush(self) -> None:
-        """Write what the methods above have collected: called after a record when no other waits, and may fail as they.
+        """Write what the methods above have collected: called when no record waits, after 500, and before `finish`.
 
-        A record is written again after an outage, so collect by a key.
+        Records count as written when this has succeeded. It may fail as the methods above: after an outage it is called
+        again and must find the same; after another error it must find nothing, since each of the records is written
+        again, with a `flush` of its own, so collect by a key.
         """
 
     def roll_back(self, place: Place) -> None:
@@ -141,7 +149,7 @@ class Tracker(Plugin):
 
         Args:
             status: `completed`, `stopped`, `preempted` (stopped since its machine is needed), `interrupted` or
-                `failed`.
+                `failed`; after an evaluation on the page of a training, that of the training.
         """
 
     # What it listens to.
@@ -149,11 +157,12 @@ class Tracker(Plugin):
     def reset(self) -> None:
         """Forget the former training: the new one has a page of its own."""
         self._page_id, self._attempt, self._rollbacks, self._waiting = None, 1, 0, []
-        self._rates, self._resumed_at = Rates(), None
+        self._rates, self._resumed_at, self._status, self._left_out = Rates(), None, None, {}
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Look whether there can be a page."""
+        self._trains = True
         self.prepare(run)
 
     @on(CheckpointLoaded)
@@ -187,7 +196,8 @@ class Tracker(Plugin):
     def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
         """Write metrics at the current step."""
         if event.metrics:
-            self._put(run, "scalars", self._place(run), {name: float(value) for name, value in event.metrics.items()})
+            values = {free_name("metric", name): float(value) for name, value in event.metrics.items()}
+            self._put(run, "scalars", self._place(run), values)
 
     @on(LogImage, LogText, LogHistogram, LogCurve, lane=Lane.REPORT, optional=True)
     def write_payload(self, run: Run, event: LogImage | LogText | LogHistogram | LogCurve) -> None:
@@ -202,11 +212,17 @@ class Tracker(Plugin):
     @on(RunClosed, lane=Lane.REPORT)
     def end(self, run: Run, event: RunClosed) -> None:
         """Write how the run ended, wait until everything is written, and say what is missing."""
-        if self._outbox is None and self._resumed_at is None:
-            return
-        outbox, asked = self._ready(run), run.control.stop_request
+        asked = run.control.stop_request
         leaves = event.status == "stopped" and asked is not None and asked.required
-        self._close("preempted" if leaves else event.status)
+        status = "preempted" if leaves else event.status
+        if self._trains:
+            self._status, self._trains = status, False
+        if self._outbox is not None or self._resumed_at is not None:
+            self._finish(run, self._ready(run), self._status or status)
+        self._has_ended = True
+
+    def _finish(self, run: Run, outbox: Outbox, status: str) -> None:
+        self._close(status)
         if outbox.refused:
             run.warn(f"{self.name} shows nothing of this run, since it could not open a page: {outbox.refused}.")
         elif outbox.lost:
@@ -215,7 +231,10 @@ class Tracker(Plugin):
             run.warn(f"{self.name} lost {what}{why}.")
         for kind, count in self._unknown.items():
             run.note(f"{self.name} cannot show what was logged as {kind} ({count} times)")
+        for text in self._remarks:
+            run.note(text)
         self._unknown.clear()
+        self._remarks.clear()
 
     # State.
 
@@ -229,6 +248,7 @@ class Tracker(Plugin):
             "attempt": self._attempt,
             "rollbacks": self._rollbacks,
             "waiting": [each.as_plain() for each in waiting if each.kind in SAVED],
+            "left_out": dict(Counter(each.kind for each in waiting if each.kind in UNSAVED)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -236,10 +256,12 @@ class Tracker(Plugin):
         if self._outbox is None and state:
             self._page_id, self._attempt = state["page"], state["attempt"]
             self._rollbacks, self._waiting = state["rollbacks"], [record_of(each) for each in state["waiting"]]
+            self._left_out = state["left_out"]
 
     def close(self) -> None:
         """Close the page; where this was switched off in mid-run, as stopped."""
-        self._close("stopped")
+        self._close(self._status or "stopped")
+        self._has_ended = False
 
     # The records.
 
@@ -256,22 +278,30 @@ class Tracker(Plugin):
         if not self._writes(kind):
             self._unknown[kind] += 1
             return
-        self._put(run, kind, self._place(run), *vars(event).values())
+        title, *values = vars(event).values()
+        self._put(run, kind, self._place(run), free_name(kind, title), *values)
 
     def _put(self, run: Run, kind: str, *arguments: Any) -> None:
+        if self._has_ended:
+            run.warn(f"{self.name} lost {NAMES.get(kind, kind)} that came after the ending of its page.")
+            return
         size = sum(getattr(each, "nbytes", 0) for each in arguments)
         self._ready(run).put(Record(kind, arguments, size))
 
     def _ready(self, run: Run) -> Outbox:
         """Return the queue, with the page that it begins with."""
         if self._outbox is None:
-            self._outbox = Outbox(self.name, self._write, self.outages, self.capacity, self.patience, self.settles)
+            flush = None if type(self).flush is Tracker.flush else self.flush
+            self._outbox = Outbox(
+                self.name, self._write, self.outages, self.capacity, self.patience, self.settles, flush
+            )
             resumed_at, self._resumed_at = self._resumed_at, None
             self._attempt += resumed_at is not None
             self._held_rollbacks, self._held = self._rollbacks, {}
             training_id = uuid4().hex if run.is_replay else run.training_id
             page = Page(run.name, training_id, self._page_id, self._attempt, resumed_at)
             self._outbox.put(Record("open", (page,)))
+            self._remark_left_out()
             waiting, self._waiting = self._waiting, []
             for record in waiting:
                 self._outbox.put(record)
@@ -279,13 +309,19 @@ class Tracker(Plugin):
                 self._outbox.put(Record("hyper_parameters", (plain_values(run.hyper_parameters),)))
         return self._outbox
 
-    def _write(self, record: Record, is_last: bool) -> None:
-        """Write a record; in the thread."""
-        self._write_one(record)
-        if is_last and record.kind != "finish":
-            self.flush()
+    def _remark_left_out(self) -> None:
+        what = ", ".join(f"{kind} ({count})" for kind, count in self._left_out.items())
+        self._left_out = {}
+        if what:
+            self._remark(f"{self.name} may lack what waited to be written when the checkpoint was saved: {what}")
 
-    def _write_one(self, record: Record) -> None:
+    def _remark(self, text: str) -> None:
+        """Note it in the result; from the thread, too."""
+        if text not in self._remarks:
+            self._remarks.append(text)
+
+    def _write(self, record: Record) -> None:
+        """Write a record; in the thread."""
         if record.kind == "open":
             (page,) = record.arguments
             self._page_id = self.open(page)

@@ -16,7 +16,6 @@ from ...events import Run
 from .records import Page, Place
 from .tracker import Tracker
 
-BATCH: Final = 500  # rows of a transaction
 REMOTE: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 
@@ -132,8 +131,13 @@ class Trackio(Tracker):
             return
         config = self._config if self._config_is_new else None
         rows, steps = list(self._rows.values()), [step for step, *_ in self._rows]
-        _storage().bulk_log(self.project, self._title, rows, steps=steps, config=config, run_id=self._id)
-        self._rows, self._config_is_new = {}, False
+        collected, self._rows = self._rows, {}
+        try:
+            _storage().bulk_log(self.project, self._title, rows, steps=steps, config=config, run_id=self._id)
+        except self.outages:
+            self._rows = collected
+            raise
+        self._config_is_new = False
 
     def finish(self, status: str) -> None:
         """Write how the run ended."""
@@ -150,8 +154,6 @@ class Trackio(Tracker):
         reserved = _trackio("utils").RESERVED_KEYS
         named = {f"__{name}" if name in reserved else name: value for name, value in row.items()}
         self._rows[step, rollbacks, *named] = named
-        if len(self._rows) >= BATCH:
-            self.flush()
 
     def _find_shown(self) -> dict[tuple[str, int], int]:
         shown: dict[tuple[str, int], int] = {}

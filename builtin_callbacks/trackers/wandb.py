@@ -18,12 +18,11 @@ from ...core.system.extras import require
 from ...events import Lane, Run, RunClosed
 from ...plugins import on
 from .curves import precision_recall
-from .records import Page, Place
+from .records import AXES, Page, Place
 from .tracker import Tracker
 from .wandb_file import last_steps
 
 MODES: Final = (None, "online", "offline", "disabled")
-AXES: Final = ("step", "epoch", "samples", "seconds", "attempt", "rollbacks")
 EXIT_CODES: Final = {"completed": 0, "stopped": 0, "interrupted": 255}  # W&B shows 255 as killed, 1 as failed
 INIT_TIMEOUT: Final = 30.0  # seconds for the server to answer, less than what the end of a run waits
 FLUSH: Final = 1.0  # seconds until a row is in the file on this machine

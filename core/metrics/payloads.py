@@ -12,18 +12,23 @@ from ...events import Event, Run
 from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogText
 
 
-def log_image(run: Run, title: str, image: Any) -> None:
+def log_image(run: Run, name: str, image: Any) -> None:
     """Emit `LogImage`, where somebody wants it; see `heliograph.Run.log_image`."""
+<<<<<<< HEAD
     if _is_wanted(run, LogImage, title):
         pixels = to_image(image)
         if _is_out_of_range(image):
             run.warn(f"The image {title!r} has values beyond 0 to 1, and is shown cut to these: scale it before.")
         _emit(run, LogImage(title, pixels))
+=======
+    if _is_wanted(run, LogImage, name):
+        _emit(run, LogImage(name, to_image(image)))
+>>>>>>> wt-mendtrackers
 
 
-def log_figure(run: Run, title: str, figure: Any) -> None:
+def log_figure(run: Run, name: str, figure: Any) -> None:
     """Emit `LogImage` with a figure as it is now; see `heliograph.Run.log_figure`."""
-    if not _is_wanted(run, LogImage, title):
+    if not _is_wanted(run, LogImage, name):
         return
     if not hasattr(figure, "canvas"):
         raise TypeError(f"log_figure takes a Figure of matplotlib, got {type(figure).__name__}.")
@@ -36,26 +41,26 @@ def log_figure(run: Run, title: str, figure: Any) -> None:
         pixels = np.array(canvas.buffer_rgba())[..., :3].copy()
     finally:
         figure.set_canvas(former)
-    _emit(run, LogImage(title, pixels))
+    _emit(run, LogImage(name, pixels))
 
 
-def log_text(run: Run, title: str, text: str) -> None:
+def log_text(run: Run, name: str, text: str) -> None:
     """Emit `LogText`, where somebody wants it; see `heliograph.Run.log_text`."""
     if not isinstance(text, str):
         raise TypeError(f"log_text takes a text, got {type(text).__name__}.")
-    if _is_wanted(run, LogText, title):
-        _emit(run, LogText(title, text))
+    if _is_wanted(run, LogText, name):
+        _emit(run, LogText(name, text))
 
 
-def log_histogram(run: Run, title: str, values: Any) -> None:
+def log_histogram(run: Run, name: str, values: Any) -> None:
     """Emit `LogHistogram`, where somebody wants it; see `heliograph.Run.log_histogram`."""
-    if _is_wanted(run, LogHistogram, title):
-        _emit(run, LogHistogram(title, _numbers("log_histogram", values)))
+    if _is_wanted(run, LogHistogram, name):
+        _emit(run, LogHistogram(name, _numbers("log_histogram", values)))
 
 
-def log_curve(run: Run, title: str, labels: Any, scores: Any) -> None:
+def log_curve(run: Run, name: str, labels: Any, scores: Any) -> None:
     """Emit `LogCurve`, where somebody wants it; see `heliograph.Run.log_curve`."""
-    if not _is_wanted(run, LogCurve, title):
+    if not _is_wanted(run, LogCurve, name):
         return
     positive, given = _numbers("log_curve", labels), _numbers("log_curve", scores)
     if positive.shape != given.shape:
@@ -64,16 +69,16 @@ def log_curve(run: Run, title: str, labels: Any, scores: Any) -> None:
         raise ValueError("log_curve takes labels that are 0 or 1, or True or False.")
     if given.min() < 0 or given.max() > 1:
         raise ValueError(f"log_curve takes scores from 0 to 1, got {given.min():g} to {given.max():g}: use a sigmoid.")
-    _emit(run, LogCurve(title, positive.astype(bool), given))
+    _emit(run, LogCurve(name, positive.astype(bool), given))
 
 
-def log_file(run: Run, title: str, path: str | Path) -> None:
+def log_file(run: Run, name: str, path: str | Path) -> None:
     """Emit `LogFile`, where somebody wants it; see `heliograph.Run.log_file`."""
-    if not _is_wanted(run, LogFile, title):
+    if not _is_wanted(run, LogFile, name):
         return
     if not Path(path).is_file():
         raise ValueError(f"log_file takes the path of a file, and there is none at {path}.")
-    _emit(run, LogFile(title, Path(path)))
+    _emit(run, LogFile(name, Path(path)))
 
 
 def to_image(image: Any) -> np.ndarray[Any, Any]:
@@ -105,6 +110,7 @@ def to_image(image: Any) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(colours)
 
 
+<<<<<<< HEAD
 def _is_out_of_range(image: Any) -> bool:
     values = _array("log_image", image)
     return bool(np.issubdtype(values.dtype, np.floating) and not ((values >= -0.01) & (values <= 1.01)).all())
@@ -113,6 +119,11 @@ def _is_out_of_range(image: Any) -> bool:
 def _is_wanted(run: Run, kind: type[Event], title: str) -> bool:
     if not isinstance(title, str) or not title:
         raise TypeError(f"What is logged needs a name to be found by, got {title!r}.")
+=======
+def _is_wanted(run: Run, kind: type[Event], name: str) -> bool:
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"What is logged needs a name to be found by, got {name!r}.")
+>>>>>>> wt-mendtrackers
     return bool(run.bus.signal(kind).chain)
 
 

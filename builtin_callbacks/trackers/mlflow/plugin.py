@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ....core.system.extras import require
-from ....events import Lane, Run, RunClosed
-from ....plugins import on
+from ....events import Run
 from ..outbox import Outbox
 from ..records import Page, Place
 from ..tracker import Tracker
@@ -63,7 +62,6 @@ class MLflow(Tracker):
         self._queue: Outbox | None = None
         self._sent: dict[int, Place] = {}  # rows of the queue that went with one before them, by identity
         self._run_id = ""
-        self._remarks: list[str] = []
         self._history = History()
         self._names = Names("metric", (), {})
 
@@ -155,14 +153,6 @@ class MLflow(Tracker):
         self._log(tags={"heliograph.status": status})
         ask(self._client.set_terminated, self._run_id, STATUS.get(status, "KILLED"))
 
-    @on(RunClosed, lane=Lane.REPORT)
-    def end(self, run: Run, event: RunClosed) -> None:
-        """Say what is missing, and what is shown otherwise than it was given."""
-        super().end(run, event)
-        for text in self._remarks:
-            run.note(text)
-        self._remarks.clear()
-
     def close(self) -> None:
         """Close the run, and take the settings of MLflow back."""
         super().close()
@@ -171,7 +161,7 @@ class MLflow(Tracker):
 
     def _following(self, place: Place, room: int) -> Iterator[tuple[Place, Mapping[str, float]]]:
         """Yield the rows that wait right after one, as far as there is room for their metrics in its request."""
-        waiting = [] if self._queue is None else self._queue.waiting()
+        waiting = [] if self._queue is None else self._queue.first(1 + max(0, room))
         if not waiting or waiting[0].arguments[0] is not place:
             return
         for record in waiting[1:]:
@@ -232,8 +222,7 @@ class MLflow(Tracker):
                 ask(self._client.log_batch, self._run_id, synchronous=True, **{kind: some})
 
     def _remark(self, text: str) -> None:
-        if (remark := f"{self.name}: {text}") not in self._remarks:
-            self._remarks.append(remark)
+        super()._remark(f"{self.name}: {text}")
 
     def _remark_names(self, names: Names) -> None:
         for shown, name in names.take_new().items():

@@ -133,13 +133,34 @@ def test_a_resumed_run_continues_in_its_own_folder(task: Make, batches: Make, sg
     fit = resumable(task, batches, sgd, tmp_path)
     fit(at=3, resumed=False)
     fit_once(tmp_path, task(), batches, sgd, "later", 1)
-    fit(at=99, resumed=True)
+    resumed = fit(at=99, resumed=True)
 
+    assert not [each for each in resumed.notes if "curves" in each]
     (own,) = tmp_path.glob("run_*")
     (later,) = tmp_path.glob("later_*")
     assert steps(tmp_path, "train/loss") == [1, 2]
     assert steps(own, "train/loss") == [1, 2, 3, 4, 5, 6, 7, 8]
     assert steps(later, "train/loss") == [1]
+
+
+def test_an_evaluation_outside_a_training_leaves_the_curves_of_another_run_alone(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path
+) -> None:
+    fit_once(tmp_path, task(), batches, sgd, "former", 2)
+    before = set(tmp_path.iterdir())
+    result = Trainer([TensorBoard(tmp_path)], device="cpu").validate(task(), batches(1))
+
+    (own,) = set(tmp_path.iterdir()) - before
+    assert [value for _, value in scalars(own)["validation/loss"]] == [pytest.approx(result.metrics["validation/loss"])]
+    assert result.notes == (f"{tmp_path} holds the curves of another run: those of this one are in {own}",)
+
+
+def test_a_resumed_run_in_the_folder_itself_notes_no_other(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    fit = resumable(task, batches, sgd, tmp_path)
+    fit(at=3, resumed=False)
+    resumed = fit(at=99, resumed=True)
+
+    assert not [each for each in resumed.notes if "curves" in each]
 
 
 def test_a_clock_that_stands_still_gives_no_throughput(

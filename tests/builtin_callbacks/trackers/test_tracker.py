@@ -16,11 +16,15 @@ from heliograph import (
     BatchStart,
     EpochEnd,
     Every,
+    Lane,
+    Log,
     LogSchedule,
     Page,
     Place,
+    Plugin,
     Recorder,
     Run,
+    RunClosed,
     SavePoint,
     SaveSchedule,
     StepEnd,
@@ -28,6 +32,7 @@ from heliograph import (
     Trainer,
     TrainStart,
     ValidationSchedule,
+    on,
     replay,
 )
 
@@ -207,6 +212,50 @@ def test_what_waits_in_a_checkpoint_is_written_by_the_resumed_run(task: Make, ba
     assert not [each for each in result.warnings if "pages" in each]
 
 
+def test_a_save_does_not_wait_for_an_outage_to_end(task: Make, batches: Make, sgd: Any) -> None:
+    """The outage ends after the save, or at the fifth attempt; a save that waited until then would have nothing."""
+    saved, attempts = list[int](), list[str]()
+
+    def fails(kind: str) -> Exception | None:
+        if kind == "scalars" and not saved and len(attempts) < 5:
+            attempts.append(kind)
+            return OSError("the disk is full")
+        return None
+
+    tracker = type("local", (Pages,), {"is_local": True, "patience": 60.0})({}, fails)
+
+    def save(run: Run, event: SavePoint) -> None:
+        saved.append(len(tracker.state_dict()["waiting"]))
+
+    def listen(trainer: Trainer) -> None:
+        trainer.bus.on(SavePoint, save)
+
+    result = fit([tracker, SaveSchedule(At(steps=3), at_end=False)], task(), batches(3), sgd, listen)
+
+    assert (saved, result.warnings) == ([3], ())
+    assert steps(tracker.store["page-0"]) == [1, 2, 3]
+
+
+def test_images_that_waited_at_the_checkpoint_are_noted_as_missing(task: Make, batches: Make, sgd: Any) -> None:
+    store: dict[str, Any] = {}
+    run = resumable(store, task, batches, sgd)
+
+    class Showing(Pages):
+        @on(StepEnd)
+        def show(self, run: Run, event: StepEnd) -> None:
+            run.log_image("pixels", torch.zeros(3, 2, 4))
+            run.log_text("words", "as they are")
+
+    run(at=3, resumed=False, kill=6, kind=Showing, fails=lambda kind: ConnectionError() if kind != "open" else None)
+    _, result = run(at=99, resumed=True, kind=Showing)
+
+    rows = store["page-0"]["rows"]
+    assert [row[1] for row in rows if row[0] == "text"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [row[1] for row in rows if row[0] == "image"] == [4, 5, 6, 7, 8]
+    (note,) = [each for each in result.notes if "may lack" in each]
+    assert note == "showing may lack what waited to be written when the checkpoint was saved: image (3)"
+
+
 def test_what_a_killed_service_may_lose_is_in_the_checkpoint(task: Make, batches: Make, sgd: Any) -> None:
     """The service had rows in memory when it died with the training: those of the last steps."""
     store: dict[str, Any] = {}
@@ -349,6 +398,25 @@ def test_images_texts_and_what_a_tracker_cannot_show(task: Make, batches: Make, 
     assert result.warnings == ()
 
 
+def test_what_is_named_as_an_axis_gets_another_name(task: Make, batches: Make, sgd: Any) -> None:
+    """A page shows the step and the others beside each metric, under these names."""
+    names = ("step", "epoch", "samples", "seconds", "attempt", "rollbacks", "training")
+    tracker = Pages({})
+
+    class Mine(Plugin):
+        @on(Log, lane=Lane.MEASURE)
+        def add(self, run: Run, event: Log) -> None:
+            event.metrics.update(dict.fromkeys(names, 99.0))
+            run.log_text("epoch", "seven")
+
+    fit([tracker, Mine()], task(), batches(1), sgd)
+
+    (text, (_, step, values, _), _) = tracker.store["page-0"]["rows"]
+    assert text == ("text", 1, "text/epoch", "seven")
+    assert (step, [name for name in names if name in values]) == (1, [])
+    assert [values[f"metric/{name}"] for name in names] == [99.0] * 7
+
+
 def test_a_test_after_a_training_is_on_the_same_page(task: Make, batches: Make, sgd: Any) -> None:
     tracker = Pages({})
     trainer = Trainer([LogSchedule(Every(steps=1)), tracker], device="cpu")
@@ -359,6 +427,41 @@ def test_a_test_after_a_training_is_on_the_same_page(task: Make, batches: Make, 
 
     assert list(tracker.store) == ["page-0", "page-1"]
     assert ("scalars", 0, {"test/loss": tested.metrics["test/loss"]}, 0) in tracker.store["page-0"]["rows"]
+
+
+def test_an_evaluation_on_the_page_of_a_training_keeps_its_status(task: Make, batches: Make, sgd: Any) -> None:
+    tracker, faults = Pages({}), [RuntimeError("a fault")]
+    trainer = Trainer([LogSchedule(Every(steps=1)), tracker], device="cpu")
+
+    def fail(run: Run, event: StepEnd) -> None:
+        if faults:
+            raise faults.pop()
+
+    trainer.bus.on(StepEnd, fail)
+    mine = task()
+    with pytest.raises(RuntimeError, match="a fault"):
+        trainer.fit(mine, batches(2), optimizer=sgd, epochs=1)
+    trainer.test(mine, batches(1))
+    assert steps(tracker.store["page-0"], "test/loss") == [0]
+    assert tracker.store["page-0"]["status"] == "failed"
+
+    trainer.fit(mine, batches(2), optimizer=sgd, epochs=1)
+    assert tracker.store["page-1"]["status"] == "completed"
+
+
+def test_what_is_logged_after_the_ending_is_lost_and_said(task: Make, batches: Make, sgd: Any) -> None:
+    class Late(Plugin):
+        @on(RunClosed, lane=Lane.REPORT)
+        def log(self, run: Run, event: RunClosed) -> None:
+            run.log_text("summary", event.status)
+
+    tracker = Pages({})
+    result = fit([tracker, Late()], task(), batches(2), sgd)
+
+    rows = tracker.store["page-0"]["rows"]
+    assert ([row[0] for row in rows], len(tracker.opened)) == (["scalars", "scalars", "finish"], 1)
+    assert tracker.store["page-0"]["status"] == "completed"
+    assert result.warnings == ("pages lost text that came after the ending of its page.",)
 
 
 def test_a_tracker_that_is_switched_off_and_on_continues_its_page(task: Make, batches: Make, sgd: Any) -> None:

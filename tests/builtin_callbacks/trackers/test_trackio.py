@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from sqlite3 import OperationalError
 from threading import Event
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_images_texts_histograms_and_files(tmp_path: Path) -> None:
 
     def show(run: h.Run) -> None:
         run.log_image("drawing", np.full((2, 3, 3), 7, np.uint8))
-        run.log_text("step", "*one*")  # a name that Trackio keeps for itself
+        run.log_text("step", "*one*")  # a name that is taken
         run.log_histogram("weights", np.array([0.0, 1.0, 1.0, np.inf]))
         run.log_curve("hits", np.array([0, 1, 1]), np.array([0.1, 0.9, 0.5]))
         run.log_file("the notes", tmp_path / "notes.txt")
@@ -108,7 +109,7 @@ def test_images_texts_histograms_and_files(tmp_path: Path) -> None:
 
     shown = {name: value for row in trackio_rows("tests") for name, value in row.items() if isinstance(value, dict)}
     assert (tmp_path / "media" / shown["drawing"]["file_path"]).read_bytes().startswith(b"\x89PNG")
-    assert shown["__step"] == {"_type": "trackio.markdown", "_value": "*one*"}
+    assert shown["text/step"] == {"_type": "trackio.markdown", "_value": "*one*"}
     assert sum(shown["weights"]["values"]) == 3
     (known,) = SQLiteStorage.get_run_records("tests")
     assert [each["name"] for each in SQLiteStorage.get_artifacts("tests")] == [f"run-{known['id']}-the-notes"]
@@ -147,6 +148,63 @@ def test_a_database_that_is_locked_is_waited_for() -> None:
 
     assert [row["step"] for row in trackio_rows("tests")] == [1, 2, 3, 3]
     assert result.warnings == ()
+
+
+def refusing(refuses: Callable[[list[Any]], Exception | None]) -> pytest.MonkeyPatch:
+    """Let the database refuse rows."""
+    patch, real = pytest.MonkeyPatch(), SQLiteStorage.bulk_log
+
+    def insert(project: str, run: str, found: list[Any], **options: Any) -> None:
+        if (error := refuses(found)) is not None:
+            raise error
+        real(project, run, found, **options)
+
+    patch.setattr(SQLiteStorage, "bulk_log", insert)
+    return patch
+
+
+def test_a_database_that_stays_locked_keeps_all_rows_waiting() -> None:
+    """They are in the checkpoints of a run that may be killed, and they are counted where it is not."""
+    tracker, saved = h.Trackio("tests"), list[int]()
+    tracker.patience = 0.2
+    trainer = h.Trainer([LOG, tracker, h.SaveSchedule(h.At(steps=6), at_end=False)], device="cpu")
+    trainer.bus.on(h.SavePoint, lambda run, event: saved.append(len(tracker.state_dict()["waiting"])))
+    patch = refusing(lambda rows: OperationalError("database is locked"))
+    try:
+        result = fit(trainer, train=class_batches(8))
+    finally:
+        patch.undo()
+
+    assert saved == [6]
+    (warning,) = result.warnings
+    assert warning == "trackio lost rows of metrics (8), the ending (1): OperationalError: database is locked."
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_row_that_is_refused_loses_no_other(lasts: bool) -> None:
+    """All wait until the training has ended, so the row is refused with others, and then alone where that lasts."""
+    trained, refused = Event(), list[int]()
+
+    def refuse(rows: list[Any]) -> Exception | None:
+        trained.wait()
+        if any(row.get("samples") == 9 for row in rows) and (lasts or not refused):
+            refused.append(len(rows))
+            return ValueError("a bad row")
+        return None
+
+    trainer = h.Trainer([LOG, h.Trackio("tests")], device="cpu")
+    trainer.bus.on(h.TrainEnd, lambda run, event: trained.set())
+    patch = refusing(refuse)
+    try:
+        result = fit(trainer, train=class_batches(6))
+    finally:
+        patch.undo()
+
+    assert refused[0] > 1
+    steps = [1, 2, 4, 5, 6, 6] if lasts else [1, 2, 3, 4, 5, 6, 6]
+    assert [row["step"] for row in trackio_rows("tests")] == steps
+    lost = ("trackio lost rows of metrics (1): ValueError: a bad row.",)
+    assert result.warnings == (lost if lasts else ())
 
 
 @pytest.mark.parametrize("variable", ["TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"])
