@@ -14,16 +14,11 @@ from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogTex
 
 def log_image(run: Run, name: str, image: Any) -> None:
     """Emit `LogImage`, where somebody wants it; see `heliograph.Run.log_image`."""
-<<<<<<< HEAD
-    if _is_wanted(run, LogImage, title):
+    if _is_wanted(run, LogImage, name):
         pixels = to_image(image)
         if _is_out_of_range(image):
-            run.warn(f"The image {title!r} has values beyond 0 to 1, and is shown cut to these: scale it before.")
-        _emit(run, LogImage(title, pixels))
-=======
-    if _is_wanted(run, LogImage, name):
-        _emit(run, LogImage(name, to_image(image)))
->>>>>>> wt-mendtrackers
+            run.warn(f"The image {name!r} has values beyond 0 to 1, and is shown cut to these: scale it before.")
+        _emit(run, LogImage(name, pixels))
 
 
 def log_figure(run: Run, name: str, figure: Any) -> None:
@@ -110,7 +105,6 @@ def to_image(image: Any) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(colours)
 
 
-<<<<<<< HEAD
 def _is_out_of_range(image: Any) -> bool:
     values = _array("log_image", image)
     return bool(np.issubdtype(values.dtype, np.floating) and not ((values >= -0.01) & (values <= 1.01)).all())
@@ -119,11 +113,11 @@ def _is_out_of_range(image: Any) -> bool:
 def _is_wanted(run: Run, kind: type[Event], title: str) -> bool:
     if not isinstance(title, str) or not title:
         raise TypeError(f"What is logged needs a name to be found by, got {title!r}.")
-=======
+
+
 def _is_wanted(run: Run, kind: type[Event], name: str) -> bool:
     if not isinstance(name, str) or not name:
         raise TypeError(f"What is logged needs a name to be found by, got {name!r}.")
->>>>>>> wt-mendtrackers
     return bool(run.bus.signal(kind).chain)
 
 
