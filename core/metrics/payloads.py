@@ -110,11 +110,6 @@ def _is_out_of_range(image: Any) -> bool:
     return bool(np.issubdtype(values.dtype, np.floating) and not ((values >= -0.01) & (values <= 1.01)).all())
 
 
-def _is_wanted(run: Run, kind: type[Event], title: str) -> bool:
-    if not isinstance(title, str) or not title:
-        raise TypeError(f"What is logged needs a name to be found by, got {title!r}.")
-
-
 def _is_wanted(run: Run, kind: type[Event], name: str) -> bool:
     if not isinstance(name, str) or not name:
         raise TypeError(f"What is logged needs a name to be found by, got {name!r}.")
