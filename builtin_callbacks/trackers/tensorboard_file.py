@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,17 @@ class EventFile:
         name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
         self._file = (folder / name).open("xb")
         self._records = records.RecordWriter(self._file)
-        self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
-        if purge is not None:
-            start = require(protocol, "TensorBoard").SessionLog
-            self._write(self._event(wall_time=time.time(), step=purge, session_log=start(status=start.START)))
-        self.flush()
+        try:
+            self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+            if purge is not None:
+                start = require(protocol, "TensorBoard").SessionLog
+                self._write(self._event(wall_time=time.time(), step=purge, session_log=start(status=start.START)))
+            self.flush()
+        except OSError:  # a full disk: the next attempt makes another file
+            with suppress(OSError):  # which fails for the same reason, and closes it all the same
+                self._file.close()
+            (folder / name).unlink()
+            raise
 
     def add(self, summary: Any, step: int = 0) -> None:
         """Append a summary."""

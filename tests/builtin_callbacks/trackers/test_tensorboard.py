@@ -431,3 +431,13 @@ def test_after_a_sigkill_every_step_is_there_once(tmp_path: Path) -> None:
 
     assert (resumed.returncode, resumed.stdout) == (0, "()\n"), resumed.stderr
     assert steps(tmp_path / "board", "train/loss") == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_file_that_could_not_be_begun_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: EventFile) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(EventFile, "flush", fail)
+    with pytest.raises(OSError, match="No space left"):
+        EventFile(tmp_path)
+    assert list(tmp_path.iterdir()) == []
