@@ -16,6 +16,7 @@ from ..plugins.discovery import discover
 from ..plugins.filters import Filter
 from . import filters
 from .names import ENGINES, OBJECTS, full_arguments, full_forms
+from .plugin_options import by_name
 from .texts import check_file, check_options
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
 
     Raises:
         ArgumentError: a file or an option is wrong.
-        ConfigurationError: a file is not YAML, or it or an option gives a key twice.
+        ConfigurationError: a file is not YAML, a key is given twice, or an option names a plugin that is not there.
         LookupError: a plugin of this name is not installed.
         SystemExit: what was asked for, such as the help, was printed.
     """
@@ -122,7 +123,8 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
         check_file(path)
     check_options(words[count:])
     files = [word for path in words[:count] for word in ("--config", path)]
-    return parser.parse_args([*files, *full_arguments(words[count:], get_loader("yaml"))])
+    options = full_arguments(words[count:], get_loader("yaml"))
+    return parser.parse_args([*files, *by_name(map(Path, words[:count]), options, get_loader(MODE))])
 
 
 def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:
