@@ -15,8 +15,9 @@ from ..core.trainer import Trainer
 from ..plugins.discovery import discover
 from ..plugins.filters import Filter
 from . import filters
-from .errors import ConfigurationError
 from .names import ENGINES, OBJECTS, full_arguments, full_forms
+from .plugin_options import by_name
+from .texts import check_file, check_options
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
@@ -110,24 +111,20 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
 
     Raises:
         ArgumentError: a file or an option is wrong.
-        ConfigurationError: a file is not YAML.
+        ConfigurationError: a file is not YAML, a key is given twice, or an option names a plugin that is not there.
         LookupError: a plugin of this name is not installed.
         SystemExit: what was asked for, such as the help, was printed.
     """
-    import yaml
     from jsonargparse import get_loader
 
     words = list(arguments)
     count = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
     for path in map(Path, words[:count]):
-        try:
-            yaml.compose(path.read_text(encoding="utf-8") if path.is_file() else "")
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark
-            place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
-            raise ConfigurationError(f"{path} is not YAML: {error.problem}{place}.") from error
+        check_file(path)
+    check_options(words[count:])
     files = [word for path in words[:count] for word in ("--config", path)]
-    return parser.parse_args([*files, *full_arguments(words[count:], get_loader("yaml"))])
+    options = full_arguments(words[count:], get_loader("yaml"))
+    return parser.parse_args([*files, *by_name(map(Path, words[:count]), options, get_loader(MODE))])
 
 
 def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:

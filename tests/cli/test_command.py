@@ -89,6 +89,19 @@ def test_plugins_are_added_and_their_options_set(fit: Command, fitted: list[dict
     assert plugins(fitted[0])[-2:] == ["early_stopping", "config_file"]
 
 
+def test_an_option_reaches_the_plugin_that_it_names(fit: Command, fitted: list[dict[str, Any]]) -> None:
+    own = ["--trainer.plugins.checkpoint.every", "{steps: 5}", "--trainer.plugins.learning_rate.per=epoch"]
+    assert fit(*own, "--trainer.plugins.checkpoint.folder=2026", "--trainer.plugins+=early_stopping") == 0
+    assert fit("--trainer.plugins+=early_stopping", "--trainer.plugins.early_stopping.patience=7", *own) == 0
+    for call, folder in zip(fitted, ("2026", "runs"), strict=True):
+        made = call["trainer"].plugins
+        assert plugins(call) == ["rng_capture", "learning_rate", "checkpoint", "kill", "early_stopping", "config_file"]
+        assert str(made["checkpoint"].every) == "every 5 steps"
+        assert made["learning_rate"].per == "epoch"
+        assert str(made["checkpoint"].folder) == folder
+    assert made["early_stopping"].patience == 7
+
+
 def test_a_function_may_return_several_plugins(fit: Command, fitted: list[dict[str, Any]]) -> None:
     assert fit("--trainer.plugins={lesson.usual: {every: 2}}", "--trainer.plugins+=progress") == 0
     assert plugins(fitted[0]) == ["validation_schedule", "early_stopping", "progress", "config_file"]

@@ -25,6 +25,11 @@ MISTAKES = [
     ("--trainer.plugins+={log_schedule: {when: {step: 3}}}", "plugins.when: Unknown counter 'step'. Did you mean"),
     ("--trainer.plugins+={file_log: }", "trainer.plugins: heliograph.FileLog needs folder."),
     ("--trainer.plugins+=heliograph.EarlyStoping", "heliograph has no 'EarlyStoping'. Did you mean 'EarlyStopping'?"),
+    ("--trainer.plugins={progress: , progress: }", "--trainer.plugins: the key 'progress' is given twice, in line 1"),
+    ("--loader_params={shuffle: true, shuffle: false}", "--loader_params: the key 'shuffle' is given twice"),
+    ("--trainer.plugins.monitor=x", "--trainer.plugins.monitor does not name one of the plugins of this configuration"),
+    ("--trainer.plugins.early_stopping.patience=2", "or add a plugin before with --trainer.plugins+=NAME."),
+    ("--trainer.plugins.learning_rate.pr=step", "LearningRate has no option 'pr'. Did you mean 'per'?"),
     ("--trainer.plugins=3", "trainer.plugins: takes list, got 3."),
     ("--optimizer=torch.optim.Adm", "optimizer: module 'torch.optim' has no 'Adm'. Did you mean 'Adam'?"),
     ("--optimizer.lrr=1", "optimizer: torch.optim.AdamW has no option 'lrr'. Did you mean 'lr'?"),
@@ -68,6 +73,16 @@ def test_a_mistake_is_one_sentence(
         ("device: cpu", "devic: cpu", "There is no key 'trainer.devic'. Did you mean 'trainer.device'?"),
         ("lesson.Net", "lesson.Nett", "task.model: module 'lesson' has no 'Nett'. Did you mean 'Net'?"),
         ("epochs: 2", "epochs: [2", "lesson.yaml is not YAML: "),
+        (
+            "epochs: 2",
+            "epochs: 2\nepochs: 3",
+            "lesson.yaml: the key 'epochs' is given twice, in line 12 and in line 13: k",
+        ),
+        (
+            "    rng_capture:",
+            "    checkpoint:\n    rng_capture:",
+            "'trainer.plugins.checkpoint' is given twice, in line 16",
+        ),
     ],
 )
 def test_a_mistake_in_the_file_is_one_too(
