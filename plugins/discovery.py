@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, distributions
+from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,17 @@ class Discovered:
         return f"{_kind(self.entry_point.group).capitalize()} {self.name!r} of package {self.package}"
 
 
+def _field(distribution: Distribution, name: str) -> str:
+    """Return a field of a package's metadata; some programs let a missing one be a KeyError."""
+    metadata = distribution.metadata
+    return (metadata[name] if name in metadata else "") or "unknown"
+
+
 def discover(group: str = GROUP) -> list[Discovered]:
     """Return every installed plugin, or what another group holds, sorted by name; nothing is imported."""
     found: dict[tuple[str, str], Discovered] = {}
     for distribution in distributions():
-        package = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "unknown").lower()
+        package = re.sub(r"[-_.]+", "-", _field(distribution, "Name")).lower()
         try:
             points = distribution.entry_points.select(group=group)
         except Exception as error:  # noqa: BLE001  # one package's broken metadata harms no other
@@ -70,7 +76,7 @@ def discover(group: str = GROUP) -> list[Discovered]:
             continue
         for point in points:
             off = group == GROUP and switched_off(point.name, package)
-            each = Discovered(point.name, package, distribution.version or "unknown", point.value, off, point)
+            each = Discovered(point.name, package, _field(distribution, "Version"), point.value, off, point)
             found.setdefault((point.name, package), each)
     return [found[key] for key in sorted(found)]
 

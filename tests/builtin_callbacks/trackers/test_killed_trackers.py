@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,9 +29,10 @@ SCENARIOS = ("lost", "seen", "back")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("killed")
-    done = subprocess.run(
-        [sys.executable, str(tracker_runs.__file__), str(place)], capture_output=True, text=True, timeout=300
-    )
+    # Not the service of W&B that an earlier test has started: it would be the trainings', too.
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    command = [sys.executable, str(tracker_runs.__file__), str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (done.stdout, done.stderr) == ("step 1\nstep 11\n" * len(SCENARIOS), "")
     return place

@@ -160,6 +160,7 @@ def test_images_texts_histograms_curves_and_files(tmp_path: Path) -> None:
 
 
 def test_without_a_key_the_page_stays_here(tmp_path: Path) -> None:
+    wandb.teardown()  # which forgets the mode that an earlier test has set
     result = fit(LOG, h.WandB(folder=tmp_path))
 
     assert len(wandb_files(tmp_path)) == 1
