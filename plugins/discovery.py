@@ -58,8 +58,10 @@ class Discovered:
 
 def _field(distribution: Distribution, name: str) -> str:
     """Return a field of a package's metadata; some programs let a missing one be a KeyError."""
-    metadata = distribution.metadata
-    return (metadata[name] if name in metadata else "") or "unknown"
+    found = distribution.metadata
+    if name not in found:
+        return "unknown"
+    return found[name] or "unknown"
 
 
 def discover(group: str = GROUP) -> list[Discovered]:
