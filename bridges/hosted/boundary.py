@@ -31,7 +31,7 @@ class Leave(NamedTuple):
 class BoundaryMoments(BatchMoments):
     """The moments of a step boundary; see `HostedTraining`."""
 
-    _saving: tuple[Path, bool] | None = None
+    _saving: tuple[Path | None, bool] | None = None
     _means: Means | None = None
     _is_served = False
     _samples_logged = 0  # of which the loss was logged
@@ -159,11 +159,11 @@ class BoundaryMoments(BatchMoments):
             run.control.decide()
 
     @closes_on_error
-    def save(self, path: Path, *, is_best: bool = False) -> None:
+    def save(self, path: Path | None, *, is_best: bool = False) -> None:
         """Say that the host has written a checkpoint, which holds our state.
 
         Args:
-            path: its file or folder.
+            path: its file or folder; None where the host does not say, and then no checkpoint is announced.
             is_best: whether it is the best so far, by the host's own measure.
         """
         run = self.active
@@ -183,6 +183,8 @@ class BoundaryMoments(BatchMoments):
         def announce(run: Run, event: SavePoint) -> None:  # noqa: ARG001  # every handler takes an event
             assert self._saving is not None
             path, is_best = self._saving
+            if path is None:
+                return
             run.last_checkpoint = path
             if is_best:
                 run.best_checkpoint = path

@@ -14,7 +14,7 @@ from ...core.result import RunResult
 from ...plugins import Plugins
 from ..hosted.batches import drop_gradients
 from ..hosted.training import HostedTraining
-from .parts import NAME, Parts
+from .parts import Parts
 
 ALWAYS = (Events.STARTED, Events.EXCEPTION_RAISED)  # other events mean nothing to a run that has not begun, or failed
 
@@ -210,7 +210,7 @@ class AttachedPlugins:
         assert self._parts.save is not None, "plugins that ask for it are refused"
         self._parts.save(self._parts.engine)
         written = getattr(self._parts.save, "last_checkpoint", None)
-        self._training.save(Path(written) if written else Path(NAME))
+        self._training.save(Path(written) if written else None)
 
     # Validation.
 
@@ -240,7 +240,9 @@ class AttachedPlugins:
             return
         self._training.end_validation(found)
         run = self._training.active
-        if not (run.boundary_is_open or self._in_iteration):  # what plugins ask for upon it is due at once
+        if not (
+            run.boundary_is_open or self._in_iteration or run.window
+        ):  # what plugins ask for upon it is due at once
             self._boundary(self._parts.engine)
 
     def _check_asked(self) -> None:

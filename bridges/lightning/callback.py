@@ -216,6 +216,7 @@ class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known w
         self._has_stepped = True
 
     def _remove_hooks(self) -> None:
+        self._is_validating = False
         while self._hooks:
             self._hooks.pop().remove()
 

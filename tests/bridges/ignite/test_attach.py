@@ -559,3 +559,13 @@ def test_a_handler_among_the_plugins_names_the_bridge() -> None:
 
     with pytest.raises(TypeError, match=r"TerminateOnNan is a callback of another framework: register from_ignite"):
         Trainer([TerminateOnNan()], device="cpu")
+
+
+def test_a_save_whose_file_is_unknown_announces_none() -> None:
+    trace, saved = Trace(), list[int]()
+    schedule = SaveSchedule(At(steps=1), at_end=False)
+    result = Training(trace, schedule, save=lambda engine: saved.append(engine.state.iteration)).run()
+
+    assert (saved, result.last_checkpoint) == ([1], None)
+    assert "save_point" in trace.names
+    assert "checkpoint_saved" not in trace.names

@@ -458,6 +458,21 @@ def test_a_training_that_another_callback_stops_is_stopped() -> None:
     assert (callback.result.status, callback.result.stopped_by) == ("stopped", "Lightning")
 
 
+def test_a_training_after_a_validation_that_failed_begins_with_its_check() -> None:
+    class Failing(Classifier):
+        def validation_step(self, batch: Any, index: int) -> None:
+            if not self.trainer.sanity_checking:
+                raise ArithmeticError("a fault")
+
+    callback = HeliographCallback([Trace()])
+    with pytest.raises(ArithmeticError):
+        fit([callback], module=Failing(), max_epochs=1)
+    fit([callback], max_epochs=1)
+
+    assert callback.result is not None
+    assert (callback.result.status, callback.result.progress.steps) == ("completed", 2)
+
+
 def test_a_recording_can_be_replayed(tmp_path: Path) -> None:
     result = train(
         Recorder(tmp_path), EarlyStopping(patience=2), LogSchedule(Every(steps=1)), module=Scripted(), max_epochs=6
