@@ -243,29 +243,37 @@ def test_images_texts_and_files(uri: str, tmp_path: Path) -> None:
 
 def test_rows_that_wait_go_together(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one of them is refused, the others are not lost with it."""
-    sizes: list[int] = []
-    first, begun = [True], Event()
-    real = MlflowClient.log_batch
+    requests: list[tuple[str, list[int]]] = []
+    has_trained = Event()
+    create_run, log_batch = MlflowClient.create_run, MlflowClient.log_batch
 
-    def log_batch(self: MlflowClient, run_id: str, metrics: Any = (), **options: Any) -> None:
-        if metrics and first[0]:
-            first[0] = not begun.wait(60)
+    def create_later(self: MlflowClient, *arguments: Any, **options: Any) -> Any:
+        assert has_trained.wait(60), "the training has not ended"
+        return create_run(self, *arguments, **options)
+
+    def note(self: MlflowClient, run_id: str, metrics: Any = (), **options: Any) -> None:
         if metrics:
-            sizes.append(len({each.step for each in metrics}))
+            requests.append((run_id, sorted({each.step for each in metrics})))
             if any(each.step == 5 for each in metrics):
                 raise mlflow.MlflowException("not this one", error_code=INVALID_PARAMETER_VALUE)
-        real(self, run_id, metrics, **options)
+        log_batch(self, run_id, metrics, **options)
 
-    class Begin(h.Plugin):
+    class Release(h.Plugin):
         @h.on(h.TrainEnd)
-        def begin(self, run: h.Run, event: h.TrainEnd) -> None:
-            begun.set()
+        def release(self, run: h.Run, event: h.TrainEnd) -> None:
+            has_trained.set()
 
-    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
-    result = log(uri, Begin(), steps=9)
+    monkeypatch.setattr(MlflowClient, "create_run", create_later)
+    monkeypatch.setattr(MlflowClient, "log_batch", note)
+    result = log(uri, Release(), steps=7)
 
-    assert [step for step, _ in curve(uri)] == [1, 2, 3, 4, 6, 7, 8, 9]
-    assert sizes[-1] == 4
+    assert [step for step, _ in curve(uri)] == [1, 2, 3, 4, 6, 7]
+    run_id = run_of(uri).info.run_id
+    refused = [[first, *range(first + 1, 8)] for first in range(1, 6)]
+    alone = [[first] for first in range(1, 6)]
+    assert requests == [(run_id, steps) for both in zip(refused, alone, strict=True) for steps in both] + [
+        (run_id, [6, 7])
+    ]
     (warning,) = result.warnings
     assert warning == "mlflow lost rows of metrics (1): RuntimeError: not this one."
 
