@@ -67,9 +67,11 @@ docs: $(READY)
 clean:
 	rm -rf .venv build docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
 
-# The link lets the type checker see the repository's root as the package that it is.
+# The link lets the type checker see the repository's root as the package that it is. torchvision lies apart: its compiled
+# part does not fit torch's build for CPUs, so the other libraries, which import it where they see it, must not see it.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,examples]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .venv/vision timm torchvision
 	mkdir -p .venv/src && ln -sfn ../.. .venv/src/heliograph
 	touch $(READY)
