@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import islice
 from threading import Condition, Thread
 from time import monotonic
@@ -15,8 +15,7 @@ from .records import Record
 
 MEMORY: Final = 256 * 2**20  # bytes of arrays that wait at most
 ALWAYS: Final = ("open", "roll_back", "finish")  # what is never dropped
-ALONE: Final = ("open", "finish")  # what is written at once, when all before it is
-BATCH: Final = 500  # records that are collected at most before they are flushed
+BATCH: Final = 1000  # values that are collected at most before they are flushed
 ROWS: Final = ("scalars", "text")  # what is kept until it is safe; hyper-parameters are written again with each page
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to write the same
 DRAIN_PATIENCE: Final = 1.0  # seconds; a save holds up the training
@@ -34,7 +33,8 @@ class Outbox:
         capacity: how many records may wait; later ones are dropped.
         patience: seconds without progress after which `close` drops what still waits.
         settles: seconds after which what was written is safe where the process is killed.
-        flush: writes what was collected; records stay in the queue until then. None where `write` collects nothing.
+        collects: kinds of records that `write` collects; they stay in the queue until `flush` has written them.
+        flush: writes what was collected.
 
     Attributes:
         lost: how many records were not written, by kind.
@@ -49,12 +49,15 @@ class Outbox:
         capacity: int,
         patience: float,
         settles: float = 0.0,
-        flush: Callable[[], None] | None = None,
+        collects: Collection[str] = (),
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
-        self._name, self._write, self._flush, self._outages = name, write, flush, outages
+        self._name, self._write, self._outages = name, write, outages
+        self._collects, self._flush = collects, flush
         self._capacity, self._patience = capacity, patience
         self._queue: deque[Record] = deque()
         self._collected = self._suspects = 0  # the first of the queue: not flushed yet; of a batch that was refused
+        self._values = 0  # of those that are collected
         self._settles, self._settling = settles, deque[tuple[float, Record]]()  # when each was written
         self._changed = Condition()
         self._thread: Thread | None = None
@@ -89,11 +92,6 @@ class Outbox:
             self._settle()
             return [*(record for _, record in self._settling), *self._queue]
 
-    def first(self, count: int) -> list[Record]:
-        """Return the first records of the queue, the one that is being written included."""
-        with self._changed:
-            return list(islice(self._queue, count))
-
     def drain(self) -> None:
         """Wait until everything is written; not in an outage, nor longer than a second without progress."""
         with self._changed:
@@ -113,7 +111,7 @@ class Outbox:
             self._is_given_up = True
             self.lost.update(record.kind for record in self._queue)
             self._queue.clear()
-            self._collected = 0
+            self._collected = self._values = 0
             self._changed.notify_all()
         if is_done:
             self._thread.join()
@@ -151,8 +149,8 @@ class Outbox:
         with self._changed:
             count = self._collected
             record = self._queue[count] if len(self._queue) > count else None
-            is_full = count >= (1 if self._suspects else BATCH)
-            is_due = count > 0 and (record is None or record.kind in ALONE or is_full)
+            fits = record is not None and not self._suspects and self._values + record.values <= BATCH
+            is_due = count > 0 and not (fits and record is not None and record.kind in self._collects)
             collected = list(islice(self._queue, count)) if is_due else []
         if collected:
             self._write_collected(collected)
@@ -168,36 +166,41 @@ class Outbox:
         except Exception as error:  # noqa: BLE001  # counted, logged, and said in the result
             self._note_loss(record, describe_error(error))
         else:
-            if self._flush is not None and not self.refused and record.kind not in ALONE:
-                self._advance(1)
+            if record.kind in self._collects and not self.refused:
+                self._note_collected(record)
                 return
         self._remove(record, self._collected)
 
     def _write_collected(self, records: list[Record]) -> None:
         """Flush; the records of a batch that is refused are written again one by one, so only bad ones are lost."""
-        assert self._flush is not None, "nothing is collected otherwise"
-        count = len(records)
         try:
             self._flush()
         except self._outages:
             raise
         except Exception as error:  # noqa: BLE001  # counted, logged, and said in the result
-            if count > 1:
-                self._suspects = count
-                self._advance(-count)
+            if len(records) > 1:
+                self._suspects = len(records)
+                self._forget_collected()
                 return
             self._note_loss(records[0], describe_error(error))
-        self._suspects = max(0, self._suspects - count)
+        self._suspects = max(0, self._suspects - len(records))
         for record in records:
             self._remove(record, 0)
-        self._advance(-count)
+        self._forget_collected()
 
-    def _advance(self, count: int) -> None:
+    def _note_collected(self, record: Record) -> None:
         with self._changed:
             if not self._is_given_up:
-                self._collected += count
+                self._collected += 1
+                self._values += record.values
                 self._written += 1
                 self._changed.notify_all()
+
+    def _forget_collected(self) -> None:
+        with self._changed:
+            self._collected = self._values = 0
+            self._written += 1
+            self._changed.notify_all()
 
     def _wait(self, error: str, pause: float) -> float:
         """Wait before the next attempt; return the pause after that."""

@@ -63,6 +63,11 @@ class Record:
     arguments: tuple[Any, ...]
     size: int = 0
 
+    @property
+    def values(self) -> int:
+        """How many values it brings to a page: the metrics of a row, and where it is."""
+        return 1 + len(self.arguments[1]) if self.kind == "scalars" else 1
+
     def as_plain(self) -> list[Any]:
         """Return it as lists, dicts, numbers and strings."""
         return [self.kind, *(list(astuple(each)) if isinstance(each, Place) else each for each in self.arguments)]

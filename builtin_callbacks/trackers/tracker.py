@@ -56,6 +56,7 @@ class Tracker(Plugin):
         patience: at the end of a run, seconds without progress after which the rest is dropped.
         settles: seconds after which what was written outlives a killed process; until then a checkpoint has it, too,
             and a resumed run writes it again where the page does not hold it.
+        collects: kinds of records, such as `scalars`, that are collected by their method and written by `flush`.
         is_local: whether it writes files of this machine: a checkpoint waits until everything is written, but not in
             an outage, nor longer than a second without progress; it has what waits then, as with any other tracker.
     """
@@ -68,6 +69,7 @@ class Tracker(Plugin):
     capacity: int = 10_000
     patience: float = 10.0
     settles: float = 0.0
+    collects: tuple[str, ...] = ()
     is_local: bool = False
 
     def __init__(self) -> None:
@@ -133,11 +135,12 @@ class Tracker(Plugin):
         """Keep a file."""
 
     def flush(self) -> None:
-        """Write what the methods above have collected: called when no record waits, after 500, and before `finish`.
+        """Write what was collected of the kinds in `collects`.
 
-        Records count as written when this has succeeded. It may fail as the methods above: after an outage it is called
+        Called before the values would be more than 1,000, where no such record comes next, and when none waits. The
+        records count as written when this has succeeded. It may fail as the methods above: after an outage it is called
         again and must find the same; after another error it must find nothing, since each of the records is written
-        again, with a `flush` of its own, so collect by a key.
+        again, with a `flush` of its own.
         """
 
     def roll_back(self, place: Place) -> None:
@@ -291,9 +294,15 @@ class Tracker(Plugin):
     def _ready(self, run: Run) -> Outbox:
         """Return the queue, with the page that it begins with."""
         if self._outbox is None:
-            flush = None if type(self).flush is Tracker.flush else self.flush
             self._outbox = Outbox(
-                self.name, self._write, self.outages, self.capacity, self.patience, self.settles, flush
+                self.name,
+                self._write,
+                self.outages,
+                self.capacity,
+                self.patience,
+                self.settles,
+                self.collects,
+                self.flush,
             )
             resumed_at, self._resumed_at = self._resumed_at, None
             self._attempt += resumed_at is not None

@@ -42,6 +42,7 @@ class Trackio(Tracker):
 
     name = "trackio"
     is_local = True
+    collects = ("scalars", "hyper_parameters", "image", "text", "histogram")
     outages = (OSError, OperationalError)  # the second where another process locks the database, or the disk is full
 
     def __init__(self, project: str, name: str | None = None, group: str | None = None) -> None:

@@ -61,9 +61,9 @@ class History:
             self._times[id(place)] = place, self._latest
         return self._times[id(place)][1]
 
-    def note_sent(self) -> None:
+    def note_sent(self, place: Place) -> None:
         """Note that MLflow has what was sent: the same will not be sent again."""
-        self._times.clear()
+        self._times.pop(id(place), None)
 
     def turn(self, place: Place, tags: Mapping[str, str]) -> dict[str, str]:
         """Return the tag of a roll back, which a run has once, however often that is repeated after a resume."""

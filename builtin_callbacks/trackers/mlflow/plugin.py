@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ....core.system.extras import require
 from ....events import Run
-from ..outbox import Outbox
 from ..records import Page, Place
 from ..tracker import Tracker
 from .history import History, image_name
@@ -51,6 +50,7 @@ class MLflow(Tracker):
     """
 
     name = "mlflow"
+    collects = ("scalars",)
 
     def __init__(self, experiment: str, uri: str | None = None, tags: Mapping[str, str] | None = None) -> None:
         super().__init__()
@@ -59,8 +59,7 @@ class MLflow(Tracker):
         self.tags = {str(name): str(value) for name, value in (tags or {}).items()}
         self._settings = Settings()
         self._client: Any = None
-        self._queue: Outbox | None = None
-        self._sent: dict[int, Place] = {}  # rows of the queue that went with one before them, by identity
+        self._rows: dict[int, tuple[Place, Mapping[str, float]]] = {}  # what is collected, by the identity of its place
         self._run_id = ""
         self._history = History()
         self._names = Names("metric", (), {})
@@ -76,7 +75,7 @@ class MLflow(Tracker):
 
     def open(self, page: Page) -> str:
         """Begin a run, or continue one."""
-        self._queue, self._sent = self._outbox, {}
+        self._rows = {}
         if self._client is None:
             self._settings.apply()
             self._client = ask(self._mlflow.MlflowClient, self.uri)
@@ -98,18 +97,17 @@ class MLflow(Tracker):
         return self._run_id
 
     def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
-        """Add values to curves, with those of the next rows that wait, but for what a former attempt has added."""
-        if self._sent.pop(id(place), None) is not None:
-            return
-        rows = [(place, values), *self._following(place, METRICS_PER_REQUEST - len(values))]
+        """Collect values of curves."""
+        self._rows[id(place)] = place, values
+
+    def flush(self) -> None:
+        """Add the collected values to their curves, but for what a former attempt has added."""
+        rows, self._rows = self._rows, {}
         try:
-            self._send(rows)
-        except RuntimeError:
-            if len(rows) == 1:
-                raise
-            self._send(rows[:1])  # another one may be what is refused
-            return
-        self._sent.update({id(each): each for each, _ in rows[1:]})
+            self._send(list(rows.values()))
+        except self.outages:
+            self._rows = rows
+            raise
 
     def write_hyper_parameters(self, values: Mapping[str, Any]) -> None:
         """Write what the run does not have yet; MLflow lets no value be changed."""
@@ -134,6 +132,7 @@ class MLflow(Tracker):
         if not self._history.holds(image_name(key), place):
             time = self._history.time_of(place)
             ask(self._client.log_image, self._run_id, image, key=key, step=place.step, timestamp=time, synchronous=True)
+            self._history.note_sent(place)
 
     def write_text(self, place: Place, name: str, text: str) -> None:
         """Keep a text as `<name>/<step>.txt` among the artifacts."""
@@ -159,16 +158,6 @@ class MLflow(Tracker):
         self._client = None
         self._settings.take_back()
 
-    def _following(self, place: Place, room: int) -> Iterator[tuple[Place, Mapping[str, float]]]:
-        """Yield the rows that wait right after one, as far as there is room for their metrics in its request."""
-        waiting = [] if self._queue is None else self._queue.first(1 + max(0, room))
-        if not waiting or waiting[0].arguments[0] is not place:
-            return
-        for record in waiting[1:]:
-            if record.kind != "scalars" or (room := room - len(record.arguments[1]) - 1) < 0:
-                return
-            yield record.arguments
-
     def _send(self, rows: Sequence[tuple[Place, Mapping[str, float]]]) -> None:
         metrics, went_back = [], {}
         for place, values in rows:
@@ -178,7 +167,8 @@ class MLflow(Tracker):
             metrics += [self._metric(place, name, value) for name, value in shown.items()]
         metrics += [self._metric(place, "rollbacks", place.rollbacks) for place in went_back.values()]
         self._log([each for each in metrics if each is not None], tags=self._names.tags)
-        self._history.note_sent()
+        for place, _ in rows:
+            self._history.note_sent(place)
         for place in went_back.values():
             self._history.add("rollbacks", place.rollbacks, place.step)
         self._remark_names(self._names)
