@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,18 @@ def test_sums_are_of_bits_and_positions(dtype: torch.dtype) -> None:
     same = sums({("", "a"): long, ("", "b"): long.clone(), ("", "t"): table.t(), ("", "c"): table.t().contiguous()})
     assert (same["", "a"], same["", "t"]) == (same["", "b"], same["", "c"])
     assert len({*sums({("", str(number)): each for number, each in enumerate([long, *other])}).values()}) == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_sums_tell_round_values_that_change_places_apart(dtype: torch.dtype) -> None:
+    table = torch.eye(24, dtype=dtype)
+    swapped = []
+    for first, second in combinations(range(24), 2):
+        other = table.clone()
+        other[[first, second]] = table[[second, first]]
+        swapped.append(other)
+    found = sums({("", str(number)): each for number, each in enumerate([table, *swapped])})
+    assert len({*found.values()}) == 1 + len(swapped)
 
 
 def test_what_is_unfrozen_on_the_way_is_saved_from_then_on(tmp_path: Path) -> None:
