@@ -30,7 +30,7 @@ class TensorBoard(Tracker):
 
     name = "tensorboard"
     rehearses = True
-    outages = ()
+    patience = 2.0  # a disk answers at once, or it is full
     is_local = True
     state_version = 2
 
@@ -106,14 +106,14 @@ class TensorBoard(Tracker):
     def finish(self, status: str) -> None:
         """Write the hyper-parameters beside the final metrics, and how the run ended, and close the file."""
         if self._file is not None and self._parameters:
-            file = EventFile(self._path / "hyper_parameters")
-            try:
-                for summary in self._summaries.hparams(dict(self._parameters), self._latest):
-                    file.add(summary)
-                for name, value in self._latest.items():
-                    file.add(self._summaries.scalar(name, value))
-            finally:
-                file.close()
+            final = [self._summaries.scalar(name, value) for name, value in self._latest.items()]
+            chosen = self._summaries.hparams(dict(self._parameters), self._latest)
+            EventFile(self._path / "hyper_parameters", summaries=[*chosen, *final]).close()
+        self._close_file()
+
+    def close(self) -> None:
+        """Close the file, also where it could not be finished."""
+        super().close()
         self._close_file()
 
     def _add(self, place: Place, *summaries: Any) -> None:
@@ -122,9 +122,7 @@ class TensorBoard(Tracker):
             self._purge = None
             if self._is_new and self._path != self.folder:
                 self._remark(f"{self.folder} holds the curves of another run: those of this one are in {self._path}")
-        for summary in summaries:
-            self._file.add(summary, place.step)
-        self._file.flush()
+        self._file.add(summaries, place.step)
 
     def _close_file(self) -> None:
         if self._file is not None:

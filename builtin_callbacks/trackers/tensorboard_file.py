@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterable
+from io import BytesIO
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,39 +22,61 @@ class EventFile:
     Args:
         folder: where the file is made; made, too, where it is missing.
         purge: the first step that TensorBoard hides of older files in the folder; None hides nothing.
+        summaries: what the file begins with.
+
+    Raises:
+        OSError: there is no room, or the folder cannot be written to; then there is no file.
     """
 
-    def __init__(self, folder: Path, *, purge: int | None = None) -> None:
+    def __init__(self, folder: Path, *, purge: int | None = None, summaries: Iterable[Any] = ()) -> None:
         protocol = "tensorboard.compat.proto.event_pb2"
         self._event = require(protocol, "TensorBoard").Event
-        records = require("tensorboard.summary.writer.record_writer", "TensorBoard")
+        self._writer = require("tensorboard.summary.writer.record_writer", "TensorBoard").RecordWriter
+        events = [self._event(wall_time=time.time(), file_version="brain.Event:2")]
+        if purge is not None:
+            start = require(protocol, "TensorBoard").SessionLog
+            events.append(self._event(wall_time=time.time(), step=purge, session_log=start(status=start.START)))
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
-        self._file = (folder / name).open("xb")
-        self._records = records.RecordWriter(self._file)
+        self._file = (folder / name).open("xb", buffering=0)
+        self._end = 0
         try:
-            self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
-            if purge is not None:
-                start = require(protocol, "TensorBoard").SessionLog
-                self._write(self._event(wall_time=time.time(), step=purge, session_log=start(status=start.START)))
-            self.flush()
-        except OSError:  # a full disk: the next attempt makes another file
-            with suppress(OSError):  # which fails for the same reason, and closes it all the same
-                self._file.close()
+            self._write([*events, *self._events(summaries, 0)])
+        except OSError:  # the next attempt makes another file
+            self._file.close()
             (folder / name).unlink()
             raise
 
-    def add(self, summary: Any, step: int = 0) -> None:
-        """Append a summary."""
-        self._write(self._event(wall_time=time.time(), step=step, summary=summary))
+    def add(self, summaries: Iterable[Any], step: int) -> None:
+        """Append summaries, all or none.
 
-    def flush(self) -> None:
-        """Hand what was appended to the system."""
-        self._file.flush()
+        Raises:
+            OSError: there is no room; the file is as it was.
+        """
+        self._write(self._events(summaries, step))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _write(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
+    def _events(self, summaries: Iterable[Any], step: int) -> list[Any]:
+        return [self._event(wall_time=time.time(), step=step, summary=each) for each in summaries]
+
+    def _write(self, events: Iterable[Any]) -> None:
+        buffer = BytesIO()
+        records = self._writer(buffer)
+        for event in events:
+            records.write(event.SerializeToString())
+        content = buffer.getvalue()
+        try:
+            self._put(content)
+        except OSError:
+            self._file.truncate(self._end)
+            self._file.seek(self._end)
+            raise
+        self._end += len(content)
+
+    def _put(self, content: bytes) -> None:
+        written = 0
+        while written < len(content):
+            written += self._file.write(content[written:])

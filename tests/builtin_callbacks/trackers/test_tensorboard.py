@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -316,14 +317,19 @@ def test_the_writer_is_closed_after_a_failure(task: Make, batches: Make, sgd: An
     assert steps(tmp_path, "train/loss") == [1, 2]
 
 
-def test_a_folder_that_cannot_be_written_kills_no_run(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_kills_no_run(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TensorBoard, "patience", 0.05)
     (tmp_path / "file").touch()
     trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path / "file" / "runs")], device="cpu")
     result = trainer.fit(task(), batches(4), optimizer=sgd, epochs=1)
 
     assert result.status == "completed"
     (warning,) = result.warnings
-    assert re.fullmatch(r"tensorboard lost rows of metrics \(4\): NotADirectoryError: .*file/runs'\.", warning)
+    assert re.fullmatch(
+        r"tensorboard lost rows of metrics \(4\), the ending \(1\): NotADirectoryError: .*file/runs'\.", warning
+    )
 
 
 def test_a_missing_tensorboard_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,6 +376,31 @@ def test_images_texts_histograms_curves_and_files(task: Make, batches: Make, sgd
     assert [each.step for each in reader.Tensors("curve")] == [1, 2]
 
 
+def full_disk(monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool]) -> None:
+    """Let some writes, counted from 1, write half of what they are given and fail."""
+    put, number = EventFile._put, count(1)
+
+    def put_half(self: EventFile, content: bytes) -> None:
+        if when(next(number)):
+            put(self, content[: len(content) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(self, content)
+
+    monkeypatch.setattr(EventFile, "_put", put_half)
+
+
+def test_a_disk_that_is_full_for_a_while_loses_nothing(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_disk(monkeypatch, lambda number: number in (1, 4, 5))
+    trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path)], device="cpu")
+    result = trainer.fit(task(), batches(4), optimizer=sgd, epochs=1, hyper_parameters={"rate": 0.1})
+
+    assert result.warnings == ()
+    assert steps(tmp_path, "train/loss") == [1, 2, 3, 4]
+    assert len(list(tmp_path.rglob("events.*"))) == 2  # the curves, and the hyper-parameters
+
+
 def test_a_full_disk_loses_curves_and_nothing_else(
     task: Make,
     batches: Make,
@@ -378,25 +409,15 @@ def test_a_full_disk_loses_curves_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    write, left = EventFile.add, [3]
-
-    def add(self: EventFile, summary: Any, step: int = 0) -> None:
-        left[0] -= 1
-        if -3 <= left[0] < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(self, summary, step)
-
-    monkeypatch.setattr(EventFile, "add", add)
+    monkeypatch.setattr(TensorBoard, "patience", 0.05)
+    full_disk(monkeypatch, lambda number: number > 3)
     trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path)], device="cpu")
     result = trainer.fit(task(), batches(8), optimizer=sgd, epochs=1)
 
     assert (result.status, result.plugin_errors) == ("completed", {})
-    (warning,) = result.warnings
-    assert re.fullmatch(
-        r"tensorboard lost rows of metrics \(\d\): OSError: \[Errno 28\] No space left on device\.", warning
-    )
-    assert steps(tmp_path, "train/loss")[0] == 1
-    assert steps(tmp_path, "train/loss")[-1] == 8
+    full = "OSError: [Errno 28] No space left on device"
+    assert result.warnings == (f"tensorboard lost rows of metrics (6), the ending (1): {full}.",)
+    assert steps(tmp_path, "train/loss") == [1, 2]
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -434,10 +455,7 @@ def test_after_a_sigkill_every_step_is_there_once(tmp_path: Path) -> None:
 
 
 def test_a_file_that_could_not_be_begun_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: EventFile) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(EventFile, "flush", fail)
+    full_disk(monkeypatch, lambda number: True)
     with pytest.raises(OSError, match="No space left"):
         EventFile(tmp_path)
     assert list(tmp_path.iterdir()) == []
