@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection
+from functools import partial
 from itertools import islice
 from threading import Condition, Thread
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from ...events.errors import describe_error
 from .records import Record
 
-MEMORY: Final = 256 * 2**20  # bytes of arrays that wait at most
+MEMORY: Final = 256 * 2**20  # bytes that wait at most
 ALWAYS: Final = ("open", "roll_back", "finish")  # what is never dropped
 BATCH: Final = 1000  # values that are collected at most before they are flushed
 ROWS: Final = ("scalars", "text")  # what is kept until it is safe; hyper-parameters are written again with each page
@@ -35,49 +36,52 @@ class Outbox:
         settles: seconds after which what was written is safe where the process is killed.
         collects: kinds of records that `write` collects; they stay in the queue until `flush` has written them.
         flush: writes what was collected.
+        former: the thread of the outbox before, which may still be in a request; this one's waits for its end.
 
     Attributes:
-        lost: how many records were not written, by kind.
+        opened: what `write` returned for `open`.
         refused: the error by which no page could be opened: nothing is written then.
+        lost: how many records were not written: for each reason, by kind.
     """
 
     def __init__(
         self,
         name: str,
-        write: Callable[[Record], None],
+        write: Callable[[Record], Any],
+        *,
         outages: tuple[type[Exception], ...],
         capacity: int,
         patience: float,
         settles: float = 0.0,
         collects: Collection[str] = (),
         flush: Callable[[], None] = lambda: None,
+        former: Thread | None = None,
     ) -> None:
-        self._name, self._write, self._outages = name, write, outages
-        self._collects, self._flush = collects, flush
+        self._name, self._write, self._outages, self._former = name, write, outages, former
         self._capacity, self._patience = capacity, patience
+        self._collects, self._flush = collects, flush
         self._queue: deque[Record] = deque()
-        self._collected = self._suspects = 0  # the first of the queue: not flushed yet; of a batch that was refused
-        self._values = 0  # of those that are collected
+        self._collected = self._values = 0  # the first of the queue, and what they bring: not flushed yet
+        self._suspects = 0  # the first of the queue: of a batch that was refused
         self._settles, self._settling = settles, deque[tuple[float, Record]]()  # when each was written
         self._changed = Condition()
         self._thread: Thread | None = None
-        self._is_closing = self._is_given_up = False
+        self._is_closing = False
         self._bytes = self._written = 0
-        self._outage = self._first_error = ""
-        self.lost: Counter[str] = Counter()
+        self._outage = self._refusal = self._given_up = ""  # the error that lasts, the first refusal, the reason
+        self.opened: Any = None
         self.refused = ""
-
-    @property
-    def error(self) -> str:
-        """The first error that lost a record, or the last of an outage that has not ended; else empty."""
-        return self._first_error or self._outage
+        self.lost: dict[str, Counter[str]] = {}
 
     def put(self, record: Record) -> None:
         """Add a record, or drop it where too many wait."""
         with self._changed:
+            if self._given_up:
+                self._lose(record, self._given_up)
+                return
             is_full = len(self._queue) >= self._capacity or self._bytes + record.size > MEMORY
             if is_full and record.kind not in ALWAYS:
-                self.lost[record.kind] += 1
+                self._lose(record, f"more than {self._capacity} records, or {MEMORY // 2**20} MB, waited")
                 return
             self._queue.append(record)
             self._bytes += record.size
@@ -95,81 +99,92 @@ class Outbox:
     def drain(self) -> None:
         """Wait until everything is written; not in an outage, nor longer than a second without progress."""
         with self._changed:
-            self._wait_while_written(DRAIN_PATIENCE, lambda: bool(self._outage))
+            while self._queue and not self._outage and self._waits_for_progress(DRAIN_PATIENCE):
+                pass
 
-    def close(self) -> None:
-        """Wait until everything is written, or nothing is any more, and drop the rest."""
+    def close(self) -> Thread | None:
+        """Wait until everything is written, or nothing is any more, and drop the rest.
+
+        Returns:
+            The thread, where it does not return from what it is writing.
+        """
         with self._changed:
             if self._thread is None:
-                return
+                return None
             self._is_closing = True
             self._changed.notify_all()
-            self._wait_while_written(self._patience)
+            while self._queue and self._waits_for_progress(self._patience, through_outages=True):
+                pass
             is_done = not self._queue
-            if not is_done and not self.error:
-                self._outage = f"nothing was written for {self._patience:g} seconds"
-            self._is_given_up = True
-            self.lost.update(record.kind for record in self._queue)
-            self._queue.clear()
-            self._collected = self._values = 0
-            self._changed.notify_all()
+            if not is_done:
+                self._give_up(self._outage or f"nothing was written for {self._patience:g} seconds")
         if is_done:
             self._thread.join()
-        self._thread = None
+        return None if is_done else self._thread
+
+    def _waits_for_progress(self, patience: float, through_outages: bool = False) -> bool:
+        """Wait until a record is written, or an outage begins; return whether something was written in time."""
+        before = self._written
+        self._changed.wait_for(
+            lambda: not self._queue or self._written > before or (bool(self._outage) and not through_outages), patience
+        )
+        return self._written > before
 
     def _settle(self) -> None:
         while self._settling and self._settling[0][0] < monotonic() - self._settles:
             self._settling.popleft()
 
-    def _wait_while_written(self, patience: float, is_in_vain: Callable[[], bool] = lambda: False) -> None:
-        while self._queue and not is_in_vain():
-            before = self._written
-            self._changed.wait_for(lambda: not self._queue or self._written > before or is_in_vain(), patience)  # noqa: B023
-            if self._written == before:
-                return
+    # In the thread.
 
     def _run(self) -> None:
+        if self._former is not None:
+            self._former.join()
         pause = FIRST_PAUSE
-        while self._waits_for_work():
-            try:
-                self._work()
-            except self._outages as error:
-                pause = self._wait(describe_error(error), pause)
-            else:
-                pause = FIRST_PAUSE
+        try:
+            while (work := self._next()) is not None:
+                try:
+                    work()
+                except self._outages as error:
+                    pause = self._wait(describe_error(error), pause)
+                else:
+                    pause = FIRST_PAUSE
+                    self._end_outage()
+        except BaseException as error:
+            with self._changed:
+                self._give_up(describe_error(error))
+            raise
 
-    def _waits_for_work(self) -> bool:
-        """Wait until there is something to write; return False at the end."""
+    def _next(self) -> Callable[[], None] | None:
+        """Wait until there is something to do, and return it; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closing)
-            return bool(self._queue)
-
-    def _work(self) -> None:
-        """Write the next record, or flush what was collected; an outage is raised, and the same is tried again."""
-        with self._changed:
             count = self._collected
             record = self._queue[count] if len(self._queue) > count else None
-            fits = record is not None and not self._suspects and self._values + record.values <= BATCH
-            is_due = count > 0 and not (fits and record is not None and record.kind in self._collects)
-            collected = list(islice(self._queue, count)) if is_due else []
-        if collected:
-            self._write_collected(collected)
-        elif record is not None:
-            self._write_record(record)
+            if count > 0 and not (record is not None and self._joins(record)):
+                return partial(self._write_collected, list(islice(self._queue, count)))
+            return None if record is None else partial(self._write_record, record)
+
+    def _joins(self, record: Record) -> bool:
+        """Return whether a record may be collected with those before it."""
+        fits = self._values + record.values <= BATCH
+        return fits and record.kind in self._collects and not self._suspects and not self._outage
 
     def _write_record(self, record: Record) -> None:
+        is_collected = False
         try:
             if not self.refused:
-                self._write(record)
+                result = self._write(record)
+                is_collected = record.kind in self._collects
+                if record.kind == "open":
+                    self.opened = result
         except self._outages:
             raise
         except Exception as error:  # noqa: BLE001  # counted, logged, and said in the result
-            self._note_loss(record, describe_error(error))
+            self._note_refusal(record, describe_error(error))
+        if is_collected:
+            self._note_collected(record)
         else:
-            if record.kind in self._collects and not self.refused:
-                self._note_collected(record)
-                return
-        self._remove(record, self._collected)
+            self._remove(record, self._collected)
 
     def _write_collected(self, records: list[Record]) -> None:
         """Flush; the records of a batch that is refused are written again one by one, so only bad ones are lost."""
@@ -182,15 +197,14 @@ class Outbox:
                 self._suspects = len(records)
                 self._forget_collected()
                 return
-            self._note_loss(records[0], describe_error(error))
-        self._suspects = max(0, self._suspects - len(records))
+            self._note_refusal(records[0], describe_error(error))
         for record in records:
             self._remove(record, 0)
         self._forget_collected()
 
     def _note_collected(self, record: Record) -> None:
         with self._changed:
-            if not self._is_given_up:
+            if not self._given_up:
                 self._collected += 1
                 self._values += record.values
                 self._written += 1
@@ -202,6 +216,21 @@ class Outbox:
             self._written += 1
             self._changed.notify_all()
 
+    def _remove(self, record: Record, index: int) -> None:
+        with self._changed:
+            if self._given_up:  # dropped while it was written
+                return
+            del self._queue[index]
+            self._bytes -= record.size
+            self._suspects = max(0, self._suspects - 1)
+            self._written += 1
+            if self.refused and record.kind != "open":
+                self._lose(record, self.refused)
+            elif self._settles and record.kind in ROWS:
+                self._settling.append((monotonic(), record))
+                self._settle()
+            self._changed.notify_all()
+
     def _wait(self, error: str, pause: float) -> float:
         """Wait before the next attempt; return the pause after that."""
         if not self._outage:
@@ -209,30 +238,37 @@ class Outbox:
         with self._changed:
             self._outage, was_closing = error, self._is_closing
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_given_up or self._is_closing > was_closing, pause)
+            self._changed.wait_for(lambda: self._given_up or self._is_closing is not was_closing, pause)
         return FIRST_PAUSE if self._is_closing else min(2 * pause, LONGEST_PAUSE)
 
-    def _note_loss(self, record: Record, error: str) -> None:
-        if not self._first_error:
-            logger.warning("%s did not write a record (%s): %s", self._name, record.kind, error)
-            self._first_error = error
-        if record.kind == "open":
-            self.refused = error
-        self.lost[record.kind] += 1
-
-    def _remove(self, record: Record, index: int) -> None:
-        with self._changed:
-            if self._is_given_up:  # dropped while it was written
-                return
-            del self._queue[index]
-            self._bytes -= record.size
-            self._written += 1
-            if self._settles and record.kind in ROWS:
-                self._settling.append((monotonic(), record))
-                self._settle()
-            if self.refused and record.kind != "open":
-                self.lost[record.kind] += 1
-            elif self._outage and not self.refused:
-                logger.info("%s is written to again", self._name)
+    def _end_outage(self) -> None:
+        if self._outage:
+            with self._changed:
                 self._outage = ""
+            logger.info("%s is written to again", self._name)
+
+    # What was lost.
+
+    def _note_refusal(self, record: Record, error: str) -> None:
+        with self._changed:
+            if self._given_up:  # counted already
+                return
+            is_first, self._refusal = not self._refusal, self._refusal or error
+            if record.kind == "open":
+                self.refused = error
+            self._lose(record, self._refusal)
+        if is_first:
+            logger.warning("%s did not write a record (%s): %s", self._name, record.kind, error)
+
+    def _give_up(self, reason: str) -> None:
+        """Drop what waits; with the lock."""
+        if not self._given_up:
+            self._given_up = reason
+            for record in self._queue:
+                self._lose(record, reason)
+            self._queue.clear()
+            self._collected = self._values = 0
             self._changed.notify_all()
+
+    def _lose(self, record: Record, reason: str) -> None:
+        self.lost.setdefault(reason, Counter())[record.kind] += 1

@@ -56,7 +56,7 @@ class Record:
     Attributes:
         kind: the method `write_<kind>` of the tracker; or `open`, `roll_back` or `finish`.
         arguments: what to call it with.
-        size: the bytes of its arrays.
+        size: the bytes of its arrays and texts.
     """
 
     kind: str

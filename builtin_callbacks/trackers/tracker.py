@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Thread
 from time import perf_counter
 from typing import Any, Final
 from uuid import uuid4
@@ -31,11 +32,14 @@ from .records import SAVED, Page, Place, Record, free_name, plain_values, record
 
 KINDS: Final = {LogImage: "image", LogText: "text", LogHistogram: "histogram", LogCurve: "curve", LogFile: "file"}
 UNSAVED: Final = {*KINDS.values()} - {*SAVED}
+WRITTEN: Final = {"scalars", "hyper_parameters", *KINDS.values()}
 NAMES: Final = {
     "open": "the page",
     "scalars": "rows of metrics",
-    "finish": "the ending",
     "hyper_parameters": "the hyper-parameters",
+    **{kind: f"{kind}s" for kind in KINDS.values()},
+    "roll_back": "a note of a roll back",
+    "finish": "the ending",
 }
 
 
@@ -73,7 +77,13 @@ class Tracker(Plugin):
     is_local: bool = False
 
     def __init__(self) -> None:
+        if (type(self).flush is Tracker.flush) is not (not self.collects) or not WRITTEN.issuperset(self.collects):
+            kinds = f"kinds of {', '.join(sorted(WRITTEN))}"
+            raise TypeError(
+                f"{type(self).__name__}: collects = {self.collects!r}, and flush: give both, {kinds}, or none."
+            )
         self._outbox: Outbox | None = None
+        self._former: Thread | None = None  # of a run before, which did not return from a request
         self._rates = Rates()
         self._page_id: str | None = None
         self._attempt, self._rollbacks = 1, 0
@@ -228,10 +238,10 @@ class Tracker(Plugin):
         self._close(status)
         if outbox.refused:
             run.warn(f"{self.name} shows nothing of this run, since it could not open a page: {outbox.refused}.")
-        elif outbox.lost:
-            what = ", ".join(f"{NAMES.get(kind, kind)} ({count})" for kind, count in outbox.lost.items())
-            why = f": {outbox.error}" if outbox.error else f", since more than {self.capacity} records waited"
-            run.warn(f"{self.name} lost {what}{why}.")
+        else:
+            for reason, lost in outbox.lost.items():
+                what = ", ".join(f"{NAMES[kind]} ({count})" for kind, count in lost.items())
+                run.warn(f"{self.name} lost {what}: {reason}.")
         for kind, count in self._unknown.items():
             run.note(f"{self.name} cannot show what was logged as {kind} ({count} times)")
         for text in self._remarks:
@@ -247,7 +257,7 @@ class Tracker(Plugin):
             self._outbox.drain()
         waiting = self._waiting if self._outbox is None else self._outbox.waiting()
         return {
-            "page": self._page_id,
+            "page": (self._outbox and self._outbox.opened) or self._page_id,
             "attempt": self._attempt,
             "rollbacks": self._rollbacks,
             "waiting": [each.as_plain() for each in waiting if each.kind in SAVED],
@@ -288,7 +298,7 @@ class Tracker(Plugin):
         if self._has_ended:
             run.warn(f"{self.name} lost {NAMES.get(kind, kind)} that came after the ending of its page.")
             return
-        size = sum(getattr(each, "nbytes", 0) for each in arguments)
+        size = sum(len(each) if isinstance(each, str) else getattr(each, "nbytes", 0) for each in arguments)
         self._ready(run).put(Record(kind, arguments, size))
 
     def _ready(self, run: Run) -> Outbox:
@@ -297,12 +307,13 @@ class Tracker(Plugin):
             self._outbox = Outbox(
                 self.name,
                 self._write,
-                self.outages,
-                self.capacity,
-                self.patience,
-                self.settles,
-                self.collects,
-                self.flush,
+                outages=self.outages,
+                capacity=self.capacity,
+                patience=self.patience,
+                settles=self.settles,
+                collects=self.collects,
+                flush=self.flush,
+                former=self._former,
             )
             resumed_at, self._resumed_at = self._resumed_at, None
             self._attempt += resumed_at is not None
@@ -329,13 +340,14 @@ class Tracker(Plugin):
         if text not in self._remarks:
             self._remarks.append(text)
 
-    def _write(self, record: Record) -> None:
-        """Write a record; in the thread."""
+    def _write(self, record: Record) -> str | None:
+        """Write a record; return the id of a page that was opened. In the thread."""
         if record.kind == "open":
             (page,) = record.arguments
-            self._page_id = self.open(page)
+            page_id = self.open(page)
             self._held = {} if page.resumed_at is None else self.last_steps()
-        elif record.kind in ("finish", "roll_back"):
+            return page_id
+        if record.kind in ("finish", "roll_back"):
             getattr(self, record.kind)(*record.arguments)
         elif record.kind == "hyper_parameters":
             self.write_hyper_parameters(*record.arguments)
@@ -345,9 +357,11 @@ class Tracker(Plugin):
                 self.write_scalars(place, new)
         elif not self.holds(*record.arguments[:2]):
             getattr(self, f"write_{record.kind}")(*record.arguments)
+        return None
 
     def _close(self, status: str) -> None:
         if self._outbox is not None:
             outbox, self._outbox = self._outbox, None
             outbox.put(Record("finish", (status,)))
-            outbox.close()
+            self._former = outbox.close()
+            self._page_id = outbox.opened or self._page_id

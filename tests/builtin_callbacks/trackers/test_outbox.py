@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
+import pytest
 from heliograph.builtin_callbacks.trackers.outbox import BATCH, Outbox
 from heliograph.builtin_callbacks.trackers.records import Record
 
@@ -17,7 +19,15 @@ class Page:
         self.written: list[Any] = []
         self._check, self._collected = check, dict[int, str]()
         self._begin = Event()
-        self.outbox = Outbox("page", self._write, (OSError,), 100, 10.0, collects=("scalars",), flush=self._flush)
+        self.outbox = Outbox(
+            "page",
+            self._write,
+            outages=(OSError,),
+            capacity=100,
+            patience=10.0,
+            collects=("scalars",),
+            flush=self._flush,
+        )
 
     def write(self, *records: Record) -> None:
         for record in (Record("open", ()), *records, Record("finish", ())):
@@ -71,8 +81,7 @@ def test_of_rows_that_are_refused_together_only_the_bad_one_is_lost_and_nothing_
     page.write(row("a"), image("i"), row("b"), row("c"), row("d"), image("j"), row("e"), row("f"))
 
     assert page.written == [["a"], "i", ["b"], ["d"], "j", ["e", "f"], "finish"]
-    assert page.outbox.lost == {"scalars": 1}
-    assert page.outbox.error == "ValueError: bad"
+    assert page.outbox.lost == {"ValueError: bad": {"scalars": 1}}
 
 
 def test_after_an_outage_the_same_rows_are_written() -> None:
@@ -82,4 +91,98 @@ def test_after_an_outage_the_same_rows_are_written() -> None:
 
     assert page.written == [["a", "b"], "i", "finish"]
     assert page.outbox.lost == {}
-    assert page.outbox.error == ""
+
+
+def test_each_loss_has_its_own_reason() -> None:
+    """A refusal at the beginning does not stand for the outage at the end, nor for what found no room."""
+    is_away = Event()
+
+    def write(record: Record) -> None:
+        if record.kind == "open":
+            is_away.wait()
+        elif record.arguments == ("bad",):
+            raise ValueError("a bad name")
+        elif record.kind != "text":
+            raise OSError("no route to the server")
+
+    outbox = Outbox("page", write, outages=(OSError,), capacity=5, patience=0.05)
+    for record in (Record("open", ()), Record("text", ("bad",)), row("a"), row("b"), image("i"), image("j")):
+        outbox.put(record)
+    outbox.put(Record("finish", ()))
+    is_away.set()
+    outbox.close()
+
+    assert outbox.lost == {
+        "more than 5 records, or 256 MB, waited": {"image": 1},
+        "ValueError: a bad name": {"text": 1},
+        "OSError: no route to the server": {"scalars": 2, "image": 1, "finish": 1},
+    }
+
+
+def test_the_next_run_waits_for_a_request_of_the_former() -> None:
+    answers, order = Event(), list[str]()
+
+    def write_late(record: Record) -> str:
+        answers.wait()
+        order.append("former")
+        return "late"
+
+    former = Outbox("page", write_late, outages=(), capacity=5, patience=0.05)
+    former.put(Record("open", ()))
+    thread = former.close()
+    assert thread is not None
+    assert former.lost == {"nothing was written for 0.05 seconds": {"open": 1}}
+
+    def write(record: Record) -> str:
+        order.append(record.kind)
+        return "page"
+
+    outbox = Outbox("page", write, outages=(), capacity=5, patience=60.0, former=thread)
+    outbox.put(Record("open", ()))
+    answers.set()
+    assert outbox.close() is None
+    assert order == ["former", "open"]
+    assert (outbox.opened, outbox.lost) == ("page", {})
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_loses_what_comes_and_says_why() -> None:
+    def write(record: Record) -> None:
+        raise KeyboardInterrupt("in the thread")
+
+    outbox = Outbox("page", write, outages=(), capacity=5, patience=60.0)
+    outbox.put(Record("open", ()))
+    outbox.drain()
+    outbox.put(row("a"))
+    assert outbox.close() is None
+    assert outbox.lost == {"KeyboardInterrupt: in the thread": {"open": 1, "scalars": 1}}
+
+
+def test_a_handler_of_logging_may_log_to_the_page(caplog: pytest.LogCaptureFixture) -> None:
+    """The thread says that an outage is over without the lock that the handler's record waits for."""
+    outages = [OSError("away")]
+
+    def write(record: Record) -> None:
+        if record.kind == "scalars" and outages:
+            raise outages.pop()
+
+    outbox = Outbox("page", write, outages=(OSError,), capacity=5, patience=60.0)
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            thread = Thread(target=outbox.put, args=(Record("text", (record.getMessage(),)),))
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive(), "the queue is locked while its thread logs"
+            said.append(record.getMessage())
+
+    said = list[str]()
+    handler, logger = Handler(), logging.getLogger("heliograph")
+    logger.addHandler(handler)
+    try:
+        with caplog.at_level(logging.INFO, "heliograph"):
+            outbox.put(row("a"))
+            outbox.close()
+    finally:
+        logger.removeHandler(handler)
+    assert [text.split(":")[0] for text in said] == ["page cannot be written to", "page is written to again"]

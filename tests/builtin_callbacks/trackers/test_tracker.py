@@ -371,7 +371,7 @@ def test_no_more_waits_than_there_is_room_for(task: Make, batches: Make, sgd: An
     result = fit([tracker], task(), batches(6), sgd, listen)
 
     assert steps(tracker.store["page-0"]) == [1, 2, 3]
-    assert result.warnings == ("pages lost rows of metrics (3), since more than 4 records waited.",)
+    assert result.warnings == ("pages lost rows of metrics (3): more than 4 records, or 256 MB, waited.",)
     assert tracker.store["page-0"]["status"] == "completed"
 
 
@@ -461,7 +461,7 @@ def test_what_is_logged_after_the_ending_is_lost_and_said(task: Make, batches: M
     rows = tracker.store["page-0"]["rows"]
     assert ([row[0] for row in rows], len(tracker.opened)) == (["scalars", "scalars", "finish"], 1)
     assert tracker.store["page-0"]["status"] == "completed"
-    assert result.warnings == ("pages lost text that came after the ending of its page.",)
+    assert result.warnings == ("pages lost texts that came after the ending of its page.",)
 
 
 def test_a_tracker_that_is_switched_off_and_on_continues_its_page(task: Make, batches: Make, sgd: Any) -> None:
@@ -501,3 +501,45 @@ def test_nothing_left_to_do_still_ends_the_page(task: Make, batches: Make, sgd: 
     assert result.progress.steps == 8
     assert store["page-0"]["status"] == "completed"
     assert steps(store["page-0"]) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+class Unflushed(Pages):
+    collects = ("scalars",)
+
+
+class Unasked(Pages):
+    def flush(self) -> None: ...
+
+
+class Misspelt(Unasked):
+    collects = ("scalar",)
+
+
+@pytest.mark.parametrize("kind", [Unflushed, Unasked, Misspelt])
+def test_what_is_collected_is_flushed_and_has_a_kind(kind: type[Pages]) -> None:
+    with pytest.raises(TypeError, match=rf"{kind.__name__}: collects = .*, and flush: give both, kinds of curve, "):
+        kind({})
+
+
+def test_texts_count_as_memory(task: Make, batches: Make, sgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heliograph.builtin_callbacks.trackers.outbox.MEMORY", 2**20)
+
+    class Talk(Plugin):
+        @on(StepEnd)
+        def talk(self, run: Run, event: StepEnd) -> None:
+            run.log_text("long", "x" * 400_000)
+
+    away = threading.Event()
+
+    class Late(Pages):
+        def open(self, page: Page) -> str:
+            away.wait()
+            return super().open(page)
+
+    class Release(Plugin):
+        @on(RunClosed, lane=Lane.MEASURE)
+        def release(self, run: Run, event: RunClosed) -> None:
+            away.set()
+
+    result = fit([Late({}), Talk(), Release()], task(), batches(4), sgd)
+    assert result.warnings == ("late lost texts (2): more than 10000 records, or 1 MB, waited.",)
