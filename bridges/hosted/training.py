@@ -43,7 +43,7 @@ from ...events import catalogue as ev
 from ...events.errors import describe_error
 from ...plugins import Plugins
 from .batches import closes_on_error
-from .boundary import BoundaryMoments, Leave
+from .boundary import STAY, BoundaryMoments, Leave
 from .facts import Facts
 from .host import Host
 from .refusals import check_plugins
@@ -126,7 +126,7 @@ class HostedTraining(BoundaryMoments):
         if run.resumed_at is not None:
             run.emit(ev.CheckpointLoaded(path))
         run.log_plan()
-        leave = Leave(stop=False, end_epoch=False)
+        leave = STAY
         if run.control.has_boundary or run.in_boundary:
             run.control.agree()
             leave = self.close_boundary()

@@ -158,7 +158,7 @@ class AttachedPlugins:
                     "The module that computes the loss was called twice in an iteration, and plugins see one loss: "
                     "give attach(loss=) a module that computes the sum, or a function of the engine's output."
                 )
-            self._loss = loss.detach().mean()
+            self._loss = loss.detach() if loss.ndim == 0 else loss.detach().mean()
             self._training.end_forward(self._loss)
 
     def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
@@ -185,8 +185,7 @@ class AttachedPlugins:
             self._training.begin_step()
             self._training.end_step()
             self._has_stepped = True
-        run = self._training.active
-        run.track("loss", loss, run.size_of(engine.state.batch))
+        self._training.track_loss(loss)
         self._in_iteration = False
         self._training.end_batch(loss)
         if self._has_stepped:

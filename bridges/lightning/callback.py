@@ -137,9 +137,8 @@ class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known w
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Count the micro-batch."""
-        run = self._training.active
         self._training.end_backward(self._loss)
-        run.track("loss", self._loss, run.size_of(run.batch))
+        self._training.track_loss(self._loss)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         """Show the gradients, before they are clipped, and drop them where a plugin asks for it."""
