@@ -156,7 +156,7 @@ class HeliographCallback(TrainerCallback, ExportableState):
         is_due = "loss" in (logs or {}) and not run.in_hand  # by the loop on all ranks, not by somebody on one
         self._training.log(names.of_log(logs or {}), with_tracked=is_due)
         if is_due:
-            self._requests.serve("log", control, state.global_step)
+            self._requests.serve("log", control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Complete the checkpoint that was written, and announce it."""
@@ -167,7 +167,7 @@ class HeliographCallback(TrainerCallback, ExportableState):
         folder = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         self._state.write(run, folder)
         self._training.save(folder, is_best=state.best_global_step == state.global_step)
-        self._requests.serve("save", control, state.global_step)
+        self._requests.serve("save", control)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -181,8 +181,7 @@ class HeliographCallback(TrainerCallback, ExportableState):
             run.control.end_epoch("a callback has set should_epoch_stop", by=run.host.name)
         left = control.should_epoch_stop or control.should_training_stop
         is_over = run.is_last_batch if run.batches_per_epoch is not None else not left
-        if self._training.end_epoch(is_over=is_over):
-            self._requests.open(control, state.global_step)
+        self._requests.end_epoch(control, has_ended=self._training.end_epoch(is_over=is_over))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -192,6 +191,5 @@ class HeliographCallback(TrainerCallback, ExportableState):
         if run is None:
             return
         self._requests.finish(control)
-        if control.should_training_stop:
-            self._training.stop_by_host("a callback has set should_training_stop")
+        self._requests.stop_by_host(control)
         self._training.end()

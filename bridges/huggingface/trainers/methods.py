@@ -117,7 +117,7 @@ class Methods:
             training.begin_validation()
             results = method(*args, **options)
             training.end_validation(names.of_evaluation(results, sets, prefix))
-            self._requests.serve("validation", trainer.control, trainer.state.global_step)
+            self._requests.serve("validation", trainer.control)
             return results
 
         return evaluate
