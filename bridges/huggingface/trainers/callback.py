@@ -15,7 +15,7 @@ from ....plugins import Plugins
 from ...hosted.batches import drop_gradients
 from ...hosted.training import HostedTraining
 from . import names
-from .facts import HOST, facts_of, host_of, position_of
+from .facts import HOST, facts_of, folder_of, host_of, position_of
 from .methods import Methods
 from .requests import Requests
 from .saved import SavedState, read
@@ -86,15 +86,18 @@ class HeliographCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Begin a run, or continue one."""
-        trainer, checkpoint = caller()
+        trainer, checkpoint, trial = caller()
         if sum(isinstance(each, HeliographCallback) for each in trainer.callback_handler.callbacks) > 1:
             raise ValueError("This Trainer has two HeliographCallbacks: give all plugins to one, in one list.")
         is_late = self._methods.wrap(trainer)
         self._training.host = host_of(trainer)
-        facts = facts_of(trainer, state, kwargs.get("train_dataloader"))
-        states: Any = state.stateful_callbacks  # by the names of the classes
-        own = states.setdefault(type(self).__name__, self.state())  # a checkpoint without us has none
-        path, saved = None if checkpoint is None else Path(checkpoint), own["attributes"].get("saved")
+        self._folder = folder_of(trainer, trial)
+        facts = facts_of(trainer, state, kwargs.get("train_dataloader"), self._folder)
+        states: Any = state.stateful_callbacks  # by the names of the classes; a checkpoint without us has none
+        own = states.setdefault(type(self).__name__, {"args": {"plugins": SAME}, "attributes": {}})
+        path = saved = None
+        if checkpoint is not None:  # else what they hold is of a former attempt, as by auto_find_batch_size
+            path, saved = Path(checkpoint), own["attributes"].get("saved")
         position = position_of(args, state, facts.batches)
         leave = self._training.begin(facts, None if saved is None else read(saved, path), path, position)
         self._epoch = position.epoch
@@ -164,7 +167,7 @@ class HeliographCallback(TrainerCallback, ExportableState):
         if run is None:
             return
         run.boundary_is_open = True  # also where it was closed: ShouldStop comes after this save, too
-        folder = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        folder = self._folder / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         self._state.write(run, folder)
         self._training.save(folder, is_best=state.best_global_step == state.global_step)
         self._requests.serve("save", control)

@@ -65,7 +65,11 @@ class Methods:
             if training.run is None:
                 return method(model, inputs, *args, **options)
             training.begin_batch(inputs)
-            loss = method(model, inputs, *args, **options)
+            try:
+                loss = method(model, inputs, *args, **options)
+            except BaseException as error:  # of which `train` may know nothing: auto_find_batch_size tries again
+                training.fail(error)
+                raise
             number = _window(trainer)
             training.end_backward(loss if number == 1 else loss * number)
             return loss
