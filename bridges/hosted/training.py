@@ -116,7 +116,8 @@ class HostedTraining(BoundaryMoments):
     @closes_on_error
     def _start(self, run: HostedRun, saved: Mapping[str, Any] | None, path: Path | None, position: Position) -> Leave:
         run.outcome.started = True
-        if saved is None and position.step:
+        continues = position != Position()
+        if saved is None and continues:
             begin_at(run, position, path)
         with run.starting():
             self.plugins.reset()
@@ -133,7 +134,7 @@ class HostedTraining(BoundaryMoments):
             leave = self.close_boundary()
         if run.epoch_is_over and position == (run.progress.epoch + 1, 0, position.step):
             leave = self._end_saved_epoch(run)
-        elif position.step:
+        elif continues:
             move_to(run, position)
         return leave
 

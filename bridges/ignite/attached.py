@@ -137,7 +137,8 @@ class AttachedPlugins:
     def _fail(self, engine: Any, error: BaseException) -> None:
         self._remove_hooks()
         self._training.fail(error)
-        if len(engine._event_handlers[Events.EXCEPTION_RAISED]) == 1:  # else another handler decides
+        # Where another handler takes it, that one decides; nothing public says whether there is one.
+        if len(engine._event_handlers[Events.EXCEPTION_RAISED]) == 1:
             raise error
 
     def _remove_hooks(self) -> None:
@@ -239,9 +240,8 @@ class AttachedPlugins:
             return
         self._training.end_validation(found)
         run = self._training.active
-        if not (
-            run.boundary_is_open or self._in_iteration or run.window
-        ):  # what plugins ask for upon it is due at once
+        is_within = run.boundary_is_open or self._in_iteration or run.window
+        if not is_within:  # what plugins ask for upon it is due at once
             self._boundary(self._parts.engine)
 
     def _check_asked(self) -> None:

@@ -135,12 +135,15 @@ class Parts:
         )
 
     def position(self) -> Position:
-        """Return where the engine begins or continues."""
+        """Return where the engine begins or continues; how many steps the optimizer has taken it does not know."""
         state = self.engine.state
+        if not state.iteration:
+            return Position()
+        step = state.iteration if self.optimizer is None else None
         if not state.epoch_length:
-            return Position(state.epoch, 0, state.iteration)
+            return Position(state.epoch, 0, step)
         epoch, batch = divmod(state.iteration, state.epoch_length)
-        return Position(epoch, batch, state.iteration)
+        return Position(epoch, batch, step)
 
     def is_complete(self) -> bool:
         """Return whether the engine has reached its length."""
