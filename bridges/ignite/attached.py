@@ -10,24 +10,20 @@ from typing import Any
 from ignite.engine import Events
 from torch import Tensor
 
-from ...core.result import RunResult
-from ...plugins import Plugins
 from ..hosted.batches import drop_gradients
+from ..hosted.owner import PluginOwner
 from ..hosted.training import HostedTraining
 from .parts import Parts
 
 ALWAYS = (Events.STARTED, Events.EXCEPTION_RAISED)  # other events mean nothing to a run that has not begun, or failed
 
 
-class AttachedPlugins:
+class AttachedPlugins(PluginOwner):
     """What `attach` returns.
 
     Args:
         plugins: plugin objects.
         parts: the training that they take part in.
-
-    Attributes:
-        result: how the last run of the engine ended; None before the first.
     """
 
     def __init__(self, plugins: Iterable[Any], parts: Parts) -> None:
@@ -63,16 +59,6 @@ class AttachedPlugins:
                 (Events.COMPLETED, self._end_validation),
             ):
                 evaluator.add_event_handler(event, self._in_a_run(listen), name)
-
-    @property
-    def plugins(self) -> Plugins:
-        """The plugins: to look one up, to enable or disable it."""
-        return self._training.plugins
-
-    @property
-    def result(self) -> RunResult | None:
-        """How the last run of the engine ended; None before the first."""
-        return self._training.result
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the plugins, for a checkpoint of the engine; after a run those of its end.

@@ -10,9 +10,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ....core.result import RunResult
-from ....plugins import Plugins
 from ...hosted.batches import drop_gradients
+from ...hosted.owner import PluginOwner
 from ...hosted.training import HostedTraining
 from . import names
 from .facts import HOST, facts_of, folder_of, host_of, position_of
@@ -24,7 +23,7 @@ from .stack import caller
 SAME = "those of this training"  # in place of plugins, where the Trainer makes callbacks of a checkpoint
 
 
-class HeliographCallback(TrainerCallback, ExportableState):
+class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
     """Our plugins in a Trainer, and in those made of it, such as TRL's: `callbacks=[HeliographCallback([...])]`.
 
     Their events come from the loop of the Trainer, with a real `Run`; what they ask for becomes its flags. Its
@@ -57,16 +56,6 @@ class HeliographCallback(TrainerCallback, ExportableState):
         self._requests = Requests(self._training)
         self._methods = Methods(self._training, self._requests)
         self._state, self._epoch = SavedState(), 0
-
-    @property
-    def plugins(self) -> Plugins:
-        """The plugins: to look one up, to enable or disable it."""
-        return self._training.plugins
-
-    @property
-    def result(self) -> RunResult | None:
-        """How the last training ended; None before the first, and while one is under way."""
-        return self._training.result
 
     # Their state. `saved` is what a Trainer sets where it restores callbacks by itself; `on_train_begin` reads it.
 
