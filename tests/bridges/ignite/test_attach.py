@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 import torch
 from heliograph import (
-    CATALOGUE,
     At,
     BatchTransform,
     Checkpoint,
     EarlyStopping,
     EpochEnd,
-    Event,
     Every,
     GradientAccumulation,
     GradientsReady,
@@ -39,6 +37,7 @@ from heliograph import (
     replay,
 )
 from heliograph.bridges.ignite import attach
+from heliograph.tests.bridges.hosted import loops
 from heliograph.tests.kit import class_batches
 from ignite.engine import Engine, Events, create_supervised_evaluator, create_supervised_trainer
 from ignite.handlers import Checkpoint as IgniteCheckpoint
@@ -46,8 +45,6 @@ from ignite.handlers import DiskSaver
 from ignite.handlers import EarlyStopping as IgniteEarlyStopping
 from ignite.metrics import Loss
 from torch import nn
-
-QUIET = ("validation_batch_start", "validation_batch_end", "should_stop", "forward_end", "backward_end")
 
 
 class Training:
@@ -90,18 +87,10 @@ class Training:
         return self.attached.result
 
 
-class Trace(Plugin):
+class Trace(loops.Trace):
     """Keeps the names of our events, and those of Ignite, in their order."""
 
-    policy = "observer"
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    @on(*CATALOGUE, optional=True)
-    def keep(self, run: Run, event: Event) -> None:
-        if event.name not in QUIET:
-            self.names.append(event.name)
+    quiet = ("validation_batch_start", "validation_batch_end", "should_stop", "forward_end", "backward_end")
 
     def listen(self, engine: Engine, evaluator: Engine) -> None:
         for event in (
@@ -115,16 +104,13 @@ class Trace(Plugin):
         ):
             engine.add_event_handler(event, lambda _, name=event.name: self.names.append(name.upper()))
 
-    def text(self) -> str:
-        return " ".join(self.names)
-
 
 def test_the_order_of_events_beside_those_of_ignite() -> None:
     trace = Trace()
     training = Training(trace, LogSchedule(Every(steps=2)), ValidationSchedule(Every(epochs=1)), before=trace.listen)
     result = training.run()
 
-    assert trace.text() == (
+    assert trace.text == (
         "STARTED train_start EPOCH_STARTED epoch_start "
         "ITERATION_STARTED batch_start gradients_ready step_end ITERATION_COMPLETED batch_end "
         "ITERATION_STARTED batch_start gradients_ready step_end ITERATION_COMPLETED batch_end log "
@@ -160,7 +146,7 @@ def test_the_order_with_accumulation_in_the_engine() -> None:
     attached = attach(engine, [trace, LogSchedule(Every(steps=1))], **parts)
     engine.run(class_batches(4), max_epochs=1)
 
-    assert trace.text() == (
+    assert trace.text == (
         "train_start epoch_start batch_start batch_end batch_start gradients_ready step_end batch_end log "
         "batch_start batch_end batch_start gradients_ready step_end batch_end log "
         "epoch_end last_boundary train_end run_closed"
@@ -226,7 +212,7 @@ def test_the_order_where_a_plugin_stops_in_mid_epoch() -> None:
     training = Training(trace, Stop(), before=trace.listen)
     result = training.run(5)
 
-    assert trace.text().endswith(
+    assert trace.text.endswith(
         "EPOCH_STARTED epoch_start ITERATION_STARTED batch_start gradients_ready step_end ITERATION_COMPLETED "
         "batch_end TERMINATE COMPLETED last_boundary train_end run_closed"
     )
