@@ -90,7 +90,7 @@ class AttachedPlugins(PluginOwner):
         continues = engine.state.iteration > 0  # a run that has ended, with a new length
         saved, self._saved = self._saved or (self._training.state() if continues else None), None
         leave = self._training.begin(self._parts.facts(), saved, None, self._parts.position())
-        optimizer, loss = self._parts.optimizer, self._parts.loss
+        optimizer, loss = self._parts.optimizer, self._parts.loss_module
         if optimizer is not None:
             self._hooks += [
                 optimizer.register_step_pre_hook(self._before_step),
@@ -205,7 +205,7 @@ class AttachedPlugins(PluginOwner):
         self._serves_validation, self._found = True, {}
         self._training.begin_validation(None)
         for name, evaluator in parts.evaluators.items():
-            evaluator.run(parts.validation[name])
+            evaluator.run(parts.validation_sets[name])
         self._training.end_validation(self._found)
         self._serves_validation = False
 
@@ -234,7 +234,7 @@ class AttachedPlugins(PluginOwner):
         """Raise ValueError where a plugin asks for what attach was not given."""
         asks = self._training.plugins.declared("asks")
         for word, given, what in (
-            ("validation", self._parts.validation, "evaluator= and validation="),
+            ("validation", self._parts.validation_sets, "evaluator= and validation="),
             ("save", self._parts.save, "save="),
         ):
             if word in asks and not given:
