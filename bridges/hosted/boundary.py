@@ -28,7 +28,7 @@ class Leave(NamedTuple):
     end_epoch: bool = False
 
 
-NOTHING, STAY = frozenset[str](), Leave()  # at most boundaries
+NOTHING, STAY = frozenset[str](), Leave()
 
 
 class BoundaryMoments(BatchMoments):
@@ -73,7 +73,7 @@ class BoundaryMoments(BatchMoments):
         run = self.active
         control, should_stop = run.control, run.hot.should_stop
         has_news = control.pending or self._is_served or control.is_shared
-        if not (has_news or should_stop.chain or run.in_boundary):
+        if not (has_news or should_stop.chain or run.in_boundary):  # nothing to decide, as at most steps
             run.boundary_is_open = False
             return STAY
         if run.in_boundary:  # of a resumed run: its state was saved here
