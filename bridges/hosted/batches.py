@@ -92,6 +92,12 @@ class BatchMoments(ABC):
         if run.hot.backward_end.chain:
             run.hot.backward_end.emit(run, BACKWARD_END)
 
+    def track_loss(self, loss: Tensor) -> None:
+        """Add the loss of the micro-batch to `train/loss` of the next log, where the host logs none of its own."""
+        run = self.active
+        if run.tracks:
+            run.means.add("loss", loss, run.settings.size_of(run.work.batch))
+
     @closes_on_error
     def begin_step(self) -> bool:
         """Show the gradients of a window; return whether they are to be dropped, on all ranks alike."""
@@ -142,8 +148,8 @@ class BatchMoments(ABC):
 
     def _count(self, run: HostedRun) -> None:
         if not self._is_counted:
-            self._is_counted = True
-            run.progress.samples += run.data.sum_of_all_ranks(run.size_of(run.work.batch))
+            self._is_counted, size = True, run.settings.size_of(run.work.batch)
+            run.progress.samples += run.data.sum_of_all_ranks(size) if run.control.is_shared else size
 
 
 def drop_gradients(optimizer: Any) -> None:

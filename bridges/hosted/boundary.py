@@ -24,8 +24,11 @@ class Leave(NamedTuple):
         end_epoch: whether the epoch ends here.
     """
 
-    stop: bool
-    end_epoch: bool
+    stop: bool = False
+    end_epoch: bool = False
+
+
+NOTHING, STAY = frozenset[str](), Leave()
 
 
 class BoundaryMoments(BatchMoments):
@@ -44,6 +47,8 @@ class BoundaryMoments(BatchMoments):
             self.leave_validation()
         run.boundary_is_open, control = True, run.control
         control.agree()
+        if not control.pending:
+            return NOTHING
         asked = {"log": control.should_log, "validation": control.should_validate, "save": control.should_save}
         return frozenset(verb for verb, is_asked in asked.items() if is_asked)
 
@@ -55,6 +60,8 @@ class BoundaryMoments(BatchMoments):
             actions: what the host does for `log`, `validation` and `save`, in this order.
         """
         due = self.open_boundary()
+        if not due:
+            return
         for verb, act in actions.items():
             if verb in due:
                 act()
@@ -65,6 +72,10 @@ class BoundaryMoments(BatchMoments):
         """Give the last word to handlers of `ShouldStop`, and decide; once the host has done what is due."""
         run = self.active
         control, should_stop = run.control, run.hot.should_stop
+        has_news = control.pending or self._is_served or control.is_shared
+        if not (has_news or should_stop.chain or run.in_boundary):  # nothing to decide, as at most steps
+            run.boundary_is_open = False
+            return STAY
         if run.in_boundary:  # of a resumed run: its state was saved here
             run.in_boundary = False
             control.release()

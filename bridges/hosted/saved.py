@@ -19,12 +19,12 @@ class Position(NamedTuple):
     Attributes:
         epoch: the number of the epoch, from 0.
         batch: the micro-batches of it that are done.
-        step: the optimizer steps of the training that are done.
+        step: the optimizer steps of the training that are done; None where the host does not count them.
     """
 
     epoch: int = 0
     batch: int = 0
-    step: int = 0
+    step: int | None = 0
 
 
 def capture(run: HostedRun) -> dict[str, Any]:
@@ -98,12 +98,14 @@ def restore(run: HostedRun, saved: Mapping[str, Any], path: Path | None) -> None
 
 def begin_at(run: HostedRun, position: Position, path: Path | None) -> None:
     """Begin where a host continues from a checkpoint that holds nothing of ours."""
-    run.progress.steps = position.step
+    run.progress.steps = position.step or 0
     run.progress.epoch, run.progress.batch = position.epoch, position.batch
     run.work.has_begun = position.batch > 0
     run.origin = run.progress.copy()
     run.resumption.resumed_from, run.resumption.resumed_at = path, run.origin
     run.note(f"{run.host.name} resumes {path or 'a checkpoint'}, which holds no states of plugins: they start fresh")
+    if position.step is None:
+        run.note(f"steps are counted from here: {run.host.name} counts iterations, of which several may make a step")
 
 
 def move_to(run: HostedRun, position: Position) -> None:

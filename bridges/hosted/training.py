@@ -17,7 +17,8 @@ A bridge makes one `HostedTraining` of the plugins and the `Host`, and calls, as
         training.save(path)                                 SavePoint, CheckpointSaved
       leave = training.close_boundary()                     ShouldStop; whether to end the epoch or the training
     training.end_epoch(is_over=...)                         EpochEnd, then a boundary as above
-    result = training.end()                                 LastBoundary, TrainEnd, RunClosed
+    training.finish()                                       LastBoundary, where the host can still do what is asked for
+    result = training.end()                                 LastBoundary unless it came, TrainEnd, RunClosed
     training.fail(error)                                    RunFailed, RunClosed: whatever ends the loop
 
 An error of a plugin passes through these methods to the host; the run is closed then, as by `fail`. What a checkpoint
@@ -43,7 +44,7 @@ from ...events import catalogue as ev
 from ...events.errors import describe_error
 from ...plugins import Plugins
 from .batches import closes_on_error
-from .boundary import BoundaryMoments, Leave
+from .boundary import STAY, BoundaryMoments, Leave
 from .facts import Facts
 from .host import Host
 from .refusals import check_plugins
@@ -115,7 +116,8 @@ class HostedTraining(BoundaryMoments):
     @closes_on_error
     def _start(self, run: HostedRun, saved: Mapping[str, Any] | None, path: Path | None, position: Position) -> Leave:
         run.outcome.started = True
-        if saved is None and position.step:
+        continues = position != Position()
+        if saved is None and continues:
             begin_at(run, position, path)
         with run.starting():
             self.plugins.reset()
@@ -126,13 +128,13 @@ class HostedTraining(BoundaryMoments):
         if run.resumed_at is not None:
             run.emit(ev.CheckpointLoaded(path))
         run.log_plan()
-        leave = Leave(stop=False, end_epoch=False)
+        leave = STAY
         if run.control.has_boundary or run.in_boundary:
             run.control.agree()
             leave = self.close_boundary()
         if run.epoch_is_over and position == (run.progress.epoch + 1, 0, position.step):
             leave = self._end_saved_epoch(run)
-        elif position.step:
+        elif continues:
             move_to(run, position)
         return leave
 
@@ -144,6 +146,13 @@ class HostedTraining(BoundaryMoments):
         return self.close_boundary()
 
     @closes_on_error
+    def finish(self) -> None:
+        """Let plugins ask for what is left, as nothing is trained any more; `end` does it where the host has not."""
+        run = self.active
+        run.outcome.finished = True
+        run.emit(ev.LastBoundary())
+
+    @closes_on_error
     def end(self, actions: Mapping[str, Callable[[], object]] | None = None) -> RunResult:
         """End a run that completed or was stopped; return its result.
 
@@ -151,10 +160,11 @@ class HostedTraining(BoundaryMoments):
             actions: what the host does for what is asked for at the end; see `serve`.
         """
         run = self.active
-        run.outcome.finished = True
-        for event in (ev.LastBoundary(), ev.TrainEnd()):
-            run.emit(event)
-            self.serve(actions or {})
+        if not run.outcome.finished:
+            self.finish()
+        self.serve(actions or {})
+        run.emit(ev.TrainEnd())
+        self.serve(actions or {})
         self._last_state = capture(run)
         return self._close(run, None)
 

@@ -60,5 +60,5 @@ def attach(
     require("ignite", "attach", extra="ignite")
     from .attached import AttachedPlugins
 
-    parts = Parts.of(engine, model, optimizer, loss, evaluator, validation, save, name, hyper_parameters)
+    parts = Parts(engine, model, optimizer, loss, evaluator, validation, save, name, hyper_parameters)
     return AttachedPlugins(plugins, parts)

@@ -10,24 +10,20 @@ from typing import Any
 from ignite.engine import Events
 from torch import Tensor
 
-from ...core.result import RunResult
-from ...plugins import Plugins
 from ..hosted.batches import drop_gradients
+from ..hosted.owner import PluginOwner
 from ..hosted.training import HostedTraining
 from .parts import Parts
 
 ALWAYS = (Events.STARTED, Events.EXCEPTION_RAISED)  # other events mean nothing to a run that has not begun, or failed
 
 
-class AttachedPlugins:
+class AttachedPlugins(PluginOwner):
     """What `attach` returns.
 
     Args:
         plugins: plugin objects.
         parts: the training that they take part in.
-
-    Attributes:
-        result: how the last run of the engine ended; None before the first.
     """
 
     def __init__(self, plugins: Iterable[Any], parts: Parts) -> None:
@@ -64,16 +60,6 @@ class AttachedPlugins:
             ):
                 evaluator.add_event_handler(event, self._in_a_run(listen), name)
 
-    @property
-    def plugins(self) -> Plugins:
-        """The plugins: to look one up, to enable or disable it."""
-        return self._training.plugins
-
-    @property
-    def result(self) -> RunResult | None:
-        """How the last run of the engine ended; None before the first."""
-        return self._training.result
-
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the plugins, for a checkpoint of the engine; after a run those of its end.
 
@@ -104,7 +90,7 @@ class AttachedPlugins:
         continues = engine.state.iteration > 0  # a run that has ended, with a new length
         saved, self._saved = self._saved or (self._training.state() if continues else None), None
         leave = self._training.begin(self._parts.facts(), saved, None, self._parts.position())
-        optimizer, loss = self._parts.optimizer, self._parts.loss
+        optimizer, loss = self._parts.optimizer, self._parts.loss_module
         if optimizer is not None:
             self._hooks += [
                 optimizer.register_step_pre_hook(self._before_step),
@@ -137,7 +123,8 @@ class AttachedPlugins:
     def _fail(self, engine: Any, error: BaseException) -> None:
         self._remove_hooks()
         self._training.fail(error)
-        if len(engine._event_handlers[Events.EXCEPTION_RAISED]) == 1:  # else another handler decides
+        # Where another handler takes it, that one decides; nothing public says whether there is one.
+        if len(engine._event_handlers[Events.EXCEPTION_RAISED]) == 1:
             raise error
 
     def _remove_hooks(self) -> None:
@@ -158,7 +145,7 @@ class AttachedPlugins:
                     "The module that computes the loss was called twice in an iteration, and plugins see one loss: "
                     "give attach(loss=) a module that computes the sum, or a function of the engine's output."
                 )
-            self._loss = loss.detach().mean()
+            self._loss = loss.detach() if loss.ndim == 0 else loss.detach().mean()
             self._training.end_forward(self._loss)
 
     def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
@@ -185,8 +172,7 @@ class AttachedPlugins:
             self._training.begin_step()
             self._training.end_step()
             self._has_stepped = True
-        run = self._training.active
-        run.track("loss", loss, run.size_of(engine.state.batch))
+        self._training.track_loss(loss)
         self._in_iteration = False
         self._training.end_batch(loss)
         if self._has_stepped:
@@ -219,7 +205,7 @@ class AttachedPlugins:
         self._serves_validation, self._found = True, {}
         self._training.begin_validation(None)
         for name, evaluator in parts.evaluators.items():
-            evaluator.run(parts.validation[name])
+            evaluator.run(parts.validation_sets[name])
         self._training.end_validation(self._found)
         self._serves_validation = False
 
@@ -240,16 +226,15 @@ class AttachedPlugins:
             return
         self._training.end_validation(found)
         run = self._training.active
-        if not (
-            run.boundary_is_open or self._in_iteration or run.window
-        ):  # what plugins ask for upon it is due at once
+        is_within = run.boundary_is_open or self._in_iteration or run.window
+        if not is_within:  # what plugins ask for upon it is due at once
             self._boundary(self._parts.engine)
 
     def _check_asked(self) -> None:
         """Raise ValueError where a plugin asks for what attach was not given."""
         asks = self._training.plugins.declared("asks")
         for word, given, what in (
-            ("validation", self._parts.validation, "evaluator= and validation="),
+            ("validation", self._parts.validation_sets, "evaluator= and validation="),
             ("save", self._parts.save, "save="),
         ):
             if word in asks and not given:

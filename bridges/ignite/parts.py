@@ -21,80 +21,72 @@ NAME = "Ignite"
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a training; see `attach`.
+    """The parts of a training, which are the arguments of `attach`.
 
-    Attributes:
-        engine: trains.
-        modules: what is trained, by name.
-        optimizer: what is stepped, or None.
-        loss: computes the loss, where it is a module.
-        loss_of: returns the loss of an output.
-        evaluators: the engines that validate, by the names of their sets.
-        validation: what they are run on, by the same names.
-        save: saves.
-        name: of the run.
-        hyper_parameters: for trackers.
+    Raises:
+        TypeError: one has another type.
+        ValueError: they contradict each other.
     """
 
     engine: Any
-    modules: Mapping[str, nn.Module]
+    model: Any
     optimizer: Any
-    loss: nn.Module | None
-    loss_of: Callable[[Any], Tensor]
-    evaluators: Mapping[str, Any]
-    validation: Mapping[str, Any]
+    loss: Any
+    evaluator: Any
+    validation: Any
     save: Callable[[Any], Any] | None
     name: str
-    hyper_parameters: Mapping[str, Any]
+    hyper_parameters: Mapping[str, Any] | None
 
-    @classmethod
-    def of(
-        cls,
-        engine: Any,
-        model: Any,
-        optimizer: Any,
-        loss: Any,
-        evaluator: Any,
-        validation: Any,
-        save: Any,
-        name: str,
-        hyper_parameters: Mapping[str, Any] | None,
-    ) -> Parts:
-        """Return the arguments of `attach`, checked.
-
-        Raises:
-            TypeError: one has another type.
-            ValueError: they contradict each other.
-        """
+    def __post_init__(self) -> None:
+        """Check them."""
         kind = require("ignite.engine", "attach", extra="ignite").Engine
-        modules = dict(model) if isinstance(model, Mapping) else {"model": model}
-        evaluators = _by_name(evaluator)
         for what, given, allowed in (
-            ("engine", [engine], kind),
-            ("model", modules.values(), nn.Module),
-            ("evaluator", evaluators.values(), kind),
+            ("engine", [self.engine], kind),
+            ("model", self.modules.values(), nn.Module),
+            ("evaluator", self.evaluators.values(), kind),
         ):
             if wrong := [each for each in given if not isinstance(each, allowed)]:
                 raise TypeError(
                     f"attach({what}=) takes {allowed.__name__} objects, got {type(wrong[0]).__name__}: {wrong[0]!r}."
                 )
-        if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
-            raise TypeError(f"attach(optimizer=) takes a torch optimizer, got {type(optimizer).__name__}.")
-        if not (loss is None or callable(loss)):
-            raise TypeError(f"attach(loss=) takes a module or a function of the output, got {type(loss).__name__}.")
-        sets = validation if isinstance(evaluator, Mapping) else _by_name(validation)
-        sets = {} if sets is None else sets
-        if sets and (not isinstance(sets, Mapping) or set(sets) != set(evaluators)):
+        if self.optimizer is not None and not hasattr(self.optimizer, "register_step_pre_hook"):
+            raise TypeError(f"attach(optimizer=) takes a torch optimizer, got {type(self.optimizer).__name__}.")
+        if not (self.loss is None or callable(self.loss)):
+            raise TypeError(
+                f"attach(loss=) takes a module or a function of the output, got {type(self.loss).__name__}."
+            )
+        sets = self.validation_sets
+        if sets and (not isinstance(sets, Mapping) or set(sets) != set(self.evaluators)):
             raise ValueError(
-                f"attach(validation=) takes data for each evaluator, of which there are {sorted(evaluators)}; got "
+                f"attach(validation=) takes data for each evaluator, of which there are {sorted(self.evaluators)}; got "
                 f"{sorted(sets) if isinstance(sets, Mapping) else type(sets).__name__}."
             )
-        is_module = isinstance(loss, nn.Module)
-        loss_of = loss if loss is not None and not is_module else _loss_in
-        module = loss if is_module else None
-        return cls(
-            engine, modules, optimizer, module, loss_of, evaluators, sets, save, name, dict(hyper_parameters or {})
-        )
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """What is trained, by name."""
+        return dict(self.model) if isinstance(self.model, Mapping) else {"model": self.model}
+
+    @property
+    def evaluators(self) -> Mapping[str, Any]:
+        """The engines that validate, by the names of their sets."""
+        return _by_name(self.evaluator)
+
+    @property
+    def validation_sets(self) -> Mapping[str, Any]:
+        """What they are run on, by the same names."""
+        several = self.validation is not None and isinstance(self.evaluator, Mapping)
+        return self.validation if several else _by_name(self.validation)
+
+    @property
+    def loss_module(self) -> nn.Module | None:
+        """What computes the loss, where it is a module."""
+        return self.loss if isinstance(self.loss, nn.Module) else None
+
+    def loss_of(self, output: Any) -> Tensor:
+        """Return the loss of an output."""
+        return _loss_in(output) if self.loss is None or self.loss_module is not None else self.loss(output)
 
     def host(self) -> Host:
         """Return what this loop can do for plugins."""
@@ -112,7 +104,7 @@ class Parts:
     @property
     def sees_gradients(self) -> bool:
         """Whether plugins get the loss and the gradients before the step."""
-        return self.loss is not None and self.optimizer is not None
+        return self.loss_module is not None and self.optimizer is not None
 
     def facts(self) -> Facts:
         """Return what the engine says of a training that begins."""
@@ -127,20 +119,23 @@ class Parts:
             batches=state.epoch_length,
             loader=loader,
             batch_size=getattr(loader, "batch_size", None),
-            validation=self.validation or self.evaluators,
+            validation=self.validation_sets or self.evaluators,
             does=frozenset({"validation"} if self.evaluators else ()),
             name=self.name,
-            hyper_parameters=self.hyper_parameters,
+            hyper_parameters=dict(self.hyper_parameters or {}),
             world_size=require("ignite.distributed", "attach", extra="ignite").get_world_size(),
         )
 
     def position(self) -> Position:
-        """Return where the engine begins or continues."""
+        """Return where the engine begins or continues; how many steps the optimizer has taken it does not know."""
         state = self.engine.state
+        if not state.iteration:
+            return Position()
+        step = state.iteration if self.optimizer is None else None
         if not state.epoch_length:
-            return Position(state.epoch, 0, state.iteration)
+            return Position(state.epoch, 0, step)
         epoch, batch = divmod(state.iteration, state.epoch_length)
-        return Position(epoch, batch, state.iteration)
+        return Position(epoch, batch, step)
 
     def is_complete(self) -> bool:
         """Return whether the engine has reached its length."""

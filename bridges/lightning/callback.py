@@ -10,9 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...core.result import RunResult
-from ...plugins import Plugins
 from ..hosted.batches import drop_gradients
+from ..hosted.owner import PluginOwner
 from ..hosted.training import HostedTraining
 from .facts import HOST, NAME, facts_of, host_of, position_of, set_of
 from .flavour import installed
@@ -21,7 +20,7 @@ from .measured import Measured
 Callback: Any = installed("HeliographCallback").callback
 
 
-class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known when it runs
+class HeliographCallback(PluginOwner, Callback):  # type: ignore[misc]  # its base is known when it runs
     """Let plugins take part in the trainings of a `lightning.pytorch.Trainer`.
 
     Its hooks become our events. What plugins ask for is done where Lightning can: a stop, a log, a save, a step that is
@@ -55,16 +54,6 @@ class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known w
         self._measured = Measured()
         self._hooks: list[Any] = []
         self._in_epoch = self._is_stepping = self._has_stepped = self._is_validating = False
-
-    @property
-    def plugins(self) -> Plugins:
-        """The plugins: to look one up, to enable or disable it."""
-        return self._training.plugins
-
-    @property
-    def result(self) -> RunResult | None:
-        """How the last training ended; None before the first."""
-        return self._training.result
 
     @property
     def state_key(self) -> str:
@@ -137,9 +126,8 @@ class HeliographCallback(Callback):  # type: ignore[misc]  # its base is known w
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Count the micro-batch."""
-        run = self._training.active
         self._training.end_backward(self._loss)
-        run.track("loss", self._loss, run.size_of(run.batch))
+        self._training.track_loss(self._loss)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         """Show the gradients, before they are clipped, and drop them where a plugin asks for it."""

@@ -10,12 +10,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ....core.result import RunResult
-from ....plugins import Plugins
 from ...hosted.batches import drop_gradients
+from ...hosted.owner import PluginOwner
 from ...hosted.training import HostedTraining
 from . import names
-from .facts import HOST, facts_of, host_of, position_of
+from .facts import HOST, facts_of, folder_of, host_of, position_of
 from .methods import Methods
 from .requests import Requests
 from .saved import SavedState, read
@@ -24,7 +23,7 @@ from .stack import caller
 SAME = "those of this training"  # in place of plugins, where the Trainer makes callbacks of a checkpoint
 
 
-class HeliographCallback(TrainerCallback, ExportableState):
+class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
     """Our plugins in a Trainer, and in those made of it, such as TRL's: `callbacks=[HeliographCallback([...])]`.
 
     Their events come from the loop of the Trainer, with a real `Run`; what they ask for becomes its flags. Its
@@ -58,16 +57,6 @@ class HeliographCallback(TrainerCallback, ExportableState):
         self._methods = Methods(self._training, self._requests)
         self._state, self._epoch = SavedState(), 0
 
-    @property
-    def plugins(self) -> Plugins:
-        """The plugins: to look one up, to enable or disable it."""
-        return self._training.plugins
-
-    @property
-    def result(self) -> RunResult | None:
-        """How the last training ended; None before the first, and while one is under way."""
-        return self._training.result
-
     # Their state. `saved` is what a Trainer sets where it restores callbacks by itself; `on_train_begin` reads it.
 
     def state(self) -> dict[str, Any]:
@@ -86,15 +75,18 @@ class HeliographCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Begin a run, or continue one."""
-        trainer, checkpoint = caller()
+        trainer, checkpoint, trial = caller()
         if sum(isinstance(each, HeliographCallback) for each in trainer.callback_handler.callbacks) > 1:
             raise ValueError("This Trainer has two HeliographCallbacks: give all plugins to one, in one list.")
         is_late = self._methods.wrap(trainer)
         self._training.host = host_of(trainer)
-        facts = facts_of(trainer, state, kwargs.get("train_dataloader"))
-        states: Any = state.stateful_callbacks  # by the names of the classes
-        own = states.setdefault(type(self).__name__, self.state())  # a checkpoint without us has none
-        path, saved = None if checkpoint is None else Path(checkpoint), own["attributes"].get("saved")
+        self._folder = folder_of(trainer, trial)
+        facts = facts_of(trainer, state, kwargs.get("train_dataloader"), self._folder)
+        states: Any = state.stateful_callbacks  # by the names of the classes; a checkpoint without us has none
+        own = states.setdefault(type(self).__name__, {"args": {"plugins": SAME}, "attributes": {}})
+        path = saved = None
+        if checkpoint is not None:  # else what they hold is of a former attempt, as by auto_find_batch_size
+            path, saved = Path(checkpoint), own["attributes"].get("saved")
         position = position_of(args, state, facts.batches)
         leave = self._training.begin(facts, None if saved is None else read(saved, path), path, position)
         self._epoch = position.epoch
@@ -156,7 +148,7 @@ class HeliographCallback(TrainerCallback, ExportableState):
         is_due = "loss" in (logs or {}) and not run.in_hand  # by the loop on all ranks, not by somebody on one
         self._training.log(names.of_log(logs or {}), with_tracked=is_due)
         if is_due:
-            self._requests.serve("log", control, state.global_step)
+            self._requests.serve("log", control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Complete the checkpoint that was written, and announce it."""
@@ -164,10 +156,10 @@ class HeliographCallback(TrainerCallback, ExportableState):
         if run is None:
             return
         run.boundary_is_open = True  # also where it was closed: ShouldStop comes after this save, too
-        folder = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        folder = self._folder / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         self._state.write(run, folder)
         self._training.save(folder, is_best=state.best_global_step == state.global_step)
-        self._requests.serve("save", control, state.global_step)
+        self._requests.serve("save", control)
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -181,8 +173,7 @@ class HeliographCallback(TrainerCallback, ExportableState):
             run.control.end_epoch("a callback has set should_epoch_stop", by=run.host.name)
         left = control.should_epoch_stop or control.should_training_stop
         is_over = run.is_last_batch if run.batches_per_epoch is not None else not left
-        if self._training.end_epoch(is_over=is_over):
-            self._requests.open(control, state.global_step)
+        self._requests.end_epoch(control, has_ended=self._training.end_epoch(is_over=is_over))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -192,6 +183,5 @@ class HeliographCallback(TrainerCallback, ExportableState):
         if run is None:
             return
         self._requests.finish(control)
-        if control.should_training_stop:
-            self._training.stop_by_host("a callback has set should_training_stop")
+        self._requests.stop_by_host(control)
         self._training.end()

@@ -43,13 +43,19 @@ def host_of(trainer: Any) -> Host:
     )
 
 
-def facts_of(trainer: Any, state: TrainerState, loader: Any) -> Facts:
+def folder_of(trainer: Any, trial: Any) -> Path:
+    """Return where a Trainer writes its checkpoints: in a search each trial has its own folder."""
+    return Path(trainer._get_output_dir(trial) or ".")  # nothing public says it
+
+
+def facts_of(trainer: Any, state: TrainerState, loader: Any, folder: Path) -> Facts:
     """Return what a Trainer says of the training that it begins.
 
     Args:
         trainer: the Trainer.
         state: its state, with the length of the training.
         loader: what it reads.
+        folder: where it writes its checkpoints.
     """
     args: TrainingArguments = trainer.args
     sets = trainer.eval_dataset
@@ -62,10 +68,10 @@ def facts_of(trainer: Any, state: TrainerState, loader: Any) -> Facts:
         steps=state.max_steps,
         batches=length_of(loader),
         loader=loader,
-        batch_size=args.train_batch_size,
+        batch_size=trainer._train_batch_size,  # which auto_find_batch_size may have reduced; nothing public says it
         validation=sets if isinstance(sets, dict) else {} if sets is None else {"": sets},
         does=frozenset(word for word, strategy in strategies.items() if strategy != "no"),
-        name=_name(args),
+        name=_name(args, folder),
         hyper_parameters=_changed(args),
         world_size=args.world_size,
     )
@@ -85,8 +91,10 @@ def position_of(args: TrainingArguments, state: TrainerState, batches: int | Non
     return Position(epoch, 0 if args.ignore_data_skip else rest * window, state.global_step)
 
 
-def _name(args: TrainingArguments) -> str:
-    name = Path(args.run_name or args.output_dir or "run").name
+def _name(args: TrainingArguments, folder: Path) -> str:
+    output = Path(args.output_dir or ".")
+    trial = "" if folder == output else f"-{folder.name}"
+    name = Path(args.run_name or output).name + trial
     return name.replace("\\", "_").lstrip(".") or "run"
 
 

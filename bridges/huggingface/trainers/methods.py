@@ -65,7 +65,11 @@ class Methods:
             if training.run is None:
                 return method(model, inputs, *args, **options)
             training.begin_batch(inputs)
-            loss = method(model, inputs, *args, **options)
+            try:
+                loss = method(model, inputs, *args, **options)
+            except BaseException as error:  # of which `train` may know nothing: auto_find_batch_size tries again
+                training.fail(error)
+                raise
             number = _window(trainer)
             training.end_backward(loss if number == 1 else loss * number)
             return loss
@@ -117,7 +121,7 @@ class Methods:
             training.begin_validation()
             results = method(*args, **options)
             training.end_validation(names.of_evaluation(results, sets, prefix))
-            self._requests.serve("validation", trainer.control, trainer.state.global_step)
+            self._requests.serve("validation", trainer.control)
             return results
 
         return evaluate

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from transformers import Trainer
 
-RESUMED = "resume_from_checkpoint"
+RESUMED, TRIAL = "resume_from_checkpoint", "trial"
 
 
 class Caller(NamedTuple):
@@ -17,10 +17,12 @@ class Caller(NamedTuple):
     Attributes:
         trainer: the Trainer.
         checkpoint: the checkpoint that it resumes, None where it resumes none.
+        trial: the trial of a search for hyper-parameters that it trains for, None outside of one.
     """
 
     trainer: Any
     checkpoint: str | None
+    trial: Any
 
 
 def caller() -> Caller:
@@ -32,7 +34,7 @@ def caller() -> Caller:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if isinstance(owner := frame.f_locals.get("self"), Trainer):
-            return Caller(owner, frame.f_locals.get(RESUMED))
+            return Caller(owner, frame.f_locals.get(RESUMED), frame.f_locals.get(TRIAL))
         frame = frame.f_back
     raise RuntimeError(
         "HeliographCallback is for the Trainer of transformers, and was called by something else: give it to "

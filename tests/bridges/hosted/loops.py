@@ -19,14 +19,22 @@ HOST = Host("other.Trainer", frozenset({"skip_step", "veto_stop"}))
 
 
 class Trace(Plugin):
-    """Keeps the names of the events."""
+    """Keeps the names of the events, but for quiet ones."""
+
+    policy = "observer"
+    quiet: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self.names: list[str] = []
 
     @on(*CATALOGUE, optional=True)
     def keep(self, run: Run, event: Event) -> None:
-        self.names.append(event.name)
+        if event.name not in self.quiet:
+            self.names.append(event.name)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.names)
 
 
 class Loop:

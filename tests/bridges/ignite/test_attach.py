@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 import torch
 from heliograph import (
-    CATALOGUE,
     At,
     BatchTransform,
     Checkpoint,
     EarlyStopping,
     EpochEnd,
-    Event,
     Every,
     GradientAccumulation,
     GradientsReady,
@@ -30,6 +28,7 @@ from heliograph import (
     Run,
     RunResult,
     SaveSchedule,
+    ShouldStop,
     StepEnd,
     ValidationCut,
     ValidationEnd,
@@ -38,6 +37,7 @@ from heliograph import (
     replay,
 )
 from heliograph.bridges.ignite import attach
+from heliograph.tests.bridges.hosted import loops
 from heliograph.tests.kit import class_batches
 from ignite.engine import Engine, Events, create_supervised_evaluator, create_supervised_trainer
 from ignite.handlers import Checkpoint as IgniteCheckpoint
@@ -45,8 +45,6 @@ from ignite.handlers import DiskSaver
 from ignite.handlers import EarlyStopping as IgniteEarlyStopping
 from ignite.metrics import Loss
 from torch import nn
-
-QUIET = ("validation_batch_start", "validation_batch_end", "should_stop", "forward_end", "backward_end")
 
 
 class Training:
@@ -89,18 +87,10 @@ class Training:
         return self.attached.result
 
 
-class Trace(Plugin):
+class Trace(loops.Trace):
     """Keeps the names of our events, and those of Ignite, in their order."""
 
-    policy = "observer"
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    @on(*CATALOGUE, optional=True)
-    def keep(self, run: Run, event: Event) -> None:
-        if event.name not in QUIET:
-            self.names.append(event.name)
+    quiet = ("validation_batch_start", "validation_batch_end", "should_stop", "forward_end", "backward_end")
 
     def listen(self, engine: Engine, evaluator: Engine) -> None:
         for event in (
@@ -114,16 +104,13 @@ class Trace(Plugin):
         ):
             engine.add_event_handler(event, lambda _, name=event.name: self.names.append(name.upper()))
 
-    def text(self) -> str:
-        return " ".join(self.names)
-
 
 def test_the_order_of_events_beside_those_of_ignite() -> None:
     trace = Trace()
     training = Training(trace, LogSchedule(Every(steps=2)), ValidationSchedule(Every(epochs=1)), before=trace.listen)
     result = training.run()
 
-    assert trace.text() == (
+    assert trace.text == (
         "STARTED train_start EPOCH_STARTED epoch_start "
         "ITERATION_STARTED batch_start gradients_ready step_end ITERATION_COMPLETED batch_end "
         "ITERATION_STARTED batch_start gradients_ready step_end ITERATION_COMPLETED batch_end log "
@@ -135,9 +122,8 @@ def test_the_order_of_events_beside_those_of_ignite() -> None:
     assert result.warnings == ()
 
 
-def test_the_order_with_accumulation_in_the_engine() -> None:
-    """Two iterations make a step: boundaries are where the optimizer stepped."""
-    trace = Trace()
+def accumulating() -> tuple[Engine, dict[str, Any]]:
+    """Return an engine of which two iterations make a step, and its parts."""
     torch.manual_seed(0)
     model, loss = nn.Linear(4, 2), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -150,17 +136,67 @@ def test_the_order_with_accumulation_in_the_engine() -> None:
             optimizer.zero_grad()
         return float(value.item())
 
-    engine = Engine(iterate)
-    attached = attach(engine, [trace, LogSchedule(Every(steps=1))], model=model, optimizer=optimizer, loss=loss)
+    return Engine(iterate), {"model": model, "optimizer": optimizer, "loss": loss}
+
+
+def test_the_order_with_accumulation_in_the_engine() -> None:
+    """Two iterations make a step: boundaries are where the optimizer stepped."""
+    trace = Trace()
+    engine, parts = accumulating()
+    attached = attach(engine, [trace, LogSchedule(Every(steps=1))], **parts)
     engine.run(class_batches(4), max_epochs=1)
 
-    assert trace.text() == (
+    assert trace.text == (
         "train_start epoch_start batch_start batch_end batch_start gradients_ready step_end batch_end log "
         "batch_start batch_end batch_start gradients_ready step_end batch_end log "
         "epoch_end last_boundary train_end run_closed"
     )
     assert attached.result is not None
     assert (attached.result.progress.steps, attached.result.progress.samples) == (2, 12)
+
+
+def test_what_a_validation_within_a_window_asks_for_waits_for_the_step() -> None:
+    windows: list[int] = []
+    saves: list[int] = []
+
+    class Save(Plugin):
+        asks = ("save",)
+
+        @on(ValidationEnd)
+        def ask(self, run: Run, event: ValidationEnd) -> None:
+            run.control.request_save("it was measured")
+
+        @on(ShouldStop)
+        def look(self, run: Run, event: ShouldStop) -> None:
+            windows.append(run.window)
+
+    engine, parts = accumulating()
+    evaluator = create_supervised_evaluator(parts["model"], {"loss": Loss(parts["loss"])})
+    attach(engine, [Save()], **parts, evaluator=evaluator, save=lambda engine: saves.append(engine.state.iteration))
+    engine.add_event_handler(Events.ITERATION_COMPLETED(once=1), lambda _: evaluator.run(class_batches(2)))
+    engine.run(class_batches(4), max_epochs=1)
+
+    assert windows == [0, 0, 0]  # two steps and the end of the epoch
+    assert saves == [2]
+
+
+@pytest.mark.parametrize("shows_optimizer", [True, False])
+def test_an_engine_that_continues_without_saved_states_counts_steps_from_there(shows_optimizer: bool) -> None:
+    """Six iterations of accumulation are three steps, which nobody knows who did not see them."""
+    engine, parts = accumulating()
+    engine.load_state_dict({"iteration": 6, "epoch_length": 4, "max_epochs": 3})
+    if not shows_optimizer:
+        parts["optimizer"] = None
+    attached = attach(engine, [Trace()], **parts)
+    engine.run(class_batches(4))
+
+    assert attached.result is not None
+    progress = attached.result.progress
+    assert (progress.epoch, progress.steps) == (3, 3 if shows_optimizer else 12)
+    notes = attached.result.notes
+    assert "Ignite resumes a checkpoint, which holds no states of plugins: they start fresh" in notes
+    counted = "steps are counted from here: Ignite counts iterations, of which several may make a step"
+    assert (counted in notes) is shows_optimizer
 
 
 def test_the_order_where_a_plugin_stops_in_mid_epoch() -> None:
@@ -176,7 +212,7 @@ def test_the_order_where_a_plugin_stops_in_mid_epoch() -> None:
     training = Training(trace, Stop(), before=trace.listen)
     result = training.run(5)
 
-    assert trace.text().endswith(
+    assert trace.text.endswith(
         "EPOCH_STARTED epoch_start ITERATION_STARTED batch_start gradients_ready step_end ITERATION_COMPLETED "
         "batch_end TERMINATE COMPLETED last_boundary train_end run_closed"
     )

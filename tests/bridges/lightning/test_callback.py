@@ -12,12 +12,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from heliograph import (
-    CATALOGUE,
     At,
     BatchTransform,
     Checkpoint,
     EarlyStopping,
-    Event,
     Every,
     GradientAccumulation,
     GradientsReady,
@@ -36,28 +34,15 @@ from heliograph import (
 )
 from heliograph.bridges.lightning import HeliographCallback
 from heliograph.tests import kit
+from heliograph.tests.bridges.hosted import loops
 from heliograph.tests.bridges.lightning.conftest import Classifier
 from torch.utils.data import DataLoader
 
-QUIET = ("validation_batch_start", "validation_batch_end", "forward_end", "backward_end")
 
-
-class Trace(Plugin):
+class Trace(loops.Trace):
     """Keeps the names of our events."""
 
-    policy = "observer"
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    @on(*CATALOGUE, optional=True)
-    def keep(self, run: Run, event: Event) -> None:
-        if event.name not in QUIET:
-            self.names.append(event.name)
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.names)
+    quiet = ("validation_batch_start", "validation_batch_end", "forward_end", "backward_end")
 
 
 class Theirs(pl.Callback):

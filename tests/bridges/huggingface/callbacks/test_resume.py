@@ -10,27 +10,10 @@ import pytest
 import torch
 from heliograph.bridges.huggingface import from_huggingface
 from heliograph.tests.bridges.huggingface.callbacks.training import Task, batches, train_here
+from heliograph.tests.bridges.kills import KilledError, Kills
 from heliograph.tests.kit import sgd
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
-
-
-class KilledError(Exception):
-    """Ends a run as a kill would."""
-
-
-class Kills(h.Plugin):
-    """Fails at a step, after its save."""
-
-    affects_training = False
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    @h.on(h.ShouldStop, optional=True)
-    def kill(self, run: h.Run, event: h.ShouldStop) -> None:
-        if run.progress.steps == self.step:
-            raise KilledError
 
 
 def run_with(folder: Path, callback: Any, *plugins: h.Plugin, kill: int = 0, epochs: int = 4, **given: Any) -> Any:

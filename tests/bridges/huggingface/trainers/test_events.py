@@ -13,20 +13,20 @@ from heliograph.tests.bridges.huggingface.trainers.trainings import Both, Rows, 
 BATCH = "BatchStart ForwardEnd BackwardEnd"
 STEP = "GradientsReady pre_optimizer_step optimizer_step StepEnd BatchEnd"
 VALIDATION_BATCH = "ValidationBatchStart ValidationBatchEnd prediction_step log evaluate"
-END = "Log log LastBoundary TrainEnd RunClosed train_end"
+END = "Log log TrainEnd RunClosed train_end"
 
 ACCUMULATION = """
     TrainStart train_begin EpochStart epoch_begin
     step_begin BATCH BatchEnd substep_end BATCH STEP ShouldStop step_end
     step_begin BATCH STEP step_end Log ShouldStop log
-    EpochEnd ShouldStop epoch_end
+    EpochEnd ShouldStop LastBoundary epoch_end
     END
 """
 VALIDATIONS = """
     TrainStart train_begin EpochStart epoch_begin
     step_begin BATCH STEP ShouldStop step_end
     step_begin BATCH STEP step_end ValidationStart VALIDATION_BATCH VALIDATION_BATCH ValidationEnd ShouldStop
-    EpochEnd ShouldStop epoch_end
+    EpochEnd ShouldStop LastBoundary epoch_end
     END
 """
 CUT_EPOCH = """
@@ -36,32 +36,32 @@ CUT_EPOCH = """
     EpochEnd epoch_end Log ShouldStop log
     EpochStart epoch_begin
     step_begin BATCH STEP ShouldStop step_end
-    epoch_end Log ShouldStop log
+    LastBoundary epoch_end Log log
     END
 """
 RESUMED = """
     TrainStart CheckpointLoaded ShouldStop train_begin EpochStart epoch_begin
     step_begin BATCH STEP step_end SavePoint CheckpointSaved ShouldStop save
-    EpochEnd ShouldStop epoch_end
+    EpochEnd ShouldStop LastBoundary epoch_end
     END
 """
 RESUMED_AT_EPOCH_END = """
     TrainStart CheckpointLoaded ShouldStop EpochStart EpochEnd ShouldStop train_begin EpochStart epoch_begin
     step_begin BATCH STEP step_end SavePoint CheckpointSaved ShouldStop save
-    epoch_end
+    LastBoundary epoch_end
     END
 """
 STOPPED = """
     TrainStart train_begin EpochStart epoch_begin
     step_begin BATCH STEP step_end ValidationStart VALIDATION_BATCH ValidationEnd ShouldStop
     step_begin BATCH STEP step_end ValidationStart VALIDATION_BATCH ValidationEnd ShouldStop
-    epoch_end
+    LastBoundary epoch_end
     END
 """
 SAVED_BY_EPOCH = """
     TrainStart train_begin EpochStart epoch_begin
     step_begin BATCH STEP ShouldStop step_end
-    EpochEnd epoch_end SavePoint CheckpointSaved ShouldStop save
+    EpochEnd epoch_end SavePoint CheckpointSaved ShouldStop LastBoundary save
     END
 """
 SAVED_AS_BEST = """
@@ -69,14 +69,14 @@ SAVED_AS_BEST = """
     step_begin BATCH STEP step_end ValidationStart VALIDATION_BATCH ValidationEnd ShouldStop
     SavePoint CheckpointSaved ShouldStop save
     step_begin BATCH STEP step_end ValidationStart VALIDATION_BATCH ValidationEnd ShouldStop
-    EpochEnd ShouldStop epoch_end
+    EpochEnd ShouldStop LastBoundary epoch_end
     END
 """
 ASKED = """
     TrainStart train_begin EpochStart epoch_begin
     step_begin BATCH STEP step_end SavePoint CheckpointSaved ShouldStop save
     step_begin BATCH STEP step_end Log log SavePoint CheckpointSaved ShouldStop save
-    EpochEnd epoch_end ValidationStart VALIDATION_BATCH ValidationEnd ShouldStop
+    EpochEnd epoch_end ValidationStart VALIDATION_BATCH ValidationEnd ShouldStop LastBoundary
     END
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -259,6 +260,46 @@ def test_a_validation_that_was_asked_for_at_the_last_epoch_end_is_done(tmp_path:
     assert callback.result is not None
     assert callback.result.progress.validations == 2
     assert callback.result.metrics["validation/loss"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("options", "saves", "in_epoch"),
+    [
+        ({"num_train_epochs": 2}, [3, 6, 8], False),  # after the last epoch
+        ({"num_train_epochs": 2, "save_strategy": "epoch"}, [3, 4, 6, 8], False),  # by the Trainer itself
+        ({"max_steps": 2}, [2], True),
+        ({"max_steps": 9, "losses": [1.0, 2.0], **VALIDATES}, [2], True),  # where a plugin stops
+    ],
+)
+def test_a_save_that_is_asked_for_at_the_end_is_done(
+    options: dict[str, Any], saves: list[int], in_epoch: bool, tmp_path: Path
+) -> None:
+    stops = [EarlyStopping(patience=1)] if "losses" in options else []
+    trainer, callback = make(tmp_path, SaveSchedule(steps=3), *stops, **options)
+    trainer.train()
+    assert callback.result is not None
+    assert callback.result.warnings == ()
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in saves}
+    assert callback.result.last_checkpoint == tmp_path / f"checkpoint-{saves[-1]}"
+    state = json.loads((callback.result.last_checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    saved = state["stateful_callbacks"]["HeliographCallback"]["attributes"]["saved"]["state"]
+    assert (saved["progress"]["batch"] > 0) is in_epoch
+    assert saved["progress"]["steps"] == saves[-1]
+
+
+def test_what_is_asked_for_at_the_end_is_done_in_the_order_of_the_trainer(tmp_path: Path) -> None:
+    trainer, callback = make(
+        tmp_path, ValidationSchedule(steps=9), LogSchedule(steps=9, at_end=True), num_train_epochs=1, losses=[3.0]
+    )
+    trainer.train()
+    assert callback.result is not None
+    assert callback.result.warnings == ()
+    assert callback.result.metrics["validation/loss"] == 3.0
+    assert callback.result.metrics["train/loss"] > 0
+    late, other = make(tmp_path, ValidationSchedule(steps=9), SaveSchedule(steps=9), num_train_epochs=1)
+    late.train()
+    assert other.result is not None
+    assert other.result.warnings[0].startswith("A validation was still due when the run ended")
 
 
 @pytest.mark.parametrize("where", [BatchEnd, ValidationStart])

@@ -10,29 +10,12 @@ import heliograph.tests.bridges.ignite.quietly  # on ranks, too
 import pytest
 import torch
 from heliograph.bridges.ignite import from_ignite
+from heliograph.tests.bridges.kills import KilledError, Kills
 from heliograph.tests.kit import random_batches, sgd
 from heliograph.tests.ranks_pool import Pool
 from ignite.engine import Engine, Events
 from ignite.handlers import EarlyStopping, EMAHandler, LinearCyclicalScheduler
 from torch import nn
-
-
-class KilledError(Exception):
-    """Ends a run as a kill would."""
-
-
-class Kills(h.Plugin):
-    """Fails at a step, after its save."""
-
-    affects_training = False
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    @h.on(h.ShouldStop, optional=True)
-    def kill(self, run: h.Run, event: h.ShouldStop) -> None:
-        if run.progress.steps == self.step:
-            raise KilledError
 
 
 def stop_early(trainer: Engine, evaluator: Engine) -> None:
