@@ -139,7 +139,7 @@ def test_sums_are_of_bits_and_positions(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
-def test_sums_tell_round_values_that_change_places_apart(dtype: torch.dtype) -> None:
+def test_sums_keep_round_values_that_change_places_apart(dtype: torch.dtype) -> None:
     table = torch.eye(24, dtype=dtype)
     swapped = []
     for first, second in combinations(range(24), 2):
