@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ..core.checkpoint.storage import clean
+from ..core.system.numbered_files import make_numbered
 from ..events import (
     CheckpointLoaded,
     CheckpointPruned,
@@ -191,8 +190,9 @@ class FileLog(Plugin):
 
     def _open(self, run: Run) -> _Handler:
         self.folder.mkdir(parents=True, exist_ok=True)
-        handler = self._handler = _Handler(self.path, "a", "utf-8") if self.path else self._begin_file(run)
-        self.path = self.folder / Path(handler.baseFilename).name
+        if self.path is None:
+            self.path = make_numbered(self.folder / f"{clean(run.name)}_{datetime.now():%Y-%m-%d_%H-%M-%S}.log")
+        handler = self._handler = _Handler(self.path, "a", "utf-8")
         handler.lose = self._lose
         handler.setLevel(self.level)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
@@ -207,14 +207,6 @@ class FileLog(Plugin):
             self._captured_before = getattr(logging, "_warnings_showwarning", None) is not None
             logging.captureWarnings(True)
         return handler
-
-    def _begin_file(self, run: Run) -> _Handler:
-        """Return a handler for a new file; runs of one name that begin in the same second are numbered."""
-        start = f"{clean(run.name)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
-        names = (start + f"-{number}" * (number > 1) + ".log" for number in count(1))
-        while True:
-            with suppress(FileExistsError):
-                return _Handler(self.folder / next(names), "x", "utf-8")
 
     def _lose(self, error: BaseException) -> None:
         self._lost, self._error = self._lost + 1, describe_error(error)

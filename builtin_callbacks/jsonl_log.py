@@ -7,11 +7,11 @@ import math
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from glob import escape
 from pathlib import Path
 from typing import Any, Final, TextIO
 from uuid import uuid4
 
+from ..core.system.numbered_files import find_numbered, make_numbered
 from ..events import (
     CheckpointLoaded,
     CheckpointSaved,
@@ -167,28 +167,15 @@ class JsonlLog(Plugin):
 
     def _choose(self, run: Run) -> Path:
         """Return the file of a training: its own where it is resumed, else one that holds no other."""
-        numbers = {1: self.path} if self.path.exists() else {}
-        for each in self.path.parent.glob(f"{escape(self.path.stem)}-*{escape(self.path.suffix)}"):
-            number = each.name.removeprefix(f"{self.path.stem}-").removesuffix(self.path.suffix)
-            if number.isdecimal():
-                numbers[int(number)] = each
-        trainings = {each: self._training_in(each, run) for _, each in sorted(numbers.items())}
-        own = [each for each, training in trainings.items() if training == self._training(run)]
-        free = [each for each, training in trainings.items() if training is None]
-        if own or free:
-            return [*own, *free][0]
-        path, taken = self.path, max(numbers, default=0)
-        while True:
-            if taken:
-                path = self.path.with_name(f"{self.path.stem}-{taken + 1}{self.path.suffix}")
-            try:
-                path.touch(exist_ok=False)
-            except FileExistsError:  # of a run that began just now
-                taken += 1
-                continue
-            if taken:
-                run.note(f"{self.path} holds another run: this one is logged in {path}")
-            return path
+        trainings = {each: self._training_in(each, run) for each in find_numbered(self.path)}
+        for wanted in (self._training(run), None):
+            for each, training in trainings.items():
+                if training == wanted:
+                    return each
+        path = make_numbered(self.path)
+        if path != self.path:
+            run.note(f"{self.path} holds another run: this one is logged in {path}")
+        return path
 
     def _training(self, run: Run) -> str:
         return f"replay {self._attempt}" if run.is_replay else run.training_id

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ..core.checkpoint.storage.files import write_whole
 from ..core.distributed.ranks.failure import on_main
+from ..core.system.numbered_files import find_numbered, make_numbered
 from ..events import Lane, Run, TrainStart
 from ..plugins import Plugin, on
 
@@ -67,18 +67,13 @@ def _write(path: Path, text: str) -> None:
 
 def _own_path(folder: Path, name: str, training_id: str) -> tuple[Path, str | None]:
     """Return the path for a training, and what it wrote there before; a new name is claimed by an empty file."""
-    for number in count(1):
-        path = folder / f"{name}{f'-{number}' * (number > 1)}{END}"
-        try:
-            path.open("x").close()
-        except FileExistsError:
-            text = path.read_text(encoding="utf-8", errors="replace")
-            owner = OWNER.match(text)
-            if owner is not None and owner[1] == training_id:
-                return path, text
-        else:
-            return path, None
-    raise AssertionError
+    first = folder / f"{name}{END}"
+    for path in find_numbered(first, END):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        owner = OWNER.match(text)
+        if owner is not None and owner[1] == training_id:
+            return path, text
+    return make_numbered(first, END), None
 
 
 def flat_values(config: Any, key: str = "") -> dict[str, Any]:

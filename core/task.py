@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ Losses = Iterator[tuple[str, Loss]]
 Value = Tensor | float | tuple[Tensor | float, float | Tensor]
 Evaluation = Value | Mapping[str, Value] | None
 
-_PAIRS = (tuple, list)  # others may come apart into keys or rows
+_PAIRS = (tuple, list)  # others may come apart into keys, rows or letters
 
 
 class Task:
@@ -160,7 +160,9 @@ class Supervised(Task):
         """Return the outputs of the model, and the targets."""
         if self._columns is not None:
             return self._columns.forward(self.model, batch)
-        if batch.__class__ not in _PAIRS and isinstance(batch, Mapping | Tensor):
+        if batch.__class__ not in _PAIRS and (
+            isinstance(batch, Mapping | Set | str | bytes) or hasattr(batch, "shape")
+        ):
             raise _no_pair(batch)
         try:
             inputs, targets = batch
@@ -175,14 +177,14 @@ class Supervised(Task):
 
 
 def _no_pair(batch: Any) -> TypeError:
-    """Return what to raise where a batch is not a pair: a dict or a tensor would come apart into keys or rows."""
+    """Return what to raise where a batch is not a pair: a dict, a tensor or a text would come apart into its items."""
     if isinstance(batch, Mapping):
         from .data.columns import not_pairs
 
         return not_pairs(batch)
     from .checkpoint.unseen.values import describe
 
-    parts = f": {', '.join(map(describe, batch[:8]))}" if isinstance(batch, list | tuple) else ""
+    parts = f": {', '.join(map(describe, batch[:8]))}" if isinstance(batch, list | tuple) and batch else ""
     return TypeError(
         f"Supervised takes batches of (inputs, targets), got {describe(batch)}{parts}. Give several inputs as one, as "
         f"in ((ids, mask), targets): the model is called with the first part, the loss with its outputs and the "

@@ -75,7 +75,7 @@ class Trainer:
             raise TypeError(
                 f"Trainer(plugins) takes a list of plugin objects: Trainer([{type(plugins).__name__}(...)])."
             )
-        for plugin in plugins:
+        for plugin in [plugins] if isinstance(plugins, str) else plugins:  # a name is one error, not one for a letter
             self.plugins.register(plugin)
         self.plugins.load_added()
 

@@ -46,7 +46,7 @@ class Discovered:
             loaded: Callable[..., Any] = self.entry_point.load()
         except (Exception, SystemExit) as error:  # a broken third-party plugin harms only those who ask for it
             what = f"{self._called} {self.version} ({self.target})"
-            raise ImportError(f"{what} cannot be imported: {describe_error(error)}") from error
+            raise ImportError(f"{what} cannot be imported: {describe_failure(error)}") from error
         if not callable(loaded):
             raise ImportError(f"{self._called} is not a class or factory: {loaded!r}.")
         return loaded
@@ -54,6 +54,13 @@ class Discovered:
     @property
     def _called(self) -> str:
         return f"{_kind(self.entry_point.group).capitalize()} {self.name!r} of package {self.package}"
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return why an import failed: one that calls `sys.exit(0)`, as a script does, has an error whose text is `0`."""
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({'' if error.code is None else repr(error.code)}) when it is imported"
+    return describe_error(error)
 
 
 def _field(distribution: Distribution, name: str) -> str:

@@ -157,6 +157,12 @@ def _overrides(plugin: object, method: str) -> bool:
 
 
 def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handler]]:
+    if isinstance(plugin, str):
+        raise TypeError(
+            f"{plugin!r} is a name, and plugins are objects: give one, such as EarlyStopping(patience=3). A trainer "
+            f"loads an installed plugin by its name, trainer.plugins.load({plugin!r}), with options after that; "
+            f"`python -m heliograph plugins` lists the names."
+        )
     if isinstance(plugin, type):
         raise TypeError(f"{plugin.__name__} is a class: register an object of it, {plugin.__name__}(...).")
     if not (marks := list(marked_methods(type(plugin)))):

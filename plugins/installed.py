@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .discovery import Discovered, find
+from .discovery import Discovered, describe_failure, find
 from .marks import marked_methods
 
 LIMIT = 20.0  # seconds for one import
@@ -76,7 +76,7 @@ def _imported(plugin: Discovered) -> State:
     try:
         loaded = plugin.load()
     except ImportError as error:
-        return State("broken", str(error.__cause__ or error))
+        return State("broken", str(error) if error.__cause__ is None else describe_failure(error.__cause__))
     if isinstance(loaded, type) and (misfit := _misfit(loaded)):
         return State("broken", misfit)
     marks = marked_methods(loaded) if isinstance(loaded, type) else ()

@@ -49,7 +49,8 @@ def standard(
         every: when to validate and to save, such as `Every(steps=500)`.
         log_every: after how many optimizer steps to log.
         patience: after how many validations in a row without an improvement of `monitor` to stop; None never stops.
-        monitor: the metric that makes the best checkpoint, and that `patience` is about.
+        monitor: the metric that makes the best checkpoint, and that `patience` is about. Of several validation sets by
+            name, choose one, as in `validation/night/loss`; without that, a `fit` with such sets is refused.
         mode: whether a smaller (`min`) or a larger (`max`) one is better; may be left out for a loss or an error.
         keep_last: how many of the newest checkpoints to keep; None keeps all.
         keep_best: how many of the best to keep besides; 0 for none.

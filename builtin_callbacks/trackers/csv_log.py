@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from glob import escape
 from pathlib import Path
 from typing import Any, Final
 
+from ...core.system.numbered_files import find_numbered, make_numbered
 from ...events import Run
-from .csv_sheet import Row, Sheet, free_path, last_row
+from .csv_sheet import Row, Sheet, last_row
 from .records import AXES, Page, Place
 from .tracker import Tracker
 
@@ -53,7 +53,7 @@ class CSVLog(Tracker):
         name, _, training = (page.id or "").rpartition(":")
         self._training = training or page.training_id[:8]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        path = self._own(name) or free_path(self.path)
+        path = self._own(name) or make_numbered(self.path)
         if page.id is None and path != self.path:
             self._remark(f"{self.path} holds another run: this one is logged in {path}")
         self._sheet, self._reached = Sheet(path), NEVER
@@ -98,9 +98,8 @@ class CSVLog(Tracker):
 
     def _own(self, made: str) -> Path | None:
         """Return the file of this training: one that holds rows of it, or that it has made and not written to yet."""
-        others = f"{escape(self.path.stem)}-*{escape(self.path.suffix)}"
-        for path in (self.path, *sorted(self.path.parent.glob(others))):
-            last = last_row(path) if path.is_file() else {"training": ""}
+        for path in find_numbered(self.path):
+            last = last_row(path)
             if last.get("training") == self._training or (path.name == made and not last):
                 return path
         return None

@@ -115,20 +115,6 @@ def last_row(path: Path) -> Row:
     return dict(zip(header, rows[-1], strict=False)) if rows else {}
 
 
-def free_path(path: Path) -> Path:
-    """Make an empty file where there is none yet, and return its path: `log.csv`, or `log-2.csv` and so on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
-        chosen = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
-        try:
-            os.close(os.open(chosen, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        except FileExistsError:
-            number += 1
-        else:
-            return chosen
-
-
 def _parse(content: bytes) -> list[list[str]]:
     return list(csv.reader(io.StringIO(content.decode("utf-8", errors="replace"), newline="")))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from sqlite3 import OperationalError
@@ -25,10 +25,10 @@ class Trackio(Tracker):
     All that is logged is in the database before a checkpoint is saved: `trackio.log` keeps rows in memory for half a
     second, and a killed process loses them. The steps of Trackio are the optimizer's. Steps that come again after the
     run went back are all there, with `rollbacks`, how often it had gone back; `epoch`, `samples`, `seconds` and
-    `attempt` are beside them, too. The run's id in the database is in the checkpoints: a resumed run continues its
-    rows, whatever else has the same name. Trackio knows no status of runs, so `status` is in the configuration,
-    `running` until the end, and the last row says it as a text. Everything is on this machine, in `TRACKIO_DIR`:
-    `trackio show` draws it, and `trackio sync` copies it to a Space.
+    `attempt` are beside them, too, once for all that is logged there and waits to be written. The run's id in the
+    database is in the checkpoints: a resumed run continues its rows, whatever else has the same name. Trackio knows no
+    status of runs, so `status` is in the configuration, `running` until the end, and the last row says it as a text.
+    Everything is on this machine, in `TRACKIO_DIR`: `trackio show` draws it, and `trackio sync` copies it to a Space.
 
     Args:
         project: the project in the dashboard.
@@ -62,7 +62,7 @@ class Trackio(Tracker):
         self.project, self.title, self.group = project, name, group
         self._id = self._title = ""
         self._step = 0
-        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}  # by step, rollbacks and names
+        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}  # by step and all that is beside it but the seconds
         self._config: dict[str, Any] = {}
         self._config_is_new = False
         self._shown: dict[tuple[str, int], int] = {}  # the last step of each name, for each number of rollbacks
@@ -143,18 +143,22 @@ class Trackio(Tracker):
     def finish(self, status: str) -> None:
         """Write how the run ended."""
         self._config["status"], self._config_is_new = status, True
-        self._collect(self._step, -1, {"status": _trackio().Markdown(status)._to_dict()})
+        self._collect((self._step,), {"status": _trackio().Markdown(status)._to_dict()})
         self.flush()
 
     def _write_row(self, place: Place, values: Mapping[str, Any]) -> None:
         axes = asdict(place)
         self._step = axes.pop("step")
-        self._collect(self._step, place.rollbacks, {**values, **axes})
+        self._collect(astuple(replace(place, seconds=0.0)), {**values, **axes})
 
-    def _collect(self, step: int, rollbacks: int, row: Mapping[str, Any]) -> None:
+    def _collect(self, place: tuple[Any, ...], row: Mapping[str, Any]) -> None:
+        """Add values to the row of a place, which begins with the step; where it has others of a name, to a new row."""
         reserved = _trackio("utils").RESERVED_KEYS
         named = {f"__{name}" if name in reserved else name: value for name, value in row.items()}
-        self._rows[step, rollbacks, *named] = named
+        former = self._rows.get(place, {})
+        if any(former.get(name, value) != value for name, value in named.items() if name != "seconds"):
+            place, former = (*place, len(self._rows)), {}
+        self._rows[place] = former | named
 
     def _find_shown(self) -> dict[tuple[str, int], int]:
         shown: dict[tuple[str, int], int] = {}

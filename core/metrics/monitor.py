@@ -63,6 +63,11 @@ class Monitor:
         below = prefixes if own is None else [f"{each}/" for each in known]  # of a metric of several values
         if self.name in known or self.name.startswith(tuple(below)):
             return
+        if all(run.validation_sets) and self.name.count("/") == 1:
+            raise ValueError(
+                f"There will be no metric {self.name!r}: the validation sets have names, which their metrics begin "
+                f"with. Monitor one of these: {', '.join(known)}; as in monitor={known[0]!r}."
+            )
         raise ValueError(f"There will be no metric {self.name!r}.{known_names(self.name, known)}")
 
     @property

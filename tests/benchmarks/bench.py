@@ -29,6 +29,7 @@ from heliograph.tests.benchmarks import (
     recording,
     resume,
     saves,
+    trackers,
     usual,
 )
 from heliograph.tests.benchmarks.harness import STEPS, Seconds, differences, per_step
@@ -53,6 +54,7 @@ WORKERS = {
     "gpu": gpu.race_gpu,
     "recording": recording.race_recorder,
     "recorded": recording.race_usual_recorder,
+    "trackers": trackers.per_log,
 }
 
 
@@ -281,6 +283,25 @@ def show_recording() -> None:
         row(name, (median(differences(each, name, recording.PLAIN)) for each in results), bar)
 
 
+def show_trackers() -> None:
+    """Print what a log costs the loop with each tracker."""
+    title(
+        "10. Trackers: a log of three metrics every 50 steps",
+        "us of processor time per log, beyond the same loop without a tracker",
+    )
+    results = gather("trackers")
+    parts = {trackers.HANDLERS: ("its handlers", 100.0), trackers.OTHERS: ("other threads", None)}
+    for kind, (about, bar) in parts.items():
+        for name in trackers.MAKERS:
+            if name != trackers.NONE:
+                row(f"{name}: {about}", (beyond_none(each[kind], name) for each in results), bar, 0)
+
+
+def beyond_none(spent: Seconds, name: str) -> float:
+    """Return the difference of the medians with a tracker and without."""
+    return median(spent[name]) - median(spent[trackers.NONE])
+
+
 def show_gpu() -> None:
     """Print the loop without plugins on a GPU."""
     title("8. A GPU: the loop of 1., batches in pinned memory", "us per step beyond the hand-written loop")
@@ -319,6 +340,7 @@ SHOWS = (
     show_ranks,
     show_gpu,
     show_recording,
+    show_trackers,
 )
 
 if __name__ == "__main__":

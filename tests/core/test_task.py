@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from heliograph import (
@@ -12,6 +13,7 @@ from heliograph import (
     BatchStart,
     Checkpoint,
     Every,
+    LogSchedule,
     Plugin,
     Run,
     RunResult,
@@ -191,7 +193,15 @@ PAIRS = r"^Supervised takes batches of \(inputs, targets\), got "
         ([torch.ones(2, 4)], r"a list of 1: a tensor \[2, 4\]\. Give several inputs as one, as in \(\(ids, mask\), "),
         (torch.ones(2, 4), r"a tensor \[2, 4\]\. .* Or subclass Task"),  # whose two rows are no pair
         (torch.ones(3, 4), r"a tensor \[3, 4\]\. "),
+        (np.ones((2, 4)), r"an array \[2, 4\]\. "),
+        (torch.tensor(1.0), r"a tensor \[\]\. "),
         (3, r"an int\. "),
+        (3.0, r"a float\. "),
+        ((1.0, 2.0, 3.0), r"a tuple of 3: a float, a float, a float\. "),
+        ((), r"a tuple of 0\. "),
+        ("ab", r"a str of 2\. "),  # nor are its two letters
+        (b"ab", r"a bytes of 2\. "),
+        ({1, 2}, r"a set of 2\. "),
         ({"inputs": 1, "targets": 2}, r"a dict with the keys \['inputs', 'targets'\]\. Name its columns: Supervised"),
     ],
 )
@@ -200,6 +210,26 @@ def test_a_batch_that_is_not_a_pair_is_refused(batch: Any, found: str) -> None:
     for step in (task.training_step, task.validation_step):
         with pytest.raises(TypeError, match=PAIRS + found):
             step(run, batch)
+
+
+class Power(nn.Module):
+    """Takes a number as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.ones(()))
+
+    def forward(self, number: Any) -> Tensor:
+        return torch.mul(self.base, number)
+
+
+def test_batches_without_a_batch_dimension_are_samples() -> None:
+    task = Supervised(Power(), lambda outputs, targets: (outputs - targets) ** 2)
+    batches = [(torch.tensor(1.0), torch.tensor(2.0)), [torch.tensor(3.0), torch.tensor(4.0)]]
+    result = kit.fit(LogSchedule(Every(epochs=1)), task=task, train=batches, optimizer=kit.sgd(0.0))
+
+    assert result.progress.samples == 2
+    assert result.metrics["train/loss"] == 1.0
 
 
 def test_metrics_that_are_no_dict_are_refused() -> None:

@@ -126,13 +126,18 @@ def test_the_trainer_registers_in_the_order_of_its_list() -> None:
     assert (trainer.plugins.names(), received) == (["b", "a"], ["b", "a"])
 
 
-@pytest.mark.parametrize(
-    "thing", [3, "early_stopping", object(), Plugin(), None], ids=lambda thing: type(thing).__name__
-)
+@pytest.mark.parametrize("thing", [3, object(), Plugin(), None], ids=lambda thing: type(thing).__name__)
 def test_what_is_no_plugin_is_refused_with_the_form(plugins: Plugins, thing: object) -> None:
     with pytest.raises(TypeError, match=r"is not a plugin: register an object with methods marked @on, as in\n +@on\("):
         plugins.register(thing)
     assert len(plugins) == 0
+
+
+@pytest.mark.parametrize("given", ["early_stopping", ["early_stopping"]], ids=["alone", "in a list"])
+def test_a_name_is_refused_with_the_two_ways_to_give_a_plugin(given: Any) -> None:
+    words = r"^'early_stopping' is a name, .* such as EarlyStopping\(.*trainer\.plugins\.load\('early_stopping'\)"
+    with pytest.raises(TypeError, match=words):
+        Trainer(given)
 
 
 class Holder(Plugin):

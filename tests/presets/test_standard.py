@@ -26,6 +26,7 @@ from heliograph import (
     replay,
     standard,
 )
+from heliograph.core.checkpoint.storage import read_manifest
 from heliograph.tests import kit
 from heliograph.tests.ranks_pool import Pool
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
@@ -255,6 +256,20 @@ def test_patience_without_validation_data_is_an_error(tmp_path: Path) -> None:
 def test_a_metric_that_no_task_measures_is_still_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"There will be no metric 'validation/acuracy'"):
         fit(tmp_path, validation=BATCHES, monitor="validation/acuracy", mode="max")
+
+
+def test_of_several_validation_sets_one_is_named_as_the_monitored_one(tmp_path: Path) -> None:
+    sets = {"day": BATCHES, "night": BATCHES}
+    words = r"Monitor one of these: validation/day/loss, validation/night/loss; as in monitor='validation/day/loss'\."
+    for options in ({}, {"patience": 2}):
+        with pytest.raises(ValueError, match=words):
+            fit(tmp_path, validation=sets, **options)
+    assert kit.checkpoint_names(tmp_path) == []
+    result = fit(tmp_path, validation=sets, monitor="validation/night/loss", patience=2)
+    assert result.best_checkpoint is not None
+    judged_by = read_manifest(result.best_checkpoint).judged_by
+    assert judged_by is not None
+    assert judged_by[:2] == ("validation/night/loss", "min")
 
 
 def test_patience_stops_a_run_that_no_longer_improves(tmp_path: Path) -> None:

@@ -104,17 +104,29 @@ def test_nothing_of_others_is_imported_unless_that_is_asked_for(
 @pytest.mark.parametrize(
     ("source", "health"),
     [
-        ("raise RuntimeError('it rains')", "broken: it rains"),
-        ("import no_such_module", "broken: No module named 'no_such_module'"),
+        ("raise RuntimeError('it rains')", "broken: RuntimeError: it rains"),
+        ("import no_such_module", "broken: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import sys; sys.exit(0)", "broken: it calls sys.exit(0) when it is imported"),
         ("import os; os._exit(3)", "broken: its import ended the process, with exit status 3"),
-        ("other = 1", "broken: module 'acme_plugin' has no attribute 'Weather'"),
+        ("other = 1", "broken: AttributeError: module 'acme_plugin' has no attribute 'Weather'"),
         (MISFIT, "is not a plugin: register an object with methods marked @on"),
         (NOT_A_PLUGIN, "is not a plugin: register an object with methods marked @on"),
         (WRONG_HANDLER, "broken: Weather.look(run) cannot handle EpochEnd: a handler takes (run, event)"),
         (NEEDS_ARGUMENTS, "available: Look where it is said to."),
         ("def Weather(): pass", "available"),
     ],
-    ids=["raises", "lacks", "exits", "misnamed", "no handler", "foreign", "handler", "new", "function"],
+    ids=[
+        "raises",
+        "lacks",
+        "exits",
+        "ends the process",
+        "misnamed",
+        "no handler",
+        "foreign",
+        "handler",
+        "new",
+        "function",
+    ],
 )
 def test_a_broken_one_is_named_with_the_reason_and_the_others_are_listed(
     lay: Lay, source: str, health: str, capsys: pytest.CaptureFixture[str]

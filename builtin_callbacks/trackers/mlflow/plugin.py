@@ -20,6 +20,7 @@ STATUS: Final = {"completed": "FINISHED", "stopped": "FINISHED", "failed": "FAIL
 LONGEST_PARAMETER: Final = 6000  # characters; MLflow refuses longer ones, or cuts them itself
 LONGEST_TAG: Final = 5000
 TRAINING: Final = "heliograph.training"
+STATUS_TAG: Final = "heliograph.status"
 
 
 class MLflow(Tracker):
@@ -27,9 +28,10 @@ class MLflow(Tracker):
 
     It talks to MLflow as a client: neither the active run nor the tracking address of the process is changed. A run
     ends as `FINISHED` where it was completed or stopped, as `FAILED`, or as `KILLED` where it was interrupted or
-    preempted; the tag `heliograph.status` says which. A resumed run continues the same one: what was logged already is
-    not added again, and the tags `heliograph.attempt` and `heliograph.attempt.<n>` say since which step. After a roll
-    back the same steps come again, with the metric `rollbacks` beside them and a tag that says when and where to.
+    preempted; the tag `heliograph.status` says which, and `running` until then. A resumed run continues the same one:
+    what was logged already is not added again, and the tags `heliograph.attempt` and `heliograph.attempt.<n>` say since
+    which step. After a roll back the same steps come again, with the metric `rollbacks` beside them and a tag that says
+    when and where to.
 
     What MLflow does not take is written as it can be, and said in the result: another name, with the true one as tag;
     the first 6,000 characters of a hyper-parameter; one that has changed since an earlier attempt as `<name>.<n>`. Its
@@ -82,7 +84,7 @@ class MLflow(Tracker):
         self._history = History()
         experiment = experiment_id(self._client, self.experiment)
         run = self._find(page, experiment)
-        tags = {"heliograph.attempt": str(page.attempt)}
+        tags = {"heliograph.attempt": str(page.attempt), STATUS_TAG: "running"}
         if run is None:
             given = self._mlflow.tracking.context.registry.resolve_tags({TRAINING: page.training_id})
             run = ask(self._client.create_run, experiment, tags=given, run_name=page.name)
@@ -149,7 +151,7 @@ class MLflow(Tracker):
 
     def finish(self, status: str) -> None:
         """Set the run's status."""
-        self._log(tags={"heliograph.status": status})
+        self._log(tags={STATUS_TAG: status})
         ask(self._client.set_terminated, self._run_id, STATUS.get(status, "KILLED"))
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 from torch import Tensor
@@ -10,21 +11,25 @@ from torch.utils.data import Dataset, IterableDataset
 
 
 def batch_size(batch: Any) -> int:
-    """Return the samples in a batch: the first dimension of the first tensor found in it, else its length, else 1."""
+    """Return the samples in a batch.
+
+    They are the first dimension of the first tensor or array found in it; a list of numbers or texts has as many as it
+    is long. All else is one sample: a tensor without dimensions, a number, a text.
+    """
     kind = type(batch)
     if kind is tuple or kind is list:
         try:
             return batch[0].shape[0]  # type: ignore[no-any-return]  # a tensor, nearly always: spared the search
         except (AttributeError, IndexError, TypeError):
             pass
-    while not isinstance(batch, Tensor):
-        if isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str | int | float):
+    while not isinstance(shape := getattr(batch, "shape", None), tuple):
+        if isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str | bytes | Number):
             batch = batch[0]
         elif isinstance(batch, Mapping) and batch:
             batch = next(iter(batch.values()))
         else:
-            return len(batch) if isinstance(batch, Sequence) and not isinstance(batch, str) else 1
-    return batch.shape[0] if batch.ndim else 1
+            return len(batch) if isinstance(batch, Sequence) and not isinstance(batch, str | bytes) else 1
+    return int(shape[0]) if shape else 1
 
 
 def size_counter(task: Any, counts: Callable[[Any], int] = batch_size) -> Callable[[Any], int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import heliograph as h
 import pytest
-from heliograph.builtin_callbacks.trackers.csv_sheet import Sheet, free_path
+from heliograph.builtin_callbacks.trackers.csv_sheet import Sheet
 from heliograph.testing import check_tracker
 from heliograph.tests import kit
 from heliograph.tests.builtin_callbacks.trackers.attempts import Die, Noisy, killed, spoiled, train
@@ -233,8 +233,3 @@ def test_of_two_ranks_the_main_one_writes(tmp_path: Path, ranks: Callable[[int],
     ranks(2).run(log, tmp_path / "log.csv")
     assert places(tmp_path / "log.csv") == [(0, 1), (0, 2)]  # of four batches each rank has two
     assert [each.name for each in tmp_path.iterdir()] == ["log.csv"]
-
-
-def test_a_name_for_each_of_many_runs_that_begin_at_once(tmp_path: Path) -> None:
-    made = [free_path(tmp_path / "log.csv").name for _ in range(3)]
-    assert made == ["log.csv", "log-2.csv", "log-3.csv"]

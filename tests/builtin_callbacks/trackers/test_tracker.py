@@ -449,11 +449,12 @@ def test_an_evaluation_on_the_page_of_a_training_keeps_its_status(task: Make, ba
     assert tracker.store["page-1"]["status"] == "completed"
 
 
-def test_what_is_logged_after_the_ending_is_lost_and_said(task: Make, batches: Make, sgd: Any) -> None:
+def test_what_is_logged_after_the_ending_is_lost_and_said_once(task: Make, batches: Make, sgd: Any) -> None:
     class Late(Plugin):
         @on(RunClosed, lane=Lane.REPORT)
         def log(self, run: Run, event: RunClosed) -> None:
             run.log_text("summary", event.status)
+            run.log_text("summary", "again")
 
     tracker = Pages({})
     result = fit([tracker, Late()], task(), batches(2), sgd)

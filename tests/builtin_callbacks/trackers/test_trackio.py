@@ -134,6 +134,44 @@ def test_rows_that_wait_are_written_together(monkeypatch: pytest.MonkeyPatch) ->
     assert len(sizes) <= 4
 
 
+def test_what_is_logged_at_one_place_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first row is being written until the training ends, so all others are written together."""
+    real, writes, trained = SQLiteStorage.bulk_log, Event(), Event()
+
+    def insert(*arguments: Any, **options: Any) -> None:
+        writes.set()
+        trained.wait()
+        real(*arguments, **options)
+
+    class Shows(h.Plugin):
+        @h.on(h.StepEnd)
+        def show(self, run: h.Run, event: h.StepEnd) -> None:
+            if run.progress.steps > 1:
+                writes.wait()
+                run.log_text("says", f"step {run.progress.steps}")
+                run.log_histogram("weights", np.array([0.0, 1.0]))
+            if run.progress.steps == 3:
+                run.log_text("says", "another of this name")
+
+    monkeypatch.setattr(SQLiteStorage, "bulk_log", insert)
+    trainer = h.Trainer([LOG, h.ValidationSchedule(h.Every(steps=2)), Shows(), h.Trackio("tests")], device="cpu")
+    trainer.bus.on(h.TrainEnd, lambda run, event: trained.set())
+    fit(trainer, train=class_batches(3), validation=class_batches(1), epochs=1)
+
+    found = [
+        [row["step"], row.get("epoch"), {"says", "train/loss", "validation/loss", "weights"} & row.keys()]
+        for row in trackio_rows("tests")
+    ]
+    assert found == [
+        [1, 0, {"train/loss"}],
+        [2, 0, {"says", "weights", "train/loss", "validation/loss"}],
+        [3, 0, {"says", "weights", "train/loss"}],
+        [3, 0, {"says"}],
+        [3, 1, {"validation/loss"}],  # at the end of the epoch
+        [3, None, set()],  # the ending
+    ]
+
+
 def test_a_database_that_is_locked_is_waited_for() -> None:
     with pytest.MonkeyPatch.context() as patch:
         real, failures = SQLiteStorage.bulk_log, [OSError("Could not acquire database lock"), None, None, None]

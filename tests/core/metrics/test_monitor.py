@@ -182,7 +182,10 @@ def test_a_name_without_its_set_is_refused_before_the_training() -> None:
     trained, error = fit_validated("validation/loss", sets=sets)
 
     assert trained == 0
-    assert error.endswith("Known: validation/day/loss, validation/night/loss.")
+    assert error == (
+        "There will be no metric 'validation/loss': the validation sets have names, which their metrics begin with. "
+        "Monitor one of these: validation/day/loss, validation/night/loss; as in monitor='validation/day/loss'."
+    )
 
 
 class Measuring(Supervised):

@@ -69,6 +69,12 @@ def run_of(uri: str) -> Run:
     return run
 
 
+def status_of(uri: str) -> tuple[str, str]:
+    """Return the status of the run, for MLflow and in the tag."""
+    run = run_of(uri)
+    return run.info.status, run.data.tags["heliograph.status"]
+
+
 def curve(uri: str, name: str = "train/loss") -> list[tuple[int, float]]:
     """Return the steps and values of a metric, in the order in which they came."""
     history = MlflowClient(uri).get_metric_history(run_of(uri).info.run_id, name)
@@ -87,8 +93,7 @@ def test_what_every_tracker_promises(empty: Path, uri: str) -> None:
         return f"sqlite:///{path}"
 
     def status(folder: Path) -> str:
-        run = run_of(address(folder))
-        return f"{run.info.status} {run.data.tags['heliograph.status']}"
+        return " ".join(status_of(address(folder)))
 
     check_tracker(
         lambda folder: h.MLflow("digits", address(folder)),
@@ -171,8 +176,7 @@ def test_the_status_is_the_true_one(uri: str, status: str, shown: str) -> None:
     else:
         log(uri, End())
 
-    run = run_of(uri)
-    assert (run.info.status, run.data.tags["heliograph.status"]) == (shown, status)
+    assert status_of(uri) == (shown, status)
 
 
 def test_numbers_that_are_none(uri: str) -> None:
@@ -303,7 +307,7 @@ def test_a_killed_run_is_resumed_with_every_step_once(uri: str, tmp_path: Path) 
     result = attempt(uri, "killed", 0.2)
     attempt(f"sqlite:///{whole}", "whole", 0.1)
 
-    assert killed_run.info.status == "RUNNING"
+    assert (killed_run.info.status, killed_run.data.tags["heliograph.status"]) == ("RUNNING", "running")
     run = run_of(uri)
     assert (run.info.run_id, run.info.status) == (killed_run.info.run_id, "FINISHED")
     for name in ("train/loss", "validation/loss", "at_once"):
@@ -321,6 +325,28 @@ def test_a_killed_run_is_resumed_with_every_step_once(uri: str, tmp_path: Path) 
     assert run.data.tags["heliograph.attempt.2"].startswith("resumed at step ")
     assert "mlflow: rate has changed since an earlier attempt: its value is shown as rate.2" in result.notes
     assert not [each for each in result.warnings if "mlflow" in each]
+
+
+def test_a_resumed_run_is_running_again(uri: str, tmp_path: Path) -> None:
+    tracker, seen = h.MLflow("digits", uri), list[tuple[str, str]]()
+
+    class Looks(h.Plugin):
+        @h.on(h.StepEnd)
+        def look(self, run: h.Run, event: h.StepEnd) -> None:
+            if run.progress.steps == 3:
+                assert tracker._outbox is not None
+                tracker._outbox.drain()
+                seen.append(status_of(uri))
+                if len(seen) == 1:
+                    raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, tracker, Looks())
+    left = status_of(uri)
+    train(tmp_path, tracker, Looks())
+
+    assert (left, status_of(uri)) == (("KILLED", "interrupted"), ("FINISHED", "completed"))
+    assert seen == [("RUNNING", "running")] * 2
 
 
 def test_a_run_that_goes_back_shows_both_ways(uri: str, tmp_path: Path) -> None:

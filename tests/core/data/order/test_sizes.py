@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from heliograph.core.data.draws.held_generators import set_epoch
@@ -31,7 +32,15 @@ class Point(NamedTuple):
         ((torch.tensor(1.0), torch.zeros(9)), 1),
         (["a", "b", "c"], 3),
         ([1, 2], 2),
+        ((1.0, 2.0, 3.0), 3),
+        ([np.float32(1), np.float32(2)], 2),
+        ([b"a", b"b"], 2),
+        (1.0, 1),
         ("text", 1),
+        (b"bytes", 1),
+        (np.zeros((3, 2)), 3),
+        (np.zeros(()), 1),
+        ({"ids": np.zeros((3, 7))}, 3),
         ([], 0),
         (object(), 1),
         (Point(torch.zeros(6, 1), "p"), 6),
