@@ -15,6 +15,7 @@ from heliograph.builtin_callbacks.recorder.replay import command as replay_comma
 from heliograph.builtin_callbacks.rules import command as rules
 from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
+from heliograph.plugins.discovery import find
 from heliograph.plugins.environment import OF_RUN
 from heliograph.publishing import command as publishing
 from heliograph.publishing.plugin_table import indented
@@ -77,6 +78,12 @@ def _run(arguments: Sequence[str]) -> int:
     elif options.command == "run":
         if not options.script.is_file():
             print(f"heliograph run: there is no file {options.script}", file=sys.stderr)
+            return 2
+        try:
+            for name in options.enable:
+                find(name)
+        except LookupError as error:
+            print(f"heliograph run: {error}", file=sys.stderr)
             return 2
         _become(options.script, options.arguments, options.disable, options.enable)
     elif options.command == "demo":

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from ..builtin_callbacks.checkpoint.plugin import Checkpoint
+from ..core.checkpoint.storage.files import prepare_folder
 from ..core.distributed.launch import launch
 from ..core.system.extras import printable
 from ..events import PredictStart, TestStart, ValidationStart
+from ..events.checks import check_whole_number
 from .config_file import ConfigFile, flat_values
 from .errors import ConfigurationError, is_refusal, sentence
 from .objects import DATA, Objects, fit_options, make
@@ -55,13 +57,16 @@ def _parse(verb: Verb, words: Sequence[str]) -> tuple[ArgumentParser, Namespace]
     except ImportError as error:
         raise ConfigurationError(str(error)) from error
     try:
-        return parser, parse(parser, words)
+        config = parse(parser, words)
+        if config.ranks is not None:
+            check_whole_number("ranks", config.ranks, at_least=1, or_else="null for this process alone")
     except ArgumentError as error:
         raise ConfigurationError(sentence(error, parser)) from error
-    except LookupError as error:
+    except (LookupError, ValueError) as error:
         if not is_refusal(error):
             raise
         raise ConfigurationError(str(error)) from error
+    return parser, config
 
 
 def _run(verb: Verb, parser: ArgumentParser, config: Namespace) -> None:
@@ -89,6 +94,8 @@ def _fit(parser: ArgumentParser, config: Namespace, objects: Objects, begun: lis
     values, trainer = flat_values(yaml.safe_load(text)), objects.trainer
     folders = [config.folder, *(each.folder for each in trainer.plugins if isinstance(each, Checkpoint))]
     folder = next((Path(each) for each in folders if each is not None), None)
+    if folder is not None and trainer.engine.is_main:
+        prepare_folder(folder)
     trainer.plugins.register(
         ConfigFile(text, values, folder, lambda former: flat_values(yaml.safe_load(former)), begun)
     )

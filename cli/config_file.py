@@ -50,7 +50,6 @@ class ConfigFile(Plugin):
 
     def _save(self, folder: Path, name: str, training_id: str) -> Iterator[str]:
         """Write the file; yield what has changed since a former one of the same training."""
-        folder.mkdir(parents=True, exist_ok=True)
         path, former = _own_path(folder, name, training_id)
         text = f"# training {training_id}\n{self.text}"
         if text == former:

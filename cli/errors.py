@@ -11,22 +11,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..events.checks import known_names
+from ..plugins.discovery import discover
+from .reasons import class_at, innermost, key_of, shown
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
     Words = Callable[[re.Match[str]], str]
 
-REFUSALS = (TypeError, ValueError, LookupError, ImportError)
-KEYS = re.compile(r'Parser key "([\w.]+)"')
+REFUSALS = (TypeError, ValueError, LookupError, ImportError, FileNotFoundError)
 UNKNOWN = re.compile(r"option '([\w.]+)'(?: is not accepted)?|arguments: (--[\w.+-]+)", re.IGNORECASE)
-INNER, OUTER = re.compile(r"given class_path '([\w.]+)'"), re.compile(r"class_path='([\w.]+)'")
 SUBTYPES = re.compile(r"Subtypes: \[(.+)\]$", re.MULTILINE)
 GIVEN = re.compile(r"Given value: (.*?)(?:\. Got value: .*)?$", re.MULTILINE)
 EXPECTED = re.compile(r"Expected an? (.+?)(?:\. Got value: (.*?))?(?:\. Got value: .*)?$", re.MULTILINE)
-OBJECT = re.compile(r"(?:collections\.abc\.)?Callable\[\[[^\]]*\]*, [\w.]+\]")
+NESTED = r"\[(?:[^\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])*\]"  # brackets with brackets in them
+OBJECT = re.compile(r"(?:collections\.abc\.|typing\.)?Callable" + NESTED)
+NO_PATH = (
+    "Dict must include a class_path and optionally init_args, but got|Expected an import path or a subclass spec, but "
+    "got|Expected a dot import path string:|Unexpected import path format:"
+)
+NO_SUBCLASS = r"(?:Import path|Expected) '?([\w.]+)'? (?:does not correspond to|to be) a subclass of (?:<class ')?(\w+)"
 CLASS, NAME = re.compile(r"<class '(?:\w+\.)*(\w+)'>"), r"\1"
-MODULES = re.compile(r"typing\.|collections\.abc\.")
+MODULES = re.compile(r"\b(?:[a-z_]\w*\.)+(?=\w)")
+PLACES = ("heliograph", "torch.optim", "torch.optim.lr_scheduler", "torch.nn", "torch.nn.functional")  # of short names
 
 
 class ConfigurationError(Exception):
@@ -48,11 +55,13 @@ def sentence(error: BaseException, parser: ArgumentParser) -> str:
         error: of jsonargparse, whose text names keys and classes.
         parser: which raised it.
     """
-    text = str(error)
-    keys = ".".join(dict.fromkeys(KEYS.findall(text)))
+    text = innermost(str(error))
+    keys = key_of(text)
     where = f"{keys}: " if keys else ""
     if found := UNKNOWN.search(text):
         return _unknown(found, keys, parser)
+    if SUBTYPES.search(text) and (found := EXPECTED.search(text)):
+        return where + _wrong_type(found)
     for pattern, words in SENTENCES.items():
         if found := re.search(pattern, text):
             return where + words(found)
@@ -64,23 +73,43 @@ def sentence(error: BaseException, parser: ArgumentParser) -> str:
 def _unknown(found: re.Match[str], keys: str, parser: ArgumentParser) -> str:
     """Return the sentence for a key that there is not."""
     name = next(filter(None, found.groups())).removeprefix("--").rstrip("+")
-    if keys and (path := _class_at(found)):
-        name = name.partition(".")[0]  # a value below it was set by its full name
-        options = type(parser)().add_argument_group()
-        given = _imported(path)
-        add = options.add_class_arguments if isinstance(given, type) else options.add_function_arguments
-        return f"{keys}: {path} has no option {name!r}.{known_names(name, add(given))}"
     if group := re.search(r"Group '(\w+)' does not accept", found.string):
         name = f"{group[1]}.{name}"
-    known = {each.dest for each in parser._actions if each.dest.count(".") == name.count(".")}
-    known = {each for each in known if not each.startswith(("help", "print_", "config")) and not each.endswith(".help")}
-    return f"There is no key {name!r}.{known_names(name, known)}"
+    if keys and (path := class_at(found)):
+        return f"{keys}: {_no_argument(path, name, parser)}"
+    hidden = ("help", "print_", "config")
+    return _no_key(name, {each.dest for each in parser._actions if not each.dest.startswith(hidden)})
 
 
-def _class_at(found: re.Match[str]) -> str | None:
-    """Return the class path that a message is about: jsonargparse names an inner class before, an outer one after."""
-    before, after = INNER.findall(found.string, 0, found.start()), OUTER.findall(found.string, found.end())
-    return before[-1] if before else after[0] if after else None
+def _no_argument(path: str, name: str, parser: ArgumentParser) -> str:
+    """Return the sentence for an argument that a class or function does not take."""
+    first = name.partition(".")[0]
+    if first == "class_path":
+        return "the arguments of a class are given as init_args beside class_path."
+    if first != name and first in sys.modules:
+        return f"the arguments of {name} are a mapping, {{{name}: {{option: value}}}}."
+    options = type(parser)().add_argument_group()
+    given = _imported(path)
+    add = options.add_class_arguments if isinstance(given, type) else options.add_function_arguments
+    known = set(add(given))
+    if first[0].isupper() and first.lower() not in known and not any(each[0].isupper() for each in known):
+        return f"{first} is not a class path.{_place(first)}"
+    name = name if first in known else first  # a value below it was set by its full name
+    return f"{path} has no option {name!r}.{known_names(name, known - {name})}"
+
+
+def _no_key(name: str, keys: set[str]) -> str:
+    """Return the sentence for a key of the configuration itself; of its parts, the first that there is not is wrong."""
+    there = keys | {key.rpartition(".")[0] for key in keys}
+    whole, _, rest = name.partition(".")
+    while whole in there and rest:
+        part, _, rest = rest.partition(".")
+        whole = f"{whole}.{part}"
+    group, _, last = whole.rpartition(".")
+    if last in {each.name for each in discover()}:
+        return f"There is no key {whole!r}: it is the name of a plugin, which is given as trainer.plugins.{last}."
+    beside = {each for each in there if each and each.rpartition(".")[0] == group and not each.endswith(".help")}
+    return f"There is no key {whole!r}.{known_names(whole, beside)}"
 
 
 def _imported(path: str) -> Callable[..., object]:
@@ -98,7 +127,7 @@ def _no_attribute(found: re.Match[str]) -> str:
 
 
 def _required(found: re.Match[str]) -> str:
-    return f"{_class_at(found) or 'it'} needs {found[1]}."
+    return f"{class_at(found) or 'it'} needs {found[1]}."
 
 
 def _returns(found: re.Match[str]) -> str:
@@ -106,7 +135,31 @@ def _returns(found: re.Match[str]) -> str:
 
 
 def _no_subclass(found: re.Match[str]) -> str:
-    return f"{found[1]} is not a {found[2]}, nor a function that says in its annotation that it returns one."
+    article = "an" if found[2][0] in "AEIOU" else "a"
+    return f"{found[1]} is not {article} {found[2]}, nor a function that says in its annotation that it returns one."
+
+
+def _no_option(found: re.Match[str]) -> str:
+    return f"{found[1]} is not an option: options are --KEY=VALUE, and files come before all of them."
+
+
+def _no_path(found: re.Match[str]) -> str:
+    value = shown(found[1])
+    return f"takes a class path, got {value}.{_place(value)}"
+
+
+def _place(given: str) -> str:
+    """Return where the class or function is that a value names without its module."""
+    if given.startswith(("{'class_path'", "{class_path")):
+        return " Arguments are given as init_args beside it."
+    found = re.match(r"(?:\{'?)?([A-Za-z]\w*)(?:'?:|$)", given)
+    if found is None or found[1] in ("null", "init_args"):
+        return ""
+    for place in map(import_module, PLACES):
+        for name in dir(place):
+            if name.lower() == found[1].lower() and callable(getattr(place, name)):
+                return f" Did you mean '{place.__name__}.{name}'?"
+    return f" A class path begins with a module, as in my_module.{found[1]}."
 
 
 # What jsonargparse says, and how it is said here.
@@ -114,24 +167,29 @@ SENTENCES: dict[str, Words] = {
     r"No module named '([\w.]+)'": _no_module,
     r"module '([\w.]+)' has no attribute '(\w+)'": _no_attribute,
     r"heliograph has no '\w+'\.(?: Did you mean '\w+'\?)?": lambda found: found[0],
-    r"Not of type \w+: (.+)": lambda found: found[1],
+    r"Not of type \w+: (.+?)(?:\. Got value|$)": lambda found: shown(found[1]),
     r"following arguments are required: (.+?)(?:\. Got|$)": _required,
     r"Expected '([\w.]+)' to be a function that returns (.+?)\.": _returns,
-    r"Import path ([\w.]+) does not correspond to a subclass of (\w+)": _no_subclass,
-    r"File does not exist: (.+)": lambda found: f"there is no file {found[1]}.",
+    NO_SUBCLASS: _no_subclass,
+    r"Unexpected import object <?(.+?)(?: from .+?)?>?(?:\. Got|$)": _no_path,
+    r"Unable to load config '(.+?)'\s": lambda found: f"takes a mapping of keys, got {found[1]}.",
+    r"Key must be a string, got: (.+?)\.(?: |\.|$)": lambda found: f"keys are words, got {shown(found[1])}.",
+    rf"(?:{NO_PATH}) (.+?)(?:\. Got|$)": _no_path,
+    r"argument (--[\w.+-]+): expected one argument": lambda found: f"{found[1]} needs a value: {found[1]}=VALUE.",
+    r"unrecognized arguments: (.+)": _no_option,
 }
 
 
 def _wrong_type(found: re.Match[str]) -> str:
     """Return the sentence for a value of a wrong type."""
     subtypes, given = SUBTYPES.findall(found.string), GIVEN.findall(found.string)
-    kinds = subtypes[-1] if subtypes else found[1]
-    kinds = MODULES.sub("", CLASS.sub(NAME, OBJECT.sub("a class path", kinds))).replace("NoneType", "null")
+    kinds = OBJECT.sub("a class path", subtypes[-1] if subtypes else found[1])
+    kinds = MODULES.sub("", CLASS.sub(NAME, kinds)).replace("NoneType", "null")
     if subtypes:
-        kinds = re.sub(r", (?![^\[]*\])", " or ", kinds)
-    value = given[0] if given else found[2]
-    choices = re.findall(r"'([^']*)'", kinds)
-    return f"takes {kinds}, got {value}.{_nearest(value, choices)}"
+        kinds = " or ".join(re.findall(rf"(?:[^,\[]|{NESTED})+", kinds)).replace("  ", " ")
+    value = shown(given[0] if given else found[2])
+    mend = _nearest(value, re.findall(r"'([^']*)'", kinds)) or ("class path" in kinds and _place(value)) or ""
+    return f"takes {kinds}, got {value}.{mend}"
 
 
 def _modules(given: str) -> set[str]:

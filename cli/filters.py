@@ -7,7 +7,10 @@ from typing import Any
 
 from ..plugins.filters import At, Between, Every, Filter, Once
 
-FORM = "A filter is written as {epochs: 1} for Every(epochs=1), {steps: [10, 100]} for At(steps=[10, 100])"
+FORM = (
+    "A filter is written as {epochs: 1} for Every(epochs=1), {steps: [10, 100]} for At(steps=[10, 100]), "
+    "{Between: {epochs: [2, 5]}} for Between(epochs=(2, 5)), {Once: {}} for Once()"
+)
 OTHERS: dict[str, Callable[..., Filter]] = {"Between": Between, "Once": Once}
 
 
@@ -19,9 +22,11 @@ def filter_of(value: Any) -> Filter:
     """
     if not isinstance(value, dict) or not value:
         raise ValueError(f"{FORM}; got {value!r}.")
-    if set(value) <= OTHERS.keys():
-        ((name, arguments),) = value.items()
+    name, arguments = next(iter(value.items()))
+    if len(value) == 1 and name in OTHERS and (arguments is None or isinstance(arguments, dict)):
         return OTHERS[name](**(arguments or {}))
+    if value.keys() & OTHERS:
+        raise ValueError(f"{FORM}; got {value!r}.")
     several = any(isinstance(each, list) for each in value.values())
     return At(**value) if several else Every(**value)
 

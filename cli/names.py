@@ -11,11 +11,14 @@ from typing import Any
 import heliograph
 
 from ..plugins.discovery import find
+from .errors import ConfigurationError
 
 ENGINES = "heliograph.engines"
 PLUGINS = "trainer.plugins"
 ENGINE = "trainer.engine"
+TRAINER = "trainer"
 OBJECTS = ("task", "data", "train", "validation", "test", "predict", "optimizer", "scheduler")
+WRITTEN_OUT = (*OBJECTS, TRAINER, PLUGINS, ENGINE, f"{PLUGINS}.help")
 SPEC = frozenset({"class_path", "init_args", "dict_kwargs"})
 Load = Callable[[str], Any]
 
@@ -30,18 +33,25 @@ def full_forms(load: Load) -> Load:
 
 
 def full_arguments(arguments: Sequence[str], load: Load) -> list[str]:
-    """Return a command line in which the values of options that take objects are written out, names included."""
+    """Return a command line in which the values of options that take objects are written out, names included.
+
+    Raises:
+        ConfigurationError: an option has no value, or what are the arguments of a plugin is not a mapping.
+        LookupError: there is no plugin of a name.
+    """
     full, words = list[str](), iter(arguments)
     for word in words:
         option, equals, value = word.partition("=")
         key = option.removeprefix("--")
-        if not option.startswith("--") or key.removesuffix("+") not in (*OBJECTS, PLUGINS, ENGINE, f"{PLUGINS}.help"):
+        if not option.startswith("--") or key.removesuffix("+") not in WRITTEN_OUT:
             full.append(word)
             continue
         value = value if equals else next(words, "")
+        if not value:
+            raise ConfigurationError(f"{option} needs a value: {option}=VALUE.")
         if key == f"{PLUGINS}.help":
-            full += [option, path_of(value)] if value else [option]
-        elif value:
+            full += [option, path_of(value)]
+        else:
             whole = _of_key(key.removesuffix("+"), load(value))
             full.append(f"{option}={whole if isinstance(whole, str) else json.dumps(whole)}")
     return full
@@ -64,17 +74,17 @@ def _whole(value: Any) -> Any:
     """Return a whole configuration, or a value in it, written out."""
     if isinstance(value, dict) and not SPEC & value.keys():
         value = {key: _of_key(key, each) if key in OBJECTS else each for key, each in value.items()}
-        trainer = value.get("trainer")
-        if isinstance(trainer, dict):
-            named = {key: _of_key(f"trainer.{key}", each) for key, each in trainer.items()}
-            value["trainer"] = named
+        if TRAINER in value:
+            value[TRAINER] = _of_key(TRAINER, value[TRAINER])
     return _nested(value)
 
 
 def _of_key(key: str, value: Any) -> Any:
     """Return the value of a key whose value is an object, or several of them."""
+    if key == TRAINER and (value is None or isinstance(value, dict)):
+        return {name: _of_key(f"{TRAINER}.{name}", each) for name, each in (value or {}).items()}
     if key == PLUGINS:
-        return _plugins(value)
+        return _plugins(value) if isinstance(value, list | dict | str) else value
     if key == ENGINE:
         return _named(value, ENGINES) if isinstance(value, dict) else value
     if isinstance(value, str) and key != "optimizer":  # a function makes the object, or it is a class
@@ -84,15 +94,15 @@ def _of_key(key: str, value: Any) -> Any:
     return _nested(value)
 
 
-def _plugins(value: Any) -> Any:
+def _plugins(value: Any) -> list[Any]:
     """Return a list of plugins, each with its class path: of a list, of a mapping of names, or of one name."""
     if isinstance(value, list):
         return [each for item in value for each in _plugins(item)]
     if isinstance(value, str):
         return [{"class_path": path_of(value)}]
     if not isinstance(value, dict):
-        return value
-    if SPEC & value.keys():
+        return [value]
+    if "class_path" in value:
         return [_named({value["class_path"]: value.get("init_args")}) if "dict_kwargs" not in value else value]
     return [_named({name: arguments}) for name, arguments in value.items()]
 
@@ -102,7 +112,11 @@ def _named(value: dict[str, Any], group: str = "heliograph.plugins") -> Any:
     if SPEC & value.keys() or len(value) != 1:
         return value
     ((name, arguments),) = value.items()
-    return _spec(path_of(name, group), arguments)
+    if arguments is not None and not isinstance(arguments, dict):
+        raise ConfigurationError(
+            f"{name}: its options are a mapping, {{{name}: {{option: value}}}}; got {arguments!r}."
+        )
+    return _spec(path_of(str(name), group), arguments)
 
 
 def _nested(value: Any) -> Any:

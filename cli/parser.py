@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -17,7 +18,7 @@ from ..plugins.filters import Filter
 from . import filters
 from .names import ENGINES, OBJECTS, full_arguments, full_forms
 from .plugin_options import by_name
-from .texts import check_file, check_options
+from .texts import check_file, check_options, refuse_others
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
@@ -111,7 +112,8 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
 
     Raises:
         ArgumentError: a file or an option is wrong.
-        ConfigurationError: a file is not YAML, a key is given twice, or an option names a plugin that is not there.
+        ConfigurationError: a file or a value is not YAML, a key is given twice, or an option names a plugin that is
+            not there.
         LookupError: a plugin of this name is not installed.
         SystemExit: what was asked for, such as the help, was printed.
     """
@@ -123,8 +125,27 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
         check_file(path)
     check_options(words[count:])
     files = [word for path in words[:count] for word in ("--config", path)]
-    options = full_arguments(words[count:], get_loader("yaml"))
-    return parser.parse_args([*files, *by_name(map(Path, words[:count]), options, get_loader(MODE))])
+    options = full_arguments(words[count:], refuse_others(get_loader("yaml")))
+    config = parser.parse_args([*files, *by_name(map(Path, words[:count]), options, get_loader(MODE))])
+    _check_nulls(parser, config)
+    return config
+
+
+def _check_nulls(parser: ArgumentParser, config: Namespace) -> None:
+    """Refuse a null where a type has no None; jsonargparse looks at these only where None does not mean 'not given'."""
+    from jsonargparse import set_parsing_settings
+
+    given = config.clone()
+    for action in parser._actions:
+        if action.default is None and given.get(action.dest) is None:
+            given.pop(action.dest, None)
+    set_parsing_settings(unset_sentinel=True)
+    try:
+        parser.validate(given)
+    except TypeError as error:
+        raise ArgumentError(None, str(error)) from error
+    finally:
+        set_parsing_settings(unset_sentinel=False)
 
 
 def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:
@@ -141,7 +162,7 @@ def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:
     parser.add_argument("--seed", type=int | None, help="seeds every random generator before anything is made")
     parser.add_argument("--ranks", type=int | None, help="start so many processes on this machine, as launch does")
     parser.add_argument(
-        "--folder", type=str, help="where the configuration is saved; by default that of the checkpoints"
+        "--folder", type=str | None, help="where the configuration is saved; by default that of the checkpoints"
     )
     objects = parser.add_argument_group("what is trained, on what")
     for key in OBJECTS:
@@ -149,7 +170,7 @@ def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:
         objects.add_argument(f"--{key}", type=kind, help=text)
     if verb != "fit":
         more = parser.add_argument_group("how it is evaluated")
-        more.add_argument("--weights", type=str, help="`best`, `last`, or the path of a file or folder")
+        more.add_argument("--weights", type=str | None, help="`best`, `last`, or the path of a file or folder")
         more.add_argument("--limit", type=int | float | dict[str, Any], help="how many batches, or which fraction")
     parser.add_function_arguments(_fit_options, skip=set(OBJECTS))
     described = require("docstring_parser", f"heliograph {verb}", extra="cli").parse(Trainer.fit.__doc__).params

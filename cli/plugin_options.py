@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..events.checks import known_names
+from ..plugins.discovery import discover
 from .errors import ConfigurationError
-from .names import PLUGINS, Load, path_of
+from .names import PLUGINS, TRAINER, Load, path_of
 
 OPTION = f"--{PLUGINS}"
 
@@ -47,6 +49,10 @@ def by_name(files: Iterable[Path], arguments: Sequence[str], load: Load) -> list
             value = value if equals else next(words, "")
             plugins = _of_file(Path(value), load) or plugins
             others.append(f"{option}={value}")
+        elif option == f"--{TRAINER}":
+            value = value if equals else next(words, "")
+            plugins = _plugins_of(load(value)) or plugins
+            others.append(f"{option}={value}")
         elif option in (OPTION, f"{OPTION}+") and isinstance(specs := load(value), list):
             plugins = [*(plugins if option.endswith("+") else []), *map(Entry, specs)]
             added = True
@@ -72,8 +78,12 @@ def _in_order(plugins: Iterable[Entry]) -> list[str]:
 
 def _of_file(path: Path, load: Load) -> list[Entry] | None:
     """Return the plugins of a file; None if it gives none."""
-    config = load(path.read_text(encoding="utf-8")) if path.is_file() else None
-    trainer = config.get("trainer") if isinstance(config, dict) else None
+    config = load(path.read_text(encoding="utf-8"))
+    return _plugins_of(config.get(TRAINER))
+
+
+def _plugins_of(trainer: Any) -> list[Entry] | None:
+    """Return the plugins of what is given as `trainer`; None if it gives none."""
     specs = trainer.get("plugins") if isinstance(trainer, dict) else None
     return [Entry(each) for each in specs] if isinstance(specs, list) else None
 
@@ -88,10 +98,12 @@ def _addressed(words: str, plugins: Sequence[Entry], *, added: bool) -> tuple[En
                 return entry, ".".join(parts[count:])
     if added and plugins:
         return plugins[-1], words
-    there = ", ".join(each.spec["class_path"] for each in plugins if isinstance(each.spec, dict)) or "none"
+    called = {each.target.replace(":", "."): each.name for each in discover()}
+    paths = [each.spec["class_path"] for each in plugins if isinstance(each.spec, dict)]
+    there = known_names(parts[0], {called.get(path, path) for path in paths})
     raise ConfigurationError(
-        f"{OPTION}.{words} does not name one of the plugins of this configuration ({there}): write "
-        f"{OPTION}.NAME.OPTION=VALUE, or add a plugin before with {OPTION}+=NAME."
+        f"{OPTION}.{words} does not name one of the plugins of this configuration: write "
+        f"{OPTION}.NAME.OPTION=VALUE, or add a plugin before with {OPTION}+=NAME.{there}"
     )
 
 

@@ -4,35 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError
+from .names import Load
 
 if TYPE_CHECKING:
-    from yaml import Node
+    from yaml import Node, YAMLError
 
 MERGE = "tag:yaml.org,2002:merge"  # of `<<`, which may be given several times
 
 
+def refuse_others(load: Load) -> Load:
+    """Return a loader that refuses what is not YAML with a sentence."""
+
+    def loader(text: str) -> Any:
+        import yaml
+
+        try:
+            return load(text)
+        except yaml.YAMLError as error:
+            raise ConfigurationError(f"{text} is not YAML: {_problem(error)}.") from error
+
+    return loader
+
+
 def check_file(path: Path) -> None:
-    """Refuse a file that is not YAML, or in which a mapping has a key twice, of which YAML keeps the last.
+    """Refuse a file that is not a mapping in YAML, or in which a mapping has a key twice, of which YAML keeps the last.
 
     Args:
-        path: of the file; the parser says that there is none.
+        path: of the file.
 
     Raises:
-        ConfigurationError: says the key and the line.
+        ConfigurationError: says what is wrong, where it can the key and the line.
     """
     import yaml
+    from jsonargparse import get_loader
 
-    if not path.is_file():
-        return
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
-        raise ConfigurationError(f"{path} is not YAML: {error.problem}{place}.") from error
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text)
+        get_loader("yaml")(text)  # refuses what cannot be a key, and tags of Python
+    except OSError as error:
+        mend = " Options begin with two dashes, --KEY=VALUE." if "=" in path.name else ""
+        raise ConfigurationError(f"The file {path} cannot be read: {error.strerror}.{mend}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not YAML: it is not text in UTF-8.") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path} is not YAML: {_problem(error)}.") from error
+    if not isinstance(node, yaml.MappingNode):
+        held = "nothing" if node is None else "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+        raise ConfigurationError(
+            f"{path} holds {held}: a configuration is a mapping of keys, such as task: my_module.MyTask."
+        )
     _check_keys(node, str(path), "")
 
 
@@ -51,7 +75,9 @@ def check_options(words: Sequence[str]) -> None:
     for word in words:
         value = word
         if word.startswith("--"):
-            option, _, value = word.partition("=")
+            option, equals, value = word.partition("=")
+            if not equals:
+                continue
         if option == "--config":
             check_file(Path(value))
             continue
@@ -60,6 +86,13 @@ def check_options(words: Sequence[str]) -> None:
         except yaml.YAMLError:  # a plain text; the parser says where it needs another value
             continue
         _check_keys(node, option, "")
+
+
+def _problem(error: YAMLError) -> str:
+    """Return what is wrong with a text, and where."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+    mend = " (indent by spaces)" if "\\t" in problem else ""
+    return problem + mend + ("" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}")
 
 
 def _check_keys(node: Node | None, name: str, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -137,7 +138,11 @@ def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Pat
             of = Of(run_name) if training is None else Of(training=training)
             read.append(find_weights(folder, "best" if weights == "best" else "last", of))
         else:
-            read.append(find_weights(Path(weights)))
+            path = Path(weights)
+            if not path.suffix and not os.path.lexists(path):
+                known = known_names(str(weights), WHICH)
+                raise FileNotFoundError(f"weights={str(weights)!r} is not a file or folder that is there.{known}")
+            read.append(find_weights(path))
         return read[0].path
 
     path = on_main(engine, look)

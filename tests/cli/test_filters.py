@@ -26,7 +26,7 @@ def test_a_form_makes_the_filter_and_the_filter_the_form(form: dict[str, Any], k
     assert plain_form(made) == form
 
 
-@pytest.mark.parametrize("form", [3, "epochs", {}, [1]])
+@pytest.mark.parametrize("form", [3, "epochs", {}, [1], {"Between": 3}, {"Once": {}, "Between": {"epochs": [2, 5]}}])
 def test_another_form_is_refused(form: object) -> None:
     with pytest.raises(ValueError, match=r"A filter is written as \{epochs: 1\} for Every\(epochs=1\)"):
         filter_of(form)

@@ -69,6 +69,7 @@ def test_a_public_name_is_one_too_and_a_class_path_stays() -> None:
         (["--trainer.engine=ddp"], ["--trainer.engine=ddp"]),
         (["--trainer.plugins+=my.P"], ['--trainer.plugins+=[{"class_path": "my.P"}]']),
         (["--trainer.plugins.help", "Supervised"], ["--trainer.plugins.help", "heliograph.Supervised"]),
+        (["--trainer={plugins: {my.P: }}"], ['--trainer={"plugins": [{"class_path": "my.P"}]}']),
         (["--trainer.plugins.patience=3"], ["--trainer.plugins.patience=3"]),
     ],
 )

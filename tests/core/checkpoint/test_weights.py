@@ -340,6 +340,13 @@ class TestEvaluations:
         assert plain.test(task, class_batches(2), weights=result.best_checkpoint).notes[0].count("of step 2") == 1
         assert plain.test(task, class_batches(2), weights=str(tmp_path)).notes[0].count("of step 6") == 1
 
+    def test_a_word_that_is_neither_gets_the_nearest(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError) as raised:
+            trainer(tmp_path).test(kit.linear_classifier(), class_batches(2), weights="bst")
+        assert str(raised.value) == (
+            "weights='bst' is not a file or folder that is there. Did you mean 'best'? Known: best, last."
+        )
+
     def test_another_process_finds_the_run_by_its_name(self, tmp_path: Path) -> None:
         overfit(trainer(tmp_path), name="night")
         overfit(trainer(tmp_path), name="day")
