@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 from uuid import uuid4
 
-from ..core.system.numbered_files import find_numbered, make_numbered
+from ..core.system.numbered_files import file_path, find_numbered, make_numbered
 from ..events import (
     CheckpointLoaded,
     CheckpointSaved,
@@ -52,7 +52,7 @@ class JsonlLog(Plugin):
     ranks = "main"
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = file_path(path, "JsonlLog", "log.jsonl")
         self.exclusive = (f"the log {self.path.absolute()}",)
         self._file: TextIO | None = None
         self._began = False

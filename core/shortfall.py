@@ -50,7 +50,7 @@ def warn_of_closing(run: RunContext) -> None:
         run.warn(sentence)
     for name, errors in run.plugins.errors().items():
         if not any(f"Plugin {name!r}" in said for said in run.warnings):
-            run.warn(f"Plugin {name!r} failed, and the run continued: {errors[-1]}.")
+            run.warn(f"Plugin {name!r} failed, and the run continued: {errors[-1].removesuffix('.')}.")
 
 
 def _no_step(run: RunContext) -> str:

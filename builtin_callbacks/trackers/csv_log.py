@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ...core.system.numbered_files import find_numbered, make_numbered
+from ...core.system.numbered_files import file_path, find_numbered, make_numbered
 from ...events import Run
 from .csv_sheet import Row, Sheet, last_row
 from .records import AXES, Page, Place
@@ -37,7 +37,7 @@ class CSVLog(Tracker):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
-        self.path = Path(path)
+        self.path = file_path(path, "CSVLog", "log.csv")
         self.exclusive = (f"the log {self.path.absolute()}",)
         self._sheet: Sheet | None = None
         self._training = ""

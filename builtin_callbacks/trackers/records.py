@@ -34,7 +34,7 @@ class Place:
 
     Attributes:
         step: optimizer steps.
-        epoch: finished epochs.
+        epoch: epochs that are done, such as 1.25; finished ones where the loader has no length.
         samples: training samples.
         seconds: seconds since the training began, those of former attempts included.
         attempt: that of the page.
@@ -42,7 +42,7 @@ class Place:
     """
 
     step: int
-    epoch: int
+    epoch: float
     samples: int
     seconds: float
     attempt: int

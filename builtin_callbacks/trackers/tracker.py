@@ -237,11 +237,11 @@ class Tracker(Plugin):
     def _finish(self, run: Run, outbox: Outbox, status: str) -> None:
         self._close(status)
         if outbox.refused:
-            run.warn(f"{self.name} shows nothing of this run, since it could not open a page: {outbox.refused}.")
+            run.warn(f"{self.name} shows nothing of this run, since it could not open a page: {_ended(outbox.refused)}")
         else:
             for reason, lost in outbox.lost.items():
                 what = ", ".join(f"{NAMES[kind]} ({count})" for kind, count in lost.items())
-                run.warn(f"{self.name} lost {what}: {reason}.")
+                run.warn(f"{self.name} lost {what}: {_ended(reason)}")
         for kind, count in self._unknown.items():
             run.note(f"{self.name} cannot show what was logged as {kind} ({count} times)")
         for text in self._remarks:
@@ -283,8 +283,9 @@ class Tracker(Plugin):
 
     def _place(self, run: Run) -> Place:
         progress = run.progress
+        epoch = float(progress.epoch) if run.epoch_fraction is None else round(run.epoch_fraction, 6)
         seconds = progress.seconds
-        return Place(progress.steps, progress.epoch, progress.samples, seconds, self._attempt, self._rollbacks)
+        return Place(progress.steps, epoch, progress.samples, seconds, self._attempt, self._rollbacks)
 
     def _put_payload(self, run: Run, event: Event) -> None:
         kind = KINDS[type(event)]
@@ -365,3 +366,7 @@ class Tracker(Plugin):
             outbox.put(Record("finish", (status,)))
             self._former = outbox.close()
             self._page_id = outbox.opened or self._page_id
+
+
+def _ended(text: str) -> str:
+    return f"{text.removesuffix('.')}."

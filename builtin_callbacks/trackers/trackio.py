@@ -149,14 +149,14 @@ class Trackio(Tracker):
     def _write_row(self, place: Place, values: Mapping[str, Any]) -> None:
         axes = asdict(place)
         self._step = axes.pop("step")
-        self._collect(astuple(replace(place, seconds=0.0)), {**values, **axes})
+        self._collect(astuple(replace(place, epoch=0.0, seconds=0.0)), {**values, **axes})
 
     def _collect(self, place: tuple[Any, ...], row: Mapping[str, Any]) -> None:
         """Add values to the row of a place, which begins with the step; where it has others of a name, to a new row."""
         reserved = _trackio("utils").RESERVED_KEYS
         named = {f"__{name}" if name in reserved else name: value for name, value in row.items()}
         former = self._rows.get(place, {})
-        if any(former.get(name, value) != value for name, value in named.items() if name != "seconds"):
+        if any(former.get(name, value) != value for name, value in named.items() if name not in ("epoch", "seconds")):
             place, former = (*place, len(self._rows)), {}
         self._rows[place] = former | named
 

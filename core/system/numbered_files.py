@@ -7,6 +7,19 @@ from itertools import count
 from pathlib import Path
 
 
+def file_path(path: str | Path, owner: str, example: str) -> Path:
+    """Return the path of a file.
+
+    Raises:
+        ValueError: a folder is there.
+    """
+    if Path(path).is_dir():
+        raise ValueError(
+            f"{owner} writes a file, and {path} is a folder: give the path of a file, as in {path}/{example}."
+        )
+    return Path(path)
+
+
 def find_numbered(path: Path, end: str = "") -> list[Path]:
     """Return the files that there are, in the order of their numbers.
 

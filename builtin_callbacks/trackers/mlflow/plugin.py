@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,7 +74,8 @@ class MLflow(Tracker):
     def prepare(self, run: Run) -> None:
         """Make the client before the training, which takes seconds where the address is one of a database."""
         self._settings.apply()
-        self._client = ask(self._mlflow.MlflowClient, self.uri)
+        with suppress(ConnectionError, RuntimeError):  # `open` meets it again, and the result says so
+            self._client = ask(self._mlflow.MlflowClient, self.uri)
 
     def open(self, page: Page) -> str:
         """Begin a run, or continue one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import math
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,11 @@ def test_what_every_tracker_promises() -> None:
 def log(path: Path, *plugins: Any, steps: int = 4, **options: Any) -> h.RunResult:
     """Train from the beginning."""
     return kit.fit(
-        h.LogSchedule(h.Every(steps=1)), h.CSVLog(path), *plugins, train=class_batches(steps), epochs=1, **options
+        h.LogSchedule(h.Every(steps=1)),
+        h.CSVLog(path),
+        *plugins,
+        train=class_batches(steps),
+        **{"epochs": 1, **options},
     )
 
 
@@ -66,7 +71,7 @@ def test_a_row_for_each_step_and_a_column_for_each_metric(tmp_path: Path) -> Non
     head = ["step", "epoch", "samples", "seconds", "attempt", "rollbacks", "training"]
     assert list(rows[0])[:8] == [*head, "train/loss"]
     assert [[row[name] for name in ("step", "epoch", "samples", "attempt", "rollbacks")] for row in rows] == [
-        [str(step), "0", str(3 * step), "1", "0"] for step in (1, 2, 3, 4)
+        [str(step), str(step / 4), str(3 * step), "1", "0"] for step in (1, 2, 3, 4)
     ]
     assert float(rows[3]["train/loss"]) == result.metrics["train/loss"]
     assert float(rows[3]["validation/loss"]) == result.metrics["validation/loss"]
@@ -75,6 +80,26 @@ def test_a_row_for_each_step_and_a_column_for_each_metric(tmp_path: Path) -> Non
     assert math.isnan(float(rows[0]["a"]))
     assert (result.warnings, result.notes, result.plugin_errors) == ((), (), {})
     assert [each.name for each in path.parent.iterdir()] == ["log.csv"]
+
+
+def test_a_log_and_a_validation_at_the_end_of_an_epoch_are_of_the_same_epoch(tmp_path: Path) -> None:
+    plugins = [h.ValidationSchedule(h.Every(epochs=1))]
+    log(tmp_path / "log.csv", *plugins, validation=class_batches(1), epochs=2)
+
+    rows = [row for row in read(tmp_path / "log.csv") if row["validation/loss"]]
+    assert [(row["step"], row["epoch"], bool(row["train/loss"])) for row in rows] == [
+        ("4", "1.0", True),
+        ("8", "2.0", True),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "name"), [(h.CSVLog, "log.csv"), (h.JsonlLog, "log.jsonl")])
+def test_a_folder_is_not_a_file(tmp_path: Path, kind: type[Any], name: str) -> None:
+    text = (
+        f"{kind.__name__} writes a file, and {tmp_path} is a folder: give the path of a file, as in {tmp_path}/{name}."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        kind(tmp_path)
 
 
 def test_a_test_after_a_training_is_in_its_table(tmp_path: Path) -> None:

@@ -62,7 +62,11 @@ def test_a_run_in_the_database() -> None:
     assert config().items() >= expected.items()
     *found, ending = trackio_rows("tests")
     axes = ("step", "epoch", "samples", "attempt", "rollbacks")
-    assert [[row[name] for name in axes] for row in found] == [[1, 0, 3, 1, 0], [2, 0, 6, 1, 0], [3, 0, 9, 1, 0]]
+    assert [[row[name] for name in axes] for row in found] == [
+        [1, 0.333333, 3, 1, 0],
+        [2, 0.666667, 6, 1, 0],
+        [3, 1.0, 9, 1, 0],
+    ]
     assert found[-1]["train/loss"] == pytest.approx(result.metrics["train/loss"])
     assert (ending["step"], ending["status"]["_value"]) == (3, "completed")
     assert (result.warnings, result.notes) == ((), ())
@@ -163,11 +167,10 @@ def test_what_is_logged_at_one_place_is_one_row(monkeypatch: pytest.MonkeyPatch)
         for row in trackio_rows("tests")
     ]
     assert found == [
-        [1, 0, {"train/loss"}],
-        [2, 0, {"says", "weights", "train/loss", "validation/loss"}],
-        [3, 0, {"says", "weights", "train/loss"}],
-        [3, 0, {"says"}],
-        [3, 1, {"validation/loss"}],  # at the end of the epoch
+        [1, 0.333333, {"train/loss"}],
+        [2, 0.666667, {"says", "weights", "train/loss", "validation/loss"}],
+        [3, 1.0, {"says", "weights", "train/loss", "validation/loss"}],
+        [3, 0.666667, {"says"}],  # before the batch was counted
         [3, None, set()],  # the ending
     ]
 

@@ -83,7 +83,11 @@ def test_a_run_on_its_page(tmp_path: Path) -> None:
     assert (page.project, page.display_name, page.run_group, list(page.tags)) == ("digits", "mine", "first", ["small"])
     found = rows_of(tmp_path / "new")
     axes = ("step", "epoch", "samples", "attempt", "rollbacks")
-    assert [[row[name] for name in axes] for row in found] == [[1, 0, 3, 1, 0], [2, 0, 6, 1, 0], [3, 0, 9, 1, 0]]
+    assert [[row[name] for name in axes] for row in found] == [
+        [1, 0.333333, 3, 1, 0],
+        [2, 0.666667, 6, 1, 0],
+        [3, 1.0, 9, 1, 0],
+    ]
     assert found[-1]["train/loss"] == pytest.approx(result.metrics["train/loss"])
     assert values_of(tmp_path / "new", "config").items() >= {"rate": 0.1, "layers": "[3, 4]"}.items()
     charts = {
