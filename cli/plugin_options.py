@@ -47,14 +47,15 @@ def by_name(files: Iterable[Path], arguments: Sequence[str], load: Load) -> list
         option, equals, value = word.partition("=")
         if option == "--config":
             value = value if equals else next(words, "")
-            plugins = _of_file(Path(value), load) or plugins
+            plugins = _replaced(plugins, _of_file(Path(value), load))
             others.append(f"{option}={value}")
         elif option == f"--{TRAINER}":
             value = value if equals else next(words, "")
-            plugins = _plugins_of(load(value)) or plugins
+            plugins = _replaced(plugins, _plugins_of(load(value)))
             others.append(f"{option}={value}")
         elif option in (OPTION, f"{OPTION}+") and isinstance(specs := load(value), list):
-            plugins = [*(plugins if option.endswith("+") else []), *map(Entry, specs)]
+            given = [*map(Entry, specs)]
+            plugins = [*plugins, *given] if option.endswith("+") else _replaced(plugins, given)
             added = True
             others.append(word)
         elif option.startswith(f"{OPTION}.") and option != f"{OPTION}.help":
@@ -65,6 +66,13 @@ def by_name(files: Iterable[Path], arguments: Sequence[str], load: Load) -> list
         else:
             others.append(word)
     return [*others, *_in_order(plugins)] if named else others
+
+
+def _replaced(plugins: list[Entry], others: list[Entry] | None) -> list[Entry]:
+    """Return the others, if there are such, in the place of plugins that were given no options."""
+    if others and (lost := [each for entry in plugins for each in entry.options]):
+        raise ConfigurationError(f"{lost[0]} comes before what replaces the plugins: give it after that.")
+    return others or plugins
 
 
 def _in_order(plugins: Iterable[Entry]) -> list[str]:

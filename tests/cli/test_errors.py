@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -288,6 +289,19 @@ def test_a_file_that_there_is_not(folder: Path, capsys: pytest.CaptureFixture[st
     assert main(["fit", "leson.yaml"]) == 2
     said = capsys.readouterr().err
     assert said == "heliograph fit: The file leson.yaml cannot be read: No such file or directory.\n"
+
+
+@pytest.mark.parametrize(
+    "later",
+    ["--trainer.plugins=[checkpoint: {folder: other}]", "--trainer={plugins: [progress: ]}", "--config=again.yaml"],
+)
+def test_an_option_of_a_plugin_that_is_replaced_is_a_mistake(
+    fit: Command, folder: Path, later: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(folder / "lesson.yaml", folder / "again.yaml")
+    assert fit("--trainer.plugins.checkpoint.keep_best=2", later) == 2
+    expected = "--trainer.plugins.keep_best=2 comes before what replaces the plugins: give it after that.\n"
+    assert capsys.readouterr().err == f"heliograph fit: {expected}"
 
 
 def test_no_file_at_all_is_said_what_is_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
