@@ -534,6 +534,14 @@ def test_a_validation_that_fails_is_left_where_the_error_is_taken() -> None:
     ]
 
 
+def test_a_second_attach_to_an_engine_is_refused() -> None:
+    training = Training()
+    with pytest.raises(
+        ValueError, match=r"has attached plugins already.*: give all plugins to one attach, in one list"
+    ):
+        attach(training.engine, [Trace()], model=training.model)
+
+
 def test_a_run_that_another_handler_ends_is_stopped() -> None:
     training = Training(Trace())
     training.engine.add_event_handler(Events.ITERATION_COMPLETED(once=3), lambda engine: engine.terminate())
