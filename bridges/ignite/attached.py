@@ -43,7 +43,7 @@ class AttachedPlugins(PluginOwner):
         self._loss: Tensor | None = None
         self._in_iteration = self._is_backward_done = self._has_stepped = False
         self._serves_validation = False
-        self._found: dict[str, float] = {}
+        self._found: dict[str, dict[str, float]] = {}
         self._actions: dict[str, Callable[[], object]] = {
             "log": self._log,
             "validation": self._validate,
@@ -214,7 +214,11 @@ class AttachedPlugins(PluginOwner):
         self._training.begin_validation(None)
         for name, evaluator in parts.evaluators.items():
             evaluator.run(parts.validation_sets[name])
-        self._training.end_validation(self._found)
+            if name not in self._found:  # it has failed, and a handler of it took the error
+                self._training.leave_validation()
+                break
+        else:
+            self._training.end_validation({key: each for found in self._found.values() for key, each in found.items()})
         self._serves_validation = False
 
     def _begin_validation(self, evaluator: Any, name: str) -> None:
@@ -230,7 +234,7 @@ class AttachedPlugins(PluginOwner):
     def _end_validation(self, evaluator: Any, name: str) -> None:
         found = _scalars(evaluator.state.metrics, f"validation/{name}/" if name else "validation/")
         if self._serves_validation:
-            self._found.update(found)
+            self._found[name] = found
             return
         self._training.end_validation(found)
         run = self._training.active

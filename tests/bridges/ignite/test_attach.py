@@ -534,6 +534,30 @@ def test_a_validation_that_fails_is_left_where_the_error_is_taken() -> None:
     ]
 
 
+@pytest.mark.parametrize("failing", ["first", "second"])
+def test_a_validation_that_is_asked_for_and_fails_is_cut_where_the_error_is_taken(failing: str) -> None:
+    seen: list[tuple[str, int]] = []
+    bad = [(torch.zeros(1, 7), torch.zeros(1))]
+
+    class Look(Plugin):
+        @on(ValidationEnd, ValidationCut)
+        def look(self, run: Run, event: ValidationEnd | ValidationCut) -> None:
+            seen.append((event.name, run.progress.steps))
+
+    training = Training(evaluator=None, validation=None)
+    evaluators = {
+        name: create_supervised_evaluator(training.model, {"loss": Loss(training.loss)}) for name in ("first", "second")
+    }
+    for each in evaluators.values():
+        each.add_event_handler(Events.EXCEPTION_RAISED, lambda engine, error: None)
+    sets = {name: bad if name == failing else class_batches(1) for name in evaluators}
+    schedule = ValidationSchedule(At(steps=1), at_end=False)
+    result = Training(Look(), schedule, evaluator=evaluators, validation=sets).run()
+
+    assert seen == [("validation_cut", 1)]
+    assert (result.status, result.progress.validations, result.progress.steps) == ("completed", 0, 2)
+
+
 def test_a_second_attach_to_an_engine_is_refused() -> None:
     training = Training()
     with pytest.raises(
