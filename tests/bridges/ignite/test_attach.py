@@ -30,6 +30,7 @@ from heliograph import (
     SaveSchedule,
     ShouldStop,
     StepEnd,
+    TrainStart,
     ValidationCut,
     ValidationEnd,
     ValidationSchedule,
@@ -339,6 +340,51 @@ def test_without_optimizer_and_loss_iterations_are_steps() -> None:
 
     assert result.progress.steps == 2
     assert result.metrics["train/loss"] == pytest.approx(losses[-1])
+
+
+class Plans(Plugin):
+    """Keeps the length of a run, as the run and its plan say it."""
+
+    @on(TrainStart)
+    def look(self, run: Run, event: TrainStart) -> None:
+        self.seen = run.planned_steps, run.plan().splitlines()[2].strip()
+
+
+@pytest.mark.parametrize(
+    ("shows_optimizer", "length", "seen"),
+    [
+        (False, {"max_epochs": 2}, (6, "length: 2 epochs, at most 6 steps")),
+        (False, {"max_iters": 4}, (4, "length: 4 steps")),
+        (True, {"max_epochs": 1}, (None, "length: 1 epoch")),
+        (True, {"max_iters": 4}, (None, "length: unknown")),
+    ],
+)
+def test_the_length_is_as_far_known_as_ignite_says_it(
+    shows_optimizer: bool, length: dict[str, int], seen: tuple[int | None, str]
+) -> None:
+    plans, options = Plans(), dict[str, Any]() if shows_optimizer else {"optimizer": None}
+    training = Training(plans, batches=3, **options)
+    training.engine.run(training.batches, **length)
+    assert plans.seen == seen
+
+
+def test_a_fraction_of_the_run_needs_its_steps() -> None:
+    class Steps(Plugin):
+        @on(StepEnd, when=At(fraction=0.5))
+        def look(self, run: Run, event: StepEnd) -> None:
+            self.seen = run.progress.steps
+
+    steps = Steps()
+    Training(steps, optimizer=None).run(2)
+    assert steps.seen == 2
+    with pytest.raises(
+        ValueError,
+        match=r"^At\(fraction=...\) needs the number of optimizer steps of the run before it begins, and Ignite does "
+        r"not say it: leave attach\(optimizer=\) out, so .*; or count something else, as in At\(steps=100\)\.",
+    ):
+        Training(Steps()).run(2)
+    with pytest.raises(ValueError, match=r"say it: give engine\.run\(epoch_length=\); or count"):
+        Training(Steps(), optimizer=None).engine.run(iter(class_batches(2)))
 
 
 def test_an_output_without_a_loss_is_an_error_that_says_what_to_give() -> None:
