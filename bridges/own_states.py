@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from torch import nn
-
 from ..events import Run
 from .unsaved import Unsaved
 
@@ -61,15 +59,17 @@ class OwnStates:
                 f"{', '.join(self._lost)} had changed and no state holds it, so it starts fresh: {self._remedy}",
             )
 
-    def state_dict(self, trained: Iterable[nn.Module]) -> dict[str, Any]:
+    def state_dict(self, run: Run | None) -> dict[str, Any]:
         """Return copies of all that is kept.
 
         Args:
-            trained: the modules of the run: they are not of an object that holds one.
+            run: that which is under way, None outside of one. Its modules are not of an object that holds one, and a
+                stop that somebody has withdrawn there is not asked for again.
         """
-        modules = list(trained)
+        modules = [] if run is None else list(run.modules.values())
         lost = [f"{name}.{each}" for name, other in self._others.items() for each in other.changed(modules)]
-        return {"states": self._save(), "stop": self.stop_reason, "options": dict(self.options), "lost": lost}
+        stop = self.stop_reason if run is None or run.control.should_stop else ""
+        return {"states": self._save(), "stop": stop, "options": dict(self.options), "lost": lost}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put it back; an object that is new keeps its own state."""

@@ -121,6 +121,7 @@ class RunContext(PayloadVerbs, ABC):
     max_epochs: float | None = part_of("settings.epochs")
     max_steps: int | None = part_of("settings.steps")
     planned_steps: int | None = part_of("length.steps")
+    unknown_length: str = part_of("length.unknown")
     scheduler_steps: Mapping[str, int] = part_of("length.scheduler_steps")
     epoch_fraction: float | None = part_of("length.epoch_fraction")
     fraction: float | None = part_of("length.fraction")

@@ -190,6 +190,10 @@ class Run(Protocol):
         """
 
     @property
+    def unknown_length(self) -> str:
+        """Why `planned_steps` is None, and the mend, as the rest of a sentence; empty where it is a number."""
+
+    @property
     def scheduler_steps(self) -> Mapping[str, int]:
         """For how many steps those schedulers were made that are functions of it, by the names of their optimizers."""
 

@@ -83,10 +83,10 @@ class Filter(ABC):
         if self.unit == FRACTION:
             self._planned, self._counts_skips = run.planned_steps, run.max_epochs is not None
             if self._planned is None and run.optimizers:  # in an evaluation there is nothing to count
+                kind = type(self).__name__
                 raise ValueError(
-                    f"{type(self).__name__}({FRACTION}=...) needs the number of optimizer steps of the run before it "
-                    f"begins: pass steps=, or epochs= with loaders that have a length; or count something else, as in "
-                    f"{type(self).__name__}(steps=100)."
+                    f"{kind}({FRACTION}=...) needs the number of optimizer steps of the run before it begins, and "
+                    f"{run.unknown_length}; or count something else, as in {kind}(steps=100)."
                 )
 
     def in_units(self, values: Iterable[float]) -> list[float]:

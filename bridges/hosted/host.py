@@ -25,6 +25,7 @@ MENDS: Mapping[str, str] = {
     "batches": "transform batches in the dataset, or where the loader collates them",
     "checkpoints": "let the loop write checkpoints: they hold the states of these plugins, too",
     "rng": "set the seed of the loop itself, whose checkpoints hold its generators",
+    "length": "set the length of the loop itself in steps",
 }
 
 

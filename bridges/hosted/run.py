@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...core.context import RunContext, part_of
+from ...core.context import RunContext, count, part_of
 from ...core.engines.contract import LoopEngine
 from ...core.length import epochs_done, part_done
 from ...core.result import RunResult
@@ -77,6 +77,11 @@ class HostedRun(RunContext):
         return self.facts.steps
 
     @property
+    def unknown_length(self) -> str:  # type: ignore[override]
+        """Why the number of steps is not known, and the mend; empty where it is known."""
+        return "" if self.facts.steps is not None else f"{self.host.name} does not say it: {self.host.mend('length')}"
+
+    @property
     def epoch_fraction(self) -> float | None:  # type: ignore[override]
         """How many epochs are done."""
         return epochs_done(self.progress, self.facts.batches)
@@ -108,8 +113,11 @@ class HostedRun(RunContext):
         """Return what will happen, in a few lines."""
         engine = self.engine
         processes = "1 process" if engine.world_size == 1 else f"{engine.world_size} processes"
-        length = f"length: {self.facts.steps} steps" if self.facts.steps is not None else "length: unknown"
-        lines = [f"run {self.name!r} in {self.host.name}", f"  hardware: {engine.device}, {processes}", f"  {length}"]
+        epochs, steps = self.facts.epochs, self.facts.steps
+        length = [] if epochs is None else [count(epochs, "epoch", "epochs")]
+        length += [] if steps is None else [f"{'at most ' if length else ''}{count(steps, 'step', 'steps')}"]
+        lines = [f"run {self.name!r} in {self.host.name}", f"  hardware: {engine.device}, {processes}"]
+        lines += [f"  length: {', '.join(length) or 'unknown'}"]
         lines += [f"  {name}: {text}" for name, text in self.plugins.descriptions(self).items()]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes), *(f"  WARNING: {w}" for w in self.warnings)])
 

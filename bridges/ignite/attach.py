@@ -55,7 +55,7 @@ def attach(
     Raises:
         ImportError: Ignite is not installed.
         TypeError: an argument has another type.
-        ValueError: arguments contradict each other, or plugins do.
+        ValueError: arguments contradict each other, or plugins do; the engine has attached plugins already.
     """
     require("ignite", "attach", extra="ignite")
     from .attached import AttachedPlugins

@@ -24,9 +24,17 @@ class AttachedPlugins(PluginOwner):
     Args:
         plugins: plugin objects.
         parts: the training that they take part in.
+
+    Raises:
+        ValueError: another call has attached plugins to the engine.
     """
 
     def __init__(self, plugins: Iterable[Any], parts: Parts) -> None:
+        if any(isinstance(each, AttachedPlugins) for each in _owners_of_error_handlers(parts.engine)):
+            raise ValueError(
+                "This engine has attached plugins already, which take part whenever it runs: give all plugins to one "
+                "attach, in one list. To train with others, make a new engine."
+            )
         self._parts = parts
         self._training = HostedTraining(plugins, parts.host())
         self._check_asked()
@@ -35,7 +43,7 @@ class AttachedPlugins(PluginOwner):
         self._loss: Tensor | None = None
         self._in_iteration = self._is_backward_done = self._has_stepped = False
         self._serves_validation = False
-        self._found: dict[str, float] = {}
+        self._found: dict[str, dict[str, float]] = {}
         self._actions: dict[str, Callable[[], object]] = {
             "log": self._log,
             "validation": self._validate,
@@ -123,8 +131,8 @@ class AttachedPlugins(PluginOwner):
     def _fail(self, engine: Any, error: BaseException) -> None:
         self._remove_hooks()
         self._training.fail(error)
-        # Where another handler takes it, that one decides; nothing public says whether there is one.
-        if len(engine._event_handlers[Events.EXCEPTION_RAISED]) == 1:
+        # Where another handler takes it, that one decides.
+        if len(_owners_of_error_handlers(engine)) == 1:
             raise error
 
     def _remove_hooks(self) -> None:
@@ -206,7 +214,11 @@ class AttachedPlugins(PluginOwner):
         self._training.begin_validation(None)
         for name, evaluator in parts.evaluators.items():
             evaluator.run(parts.validation_sets[name])
-        self._training.end_validation(self._found)
+            if name not in self._found:  # it has failed, and a handler of it took the error
+                self._training.leave_validation()
+                break
+        else:
+            self._training.end_validation({key: each for found in self._found.values() for key, each in found.items()})
         self._serves_validation = False
 
     def _begin_validation(self, evaluator: Any, name: str) -> None:
@@ -222,7 +234,7 @@ class AttachedPlugins(PluginOwner):
     def _end_validation(self, evaluator: Any, name: str) -> None:
         found = _scalars(evaluator.state.metrics, f"validation/{name}/" if name else "validation/")
         if self._serves_validation:
-            self._found.update(found)
+            self._found[name] = found
             return
         self._training.end_validation(found)
         run = self._training.active
@@ -239,6 +251,11 @@ class AttachedPlugins(PluginOwner):
         ):
             if word in asks and not given:
                 raise ValueError(f"Plugin {asks[word]!r} asks for a {word}: give attach {what}, or leave it out.")
+
+
+def _owners_of_error_handlers(engine: Any) -> list[Any]:
+    """Return whose methods handle an error of an engine, None for each other handler; nothing public says it."""
+    return [getattr(each[0], "__self__", None) for each in engine._event_handlers.get(Events.EXCEPTION_RAISED, ())]
 
 
 def _scalars(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:

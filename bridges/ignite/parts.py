@@ -91,7 +91,12 @@ class Parts:
     def host(self) -> Host:
         """Return what this loop can do for plugins."""
         within = frozenset[Any]() if self.sees_gradients else {ForwardEnd, BackwardEnd, GradientsReady}
-        mends = {"checkpoints": "use ignite.handlers.Checkpoint, with what attach returned in its to_save"}
+        mends = {
+            "checkpoints": "use ignite.handlers.Checkpoint, with what attach returned in its to_save",
+            "length": "give engine.run(epoch_length=)"
+            if self.optimizer is None
+            else "leave attach(optimizer=) out, so that each iteration is a step",
+        }
         if not self.sees_gradients:
             mends["skip_step"] = "give attach the optimizer, and the module that computes the loss"
         return Host(
@@ -116,6 +121,7 @@ class Parts:
             optimizer=self.optimizer,
             device=torch.device("cpu") if parameter is None else parameter.device,
             epochs=state.max_epochs,
+            steps=self._steps(),
             batches=state.epoch_length,
             loader=loader,
             batch_size=getattr(loader, "batch_size", None),
@@ -125,6 +131,15 @@ class Parts:
             hyper_parameters=dict(self.hyper_parameters or {}),
             world_size=require("ignite.distributed", "attach", extra="ignite").get_world_size(),
         )
+
+    def _steps(self) -> int | None:
+        """Return the planned steps, None where they are unknown: the engine plans iterations."""
+        state = self.engine.state
+        if self.optimizer is not None:  # several iterations may make a step
+            return None
+        if state.max_epochs is None or state.epoch_length is None:
+            return state.max_iters  # type: ignore[no-any-return]
+        return int(state.max_epochs * state.epoch_length)
 
     def position(self) -> Position:
         """Return where the engine begins or continues; how many steps the optimizer has taken it does not know."""

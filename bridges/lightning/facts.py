@@ -24,6 +24,7 @@ HOST = Host(
         "skip_step": "train with heliograph.Trainer, which takes several optimizers by name",
         "checkpoints": "let ModelCheckpoint write them: they hold the states of these plugins, too",
         "veto_stop": "set Trainer(min_epochs=) or Trainer(min_steps=)",
+        "length": "set Trainer(max_steps=)",
         "rng": "call seed_everything(...)",
     },
 )

@@ -55,7 +55,7 @@ def test_states_are_saved_loaded_and_reset() -> None:
     first, second = Counter(), Counter()
     states = OwnStates([first, second], "")
     first.count, second.count = 4, 5
-    saved = states.state_dict(())
+    saved = states.state_dict(None)
     first.count = second.count = 9
     states.load_state_dict(saved)
     assert (first.count, second.count) == (4, 5)
@@ -69,12 +69,12 @@ def test_states_are_saved_loaded_and_reset() -> None:
 def test_a_stop_is_asked_for_again_with_the_same_options_only() -> None:
     states = OwnStates([Counter()], "")
     states.stop_reason = "enough"
-    saved = states.state_dict(())
+    saved = states.state_dict(None)
     same, other = OwnStates([Counter()], ""), OwnStates([Counter(8)], "")
     for each, stops in ((same, ["enough"]), (other, [])):
         each.load_state_dict(saved)
         assert resume(each).stops == stops
-        assert each.state_dict(())["stop"] == "".join(stops)
+        assert each.state_dict(None)["stop"] == "".join(stops)
     same.reset()
     assert resume(same).stops == []
 
@@ -83,9 +83,9 @@ def test_a_stop_is_asked_for_again_with_the_same_options_only() -> None:
 def test_what_no_state_holds_is_doubted_where_it_matters(affects_training: bool, is_replay: bool) -> None:
     forgetful = Forgetful()
     states = OwnStates([forgetful, Counter()], "give it one")
-    assert states.state_dict(())["lost"] == []
+    assert states.state_dict(None)["lost"] == []
     forgetful.seen = 1
-    saved = states.state_dict(())
+    saved = states.state_dict(None)
     again = OwnStates([Forgetful(), Counter()], "give it one")
     again.load_state_dict(saved)
     reason = "not exact: Forgetful.seen had changed and no state holds it, so it starts fresh: give it one"

@@ -96,7 +96,8 @@ def test_it_is_refused_at_the_start_where_the_length_is_unknown(where: str, tmp_
         trainer.bus.on(EpochEnd, lambda run, event: None, when=Every(fraction=0.5))
     trainer.bus.on(BatchEnd, lambda run, event: batches.append(run.progress.batches))
     with pytest.raises(
-        ValueError, match=r"^Every\(fraction=\.\.\.\) needs the number of optimizer steps .*: pass steps="
+        ValueError,
+        match=r"^Every\(fraction=\.\.\.\) needs the number of optimizer steps .*, and a train loader .*: pass steps=",
     ):
         fit(trainer, train=iter(class_batches(4)), epochs=1)
     assert batches == []
@@ -166,6 +167,12 @@ def test_a_replay_knows_the_planned_steps(tmp_path: Path) -> None:
     report = replay(tmp_path, [marks])
     assert not report.failed
     assert marks.steps == [3, 6, 9, 12, 15]
+
+
+def test_a_replay_says_what_it_does_not_know(tmp_path: Path) -> None:
+    fit(Recorder(tmp_path), train=iter(class_batches(4)), epochs=1)
+    with pytest.raises(ValueError, match="and the recording does not say it: record a run with steps=; or count"):
+        replay(tmp_path, [Marks()])
 
 
 # Intervals that begin later.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn
-
 from ....core.system.extras import require
 from ....events import Run
 from ...own_states import OwnStates
@@ -74,11 +72,6 @@ class Caller:
     def leave(self) -> None:
         """Let the run go."""
         self.run, self.args, self.keywords = None, None, {}
-
-    @property
-    def trained(self) -> Iterable[nn.Module]:
-        """The modules of the run."""
-        return () if self.run is None else self.run.modules.values()
 
     def has(self, *names: str) -> bool:
         """Return whether the callback has any of these methods."""

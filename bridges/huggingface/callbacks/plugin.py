@@ -222,7 +222,7 @@ class HuggingFacePlugin(Plugin):
         """Return the state of the Trainer as the callback knows it, and the callback's own."""
         return {
             "trainer": self._keeper.state_dict(),
-            "callback": self._own_states.state_dict(self._call.trained),
+            "callback": self._own_states.state_dict(self._call.run),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

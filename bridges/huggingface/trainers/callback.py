@@ -31,8 +31,8 @@ class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
     `restore_callback_states_from_checkpoint` is set. On several ranks what one of them asks for all do, at the same
     step. A plugin that this loop cannot serve is refused when the training begins.
 
-    The callback wraps `train`, `training_step`, `compute_loss`, `prediction_step` and `evaluate` of its Trainer object,
-    as these begin or fail without calling a callback.
+    The callback wraps the training loop, `training_step`, `compute_loss`, `prediction_step` and `evaluate` of its
+    Trainer object, as these begin or fail without calling a callback.
 
     Args:
         plugins: plugin objects, in the order in which they run within a lane.

@@ -12,6 +12,7 @@ from ...hosted.training import HostedTraining
 from . import names
 from .requests import Requests
 
+LOOP = "_inner_training_loop"  # each attempt of auto_find_batch_size; nothing public sees the error of one
 PREFIX = "metric_key_prefix"
 ITEMS = "num_items_in_batch"
 
@@ -35,7 +36,7 @@ class Methods:
             return False
         self._wrapped.add(trainer)
         for name, make in (
-            ("train", self._train),
+            (LOOP, self._train),
             ("training_step", self._training_step),
             ("compute_loss", self._compute_loss),
             ("prediction_step", self._prediction_step),
@@ -46,7 +47,7 @@ class Methods:
         return True
 
     def _train(self, trainer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Close the run with whatever error ends the training: no callback is called then."""
+        """Close the run with whatever error ends the training, or an attempt: no callback is called then."""
 
         def train(*args: Any, **options: Any) -> Any:
             try:
@@ -67,7 +68,7 @@ class Methods:
             training.begin_batch(inputs)
             try:
                 loss = method(model, inputs, *args, **options)
-            except BaseException as error:  # of which `train` may know nothing: auto_find_batch_size tries again
+            except BaseException as error:  # where the callback came late, nothing wraps the loop that runs
                 training.fail(error)
                 raise
             number = _window(trainer)

@@ -7,14 +7,16 @@ from typing import Any
 
 PLACE = ("epoch", "step")  # which the progress has
 SUMMARY = "train_"  # what is logged once, at the end
+MEANS = ("loss", "samples_per_second", "steps_per_second", "tokens_per_second")  # in it: of all since the beginning
 
 
 def of_log(logs: Mapping[str, Any]) -> dict[str, float]:
     """Return what a Trainer logs by our names; those that have a `/` already stay.
 
-    The summary at the end has the mean loss of the whole training, which is not that of its last steps.
+    The summary has means of the whole training, which are not those of its last steps: these have the names without
+    `mean_`.
     """
-    names = {"train_loss": "train/mean_loss"}
+    names = {f"{SUMMARY}{name}": f"train/mean_{name}" for name in MEANS}
     metrics = {}
     for name, value in _numbers(logs).items():
         own = name if "/" in name else f"train/{name.removeprefix(SUMMARY)}"

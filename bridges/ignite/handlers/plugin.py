@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ignite.engine import Events
@@ -222,7 +222,7 @@ class IgnitePlugin(Plugin):
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the handlers, and of `engine.state` what the engines are to keep."""
         return {
-            "handlers": self._own_states.state_dict(self._modules),
+            "handlers": self._own_states.state_dict(self._trainer.run_in_hand),
             "engines": [_user_values(engine) for engine in (self._trainer, self._evaluator)],
         }
 
@@ -239,11 +239,6 @@ class IgnitePlugin(Plugin):
         """Let the run go."""
         for engine in (self._trainer, self._evaluator):
             place.leave(engine)
-
-    @property
-    def _modules(self) -> Iterable[Any]:
-        run = self._trainer.run_in_hand
-        return () if run is None else run.modules.values()
 
 
 def _begin_batch(engine: RunEngine, run: Run) -> None:

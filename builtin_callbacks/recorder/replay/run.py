@@ -144,6 +144,11 @@ class ReplayRun(PayloadVerbs):
         return {self.optimizer_name: self.window}
 
     @property
+    def unknown_length(self) -> str:
+        """Why the number of planned steps is not known."""
+        return "" if self.planned_steps is not None else "the recording does not say it: record a run with steps="
+
+    @property
     def epoch_fraction(self) -> float | None:
         """How many epochs are done."""
         return epochs_done(self.progress, self.batches_per_epoch)

@@ -30,6 +30,7 @@ from heliograph import (
     SaveSchedule,
     ShouldStop,
     StepEnd,
+    TrainStart,
     ValidationCut,
     ValidationEnd,
     ValidationSchedule,
@@ -341,6 +342,51 @@ def test_without_optimizer_and_loss_iterations_are_steps() -> None:
     assert result.metrics["train/loss"] == pytest.approx(losses[-1])
 
 
+class Plans(Plugin):
+    """Keeps the length of a run, as the run and its plan say it."""
+
+    @on(TrainStart)
+    def look(self, run: Run, event: TrainStart) -> None:
+        self.seen = run.planned_steps, run.plan().splitlines()[2].strip()
+
+
+@pytest.mark.parametrize(
+    ("shows_optimizer", "length", "seen"),
+    [
+        (False, {"max_epochs": 2}, (6, "length: 2 epochs, at most 6 steps")),
+        (False, {"max_iters": 4}, (4, "length: 4 steps")),
+        (True, {"max_epochs": 1}, (None, "length: 1 epoch")),
+        (True, {"max_iters": 4}, (None, "length: unknown")),
+    ],
+)
+def test_the_length_is_as_far_known_as_ignite_says_it(
+    shows_optimizer: bool, length: dict[str, int], seen: tuple[int | None, str]
+) -> None:
+    plans, options = Plans(), dict[str, Any]() if shows_optimizer else {"optimizer": None}
+    training = Training(plans, batches=3, **options)
+    training.engine.run(training.batches, **length)
+    assert plans.seen == seen
+
+
+def test_a_fraction_of_the_run_needs_its_steps() -> None:
+    class Steps(Plugin):
+        @on(StepEnd, when=At(fraction=0.5))
+        def look(self, run: Run, event: StepEnd) -> None:
+            self.seen = run.progress.steps
+
+    steps = Steps()
+    Training(steps, optimizer=None).run(2)
+    assert steps.seen == 2
+    with pytest.raises(
+        ValueError,
+        match=r"^At\(fraction=...\) needs the number of optimizer steps of the run before it begins, and Ignite does "
+        r"not say it: leave attach\(optimizer=\) out, so .*; or count something else, as in At\(steps=100\)\.",
+    ):
+        Training(Steps()).run(2)
+    with pytest.raises(ValueError, match=r"say it: give engine\.run\(epoch_length=\); or count"):
+        Training(Steps(), optimizer=None).engine.run(iter(class_batches(2)))
+
+
 def test_an_output_without_a_loss_is_an_error_that_says_what_to_give() -> None:
     engine = Engine(lambda engine, batch: (1, 2))
     attach(engine, [Trace()], model=nn.Linear(1, 1))
@@ -532,6 +578,38 @@ def test_a_validation_that_fails_is_left_where_the_error_is_taken() -> None:
         ("step_end", "train"),
         ("epoch_end", "train"),
     ]
+
+
+@pytest.mark.parametrize("failing", ["first", "second"])
+def test_a_validation_that_is_asked_for_and_fails_is_cut_where_the_error_is_taken(failing: str) -> None:
+    seen: list[tuple[str, int]] = []
+    bad = [(torch.zeros(1, 7), torch.zeros(1))]
+
+    class Look(Plugin):
+        @on(ValidationEnd, ValidationCut)
+        def look(self, run: Run, event: ValidationEnd | ValidationCut) -> None:
+            seen.append((event.name, run.progress.steps))
+
+    training = Training(evaluator=None, validation=None)
+    evaluators = {
+        name: create_supervised_evaluator(training.model, {"loss": Loss(training.loss)}) for name in ("first", "second")
+    }
+    for each in evaluators.values():
+        each.add_event_handler(Events.EXCEPTION_RAISED, lambda engine, error: None)
+    sets = {name: bad if name == failing else class_batches(1) for name in evaluators}
+    schedule = ValidationSchedule(At(steps=1), at_end=False)
+    result = Training(Look(), schedule, evaluator=evaluators, validation=sets).run()
+
+    assert seen == [("validation_cut", 1)]
+    assert (result.status, result.progress.validations, result.progress.steps) == ("completed", 0, 2)
+
+
+def test_a_second_attach_to_an_engine_is_refused() -> None:
+    training = Training()
+    with pytest.raises(
+        ValueError, match=r"has attached plugins already.*: give all plugins to one attach, in one list"
+    ):
+        attach(training.engine, [Trace()], model=training.model)
 
 
 def test_a_run_that_another_handler_ends_is_stopped() -> None:

@@ -247,6 +247,10 @@ def test_metrics_have_our_names() -> None:
         (lambda folder: ValidationSchedule(Every(epochs=1)), "asks for validation, which Lightning cannot serve"),
         (lambda folder: RNGCapture(), "keeps the random generators"),
         (lambda folder: BatchTransform(lambda batch: batch), "replaces run.batch"),
+        (
+            lambda folder: LogSchedule(Every(fraction=0.5)),
+            r"and Lightning does not say it: set Trainer\(max_st",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused_at_the_start(

@@ -42,6 +42,19 @@ class OutOfMemory(Script):
         return super().compute_loss(model, inputs, *args, **options)
 
 
+class OutOfMemoryInStep(Script):
+    """Has memory for two rows, and notes it when the optimizer steps."""
+
+    def create_optimizer(self, *args: Any) -> Any:
+        if self.optimizer is None:
+            super().create_optimizer(*args).register_step_pre_hook(self.check)
+        return self.optimizer
+
+    def check(self, *arguments: Any) -> None:
+        if self._train_batch_size > 2:
+            raise RuntimeError("CUDA out of memory.")
+
+
 def test_each_trial_of_a_search_is_a_run_of_its_own(tmp_path: Path) -> None:
     """The third trial is pruned after its first step, where the Trainer calls `on_train_end`."""
     runs = Runs()
@@ -81,10 +94,11 @@ def test_each_training_of_one_trainer_begins_anew(tmp_path: Path) -> None:
     assert [rate for _, rate, _ in runs.begun] == [0.05, 0.01]
 
 
-def test_a_batch_size_that_is_found_is_trained_with_in_a_run_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [OutOfMemory, OutOfMemoryInStep])
+def test_a_batch_size_that_is_found_is_trained_with_in_a_run_of_its_own(kind: type[Script], tmp_path: Path) -> None:
     runs = Runs()
     options: dict[str, Any] = {"auto_find_batch_size": True, "per_device_train_batch_size": 3, "max_steps": 3}
-    trainer, callback = make(tmp_path, runs, EMA(0.5), kind=OutOfMemory, **options, **SAVES)
+    trainer, callback = make(tmp_path, runs, EMA(0.5), kind=kind, **options, **SAVES)
     trainer.train()
     assert runs.ended == ["CUDA out of memory.", "failed", "completed"]
     assert [size for _, _, size in runs.begun] == [3, 2]

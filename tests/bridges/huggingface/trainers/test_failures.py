@@ -159,6 +159,18 @@ def test_one_that_is_added_later_says_what_it_does_not_see(tmp_path: Path) -> No
     assert late.result.progress.samples == 4
 
 
+def test_one_that_is_added_later_sees_what_fails_in_a_step(tmp_path: Path) -> None:
+    ends = Ends()
+    trainer, first = make(tmp_path, kind=Broken, max_steps=4)
+    assert isinstance(trainer, Broken)
+    trainer.remove_callback(first)
+    trainer.add_callback(HeliographCallback([ends]))
+    trainer.where = "training_step"
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert ends.seen == ["run_failed training_step at step 2 in train", "run_closed failed at step 2 in train"]
+
+
 def test_what_another_callback_stops(tmp_path: Path) -> None:
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -38,6 +38,7 @@ from heliograph import (
     replay,
 )
 from heliograph.__main__ import main
+from heliograph.bridges.huggingface.trainers.names import of_log
 from heliograph.tests.bridges.huggingface.trainers.trainings import Rows, make
 from transformers import EarlyStoppingCallback
 
@@ -117,7 +118,11 @@ def test_metrics_have_our_names(tmp_path: Path) -> None:
         assert metrics[f"validation/{name}/loss"] == next(
             row[f"eval_{name}_loss"] for row in reversed(history) if f"eval_{name}_loss" in row
         )
-    assert metrics["train/mean_loss"] == history[-1]["train_loss"]
+    for name in ("loss", "samples_per_second", "steps_per_second"):
+        assert metrics[f"train/mean_{name}"] == history[-1][f"train_{name}"]
+        assert (f"train/{name}" in metrics) is (name == "loss")  # those since the last log are a tracker's
+    assert metrics["train/runtime"] == history[-1]["train_runtime"]
+    assert of_log({"train_tokens_per_second": 3.0}) == {"train/mean_tokens_per_second": 3.0}
     assert not [name for name in metrics if "epoch" in name.split("/")[-1]]
 
 
