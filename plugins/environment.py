@@ -40,6 +40,11 @@ def say_stays_off(name: str) -> None:
     warnings.warn(f"{name!r} stays off, {by} names it.", RuntimeWarning, stacklevel=3)
 
 
+def not_loaded(names: Collection[str]) -> str:
+    """Return the tail of an error sentence: which plugins are missing because a variable disables them."""
+    return "".join(f" {name} was not loaded: {CALLED[_variable_of(name)]} disables it." for name in sorted(names))
+
+
 def load_added(
     registered: Collection[str], load: Callable[[str], object], find: Callable[[str], Callable[..., Any]]
 ) -> None:

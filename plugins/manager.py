@@ -35,6 +35,7 @@ class Plugins:
         self._entries: dict[str, PluginEntry] = {}
         self._by_object: dict[int, PluginEntry] = {}
         self._claims: dict[str, str] = {}  # exclusive words, and the names of those that claim them
+        self._left_out: set[str] = set()  # the names of those that the environment kept from being loaded
         self._run: Run | None = None  # the one that has begun and not ended
         self._engine: Engine | None = None
         bus.forgiver = self._forgive
@@ -85,6 +86,7 @@ class Plugins:
             say_switched_off(entry.name)
         self._order.add(entry.handlers)
         self._entries[entry.name] = self._by_object[id(plugin)] = entry
+        self._left_out.discard(entry.name)
         self._claims |= claims
         for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
             gate, paused = entry.gate_of(event), not entry.is_active
@@ -95,6 +97,9 @@ class Plugins:
 
     def unregister(self, key: Key) -> Any:
         """Disconnect and close a plugin, given by name, class or object; return it."""
+        if self._is_left_out(key):
+            self._left_out -= {key}
+            return None
         entry = self._find(key)
         del self._entries[entry.name], self._by_object[id(entry.plugin)]
         self._claims = {word: name for word, name in self._claims.items() if name != entry.name}
@@ -109,7 +114,8 @@ class Plugins:
         """Import an installed plugin by its entry-point name, make it with `options` and register it.
 
         Returns:
-            The plugin; None, with a warning, where the environment disables it.
+            The plugin; None, with a warning, where the environment disables it. It is not imported then; `disable`,
+            `enable` and `unregister` take its name, or the None, and do nothing.
 
         Raises:
             LookupError: no installed plugin has this name.
@@ -120,7 +126,8 @@ class Plugins:
 
         found = find(name)
         if found.switched_off:
-            say_switched_off(name)
+            say_switched_off(found.name)
+            self._left_out.add(found.name)
             return None
         return self.register(found.load()(**options))
 
@@ -143,22 +150,24 @@ class Plugins:
         """Call the handlers of plugins again, each in its former position."""
         from .environment import say_stays_off, switched_off
 
-        for entry in [self._find(key) for key in keys]:
+        for entry in self._find_all(keys):
             if switched_off(entry.name):
                 say_stays_off(entry.name)
             else:
                 self._toggle(entry, enabled=True)
+        for name in self._left_out.intersection(key for key in keys if isinstance(key, str)):
+            say_stays_off(name)
 
     def disable(self, *keys: Key) -> None:
         """Stop calling the handlers of plugins; they keep their position and their state."""
-        for entry in [self._find(key) for key in keys]:
+        for entry in self._find_all(keys):
             self._toggle(entry, enabled=False)
             self._retire(entry)
 
     @contextmanager
     def disabled(self, *keys: Key) -> Iterator[None]:
         """Disable plugins within this context; those that were disabled before stay so."""
-        entries = [entry for entry in (self._find(key) for key in keys) if entry.enabled]
+        entries = [entry for entry in self._find_all(keys) if entry.enabled]
         self.disable(*(entry.name for entry in entries))
         try:
             yield
@@ -169,7 +178,7 @@ class Plugins:
 
     def is_enabled(self, key: Key) -> bool:
         """Return whether a plugin is enabled."""
-        return self._find(key).enabled
+        return not self._is_left_out(key) and self._find(key).enabled
 
     @overload
     def __getitem__(self, key: str) -> Any: ...
@@ -298,7 +307,7 @@ class Plugins:
         if _heeds_environment():
             from .environment import changes
 
-            run.note(changes(self.names(), [each.name for each in self.available()]))
+            run.note(changes({*self._entries, *self._left_out}, [each.name for each in self.available()]))
         self._engine = run.engine
         for entry in self._entries.values():
             entry.check_condition()
@@ -415,6 +424,14 @@ class Plugins:
         entry = self._entries.get(key) if isinstance(key, str) else self._by_object.get(id(key))
         return [] if entry is None else [entry]
 
+    def _is_left_out(self, key: Key) -> bool:
+        """Return whether a key is the name of a plugin that was not loaded, or the None in its place."""
+        return bool(self._left_out) and (key is None or (isinstance(key, str) and key in self._left_out))
+
+    def _find_all(self, keys: Iterable[Key]) -> list[PluginEntry]:
+        """Return the plugins of these keys, but for those that the environment kept from being loaded."""
+        return [self._find(key) for key in keys if not self._is_left_out(key)]
+
     def _find(self, key: Key) -> PluginEntry:
         matches = self._matches(key)
         if len(matches) == 1:
@@ -423,7 +440,10 @@ class Plugins:
         if matches:
             names = ", ".join(entry.name for entry in matches)
             raise LookupError(f"Several plugins are of class {given}: choose by name, one of {names}.")
-        raise LookupError(f"No plugin {given!r} is registered.{known_names(given, self._entries)}")
+        from .environment import not_loaded
+
+        known = known_names(given, self._entries)
+        raise LookupError(f"No plugin {given!r} is registered.{known}{not_loaded(self._left_out)}")
 
 
 def _heeds_environment() -> bool:

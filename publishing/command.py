@@ -19,10 +19,12 @@ def add_command(commands: Commands) -> None:
     """Add the commands to those of a parser."""
     plugins = commands.add_parser(
         "plugins",
-        help="list the installed plugins and what they do",
-        description="Exit status 1: with --check, a plugin is broken; or heliograph itself is not installed.",
+        help="list the installed plugins and what they do, or show the options of one",
+        description="Exit status 1: with --check, a plugin is broken; or heliograph itself is not installed. "
+        "2: there is no such plugin, or it cannot be imported.",
     )
-    plugins.set_defaults(run=list_plugins)
+    plugins.set_defaults(run=show_plugins)
+    plugins.add_argument("name", nargs="?", metavar="NAME", help="of one plugin or its class: show its options")
     plugins.add_argument("-v", "--verbose", action="store_true", help="with package, version, class and events")
     plugins.add_argument(
         "--check", action="store_true", help="import those of other packages, each in a process of its own"
@@ -31,6 +33,22 @@ def add_command(commands: Commands) -> None:
     new.set_defaults(run=write_plugin)
     new.add_argument("name", help="of the plugin, such as loss_report: the package is heliograph-loss-report")
     new.add_argument("--folder", type=Path, default=Path(), help="where to make its folder (the current one)")
+
+
+def show_plugins(options: argparse.Namespace) -> int:
+    """Print one plugin in full, or all installed ones in brief; return the exit status."""
+    if options.name is None:
+        return list_plugins(options)
+    from .plugin_page import plugin_page
+
+    try:
+        if options.verbose or options.check:
+            raise ValueError(f"-v and --check are for the list of all plugins: leave {options.name} or these out.")
+        print(plugin_page(options.name))
+    except (ValueError, LookupError, ImportError) as error:
+        print(f"heliograph plugins: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def list_plugins(options: argparse.Namespace) -> int:

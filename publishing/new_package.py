@@ -90,8 +90,8 @@ def names_of(given: str, installed: Collection[tuple[str, str]]) -> Names:
     name = given.replace("-", "_").removeprefix("heliograph_")
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > LONGEST:
         raise ValueError(
-            f"{given!r} cannot be the name of a plugin: small letters, digits and single underscores, beginning with a "
-            f"letter, at most {LONGEST} characters, as in loss_report."
+            f"{given!r} cannot be the name of a plugin: take small letters and digits, with single underscores or "
+            f"hyphens between them, a letter first, at most {LONGEST} characters, as in loss_report or loss-report."
         )
     for other, package in installed:
         if other == name:

@@ -22,7 +22,7 @@ OWN: Mapping[type[Event], tuple[Lane, str, str]] = {
 
 
 def check_plugins(plugins: Plugins, host: Host, does: Collection[str], *, validates: bool) -> None:
-    """Raise ValueError where a plugin cannot do its work in the loop of a host.
+    """Raise ValueError where plugins cannot do their work in the loop of a host, with a sentence for each of them.
 
     Args:
         plugins: the plugins, registered.
@@ -30,22 +30,28 @@ def check_plugins(plugins: Plugins, host: Host, does: Collection[str], *, valida
         does: what the loop does without being asked, of `log`, `validation` and `save`.
         validates: whether there is validation data.
     """
-    for name, plugin in _enabled(plugins):
-        if type(plugin).__module__.startswith(BRIDGES):
-            raise ValueError(
-                f"Plugin {name!r} is a callback of another framework, made for our loop: give {host.name} a callback "
-                f"of its own, or train with heliograph.Trainer."
-            )
-        for word, what in (*_asked(plugin, host), *_done_itself(plugin)):
-            raise ValueError(
-                f"Plugin {name!r} {what}, which {host.name} cannot serve. Leave it out; instead, {host.mend(word)}."
-            )
-        if lacking := sorted({event.__name__ for event, mark in _handlers(plugin) if _is_vain(event, mark, host)}):
-            raise ValueError(
-                f"Plugin {name!r} acts on {' and '.join(lacking)}, for which {host.name} has no place. Leave it out, "
-                f"or train with heliograph.Trainer."
-            )
-    _check_needs(plugins, host, does, validates=validates)
+    found: dict[str, str] = {}
+    unserved = ((name, each) for name, plugin in _enabled(plugins) for each in _unserved(plugin, host))
+    for name, sentence in (*unserved, *_unmet(plugins, host, does, validates=validates)):
+        found.setdefault(name, f"Plugin {name!r} {sentence}")
+    if found:
+        raise ValueError("\n".join(found.values()))
+
+
+def _unserved(plugin: Any, host: Host) -> Iterator[str]:
+    """Yield a sentence for each thing that a plugin does and the host cannot serve."""
+    if type(plugin).__module__.startswith(BRIDGES):
+        yield (
+            f"is a callback of another framework, made for our loop: give {host.name} a callback of its own, or train "
+            f"with heliograph.Trainer."
+        )
+    for word, what in (*_asked(plugin, host), *_done_itself(plugin)):
+        yield f"{what}, which {host.name} cannot serve. Leave it out; instead, {host.mend(word)}."
+    if lacking := sorted({event.__name__ for event, mark in _handlers(plugin) if _is_vain(event, mark, host)}):
+        yield (
+            f"acts on {' and '.join(lacking)}, for which {host.name} has no place. Leave it out, or train with "
+            f"heliograph.Trainer."
+        )
 
 
 def _asked(plugin: Any, host: Host) -> Iterator[tuple[str, str]]:
@@ -76,8 +82,8 @@ def _handlers(plugin: Any) -> Iterator[tuple[type[Event], Marker[Any]]]:
             yield from ((event, mark) for event in mark.events if event not in getattr(plugin, "ignores", ()))
 
 
-def _check_needs(plugins: Plugins, host: Host, does: Collection[str], *, validates: bool) -> None:
-    """Raise ValueError where a plugin would never act, as nobody asks for what it needs."""
+def _unmet(plugins: Plugins, host: Host, does: Collection[str], *, validates: bool) -> Iterator[tuple[str, str]]:
+    """Yield (name, sentence) where a plugin would never act, as nobody asks for what it needs."""
     asked = {word for _, plugin in _enabled(plugins) for word in getattr(plugin, "asks", ())} | set(does)
     for name, plugin in _enabled(plugins):
         for word in getattr(plugin, "needs", ()):
@@ -87,10 +93,10 @@ def _check_needs(plugins: Plugins, host: Host, does: Collection[str], *, validat
                 continue
             else:
                 why = f"{host.name} is not set to do it, and {NEEDS.get(word, f'no plugin asks for {word!r}.')}"
-            raise ValueError(f"Plugin {name!r} would never act: it needs a {word}, {why.rstrip('.')}.")
+            yield name, f"would never act: it needs a {word}, {why.rstrip('.')}."
     if not validates and "validation" in asked - set(does):
         name = plugins.declared("asks")["validation"]
-        raise ValueError(f"Plugin {name!r} asks for validations, and {host.name} has no validation data.")
+        yield name, f"asks for validations, and {host.name} has no validation data."
 
 
 def _enabled(plugins: Plugins) -> Iterator[tuple[str, Any]]:

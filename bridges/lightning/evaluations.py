@@ -23,6 +23,7 @@ from ...events import (
 )
 from ...plugins import on
 from .base import BridgedCallback
+from .facade import UNEXPLAINED
 
 Start = ValidationStart | TestStart | PredictStart
 BatchStart = ValidationBatchStart | TestBatchStart | PredictBatchStart
@@ -79,6 +80,13 @@ class EvaluationHooks(BridgedCallback):
             getattr(self.callback, hook)(work.trainer, work.module)
         finally:
             work.metrics.measured = None
+        self._explain_stop(run)
+
+    def _explain_stop(self, run: Run) -> None:
+        """Give the request to stop the callback's own reason, which `EarlyStopping` has only after it has asked."""
+        request, reason = run.control.stop_request, getattr(self.callback, "stopping_reason_message", None)
+        if reason and request is not None and (request.by, request.reason) == (self.name, UNEXPLAINED):
+            request.reason = reason.removesuffix(" Signaling Trainer to stop.")
 
     def end_epoch_of(self, run: Run, metrics: dict[str, float] | None) -> None:
         """Call `on_train_epoch_end`, if an epoch has ended and it was not called yet."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from .parts import FitLoop, LoggerConnector, Part, Strategy
 
+UNEXPLAINED = "the callback has set trainer.should_stop"
 _PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -23,7 +24,7 @@ class TrainerFacade(Part):
             super().__setattr__(name, value)
         control = self._work.run.control
         if value and not control.should_stop:
-            control.stop("the callback has set trainer.should_stop")
+            control.stop(UNEXPLAINED)
         elif control.should_stop and not value:
             control.withdraw("stop", "the callback has set trainer.should_stop = False")
 

@@ -28,7 +28,8 @@ class Trackio(Tracker):
     `attempt` are beside them, too, once for all that is logged there and waits to be written. The run's id in the
     database is in the checkpoints: a resumed run continues its rows, whatever else has the same name. Trackio knows no
     status of runs, so `status` is in the configuration, `running` until the end, and the last row says it as a text.
-    Everything is on this machine, in `TRACKIO_DIR`: `trackio show` draws it, and `trackio sync` copies it to a Space.
+    Everything is on this machine, in `TRACKIO_DIR`, by default `~/.cache/huggingface/trackio`: `trackio show` draws it,
+    and `trackio sync` copies it to a Space.
 
     Args:
         project: the project in the dashboard.
@@ -68,8 +69,8 @@ class Trackio(Tracker):
         self._shown: dict[tuple[str, int], int] = {}  # the last step of each name, for each number of rollbacks
 
     def describe(self, run: Run) -> str:
-        """Say which project it is."""
-        return f"logs to Trackio's project {self.project}"
+        """Say which project it is, and where."""
+        return f"logs to Trackio's project {self.project}, in {_trackio('utils').TRACKIO_DIR}"
 
     # In the thread.
 

@@ -83,6 +83,40 @@ def test_one_that_needs_options_cannot_be_added(variable: Set) -> None:
     ]
 
 
+def test_a_program_may_toggle_what_was_not_loaded(variable: Set) -> None:
+    variable("-nan_guard")
+    trainer = Trainer([Counts()], device="cpu")
+    plugins = trainer.plugins
+    with pytest.warns(RuntimeWarning, match="^Plugin 'nan_guard' is switched off by HELIOGRAPH_PLUGINS.$"):
+        guard = plugins.load("heliograph:nan_guard", action="stop")
+    for key in ("nan_guard", guard):
+        plugins.disable(key, "counts")
+        assert [plugins.is_enabled(each) for each in (key, "counts")] == [False, False]
+        with plugins.disabled(key):
+            pass
+    plugins.enable(guard)
+    with pytest.warns(RuntimeWarning, match="^'nan_guard' stays off, HELIOGRAPH_PLUGINS names it.$"):
+        plugins.enable("nan_guard", "counts")
+    assert plugins.is_enabled("counts")
+    assert "HELIOGRAPH_PLUGINS disables nan_guard" in kit.fit(trainer).notes
+    sentence = r"^No plugin 'NaNGuard' is registered\. .* nan_guard was not loaded: HELIOGRAPH_PLUGINS disables it\.$"
+    with pytest.raises(LookupError, match=sentence):
+        plugins.disable(h.NaNGuard)
+    assert plugins.unregister("nan_guard") is None
+    with pytest.raises(LookupError, match=r"^No plugin 'nan_guard' is registered\. Known: counts\.$"):
+        plugins.unregister("nan_guard")
+
+
+def test_one_of_that_name_that_the_program_registers_itself_is_found(variable: Set) -> None:
+    variable("-nan_guard")
+    plugins = Trainer(device="cpu").plugins
+    with pytest.warns(RuntimeWarning, match="switched off"):
+        plugins.load("nan_guard")
+    with pytest.warns(RuntimeWarning, match="switched off"):
+        guard = plugins.register(h.NaNGuard())
+    assert plugins["nan_guard"] is plugins.unregister("nan_guard") is guard
+
+
 def test_what_the_command_run_was_given_is_no_warning(
     variable: Set, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -55,9 +55,10 @@ def test_one_name_has_several_spellings(given: str) -> None:
     ("given", "words"),
     [
         ("", "cannot be the name of a plugin"),
-        ("Loss", "cannot be the name of a plugin: small letters"),
-        ("1st", "beginning with a letter"),
-        ("a__b", "single underscores"),
+        ("Loss", "cannot be the name of a plugin: take small letters"),
+        ("1st", "a letter first"),
+        ("a__b", "single underscores or hyphens between"),
+        ("My-Pkg", "take small letters and digits, with single underscores or hyphens between them, a letter first"),
         ("../elsewhere", "cannot be the name of a plugin"),
         ("caf\u00e9", "cannot be the name of a plugin"),
         (LONG + "z", "at most 30 characters"),

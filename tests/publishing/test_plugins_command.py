@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 
 import heliograph
 import pytest
 from heliograph.__main__ import main
+from heliograph.plugins.discovery import Discovered, discover
+from heliograph.publishing.docstrings import argument_texts
 
 WELL = '''
 from heliograph import EpochEnd, Plugin, on
@@ -179,3 +182,143 @@ def test_one_that_is_switched_off_is_not_imported(
     assert table(capsys, "--check") == [
         ["acme:weather", "1.2", "switched off: not imported: HELIOGRAPH_PLUGINS names it"]
     ]
+
+
+OPTIONS = '''
+from __future__ import annotations
+from heliograph import EpochEnd, Plugin, on
+
+class Sky(Plugin):
+    """Know the sky.
+
+    Args:
+        where: which window.
+        unit: of the temperature.
+    """
+    def __init__(self, where: str, *panes: int, unit: str = "C", **others: int) -> None: ...
+
+class Weather(Sky):
+    """Look out of the window.
+
+    Twice a day.
+
+    Args:
+        where: the window, to look
+            out of.
+        **others: what else.
+
+    It draws nothing.
+
+    Raises:
+        ValueError: it rains.
+    """
+
+    asks = ("stop", "log")
+    needs = property(len)  # an object's own, not known of the class
+
+    @on(EpochEnd)
+    def look(self, run, event):
+        pass
+'''
+PAGE = """\
+weather (package acme 1.2)
+
+Look out of the window.
+
+Twice a day.
+
+It draws nothing.
+
+Options:
+    where: str (required)
+        the window, to look out of.
+    *panes: int
+    unit: str = 'C'
+        of the temperature.
+    **others: int
+        what else.
+
+Events: epoch_end
+Asks for: stop, log
+Class: acme_plugin:Weather
+In a program: trainer.plugins.load('weather', where=...)
+"""
+FUNCTION = """
+def Weather(where=1.5):
+    '''Make one.
+
+    Args:
+        where (float): the window.
+    '''
+"""
+
+
+@pytest.fixture
+def forget() -> Iterator[None]:
+    """Forget the modules that a command has imported."""
+    yield
+    for module in ("acme_plugin", "beta_plugin"):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.usefixtures("forget")
+@pytest.mark.parametrize("name", ["weather", "acme:weather", "Weather"])
+def test_one_plugin_is_shown_with_its_options(lay: Lay, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lay(OPTIONS)
+    assert main(["plugins", name]) == 0
+    assert capsys.readouterr().out == PAGE
+
+
+@pytest.mark.usefixtures("forget")
+def test_a_function_that_makes_one_has_options_too(
+    lay: Lay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay(FUNCTION)
+    monkeypatch.setenv("HELIOGRAPH_PLUGINS", "-weather")
+    assert main(["plugins", "weather"]) == 0
+    assert capsys.readouterr().out == (
+        "weather (package acme 1.2, switched off)\n\nMake one.\n\nOptions:\n    where = 1.5\n        the window.\n\n"
+        "Class: acme_plugin:Weather\nIn a program: trainer.plugins.load('weather')\n"
+    )
+
+
+OWN = [each for each in discover() if each.package == "heliograph"]
+
+
+@pytest.mark.parametrize("plugin", OWN, ids=lambda plugin: plugin.name)
+def test_every_option_of_ours_has_a_text(plugin: Discovered) -> None:
+    made_by = plugin.load()
+    assert argument_texts(made_by).keys() == signature(made_by).parameters.keys()
+
+
+@pytest.mark.usefixtures("forget")
+def test_an_unknown_name_names_the_nearest(lay: Lay, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, sentence in (
+        ("early_stoping", "No installed plugin is named 'early_stoping'. Did you mean 'early_stopping'? Known: "),
+        ("EarlyStoping", "No installed plugin is of a class 'EarlyStoping'. Did you mean 'EarlyStopping'? Known: "),
+        ("acme:weather", "No installed plugin is named 'acme:weather'."),
+    ):
+        assert main(["plugins", given]) == 2
+        assert capsys.readouterr().err.startswith(f"heliograph plugins: {sentence}")
+    lay(WELL)
+    lay(WELL, package="beta")
+    assert main(["plugins", "Weather"]) == 2
+    assert capsys.readouterr().err == (
+        "heliograph plugins: Several installed plugins are of a class 'Weather': say which, one of acme:weather, "
+        "beta:weather.\n"
+    )
+
+
+def test_one_that_lacks_an_extra_says_how_to_install_it(lay: Lay, capsys: pytest.CaptureFixture[str]) -> None:
+    lay("from heliograph.core.system.extras import require\nrequire('no_such_module', 'Weather', extra='wandb')")
+    assert main(["plugins", "weather"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("heliograph plugins: Plugin 'weather' of package acme 1.2 (acme_plugin:Weather) cannot be ")
+    assert said.endswith(": pip install 'heliograph[wandb]'\n")
+
+
+def test_one_plugin_is_neither_checked_nor_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "--check", "ema"]) == 2
+    assert capsys.readouterr().err == (
+        "heliograph plugins: -v and --check are for the list of all plugins: leave ema or these out.\n"
+    )

@@ -53,6 +53,23 @@ def test_a_plugin_is_refused_with_its_name_the_verb_and_what_to_use(
         Loop(make(), host=host).fit()
 
 
+def test_all_that_are_refused_are_in_one_error_once_each() -> None:
+    with pytest.raises(ValueError, match="cannot serve") as caught:
+        Loop(
+            RNGCapture(),
+            EarlyStopping(),
+            PhaseTimes(),
+            RollBack(),
+            Checkpoint("x", keep_best=1, monitor="validation/loss"),
+        ).fit()
+    assert [line.split("'")[1] for line in str(caught.value).splitlines()] == [
+        "rng_capture",
+        "roll_back",
+        "checkpoint",
+        "early_stopping",
+    ]
+
+
 def test_an_observer_only_looks_on() -> None:
     assert Loop(PhaseTimes(), host=LEAN, does=frozenset({"log"})).fit().progress.steps == 2
 

@@ -21,7 +21,9 @@ def recorded(folder: Path, *callbacks: Any, epochs: int = 6) -> Any:
 def test_a_stop_is_recorded_in_the_name_of_the_callback(tmp_path: Path) -> None:
     result = recorded(tmp_path, EarlyStopping("val_loss", patience=1, mode="max"))
     assert (result.status, result.progress.epoch) == ("stopped", 2)
-    begin = "run: stopped by lightning_early_stopping\n  the callback has set trainer.should_stop\n"
+    begin = (
+        "run: stopped by lightning_early_stopping\n  Monitored metric val_loss did not improve in the last 1 records"
+    )
     assert story(read(result.recording)).startswith(begin)
 
 

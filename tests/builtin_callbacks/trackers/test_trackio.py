@@ -47,6 +47,11 @@ def test_it_keeps_what_trackers_promise(in_folder: Callable[[Path], None]) -> No
     check_tracker(make, read, read_status=lambda folder: str(config()["status"]))
 
 
+def test_it_says_where_the_database_is(tmp_path: Path) -> None:
+    said = h.Trackio("tests").describe(None)  # type: ignore[arg-type]  # it does not look
+    assert said == f"logs to Trackio's project tests, in {tmp_path}"
+
+
 def test_a_run_in_the_database() -> None:
     result = fit(
         LOG,
