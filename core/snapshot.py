@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from ..events import Run
 from .checkpoint.state.compatibility import (
     apply_batch_change,
     base_rates,
@@ -32,6 +33,7 @@ from .checkpoint.state.schema import (
     training_of,
     versions,
 )
+from .checkpoint.storage import read_manifest
 from .context import RunContext
 from .engines.weights import check_fits
 
@@ -235,6 +237,32 @@ def _restore(run: RunContext) -> dict[str, Any]:
     if resumption.is_resume:
         resumption.is_resume, resumption.resumed_from, resumption.resumed_at = False, resumption.path, run.origin
     return own
+
+
+def unwritten(run: Run) -> Iterator[str]:
+    """Say why nobody writes the saves that are requested: no plugin does, or those that would are disabled."""
+    off = run.plugins.disabled_writers()
+    for name, step in off.items():
+        if step is None:
+            yield f"Saves are requested, and plugin {name!r}, which would write them, is disabled."
+        elif saved := _describe_newest(run):
+            yield f"Plugin {name!r} is disabled since step {step}, and no other plugin writes saves: {saved}."
+    if not off:
+        yield "Saves are requested, and no plugin writes any: add Checkpoint('runs/x') to the plugins."
+
+
+def _describe_newest(run: Run) -> str:
+    """Return which checkpoint is the newest, and what is not in it; empty where everything is."""
+    if run.last_checkpoint is None:
+        return "there is none"
+    newest = f"the newest checkpoint is {run.last_checkpoint}"
+    try:
+        steps = int(read_manifest(run.last_checkpoint).progress["steps"])
+    except (OSError, ValueError):  # another plugin writes files of another kind, or this process does not see them
+        return newest
+    missing = run.progress.steps - steps
+    more = "1 step is" if missing == 1 else f"{missing} steps are"
+    return f"{newest}, of step {steps}, and {more} not in it" if missing > 0 else ""
 
 
 def _compare_restored(run: RunContext, state: Mapping[str, Any]) -> None:
