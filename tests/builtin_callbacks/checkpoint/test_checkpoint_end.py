@@ -387,6 +387,15 @@ def test_an_error_says_what_is_lost_and_how_to_resume(background: bool, tmp_path
     )
 
 
+def test_a_program_that_resumes_by_itself_is_only_started_again(tmp_path: Path) -> None:
+    plugins = [SaveSchedule(Every(steps=5)), Checkpoint(tmp_path, resume="auto"), Fail(KeyboardInterrupt())]
+    result = kit.fit(*plugins, train=class_batches(10), name="x", on_interrupt="return")
+    assert result.notes[-1] == (
+        f"the newest checkpoint is {tmp_path / 'x_epoch_0_iter_5.pth'}, of step 5, 3 steps are lost; to resume it, "
+        f"start the program again"
+    )
+
+
 def test_so_does_the_result_of_an_interrupt(tmp_path: Path) -> None:
     plugins = [SaveSchedule(Every(steps=50)), Checkpoint(tmp_path), Fail(KeyboardInterrupt())]
     result = kit.fit(*plugins, train=class_batches(10), on_interrupt="return")
