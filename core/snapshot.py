@@ -236,7 +236,22 @@ def _restore(run: RunContext) -> dict[str, Any]:
         )
     if resumption.is_resume:
         resumption.is_resume, resumption.resumed_from, resumption.resumed_at = False, resumption.path, run.origin
+        _warn_if_past(run)
     return own
+
+
+def _warn_if_past(run: RunContext) -> None:
+    """Say that less was asked for than the training has done."""
+    at, epochs, steps = run.progress, run.settings.epochs, run.settings.steps
+    is_past = epochs is not None and ((at.epoch, at.batch) > (epochs, 0) or at.batch > run.last_batch)
+    lengths = [f"epochs={epochs}"] if is_past else []
+    lengths += [f"steps={steps}"] if steps is not None and at.steps > steps else []
+    if lengths:
+        run.warn(
+            f"Nothing is left to train: fit was asked for {' and '.join(lengths)}, and the training that it resumes is "
+            f"past that, at epoch {at.epoch}, batch {at.batch}, step {at.steps}. epochs= and steps= count from the "
+            f"start of the training: ask for more, or begin another one with resume=None."
+        )
 
 
 def unwritten(run: Run) -> Iterator[str]:
