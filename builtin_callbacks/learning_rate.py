@@ -175,7 +175,7 @@ class LearningRate(Plugin):
                 )
             elif past := past_its_length(scheduler):
                 run.warn(f"{what} was stepped beyond its length, {past}.")
-            elif self.per_of(name) == "step" and event.status == "completed" and name in run.scheduler_steps:
+            elif self.per_of(name) == "step" and event.status == "completed" and self._is_planned(run, name):
                 self._warn_of_other_length(run, what, getattr(scheduler, "last_epoch", run.progress.steps), name)
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,6 +195,10 @@ class LearningRate(Plugin):
         """Add the learning rate of each optimizer's first parameter group to the log."""
         for name, optimizer in run.optimizers.items():
             event.metrics[f"train/{run.label('learning_rate', name)}"] = float(optimizer.param_groups[0]["lr"])
+
+    def _is_planned(self, run: Run, name: str) -> bool:
+        """Return whether a scheduler was to do the planned steps, and the run was not over when it was resumed."""
+        return name in run.scheduler_steps and run.progress.batches != run.origin.batches
 
     def _moment(self, per: str) -> str:
         return f"each {per}" if per != "plateau" or self.monitor is None else f"each measurement of {self.monitor.name}"

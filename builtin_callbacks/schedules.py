@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack
 
 from ..core.host import is_preempted
-from ..core.shortfall import UNWRITTEN
 from ..events import (
     BatchEnd,
     CheckpointLoaded,
@@ -247,7 +246,10 @@ class SaveSchedule(Schedule):
     def look_for_writer(self, run: Run, event: TrainStart) -> None:
         """Say so where no plugin writes anything at a save."""
         if not run.is_replay and not run.plugins.writes_saves():
-            run.warn(UNWRITTEN)
+            from ..core.snapshot import unwritten
+
+            for sentence in unwritten(run):
+                run.warn(sentence)
 
     @on(SavePoint, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: SavePoint) -> None:

@@ -16,7 +16,6 @@ from .settings import unmet_needs
 FEW = 5  # so many skipped steps need no word, nor does one of a hundred: the scale of fp16 is found by skipping
 NAMED = 5  # so many parameters are named
 MEND = "Freeze them with requires_grad_(False), or pass allow_unused_parameters=True to fit."
-UNWRITTEN = "Saves are requested, and no plugin writes any: add Checkpoint('runs/x') to the plugins."
 OF_BATCHES = frozenset({ev.BatchStart, ev.BatchEnd, ev.ShouldStop})
 OF_VALIDATIONS = frozenset({ev.ValidationBatchStart, ev.ValidationBatchEnd})
 
@@ -124,7 +123,9 @@ def _not_finite(run: RunContext) -> Iterator[str]:
 
 def _unwritten(run: RunContext) -> Iterator[str]:
     if ev.SavePoint in run.outcome.emitted and not run.plugins.writes_saves():
-        yield UNWRITTEN
+        from .snapshot import unwritten
+
+        yield from unwritten(run)
 
 
 def _due(run: RunContext) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from ..events import Run
 from .checkpoint.state.compatibility import (
     apply_batch_change,
     base_rates,
@@ -32,6 +33,7 @@ from .checkpoint.state.schema import (
     training_of,
     versions,
 )
+from .checkpoint.storage import read_manifest
 from .context import RunContext
 from .engines.weights import check_fits
 
@@ -234,7 +236,48 @@ def _restore(run: RunContext) -> dict[str, Any]:
         )
     if resumption.is_resume:
         resumption.is_resume, resumption.resumed_from, resumption.resumed_at = False, resumption.path, run.origin
+        _warn_if_past(run)
     return own
+
+
+def _warn_if_past(run: RunContext) -> None:
+    """Say that less was asked for than the training has done."""
+    at, epochs, steps = run.progress, run.settings.epochs, run.settings.steps
+    is_past = epochs is not None and ((at.epoch, at.batch) > (epochs, 0) or at.batch > run.last_batch)
+    lengths = [f"epochs={epochs}"] if is_past else []
+    lengths += [f"steps={steps}"] if steps is not None and at.steps > steps else []
+    if lengths:
+        run.warn(
+            f"Nothing is left to train: fit was asked for {' and '.join(lengths)}, and the training that it resumes is "
+            f"past that, at epoch {at.epoch}, batch {at.batch}, step {at.steps}. epochs= and steps= count from the "
+            f"start of the training: ask for more, or begin another one with resume=None."
+        )
+
+
+def unwritten(run: Run) -> Iterator[str]:
+    """Say why nobody writes the saves that are requested: no plugin does, or those that would are disabled."""
+    off = run.plugins.disabled_writers()
+    for name, step in off.items():
+        if step is None:
+            yield f"Saves are requested, and plugin {name!r}, which would write them, is disabled."
+        elif saved := _describe_newest(run):
+            yield f"Plugin {name!r} is disabled since step {step}, and no other plugin writes saves: {saved}."
+    if not off:
+        yield "Saves are requested, and no plugin writes any: add Checkpoint('runs/x') to the plugins."
+
+
+def _describe_newest(run: Run) -> str:
+    """Return which checkpoint is the newest, and what is not in it; empty where everything is."""
+    if run.last_checkpoint is None:
+        return "there is none"
+    newest = f"the newest checkpoint is {run.last_checkpoint}"
+    try:
+        steps = int(read_manifest(run.last_checkpoint).progress["steps"])
+    except (OSError, ValueError):  # another plugin writes files of another kind, or this process does not see them
+        return newest
+    missing = run.progress.steps - steps
+    more = "1 step is" if missing == 1 else f"{missing} steps are"
+    return f"{newest}, of step {steps}, and {more} not in it" if missing > 0 else ""
 
 
 def _compare_restored(run: RunContext, state: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from .order import Handler
 from .plugin import Plugin, snake_case
 
 if TYPE_CHECKING:
+    from ..events import Run
     from .conditions import ConditionGate
 
 BRIDGES = {
@@ -32,7 +33,11 @@ BRIDGES = {
 
 @dataclass(slots=True)
 class PluginEntry:
-    """A registered plugin and what the manager knows of it."""
+    """A registered plugin and what the manager knows of it.
+
+    Attributes:
+        disabled_at: the step of the run at which it was disabled; None where that was before, or not at all.
+    """
 
     name: str
     plugin: Any
@@ -41,6 +46,7 @@ class PluginEntry:
     enabled: bool = True
     runs_on_this_rank: bool = True
     disabled_by_errors: bool = False
+    disabled_at: int | None = None
     errors: list[str] = field(default_factory=list)
     gate: ConditionGate | None = None
 
@@ -68,6 +74,18 @@ class PluginEntry:
     def state_version(self) -> int:
         """The version of its state."""
         return int(getattr(self.plugin, "state_version", 1))
+
+    def toggle(self, *, enabled: bool, run: Run | None) -> bool:
+        """Enable or disable it, perhaps in a run; return whether it was enabled."""
+        before, self.enabled = self.enabled, enabled
+        if enabled != before:
+            self.disabled_at = None if enabled or run is None else run.progress.steps
+        return before
+
+    def forget_run(self) -> None:
+        """Forget what became of it in the former run."""
+        self.disabled_by_errors, self.disabled_at = False, None
+        self.errors.clear()
 
     def forgives(self, error: BaseException) -> bool:
         """Return whether a run continues in spite of its error."""

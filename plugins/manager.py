@@ -228,11 +228,16 @@ class Plugins:
 
     def writes_saves(self) -> bool:
         """Return whether anybody writes at a save, to judge by who handles `SavePoint` after `MEASURE`."""
-        return any(
-            each.position[0] > Lane.MEASURE
-            and not (isinstance(each.owner, PluginName) and not self._entries[each.owner].enabled)
-            for each in self._bus.signal(SavePoint).subscriptions.values()
-        )
+        return any(entry is None or entry.enabled for entry in self._writers())
+
+    def disabled_writers(self) -> dict[str, int | None]:
+        """Return the disabled plugins that would write at a save, and at which step of the run each was disabled."""
+        return {entry.name: entry.disabled_at for entry in self._writers() if entry is not None and not entry.enabled}
+
+    def _writers(self) -> Iterator[PluginEntry | None]:
+        """Return whoever handles `SavePoint` after `MEASURE`; None for what is not a plugin."""
+        handlers = self._bus.signal(SavePoint).subscriptions.values()
+        return (self._entry_of(each.owner) for each in handlers if each.position[0] > Lane.MEASURE)
 
     def uncalled(self, emitted: Container[type[Event]], note: Callable[[str], None]) -> list[str]:
         """Return a sentence for each handler that a training did not call, though it is not optional.
@@ -314,8 +319,7 @@ class Plugins:
             before, entry.runs_on_this_rank = entry.runs_on_this_rank, self._runs_on_this_rank(entry)
             if entry.disabled_by_errors or entry.runs_on_this_rank != before:
                 self._toggle(entry, enabled=entry.enabled or entry.disabled_by_errors)
-            entry.disabled_by_errors = False
-            entry.errors.clear()
+            entry.forget_run()
         self._run = run  # from here on, changes are emitted
         _IN_RUNS.add(self)
 
@@ -381,7 +385,7 @@ class Plugins:
                 raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
 
     def _toggle(self, entry: PluginEntry, *, enabled: bool, by: str | None = None) -> None:
-        before, entry.enabled = entry.enabled, enabled
+        before = entry.toggle(enabled=enabled, run=self._run)
         for event, handler in entry.handlers:
             self._bus.signal(event).pause(handler.method, paused=not entry.is_active)
         if enabled != before:

@@ -13,7 +13,7 @@ from ..builtin_callbacks.progress_bar import ProgressBar
 from ..builtin_callbacks.rng_capture import RNGCapture
 from ..builtin_callbacks.schedules import LogSchedule, ValidationSchedule
 from ..builtin_callbacks.trackers.tensorboard import TensorBoard
-from ..events.checks import known_names
+from ..events.checks import check_whole_number, known_names
 from ..plugins.entry import make_entry
 from ..plugins.filters import Every, Filter
 from .plugin_list import PluginList
@@ -65,9 +65,8 @@ def standard(
         ValueError: `without` has an unknown name, two plugins have one name, an argument is out of its range, or is for
             a plugin that is replaced or left out.
     """
-    if not str(folder):
-        raise ValueError("standard(folder) takes the path of a folder, got an empty text.")
     options = Options(folder, every, log_every, patience, monitor, mode, keep_last, keep_best, seed, resume)
+    options.check_kinds()
     own, left_out = _by_name(plugins), _names(without)
     for name in sorted(left_out & own.keys()):
         raise ValueError(f"Plugin {name!r} is given, and without= leaves it out: do one of the two.")
@@ -99,6 +98,18 @@ class Options:
     def way(self) -> str:
         """Which values of the metric are better."""
         return "largest" if self.mode == "max" else "smallest"
+
+    def check_kinds(self) -> None:
+        """Raise TypeError or ValueError for what the plugins would call by other names than `standard` does."""
+        if not isinstance(self.folder, str | Path):
+            raise TypeError(f"standard(folder) takes the path of a folder, got {self.folder!r}.")
+        if not str(self.folder):
+            raise ValueError("standard(folder) takes the path of a folder, got an empty text.")
+        if not isinstance(self.every, Filter):
+            raise TypeError(f"every takes a filter, as in every=Every(steps=500); got {self.every!r}.")
+        check_whole_number("log_every", self.log_every, at_least=1)
+        if not isinstance(self.resume, str | Path | None):
+            raise TypeError(f"resume is None, 'auto', or the path of a checkpoint; got {self.resume!r}.")
 
     def check_use(self, others: Collection[str]) -> None:
         """Raise ValueError where an argument would have no effect.

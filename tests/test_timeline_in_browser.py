@@ -105,7 +105,7 @@ def test_the_page_says_how_the_run_ended_and_draws_its_curves(opened: Open) -> N
     assert one.page.locator("#totals li").all_inner_texts()[0].split() == ["training", "11.8", "s", "86.8", "%"]
     assert one.page.locator("#strip .slice").count() > 8
     assert one.page.locator("#strip .between").count() == 1
-    assert one.page.locator("#notes").inner_text() == "rolled back at step 10"
+    assert one.page.locator("#notes").inner_text() == "attempt 2: rolled back at step 10"
     assert one.page.locator("#warnings").is_hidden()
     assert [each.strip() for each in one.page.locator("#attempts th").all_inner_texts()] == [
         "", "What", "Started", "After the previous one", "Duration", "Ended", "Position", "Work lost",

@@ -95,29 +95,43 @@ class Saved:
             )
 
     def report(
-        self, run: Run, error: BaseException | None, folder: Path, path: Path | None, *, weights_only: bool = False
+        self,
+        run: Run,
+        error: BaseException | None,
+        folder: Path,
+        path: Path | None,
+        *,
+        weights_only: bool = False,
+        resumes: bool = False,
     ) -> None:
-        """Add to the notes of a run that ended early, and to those of its error, how it can be resumed."""
-        if text := lost(path, self.steps) if weights_only else self.lost(run, folder, path):
+        """Add to the notes of a run that ended early, and to those of its error, how it can be resumed.
+
+        Args:
+            run: the run.
+            error: what failed it.
+            folder: where checkpoints are written.
+            path: the newest one.
+            weights_only: whether nothing can be resumed from it.
+            resumes: whether the program resumes it by itself when it is started again.
+        """
+        if text := lost(path, self.steps) if weights_only else self._lost(run, folder, path, resumes=resumes):
             run.note(text)
             if error is not None:
                 error.add_note(f"heliograph: {text}")
 
-    def lost(self, run: Run, folder: Path, path: Path | None) -> str | None:
+    def _lost(self, run: Run, folder: Path, path: Path | None, *, resumes: bool) -> str | None:
         """Return which checkpoint is the newest, what is lost without it, and how to resume; None for nothing."""
         steps = run.progress.steps
         if path is None or self.steps is None:
             return f"no checkpoint was written: {_steps(steps)} lost" if steps else None
         loss = f"{_steps(steps - self.steps)} lost" if steps > self.steps else "no step is lost"
+        newest = f"the newest checkpoint is {path}, of step {self.steps}, {loss}"
+        is_there = path.parent.resolve() == folder.resolve()
+        if resumes and is_there:
+            return f"{newest}; to resume it, start the program again"
         name = "" if run.name == "run" else f" in a run of name={run.name!r}"
-        return (
-            f"the newest checkpoint is {path}, of step {self.steps}, {loss}; to resume it, "
-            f"Checkpoint({str(folder)!r}, resume={_resume(folder, path)!r}){name}"
-        )
-
-
-def _resume(folder: Path, path: Path) -> str:
-    return "auto" if path.parent.resolve() == folder.resolve() else str(path)
+        resume = "auto" if is_there else str(path)
+        return f"{newest}; to resume it, Checkpoint({str(folder)!r}, resume={resume!r}){name}"
 
 
 def _steps(number: int) -> str:

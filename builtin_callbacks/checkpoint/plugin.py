@@ -404,7 +404,8 @@ class Checkpoint(Plugin):
         finally:
             is_last = not self.weights_only or run.last_checkpoint == self._last  # else another one says it
             if run.engine.is_main and is_last and (error is not None or is_preempted(run)):
-                self._saved.report(run, error, self.folder, self._last, weights_only=self.weights_only)
+                how = {"weights_only": self.weights_only, "resumes": self.resume == "auto"}
+                self._saved.report(run, error, self.folder, self._last, **how)
         self._file_names.finish(run)
         if event.status in ("completed", "stopped"):
             self._proof.end(run)

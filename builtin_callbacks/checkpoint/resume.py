@@ -16,6 +16,7 @@ from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError
 from ...core.checkpoint.storage.reader import OfOthers
+from ...core.settings import DEFAULTS
 from ...events import Engine
 from ...events.run import CheckpointSource
 from .removable import by_training
@@ -123,7 +124,22 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
         note = f"starts fresh: none of the {unusable} in {store.folder} can be used"
         logger.warning(note)
         return ResumePoint(notes=[*notes, note], warning=f"Nothing was resumed: the run {note}.")
-    return ResumePoint(notes=[*notes, f"starts fresh: no checkpoint of {store.run_name!r} in {store.folder}"])
+    fresh = f"starts fresh: no checkpoint of {store.run_name!r} in {store.folder}"
+    return ResumePoint(notes=[*notes, fresh], warning=_forgotten_name(store, passed_over))
+
+
+def _forgotten_name(store: storage.Store, passed_over: Sequence[str]) -> str:
+    """Return what to say where a run without a name finds only runs that have one; empty for nothing.
+
+    A run that is given a name is expected to find only others when it first begins in their folder.
+    """
+    others = next((line for line in passed_over if isinstance(line, OfOthers)), None)
+    if others is None or store.run_name != DEFAULTS["name"]:
+        return ""
+    return (
+        f"Nothing was resumed, and fit was given no name=: {others} To continue one of those, give fit its name=; to "
+        f"begin another training there, give it a name of its own."
+    )
 
 
 def _unusable(store: storage.Store) -> str | None:

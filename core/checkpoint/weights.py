@@ -135,6 +135,11 @@ def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Pat
     def look() -> Path:
         if weights in WHICH:
             folder, training = _where_saved(plugins, str(weights))
+            if not folder.is_dir():
+                raise FileNotFoundError(
+                    f"weights={weights!r} is the {weights} checkpoint in {folder}, and nothing was saved there yet: "
+                    f"call fit before, or give the path of a file or a folder, weights='runs/x'."
+                )
             of = Of(run_name) if training is None else Of(training=training)
             read.append(find_weights(folder, "best" if weights == "best" else "last", of))
         else:

@@ -96,7 +96,8 @@ def find_weights(path: Path, which: Which | None = None, of: Of = EVERYBODY) -> 
         raise ValueError(f"which= is 'last' or 'best', got {which!r}.")
     if not path.is_dir():
         if which is not None or of.run_name is not None:
-            raise ValueError(f"which= and run_name= choose in a folder, and {path} is a file or is not there.")
+            reader.check_is_there(path)
+            raise ValueError(f"which= and run_name= choose in a folder, and {path} is a file.")
         return read_weights(path)
     for _ in range(TRIES):
         candidates = _candidates(path, which or "last", of)
@@ -154,7 +155,7 @@ def _candidates(folder: Path, which: Which, of: Of) -> list[Entry]:
     if not judged:
         raise ValueError(
             f"No checkpoint in {folder} is the best: none was judged by a metric. Let the run choose, as in "
-            f"Checkpoint({str(folder)!r}, keep_best=1, monitor='validation/loss'), or take which='last'."
+            f"Checkpoint({str(folder)!r}, keep_best=1, monitor='validation/loss'), or take the last one instead."
         )
     metric, mode, _ = judged[0][1]
     values = {each: value for each, (name, way, value) in judged if (name, way) == (metric, mode)}

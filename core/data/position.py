@@ -69,12 +69,12 @@ def _doubt_batches(before: Layout, now: Layout, kind: Mapping[str, Any], doubt: 
     """Say what differs where the same samples in the same order meet in other batches."""
     is_alone = before.ranks == now.ranks == 1
     if kind.get("draws_per") == "batch":
-        ranks = "rank" if before.ranks == 1 else "ranks"
-        key, drew = ("batch", "") if is_alone else ("batch and rank", f"{before.ranks} {ranks} with ")
+        key = "batch" if is_alone else "batch and the rank"
+        was, is_now = (_read_by(each, is_alone=is_alone) for each in (before, now))
         doubt(
             "order-exact",
-            f"what loading draws is keyed by {key}: {drew}batches of {before.batch_size} drew otherwise; "
-            f"draws_per='sample' keeps it",
+            f"random draws of loading, such as augmentation, go by the {key} and differ now: {was} before, {is_now} "
+            f"now; a training that begins with loader_params={{'draws_per': 'sample'}} avoids that",
         )
     if before.is_read_alike(now):
         doubt(
@@ -85,6 +85,11 @@ def _doubt_batches(before: Layout, now: Layout, kind: Mapping[str, Any], doubt: 
     if (kind.get("drop_last") or kind.get("limit")) and ends[0] != ends[1]:
         what = "drop_last" if kind.get("drop_last") else "the limit"
         doubt("not exact", f"{what} leaves out other samples: an epoch ended after {ends[0]}, now after {ends[1]}")
+
+
+def _read_by(layout: Layout, *, is_alone: bool) -> str:
+    ranks = "" if is_alone else f"{layout.ranks} {'rank' if layout.ranks == 1 else 'ranks'} with "
+    return f"{ranks}batches of {layout.batch_size}"
 
 
 def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], doubt: Doubt, *, is_within_epoch: bool) -> None:

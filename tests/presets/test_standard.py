@@ -195,8 +195,9 @@ def test_left_out_by_name(tmp_path: Path) -> None:
         ([], {"patience": 3, "without": ("early_stopping",)}, ValueError, "patience=3 would have no effect"),
         ([], {"monitor": "validation/error", "keep_best": 0}, ValueError, "it is for early_stopping and checkpoint"),
         ([], {"keep_best": None}, ValueError, "keep_best must be a whole number, at least 0; got None"),
-        ([], {"log_every": 0}, ValueError, "must be a whole number, at least 1; got 0"),
-        ([], {"every": 500}, TypeError, "takes an interval.* or a filter, .*; got 500"),
+        ([], {"log_every": 0}, ValueError, "^log_every must be a whole number, at least 1; got 0"),
+        ([], {"every": 500}, TypeError, r"^every takes a filter, as in every=Every\(steps=500\); got 500"),
+        ([], {"resume": True}, TypeError, "^resume is None, 'auto', or the path of a checkpoint; got True"),
         ([], {"monitor": "validation/accuracy"}, ValueError, "Which way is 'validation/accuracy' better"),
     ],
 )
@@ -205,6 +206,13 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         standard(tmp_path, *plugins, **options)
+
+
+def test_a_folder_that_is_not_a_path_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^standard\(folder\) takes the path of a folder, got None\.$"):
+        standard(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"takes the path of a folder, got an empty text"):
+        standard("")
 
 
 # In a run.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -145,6 +145,12 @@ def main_attempt(attempts: list[AttemptSummary]) -> AttemptSummary:
 def all_warnings(attempts: Iterable[AttemptSummary]) -> list[str]:
     """Return the warnings of all attempts, each once."""
     return list(dict.fromkeys(warning for attempt in attempts for warning in attempt.warnings))
+
+
+def all_notes(attempts: Sequence[AttemptSummary]) -> list[str]:
+    """Return the notes of all attempts; where there are several, each says of which one it is."""
+    notes = [(each.number, note) for each in attempts if each.ending is not None for note in each.ending.data["notes"]]
+    return [f"attempt {number}: {note}" if len(attempts) > 1 else note for number, note in notes]
 
 
 def run_name(attempts: list[AttemptSummary]) -> str:

@@ -11,7 +11,7 @@ from ..format.damage import damage_in_short
 from ..format.gc_pause import gc_paused
 from ..format.records import Recording
 from . import words
-from .attempt_summary import AttemptSummary, all_warnings, main_attempt, run_name, summarize_attempts
+from .attempt_summary import AttemptSummary, all_notes, all_warnings, main_attempt, run_name, summarize_attempts
 from .attempts import attempts_in_short, attempts_section, end_section
 from .checkpoints import checkpoints_in_short, checkpoints_section
 from .control import decisions_section, requests_in_short, requests_section
@@ -38,7 +38,7 @@ def story(recording: Recording) -> str:
             _plugins(attempts),
             _custom_events(attempts),
             costs_section(by_plugin(costs(attempts)), timed_seconds(attempts), untimed_attempts(attempts)),
-            notes_section([note for each in attempts if each.ending is not None for note in each.ending.data["notes"]]),
+            notes_section(all_notes(attempts)),
             _damage(attempts),
         ]
     )

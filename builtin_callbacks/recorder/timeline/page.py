@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ..explain import words
-from ..explain.attempt_summary import AttemptSummary, Restore, all_warnings, main_attempt, run_name, summarize_attempts
+from ..explain.attempt_summary import (
+    AttemptSummary,
+    Restore,
+    all_notes,
+    all_warnings,
+    main_attempt,
+    run_name,
+    summarize_attempts,
+)
 from ..explain.attempts import KINDS, describe_comparison
 from ..explain.control import positions
 from ..explain.costs import costs, timed_seconds, untimed_attempts
@@ -113,7 +121,7 @@ def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, A
             ("started", attempts[0].began_text),
         ],
         "metrics": [[name, words.number(value)] for name, value in sorted(metrics.items())],
-        "notes": [note for each in attempts if each.ending is not None for note in each.ending.data["notes"]],
+        "notes": all_notes(attempts),
         "damage": [f"attempt {each.number}: {text}" for each in attempts for text in damage_in_short(each.attempt)],
     }
 

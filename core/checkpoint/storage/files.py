@@ -263,6 +263,9 @@ def prepare_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):  # has no name, or only for a moment: a kill leaves nothing
             pass
+    except (FileExistsError, NotADirectoryError) as error:
+        there = next((each for each in (folder, *folder.parents) if each.exists() and not each.is_dir()), folder)
+        raise ValueError(f"Nothing can be saved in {folder}: {there} is not a folder. Choose another path.") from error
     except OSError as error:
         raise ValueError(
             f"Nothing can be saved in {folder}: {error.strerror}. Choose a folder that this user may write."

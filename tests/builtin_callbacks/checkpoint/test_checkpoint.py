@@ -501,7 +501,7 @@ def test_an_unwritable_folder_is_an_error_at_the_start(fit: Make, task: Make, tm
     mine = task()
     before = weights(mine)
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ValueError, match=r"Nothing can be saved in .*Choose a folder"):
+        with pytest.raises(ValueError, match=r"Nothing can be saved in .*file is not a folder"):
             fit(Checkpoint(folder), task=mine)
 
     assert all(map(torch.equal, before, weights(mine)))
@@ -602,6 +602,23 @@ def test_auto_says_that_it_begins_afresh(fit: Make, tmp_path: Path) -> None:
 
     assert result.notes == (f"starts fresh: no checkpoint of 'run' in {tmp_path}",)
     assert result.progress.steps == 6
+
+
+def test_auto_without_a_name_warns_where_only_named_runs_are(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path), name="a")
+    forgotten = fit(Checkpoint(tmp_path, resume="auto"))
+    assert forgotten.warnings == (
+        f"Nothing was resumed, and fit was given no name=: {tmp_path} has no checkpoint of run 'run'; those in it are "
+        f"of 'a'. To continue one of those, give fit its name=; to begin another training there, give it a name of its "
+        f"own.",
+    )
+    named = fit(Checkpoint(tmp_path, resume="auto"), name="b")  # the first start of a second run is as it should be
+    assert named.warnings == ()
+    assert named.notes == (
+        f"skipped: {tmp_path} has no checkpoint of run 'b'; those in it are of 'a', 'run'.",
+        f"starts fresh: no checkpoint of 'b' in {tmp_path}",
+    )
+    assert fit(Checkpoint(tmp_path, resume="auto"), epochs=3).warnings == ()
 
 
 def test_a_result_says_whether_it_was_resumed_or_can_be(fit: Make, tmp_path: Path) -> None:

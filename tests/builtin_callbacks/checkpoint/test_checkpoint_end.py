@@ -322,10 +322,52 @@ def test_any_handler_of_a_save_may_be_who_writes() -> None:
     assert warnings_of(SaveSchedule(Every(epochs=1)), Writer()) == ()
     trainer = Trainer([SaveSchedule(Every(epochs=1)), Writer()], device="cpu")
     with trainer.plugins.disabled("writer"):
-        assert len(kit.fit(trainer).warnings) == 1
+        assert kit.fit(trainer).warnings == (
+            "Saves are requested, and plugin 'writer', which would write them, is disabled.",
+        )
     trainer.bus.on(SavePoint, lambda run, event: None)
     with trainer.plugins.disabled("writer"):
         assert kit.fit(trainer).warnings == ()
+
+
+class Disable(Plugin):
+    """Disables a plugin after some batches."""
+
+    def __init__(self, name: str, batches: int) -> None:
+        self.plugin, self.batches = name, batches
+
+    @on(BatchEnd)
+    def disable(self, run: Run, event: BatchEnd) -> None:
+        if run.progress.batches == self.batches:
+            run.plugins.disable(self.plugin)
+
+
+def test_a_checkpoint_that_is_disabled_in_mid_run_says_what_it_did_not_save(tmp_path: Path) -> None:
+    plugins = [SaveSchedule(Every(steps=2)), Checkpoint(tmp_path), Disable("checkpoint", 3)]
+    trainer = Trainer(plugins, device="cpu")
+    path = tmp_path / "run_epoch_0_iter_2.pth"
+    assert kit.fit(trainer, train=class_batches(6)).warnings == (
+        f"Plugin 'checkpoint' is disabled since step 3, and no other plugin writes saves: the newest checkpoint is "
+        f"{path}, of step 2, and 4 steps are not in it.",
+    )
+    assert kit.fit(trainer).warnings == (
+        "Saves are requested, and plugin 'checkpoint', which would write them, is disabled.",
+    )
+
+
+def test_so_does_a_writer_of_other_files_or_of_none(tmp_path: Path) -> None:
+    class Writer(Plugin):
+        def __init__(self, path: Path | None) -> None:
+            self.path = path
+
+        @on(SavePoint)
+        def write(self, run: Run, event: SavePoint) -> None:
+            run.last_checkpoint = self.path
+
+    said = "Plugin 'writer' is disabled since step 3, and no other plugin writes saves:"
+    for path, words in ((tmp_path / "a.pt", f"the newest checkpoint is {tmp_path / 'a.pt'}"), (None, "there is none")):
+        plugins = [SaveSchedule(Every(steps=2)), Writer(path), Disable("writer", 3)]
+        assert warnings_of(*plugins) == (f"{said} {words}.",)
 
 
 # What is lost, and how to resume.
@@ -342,6 +384,15 @@ def test_an_error_says_what_is_lost_and_how_to_resume(background: bool, tmp_path
     assert error.__notes__[0] == (
         f"heliograph: the newest checkpoint is {path}, of step 5, 3 steps are lost; to resume it, "
         f"Checkpoint('{tmp_path}', resume='auto') in a run of name='x'"
+    )
+
+
+def test_a_program_that_resumes_by_itself_is_only_started_again(tmp_path: Path) -> None:
+    plugins = [SaveSchedule(Every(steps=5)), Checkpoint(tmp_path, resume="auto"), Fail(KeyboardInterrupt())]
+    result = kit.fit(*plugins, train=class_batches(10), name="x", on_interrupt="return")
+    assert result.notes[-1] == (
+        f"the newest checkpoint is {tmp_path / 'x_epoch_0_iter_5.pth'}, of step 5, 3 steps are lost; to resume it, "
+        f"start the program again"
     )
 
 

@@ -149,8 +149,10 @@ def test_one_of_several_runs_has_to_be_named(saved: Make, tmp_path: Path) -> Non
 def test_what_chooses_in_a_folder_is_refused_for_a_file(saved: Make, tmp_path: Path) -> None:
     path = saved(1)
     for options in ({"which": "best"}, {"run_name": "run"}):
-        with pytest.raises(ValueError, match="which= and run_name= choose in a folder"):
+        with pytest.raises(ValueError, match=r"which= and run_name= choose in a folder, and .* is a file\."):
             load_weights(supervised(), path, **options)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match=r"There is no checkpoint at .*gone"):
+        load_weights(supervised(), tmp_path / "gone", which="best")
     with pytest.raises(ValueError, match="which= is 'last' or 'best', got 'newest'"):
         load_weights(supervised(), tmp_path, which="newest")  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match=r"no checkpoint with a manifest in .*empty. Runs that have some: none"):
@@ -366,6 +368,12 @@ class TestEvaluations:
 
     def test_without_a_checkpoint_or_a_metric(self, tmp_path: Path) -> None:
         task = kit.linear_classifier()
+        with pytest.raises(FileNotFoundError) as info:
+            trainer(tmp_path / "a").test(task, class_batches(2), weights="best")
+        assert str(info.value) == (
+            f"weights='best' is the best checkpoint in {tmp_path / 'a'}, and nothing was saved there yet: call fit "
+            f"before, or give the path of a file or a folder, weights='runs/x'."
+        )
         with pytest.raises(ValueError, match=r"weights='best' is the best checkpoint of the trainer, and none of its"):
             Trainer(device="cpu").test(task, class_batches(2), weights="best")
         two = [Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b").named("other")]
@@ -373,7 +381,7 @@ class TestEvaluations:
             Trainer(two, device="cpu").test(task, class_batches(2), weights="last")
         made = trainer(tmp_path, keep_best=0, monitor=None)
         task, _ = overfit(made)
-        with pytest.raises(ValueError, match="none was judged by a metric"):
+        with pytest.raises(ValueError, match=r"none was judged by a metric.* or take the last one instead\."):
             made.test(task, class_batches(2), weights="best")
 
     def test_the_weights_that_were_measured_are_loaded(self, tmp_path: Path) -> None:

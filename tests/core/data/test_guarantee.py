@@ -402,7 +402,8 @@ def test_what_lowered_the_guarantee_once_is_kept(drawing: Make, fit: Make) -> No
 
     assert second.result.resume.guarantee == third.result.resume.guarantee == "not exact"
     assert third.result.resume.reasons == (
-        "what loading draws is keyed by batch: batches of 4 drew otherwise; draws_per='sample' keeps it",
+        "random draws of loading, such as augmentation, go by the batch and differ now: batches of 4 before, batches "
+        "of 2 now; a training that begins with loader_params={'draws_per': 'sample'} avoids that",
         "batches of 4 were read, now of 2: what is computed over a batch differs",
         "the global batch was 1 rank x batch_size 4 x accumulation 1, and is 1 rank x batch_size 2 x accumulation 1",
     )

@@ -554,7 +554,10 @@ def test_from_two_ranks_to_one_and_back_is_exact(n: int, ranks: Pool) -> None:
 def test_a_larger_number_of_ranks_reports_what_drew_otherwise(ranks: Pool) -> None:
     cut = shuffled(8, cut_at=2)["cut"]
     rest = ranks(2).run(shuffled, 4, saved=cut)[0]
-    assert "keyed by batch and rank: 1 rank with batches of 8 drew otherwise" in str(rest["resume"])
+    assert (
+        "go by the batch and the rank and differ now: 1 rank with batches of 8 before, 2 ranks with batches of 4 now;"
+        in str(rest["resume"])
+    )
 
 
 def test_a_smaller_number_of_ranks_reads_on_in_the_same_order(ranks: Pool) -> None:
@@ -562,7 +565,7 @@ def test_a_smaller_number_of_ranks_reads_on_in_the_same_order(ranks: Pool) -> No
     cut = ranks(2).run(shuffled, 4, cut_at=2)[0]["cut"]
     rest = shuffled(8, saved=cut)
     assert rest["batches"] == whole["batches"][2:]
-    assert "what loading draws is keyed by batch and rank: 2 ranks with batches of 4 drew otherwise" in str(
+    assert "go by the batch and the rank and differ now: 2 ranks with batches of 4 before, 1 rank with" in str(
         rest["resume"]
     )
     with pytest.raises(ValueError, match=r"The global batch changed: 2 ranks x batch_size 4 .* 1 rank x batch_size 7"):

@@ -348,6 +348,19 @@ def test_the_same_length_once_more_leaves_nothing_to_do(tmp_path: Path) -> None:
     assert result.resume.guarantee == "exact"
 
 
+def test_a_shorter_length_than_what_is_done_leaves_nothing_to_do_and_the_result_says_why(tmp_path: Path) -> None:
+    attempt(tmp_path, warmup_cosine(0.2), 3)
+    for asked, length in (("epochs=1", {"epochs": 1}), ("epochs=2.5", {"epochs": 2.5}), ("steps=7", {"steps": 7})):
+        plugins = [RNGCapture(), SaveSchedule(epochs=100), Checkpoint(tmp_path, resume="auto")]
+        rates, result = train(warmup_cosine(0.2), *plugins, **length)
+        assert rates == []
+        assert result.warnings == (
+            f"Nothing is left to train: fit was asked for {asked}, and the training that it resumes is past that, at "
+            f"epoch 3, batch 0, step 15. epochs= and steps= count from the start of the training: ask for more, or "
+            f"begin another one with resume=None.",
+        )
+
+
 def test_another_scheduler_keeps_its_length_and_the_result_warns(tmp_path: Path) -> None:
     def scheduler(optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
         return CosineAnnealingLR(optimizer, steps)

@@ -68,7 +68,7 @@ time in plugins: about 0.47 s of 7.30 s
   no times are recorded for attempt 1
 
 notes
-  rolled back at step 10"""
+  attempt 2: rolled back at step 10"""
 
 
 def test_a_whole_story() -> None:
@@ -82,6 +82,18 @@ def test_warnings_are_in_the_story_and_counted_in_the_brief_one() -> None:
     text = story(recording(script))
     assert "\n\nwarnings\n  Nothing was saved.\n  Nothing was validated.\n\nattempts\n" in text
     assert brief(recording(script))[0] == "completed at step 0: done (2 warnings)"
+
+
+def test_notes_of_several_attempts_say_of_which_they_are() -> None:
+    first, second = Script(), Script(began="2026-01-01T12:00:10+00:00", name="a2")
+    first.start()
+    first.close("interrupted", "interrupted", notes=["starts fresh", "the newest checkpoint is of step 5"])
+    second.start()
+    second.close("completed", "done", notes=["resumed"])
+    assert story(recording(first)).endswith("\n\nnotes\n  starts fresh\n  the newest checkpoint is of step 5")
+    assert story(recording(first, second)).endswith(
+        "\n\nnotes\n  attempt 1: starts fresh\n  attempt 1: the newest checkpoint is of step 5\n  attempt 2: resumed"
+    )
 
 
 def test_a_story_in_five_lines() -> None:
