@@ -203,9 +203,28 @@ def check_task(task: Any, *steps: str) -> None:
             )
 
 
+def check_step(task: Any, step: str) -> None:
+    """Raise TypeError unless a task has written the step that a run will call, and it takes (run, batch)."""
+    check_task(task, step)
+    if step == "test_step" and _is_unwritten(task, step):
+        step = "validation_step"  # which it calls
+    if _is_unwritten(task, step):
+        getattr(task, step)(None, None)  # raises
+    code = getattr(getattr(task, step), "__code__", None)
+    if code is None or code.co_varnames[1 : code.co_argcount] != ("run", "batch"):
+        from .system.errors import check_form
+
+        check_form(task, step)
+
+
 def can_validate(task: Any) -> bool:
     """Return whether a task has a validation step of its own."""
-    return getattr(type(task), "validation_step", Task.validation_step) is not Task.validation_step
+    return callable(getattr(task, "validation_step", None)) and not _is_unwritten(task, "validation_step")
+
+
+def _is_unwritten(task: Any, step: str) -> bool:
+    """Return whether a step is that of the base class, which has nothing to run."""
+    return getattr(getattr(task, step), "__func__", None) is getattr(Task, step)
 
 
 def check_parts(task: Any) -> None:
