@@ -742,6 +742,34 @@ def test_a_plugin_that_left_a_run_may_be_in_another(trainer: Trainer, plugins: P
     assert shared.received.count("noting") == 2
 
 
+# What is declared.
+
+
+class Declares(Plugin):
+    asks = ("stopp",)
+
+
+class Lacks(Plugin):
+    needs = ("validation data", "logs")
+    asks = ("scheduler", "veto_stop")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "sentence"),
+    [
+        (
+            Declares(),
+            r"Plugin 'declares' declares asks = \('stopp',\), which no loop does\. Did you mean 'stop'\? Known: ",
+        ),
+        (Lacks(), r"Plugin 'lacks' declares needs = \('logs',\), which no loop does\. Did you mean 'log'\? Known: "),
+    ],
+)
+def test_what_no_loop_does_can_be_neither_asked_for_nor_needed(plugins: Plugins, plugin: Plugin, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        plugins.register(plugin)
+    assert plugins.names() == []
+
+
 # Loading by name.
 
 
