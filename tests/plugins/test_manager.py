@@ -782,8 +782,13 @@ def test_loading_by_name_with_options(plugins: Plugins) -> None:
 
 
 def test_loading_with_a_bad_option_leaves_nothing_behind(plugins: Plugins) -> None:
-    with pytest.raises(TypeError, match="patients"):
+    with pytest.raises(
+        TypeError, match=r"^early_stopping has no option 'patients'\. Did you mean 'patience'\? Known: "
+    ):
         plugins.load("early_stopping", patients=5)
+    form = r"plugins\.load\('checkpoint', folder=\.\.\.\)"
+    with pytest.raises(TypeError, match=rf"^checkpoint needs folder=\.\.\., as in {form}\.$"):
+        plugins.load("checkpoint", keep_last=1)
     with pytest.raises(ValueError, match="patience"):
         plugins.load("early_stopping", patience=0)
     with pytest.raises(LookupError, match=r"Did you mean 'early_stopping'\?"):
