@@ -113,8 +113,10 @@ class Supervised(Task):
             from .metrics.objects import named_metrics
 
             self.metrics = named_metrics(metrics)
-        if isinstance(loss_fn, type):
-            raise TypeError(f"Supervised(model, loss_fn) takes an object, not a class: write {loss_fn.__name__}().")
+        if isinstance(loss_fn, type) or not (loss_fn is None or callable(loss_fn)):
+            from .data.columns import no_loss_function
+
+            raise no_loss_function(loss_fn)
         self.model = model
         if loss_fn is None or inputs is not None or targets is not None:
             from .data.columns import Columns, loss_of_model
@@ -177,20 +179,10 @@ class Supervised(Task):
 
 
 def _no_pair(batch: Any) -> TypeError:
-    """Return what to raise where a batch is not a pair: a dict, a tensor or a text would come apart into its items."""
-    if isinstance(batch, Mapping):
-        from .data.columns import not_pairs
-
-        return not_pairs(batch)
     from .checkpoint.unseen.values import describe
+    from .data.columns import no_pair
 
-    parts = f": {', '.join(map(describe, batch[:8]))}" if isinstance(batch, list | tuple) and batch else ""
-    return TypeError(
-        f"Supervised takes batches of (inputs, targets), got {describe(batch)}{parts}. Give several inputs as one, as "
-        f"in ((ids, mask), targets): the model is called with the first part, the loss with its outputs and the "
-        f"second. A dataset or a collate_fn makes such pairs. Or subclass Task, whose training_step(run, batch) gets "
-        f"the batch as it is."
-    )
+    return no_pair(batch, describe)
 
 
 def check_task(task: Any, *steps: str) -> None:
