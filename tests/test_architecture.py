@@ -316,7 +316,7 @@ def test_type_checkers_see_every_public_name() -> None:
 
 
 def test_a_misspelt_name_gets_the_nearest() -> None:
-    with pytest.raises(AttributeError, match=r"no 'EarlyStoping'\. Did you mean 'EarlyStopping'\?"):
+    with pytest.raises(AttributeError, match=r"no 'EarlyStoping'\. Did you mean 'EarlyStopping'\?$"):
         _ = heliograph.EarlyStoping  # type: ignore[attr-defined]
 
 
