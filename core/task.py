@@ -185,14 +185,13 @@ def _no_pair(batch: Any) -> TypeError:
     return no_pair(batch, describe)
 
 
-def check_task(task: Any, *steps: str) -> None:
-    """Raise TypeError unless a task has the steps that a run will call."""
-    for step in steps:
-        if not callable(getattr(task, step, None)):
-            raise TypeError(
-                f"{type(task).__name__} has no {step}(run, batch), so it cannot be the task here. Wrap a plain model "
-                f"in Supervised(model, loss_fn), or subclass Task."
-            )
+def check_task(task: Any, step: str) -> None:
+    """Raise TypeError unless a task has a step that a run will call."""
+    if not callable(getattr(task, step, None)):
+        raise TypeError(
+            f"{type(task).__name__} has no {step}(run, batch), so it cannot be the task here. Wrap a plain model "
+            f"in Supervised(model, loss_fn), or subclass Task."
+        )
 
 
 def check_step(task: Any, step: str) -> None:

@@ -101,5 +101,5 @@ def check_event(event: object) -> None:
         names = [kind.__name__ for kind in CATALOGUE]
         if isinstance(event, str) and camel in names:
             raise TypeError(f"An event is given as its class, on({camel}), not as a string; got {event!r}.")
-        kinds = known_names(camel, names)
-        raise TypeError(f"Unknown event {name!r}: give a subclass of heliograph.Event, the class itself.{kinds}")
+        mend = f"give a subclass of heliograph.Event, the class itself.{known_names(camel, names)}"
+        raise TypeError(f"Unknown event {name!r}: {mend}")
