@@ -36,7 +36,8 @@ def __getattr__(name: str) -> _Any:
     if value is None or name.startswith("_"):
         from .events.checks import known_names
 
-        raise AttributeError(f"heliograph has no {name!r}.{known_names(name, __dir__())}")
+        known = known_names(name, __dir__())
+        raise AttributeError(f"heliograph has no {name!r}.{known.partition(' Known:')[0] or known}")
     globals()[name] = value
     return value
 

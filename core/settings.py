@@ -16,7 +16,7 @@ from ..plugins import Plugins
 from .data.order.sizes import batch_size, check_loader, size_counter
 from .engines.options import modules_of
 from .stepping.optimizers import SINGLE, Optimizers, make_optimizer
-from .task import check_parts, check_task
+from .task import check_parts, check_step, check_task
 
 if TYPE_CHECKING:
     from .data.evaluation_sets import EvaluationSets
@@ -202,7 +202,7 @@ def _validation_sets(task: Any, options: FitOptions, params: LoaderParams | None
         return {}, {}, {}
     from .data.evaluation_sets import evaluation_sets
 
-    check_task(task, "validation_step")
+    check_step(task, "validation_step")
     return evaluation_sets(validation, "validation", params, limit, "limit_validation")
 
 
@@ -212,7 +212,7 @@ def evaluation(
     """Return the settings of a validation, test or prediction; a single set has the empty name."""
     from .data.evaluation_sets import evaluation_sets
 
-    check_task(task, f"{phase}_step")
+    check_step(task, f"{phase}_step")
     sets, limits, _ = evaluation_sets(loaders, phase, params, limit, "limit")
     return Settings(name=check_name(name), task=task, evaluations={phase: sets}, limits=limits)
 

@@ -113,8 +113,10 @@ class Supervised(Task):
             from .metrics.objects import named_metrics
 
             self.metrics = named_metrics(metrics)
-        if isinstance(loss_fn, type):
-            raise TypeError(f"Supervised(model, loss_fn) takes an object, not a class: write {loss_fn.__name__}().")
+        if isinstance(loss_fn, type) or not (loss_fn is None or callable(loss_fn)):
+            from .data.columns import no_loss_function
+
+            raise no_loss_function(loss_fn)
         self.model = model
         if loss_fn is None or inputs is not None or targets is not None:
             from .data.columns import Columns, loss_of_model
@@ -177,35 +179,43 @@ class Supervised(Task):
 
 
 def _no_pair(batch: Any) -> TypeError:
-    """Return what to raise where a batch is not a pair: a dict, a tensor or a text would come apart into its items."""
-    if isinstance(batch, Mapping):
-        from .data.columns import not_pairs
-
-        return not_pairs(batch)
     from .checkpoint.unseen.values import describe
+    from .data.columns import no_pair
 
-    parts = f": {', '.join(map(describe, batch[:8]))}" if isinstance(batch, list | tuple) and batch else ""
-    return TypeError(
-        f"Supervised takes batches of (inputs, targets), got {describe(batch)}{parts}. Give several inputs as one, as "
-        f"in ((ids, mask), targets): the model is called with the first part, the loss with its outputs and the "
-        f"second. A dataset or a collate_fn makes such pairs. Or subclass Task, whose training_step(run, batch) gets "
-        f"the batch as it is."
-    )
+    return no_pair(batch, describe)
 
 
-def check_task(task: Any, *steps: str) -> None:
-    """Raise TypeError unless a task has the steps that a run will call."""
-    for step in steps:
-        if not callable(getattr(task, step, None)):
-            raise TypeError(
-                f"{type(task).__name__} has no {step}(run, batch), so it cannot be the task here. Wrap a plain model "
-                f"in Supervised(model, loss_fn), or subclass Task."
-            )
+def check_task(task: Any, step: str) -> None:
+    """Raise TypeError unless a task has a step that a run will call."""
+    if not callable(getattr(task, step, None)):
+        raise TypeError(
+            f"{type(task).__name__} has no {step}(run, batch), so it cannot be the task here. Wrap a plain model "
+            f"in Supervised(model, loss_fn), or subclass Task."
+        )
+
+
+def check_step(task: Any, step: str) -> None:
+    """Raise TypeError unless a task has written the step that a run will call, and it takes (run, batch)."""
+    check_task(task, step)
+    if step == "test_step" and _is_unwritten(task, step):
+        step = "validation_step"  # which it calls
+    if _is_unwritten(task, step):
+        getattr(task, step)(None, None)  # raises
+    code = getattr(getattr(task, step), "__code__", None)
+    if code is None or code.co_varnames[1 : code.co_argcount] != ("run", "batch"):
+        from .system.errors import check_form
+
+        check_form(task, step)
 
 
 def can_validate(task: Any) -> bool:
     """Return whether a task has a validation step of its own."""
-    return getattr(type(task), "validation_step", Task.validation_step) is not Task.validation_step
+    return callable(getattr(task, "validation_step", None)) and not _is_unwritten(task, "validation_step")
+
+
+def _is_unwritten(task: Any, step: str) -> bool:
+    """Return whether a step is that of the base class, which has nothing to run."""
+    return getattr(getattr(task, step), "__func__", None) is getattr(Task, step)
 
 
 def check_parts(task: Any) -> None:

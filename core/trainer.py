@@ -19,6 +19,7 @@ from .engines.options import EngineOptions
 from .host import current_host
 from .result import RunResult
 from .run import TrainRun, apart_from_others
+from .task import can_validate, check_step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,11 +130,13 @@ class Trainer:
 
         Raises:
             SystemExit: a plugin such as `Preemption` asked for an exit status.
-            TypeError: the task has no `training_step`, a loader cannot be iterated, the optimizer is none.
+            TypeError: the task lacks a step, or one does not take `(run, batch)`; a loader cannot be iterated, the
+                optimizer is none.
             ValueError: a loader is empty, a length is not positive, or nothing would ever do what was asked for.
         """
         if on_interrupt not in ("raise", "return"):
             raise ValueError(f"on_interrupt is 'raise' or 'return', got {on_interrupt!r}.")
+        check_step(task, "training_step")
         run = self.run(task, train, **options)
         try:
             with run:
@@ -359,7 +362,6 @@ class Trainer:
             The loss of every step, and the metrics at the end.
         """
         from .rehearsal.first_batches import overfit
-        from .task import can_validate
 
         validates = validate and can_validate(task)
         return overfit(self, loop.fit, (task, train, options), batches=batches, steps=steps, validates=validates)

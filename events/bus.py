@@ -317,11 +317,12 @@ class Bus:
             when: a filter such as `Every(steps=10)`, copied; the receiver is called only where it returns true.
 
         Raises:
-            TypeError: the receiver's signature or annotation does not fit the event.
+            TypeError: the receiver's signature or annotation does not fit the event, or that is not a lane.
             ValueError: it is subscribed to this event already.
         """
-        from .signatures import check_receiver
+        from .signatures import check_lane, check_receiver
 
+        check_lane(lane, Lane)
         signal = self.signal(event)
         if make_id(receiver) in signal.subscriptions:
             raise ValueError(f"{describe(receiver)} is subscribed to {event.__name__}: remove its handle first.")

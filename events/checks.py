@@ -98,5 +98,8 @@ def check_event(event: object) -> None:
     if not isinstance(event, type) or not issubclass(event, Event) or event is Event:
         name = event if isinstance(event, str) else getattr(event, "__name__", repr(event))
         camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-        kinds = known_names(camel, [kind.__name__ for kind in CATALOGUE])
-        raise TypeError(f"Unknown event {name!r}: give a subclass of heliograph.Event, the class itself.{kinds}")
+        names = [kind.__name__ for kind in CATALOGUE]
+        if isinstance(event, str) and camel in names:
+            raise TypeError(f"An event is given as its class, on({camel}), not as a string; got {event!r}.")
+        mend = f"give a subclass of heliograph.Event, the class itself.{known_names(camel, names)}"
+        raise TypeError(f"Unknown event {name!r}: {mend}")

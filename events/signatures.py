@@ -1,15 +1,16 @@
-"""The signatures of handlers, checked when they are connected, so that nothing is checked when they are called."""
+"""The signatures and lanes of handlers, checked when they are connected: nothing is checked when they are called."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from enum import IntEnum
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, CO_VARKEYWORDS
 from types import FunctionType, MethodType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from .catalogue import Event
-from .checks import describe
+from .checks import describe, known_names
 
 HANDLER_FORM = (
     "a handler takes (run, event), after self in a plugin, returns nothing and is not a coroutine or generator"
@@ -25,6 +26,13 @@ def check_receiver(receiver: Callable[..., Any], event: type[Event]) -> None:
     if admitted and not any(issubclass(event, kind) for kind in admitted):
         names = " | ".join(kind.__name__ for kind in admitted)
         raise TypeError(f"{describe(receiver)} is subscribed to {event.__name__}, but annotates `event` as {names}.")
+
+
+def check_lane(lane: object, lanes: type[IntEnum]) -> None:
+    """Raise TypeError unless a lane is one of `Lane`, which is given here: the bus that has it imports this."""
+    if not isinstance(lane, lanes):
+        known = known_names(f"Lane.{str(lane).upper()}", [f"Lane.{each.name}" for each in lanes])
+        raise TypeError(f"lane= takes a member of heliograph.Lane, got {lane!r}.{known}")
 
 
 def _has_usual_form(receiver: Callable[..., Any]) -> bool:

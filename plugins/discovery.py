@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint, distributions
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..events.errors import describe_error
 from .environment import switched_off
 
 GROUP = "heliograph.plugins"
+KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 NOT_INSTALLED = (
     "Heliograph is imported but not installed, so that nothing is found by name, not even its own plugins. Run "
     f"`pip install -e {Path(__file__).parents[1]}`."
@@ -110,6 +112,30 @@ def find(name: str, group: str = GROUP) -> Discovered:
         article = "an" if _kind(group)[0] in "aeiou" else "a"
         raise LookupError(f"Several packages have {article} {_kind(group)} {short!r}: say which, one of {packages}.")
     return matches[0]
+
+
+def check_options(name: str, made_by: Callable[..., Any], options: Collection[str], form: Callable[[str], str]) -> None:
+    """Raise TypeError where a plugin has no such option, or needs one that is not given.
+
+    Args:
+        name: of the plugin.
+        made_by: its class or factory.
+        options: the names of those that are given.
+        form: returns how the plugin is given with what it needs, such as `folder=...`.
+    """
+    try:
+        parameters = signature(made_by).parameters
+    except (TypeError, ValueError):  # one in C may have none
+        return
+    known = {key: each for key, each in parameters.items() if each.kind in KEYWORD}
+    if not any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
+        for key in options:
+            if key not in known:
+                raise TypeError(f"{name} has no option {key!r}.{known_names(key, known)}")
+    for key, each in known.items():
+        if each.default is Parameter.empty and key not in options:
+            value = "Every(steps=5)" if "Filter" in str(each.annotation) else "..."
+            raise TypeError(f"{name} needs {key}=..., as in {form(f'{key}={value}')}.")
 
 
 def _kind(group: str) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import getmembers, isfunction, signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ..events import Event
 from ..events.bus import Gate
-from ..events.checks import check_whole_number
+from ..events.checks import check_whole_number, known_names
+from ..events.control import Verb
 from ..events.errors import is_interrupt
 from ..events.signatures import check_receiver
 from .filters import Filter
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..events import Run
     from .conditions import ConditionGate
 
+ASKED = frozenset(get_args(Verb)) | {"scheduler"}  # what `asks` can name
 BRIDGES = {
     "transformers": "from_huggingface(...) of heliograph.bridges.huggingface",
     "trl": "from_huggingface(...) of heliograph.bridges.huggingface",
@@ -152,6 +154,11 @@ def make_entry(plugin: Any, name: str | None = None) -> PluginEntry:
 def _check_declarations(entry: PluginEntry) -> None:
     if (policy := getattr(entry.plugin, "policy", "critical")) not in ("critical", "observer"):
         raise ValueError(f"Plugin {entry.name!r} has policy {policy!r}: it is 'critical' or 'observer'.")
+    for attribute, known in (("asks", ASKED), ("needs", ASKED | {"validation data"})):
+        for word in entry.declared(attribute):
+            if word not in known:
+                what = f"Plugin {entry.name!r} declares {attribute} = ({word!r},), which no loop does."
+                raise ValueError(f"{what}{known_names(str(word), known)}")
     if entry.ranks not in ("all", "main", "local_main"):
         raise ValueError(f"Plugin {entry.name!r} has ranks {entry.ranks!r}: they are 'all', 'main' or 'local_main'.")
 

@@ -120,8 +120,9 @@ class Plugins:
         Raises:
             LookupError: no installed plugin has this name.
             ImportError: it cannot be imported.
+            TypeError: it has no such option, or needs another one.
         """
-        from .discovery import find
+        from .discovery import check_options, find
         from .environment import say_switched_off
 
         found = find(name)
@@ -129,7 +130,9 @@ class Plugins:
             say_switched_off(found.name)
             self._left_out.add(found.name)
             return None
-        return self.register(found.load()(**options))
+        made_by = found.load()
+        check_options(name, made_by, options, lambda option: f"plugins.load({name!r}, {option})")
+        return self.register(made_by(**options))
 
     def load_added(self) -> None:
         """Load the plugins that the environment adds, as `HELIOGRAPH_PLUGINS=+handler_times` does."""

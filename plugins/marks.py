@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, over
 from ..events import Event, Lane
 from ..events.bus import When
 from ..events.checks import check_event
+from ..events.signatures import check_lane
 
 if TYPE_CHECKING:
     from ..events import Run
@@ -84,12 +85,13 @@ def on(*events: type[Event], **options: Unpack[Options]) -> Marker[Any]:
             where a training never calls it: else the result warns that none of its events came.
 
     Raises:
-        TypeError: no event, or something that is not an event class.
+        TypeError: no event, something that is not an event class, or not a lane.
     """
     if not events:
         raise TypeError("@on() needs at least one event class, as in @on(EpochEnd).")
     for event in events:
         check_event(event)
+    check_lane(options.get("lane", Lane.DECIDE), Lane)
     return Marker(events, **options)
 
 

@@ -152,7 +152,7 @@ def test_no_circle_of_imports() -> None:
 def test_what_a_minimal_training_loads() -> None:
     """2,986 lines in 44 modules before every run compared what was asked for with what happened."""
     loaded = loaded_by_a_minimal_training()
-    assert sum(loaded.values()) <= 3950
+    assert sum(loaded.values()) <= 3965
     assert len(loaded) <= 46
 
 
@@ -316,7 +316,7 @@ def test_type_checkers_see_every_public_name() -> None:
 
 
 def test_a_misspelt_name_gets_the_nearest() -> None:
-    with pytest.raises(AttributeError, match=r"no 'EarlyStoping'\. Did you mean 'EarlyStopping'\?"):
+    with pytest.raises(AttributeError, match=r"no 'EarlyStoping'\. Did you mean 'EarlyStopping'\?$"):
         _ = heliograph.EarlyStoping  # type: ignore[attr-defined]
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from ...core.settings import NEEDS
 from ...events import BatchStart, Event, Lane, SavePoint
-from ...events.control import Verb
 from ...plugins import Plugins
+from ...plugins.entry import ASKED
 from ...plugins.marks import Marker, marked_methods
 from .host import Host
 
-ASKED = frozenset(get_args(Verb)) | {"scheduler"}
 DONE_BY_ALL = frozenset({"stop", "end_epoch", "log", "validation", "save"})
 BRIDGES = __name__.partition(".hosted")[0]
 OWN: Mapping[type[Event], tuple[Lane, str, str]] = {

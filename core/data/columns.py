@@ -114,10 +114,31 @@ def _lacks(name: str, batch: Mapping[str, Any]) -> ValueError:
     return ValueError(f"The batch has no column {name!r}; it has {', '.join(map(repr, batch))}.")
 
 
-def not_pairs(batch: Mapping[str, Any]) -> TypeError:
-    """Return what to raise where a batch is a dict, and was to be a pair: it would come apart into keys."""
+def no_loss_function(given: Any) -> TypeError:
+    """Return what to raise where a loss function is none."""
+    if isinstance(given, type):
+        return TypeError(f"Supervised(model, loss_fn) takes an object, not a class: write {given.__name__}().")
+    form = "a function of (outputs, targets), such as torch.nn.functional.cross_entropy"
+    return TypeError(f"Supervised(model, loss_fn) takes {form}; got {given!r}.")
+
+
+def no_pair(batch: Any, describe: Callable[[Any], str]) -> TypeError:
+    """Return what to raise where a batch is not a pair: a dict, a tensor or a text would come apart into its items."""
+    if isinstance(batch, Mapping):
+        return TypeError(
+            f"Supervised takes batches of (inputs, targets), got a dict with the keys {sorted(map(str, batch))}. Name "
+            f"its columns: Supervised(model, loss_fn, inputs='image', targets='label'); or give no loss_fn where the "
+            f"model computes its own loss, as those of transformers do."
+        )
+    parts = f": {', '.join(map(describe, batch[:8]))}" if isinstance(batch, list | tuple) and batch else ""
+    if hasattr(batch, "shape"):
+        mend = "TensorDataset(inputs, targets) with loader_params={'batch_size': 32} makes such pairs of two tensors."
+    else:
+        mend = (
+            "Give several inputs as one, as in ((ids, mask), targets): the model is called with the first part, the "
+            "loss with its outputs and the second. A dataset or a collate_fn makes such pairs."
+        )
     return TypeError(
-        f"Supervised takes batches of (inputs, targets), got a dict with the keys "
-        f"{sorted(map(str, batch))}. Name its columns: Supervised(model, loss_fn, inputs='image', targets='label'); or "
-        f"give no loss_fn where the model computes its own loss, as those of transformers do."
+        f"Supervised takes batches of (inputs, targets), got {describe(batch)}{parts}. {mend} Or subclass Task, whose "
+        f"training_step(run, batch) gets the batch as it is."
     )

@@ -109,6 +109,7 @@ class Means:
         """Add a value, a scalar tensor or a number, with its weight; or update a metric object.
 
         Raises:
+            TypeError: neither a number nor a tensor.
             ValueError: a tensor of more than one element.
         """
         entry = self._sums.get(name)
@@ -120,6 +121,7 @@ class Means:
         if isinstance(value, Tensor):
             entry.add(name, value, weight)
         else:
+            check_scalar(name, value)
             entry.host += float(value) * weight  # type: ignore[arg-type]  # an object is never among the sums
             entry.weight += weight
 
@@ -226,9 +228,11 @@ def own_name(name: str, phase: str) -> str:
     return name
 
 
-def check_scalar(name: str, value: Tensor) -> None:
-    """Raise ValueError unless a tensor has one element."""
-    if value.numel() != 1:
+def check_scalar(name: str, value: Any) -> None:
+    """Raise TypeError unless a value is a number or a tensor, ValueError where that has not one element."""
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"Metric {name!r} must be a number or a scalar tensor, got {value!r}.")
+    if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"Metric {name!r} must be a scalar to be averaged, got a tensor of shape {list(value.shape)}.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -30,9 +31,11 @@ class Monitor:
     def __init__(self, name: str, mode: Literal["min", "max"] | None, min_delta: float = 0.0) -> None:
         check_number("min_delta", min_delta, at_least=0)
         if not isinstance(name, str) or "/" not in name:
-            raise ValueError(f"A metric is named <split>/<name>, as in 'validation/loss', got {name!r}.")
+            raise ValueError(f"A metric is named <split>/<name>, as in {_name_here(name)!r}, got {name!r}.")
         if name.split("/")[0] not in ("train", "validation"):
-            raise ValueError(f"A metric to watch is one of train/... or validation/..., got {name!r}.")
+            raise ValueError(
+                f"A metric to watch is one of train/... or validation/..., as in {_name_here(name)!r}, got {name!r}."
+            )
         mode = "min" if mode is None and name.endswith(("loss", "error")) else mode
         if mode not in ("min", "max"):
             raise ValueError(f"Which way is {name!r} better? mode is 'min' (smaller is better) or 'max', got {mode!r}.")
@@ -83,7 +86,7 @@ class Monitor:
         measured each time.
 
         Raises:
-            ValueError: it has never been measured; the error lists the metrics that there are.
+            ValueError: it has never been measured, or is not a number; else the error lists the metrics that there are.
         """
         losses = {f"train/{run.label('loss', name)}" for name in run.optimizers}
         if not losses or self.split != ("train" if isinstance(event, Log) else "validation"):
@@ -97,8 +100,17 @@ class Monitor:
             return False
         self._misses += 1
         if not (self._readings or self.name in run.metrics or self.name in losses):
+            self._check_number(run)
             self.read(event.metrics)
         return False
+
+    def _check_number(self, run: Run) -> None:
+        """At the end of a validation: raise ValueError where it has computed the metric, which is not a number."""
+        name = self.name.removeprefix("validation/")
+        if not run.is_replay and name in run.collected:
+            from .objects import describe_other
+
+            raise ValueError(f"{self.name!r} cannot be monitored: {describe_other(name, run.collected[name])}.")
 
     def _is_left_out(self, sets: Iterable[str], metrics: Mapping[str, float]) -> bool:
         """Return whether the metric is of a named set of which there is none at all."""
@@ -140,6 +152,13 @@ class Monitor:
         if best is None:
             return True
         return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
+
+
+def _name_here(name: object) -> str:
+    """Return what other frameworks' name of a metric is likely to be here: `validation/loss` for `val_loss`."""
+    found = re.fullmatch(r"(?:(train|training)|validation|valid|val|eval|test)[_/](.+)", str(name))
+    train, rest = found.groups() if found else (None, name if isinstance(name, str) and "/" not in name else "")
+    return f"{'train' if train else 'validation'}/{rest or 'loss'}"
 
 
 def _own_names(task: Any) -> Iterable[str] | None:

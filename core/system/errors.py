@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from inspect import Signature, signature
 from pathlib import Path
+from typing import Any
 
 RESUME = "To resume, register Checkpoint(folder, resume='auto')."
 PLUGINS = "Plugins are given to the trainer as a list: Trainer([EarlyStopping(), ...])."
@@ -117,3 +119,28 @@ class ResumeDiffers(RuntimeError):  # noqa: N818  # says what happened
 def hint(word: str) -> str:
     """Return the tail of an error sentence about a word of other frameworks: what it is here; empty for others."""
     return next((f" {text}" for text, words in WORDS.items() if word in words.split()), "")
+
+
+def check_form(task: Any, step: str) -> None:
+    """Raise TypeError unless a step of a task takes `(run, batch)`; not where its first argument is called `batch`."""
+    try:
+        form = signature(getattr(task, step), follow_wrapped=False)
+    except ValueError:  # one in C may have none
+        return
+    try:
+        form.bind(None, None)
+    except TypeError:
+        raise _wrong_form(type(task), step, form) from None
+    if next(iter(form.parameters)) == "batch":
+        raise _wrong_form(type(task), step, form)
+
+
+def _wrong_form(kind: type, step: str, form: Signature) -> TypeError:
+    mend = f"Write def {step}(self, run, batch); the number of the batch is run.progress.batch."
+    if {"lightning", "pytorch_lightning"} & {each.__module__.partition(".")[0] for each in kind.__mro__}:
+        mend = (
+            f"A LightningModule trains in Lightning's Trainer, with our plugins in its callbacks: "
+            f"HeliographCallback([...]) of heliograph.bridges.lightning. To train it here, put it into a Task that has "
+            f"{step}(self, run, batch)."
+        )
+    return TypeError(f"{kind.__name__}.{step}{form} does not fit: it is called with (run, batch). {mend}")

@@ -191,7 +191,11 @@ PAIRS = r"^Supervised takes batches of \(inputs, targets\), got "
             r"a tuple of 3: a tensor \[2, 4\], a tensor \[2\], a ten",
         ),
         ([torch.ones(2, 4)], r"a list of 1: a tensor \[2, 4\]\. Give several inputs as one, as in \(\(ids, mask\), "),
-        (torch.ones(2, 4), r"a tensor \[2, 4\]\. .* Or subclass Task"),  # whose two rows are no pair
+        (  # whose two rows are no pair
+            torch.ones(2, 4),
+            r"a tensor \[2, 4\]\. TensorDataset\(inputs, targets\) with loader_params={'batch_size': 32} makes such "
+            r"pairs of two tensors\. Or subclass Task",
+        ),
         (torch.ones(3, 4), r"a tensor \[3, 4\]\. "),
         (np.ones((2, 4)), r"an array \[2, 4\]\. "),
         (torch.tensor(1.0), r"a tensor \[\]\. "),
@@ -230,6 +234,14 @@ def test_batches_without_a_batch_dimension_are_samples() -> None:
 
     assert result.progress.samples == 2
     assert result.metrics["train/loss"] == 1.0
+
+
+def test_a_loss_by_its_name_is_refused() -> None:
+    sentence = (
+        r"takes a function of \(outputs, targets\), such as torch\.nn\.functional\.cross_entropy; got 'mse_loss'\.$"
+    )
+    with pytest.raises(TypeError, match=sentence):
+        Supervised(nn.Linear(4, 2), "mse_loss")  # type: ignore[arg-type]
 
 
 def test_metrics_that_are_no_dict_are_refused() -> None:

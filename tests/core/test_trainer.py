@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -290,6 +290,100 @@ def test_a_task_without_its_step() -> None:
         fit(task=nn.Linear(4, 2))
     with pytest.raises(TypeError, match="needs a method training_step"):
         fit(task=Task(), optimizer=sgd()(nn.Linear(4, 2).parameters()))
+
+
+class Bare(Task):
+    """Trains, and has no other step."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(4, 2)
+        self.trained = 0
+
+    def training_step(self, run: Run, batch: Any) -> Tensor:
+        self.trained += 1
+        return self.model(batch[0]).sum()  # type: ignore[no-any-return]  # of a module
+
+
+def test_a_step_that_would_be_lacking_later_is_missed_before_the_first_batch() -> None:
+    task, sentence = Bare(), r"^Bare needs a method validation_step\(run, batch\) to be validated\.$"
+    with pytest.raises(TypeError, match=sentence):
+        fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), task=task, validation=class_batches(1))
+    assert task.trained == 0
+    for evaluate in (Trainer(device="cpu").validate, Trainer(device="cpu").test):
+        with pytest.raises(TypeError, match=sentence):
+            evaluate(task, iter([]))
+    with pytest.raises(TypeError, match=r"^Bare needs a method predict_step\(run, batch\) that returns the outputs\.$"):
+        Trainer(device="cpu").predict(task, iter([]))
+
+
+def test_a_step_may_be_an_attribute() -> None:
+    task = Bare()
+    task.validation_step = lambda run, batch: 3.0  # type: ignore[method-assign]
+    trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
+    assert fit(trainer, task=task, validation=class_batches(1)).metrics["validation/loss"] == 3.0
+
+
+def one(self: Any, batch: Any) -> None: ...
+
+
+def other_order(self: Any, batch: Any, batch_idx: int) -> None: ...
+
+
+def three(self: Any, run: Run, batch: Any, index: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("step", "form"),
+    [
+        (one, r"\(batch: 'Any'\) -> 'None'"),
+        (other_order, r"\(batch: 'Any', batch_idx: 'int'\) -> 'None'"),
+        (three, r"\(run: 'Run', batch: 'Any', index: 'int'\) -> 'None'"),
+    ],
+)
+def test_a_step_that_does_not_take_run_and_batch_is_refused_before_the_first_batch(step: Any, form: str) -> None:
+    def sentence(name: str) -> str:
+        return (
+            rf"^Own\.{name}{form} does not fit: it is called with \(run, batch\)\. Write def {name}\(self, run, "
+            r"batch\); the number of the batch is run\.progress\.batch\.$"
+        )
+
+    with pytest.raises(TypeError, match=sentence("training_step")):
+        fit(task=type("Own", (Bare,), {"training_step": step})())
+    task = type("Own", (Bare,), {"validation_step": step, "predict_step": step})()
+    with pytest.raises(TypeError, match=sentence("validation_step")):
+        fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), task=task, validation=class_batches(1))
+    assert task.trained == 0
+    for evaluate in (Trainer(device="cpu").validate, Trainer(device="cpu").test):
+        with pytest.raises(TypeError, match=sentence("validation_step")):
+            evaluate(task, class_batches(1))
+    with pytest.raises(TypeError, match=sentence("predict_step")):
+        Trainer(device="cpu").predict(task, class_batches(1))
+
+
+def test_a_step_is_looked_at_as_it_is_called() -> None:
+    def with_scale(step: Any) -> Any:
+        @wraps(step)
+        def scaled(*given: Any) -> Any:
+            return step(*given, 0.5)
+
+        return scaled
+
+    class Wrapped(Bare):
+        @with_scale
+        def training_step(self, run: Run, batch: Any, scale: float) -> Tensor:
+            return super().training_step(run, batch) * scale
+
+    assert fit(task=Wrapped()).status == "completed"
+
+
+def test_a_loop_of_your_own_calls_no_step_of_the_task() -> None:
+    task = type("Own", (Bare,), {"training_step": other_order})()
+    trainer = Trainer(device="cpu")
+    with trainer.run(task, class_batches(2), optimizer=sgd(), epochs=1) as run:
+        for _ in run.epochs():
+            for inputs, _ in run.batches():
+                run.step(task.model(inputs).sum())
+    assert run.result.progress.steps == 2
 
 
 def test_no_optimizer() -> None:

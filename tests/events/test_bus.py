@@ -828,12 +828,9 @@ def test_a_wrong_annotation_is_refused(bus: Bus, receiver: Receiver, event: type
 @pytest.mark.parametrize(
     ("given_event", "sentence"),
     [
-        (
-            "batch_end",
-            r"Unknown event 'batch_end': give .* Did you mean 'BatchEnd'\? Known: BackwardEnd, BatchEnd, ",
-        ),
-        ("BatchEnd", r"Unknown event 'BatchEnd': .* Did you mean 'BatchEnd'\?"),
-        ("epoch_edn", r"Unknown event 'epoch_edn': .* Did you mean 'EpochEnd'\?"),
+        ("batch_end", r"^An event is given as its class, on\(BatchEnd\), not as a string; got 'batch_end'\.$"),
+        ("BatchEnd", r"^An event is given as its class, on\(BatchEnd\), not as a string; got 'BatchEnd'\.$"),
+        ("epoch_edn", r"Unknown event 'epoch_edn': give .* Did you mean 'EpochEnd'\? Known: BackwardEnd, BatchEnd, "),
         ("xyz", r"Unknown event 'xyz': give a subclass of heliograph.Event, the class itself. Known: BackwardEnd, "),
         (Event, "Unknown event 'Event'"),
         (int, "Unknown event 'int'"),
@@ -849,6 +846,12 @@ def test_an_unknown_event_is_refused_with_the_nearest_name(bus: Bus, given_event
     with pytest.raises(TypeError, match=sentence):
         bus.signal(given_event)
     assert given_event not in [signal.event for signal in bus.signals()]
+
+
+def test_what_is_not_a_lane_is_refused(bus: Bus) -> None:
+    with pytest.raises(TypeError, match=r"^lane= takes a member of heliograph\.Lane, got 2\. Known: Lane\.DECIDE, "):
+        bus.on(BatchEnd, recorder("a", []), lane=2)  # type: ignore[arg-type]
+    assert bus.signal(BatchEnd).chain == ()
 
 
 class WithoutWeakReferences:

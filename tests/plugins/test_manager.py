@@ -742,6 +742,34 @@ def test_a_plugin_that_left_a_run_may_be_in_another(trainer: Trainer, plugins: P
     assert shared.received.count("noting") == 2
 
 
+# What is declared.
+
+
+class Declares(Plugin):
+    asks = ("stopp",)
+
+
+class Lacks(Plugin):
+    needs = ("validation data", "logs")
+    asks = ("scheduler", "veto_stop")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "sentence"),
+    [
+        (
+            Declares(),
+            r"Plugin 'declares' declares asks = \('stopp',\), which no loop does\. Did you mean 'stop'\? Known: ",
+        ),
+        (Lacks(), r"Plugin 'lacks' declares needs = \('logs',\), which no loop does\. Did you mean 'log'\? Known: "),
+    ],
+)
+def test_what_no_loop_does_can_be_neither_asked_for_nor_needed(plugins: Plugins, plugin: Plugin, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        plugins.register(plugin)
+    assert plugins.names() == []
+
+
 # Loading by name.
 
 
@@ -754,8 +782,13 @@ def test_loading_by_name_with_options(plugins: Plugins) -> None:
 
 
 def test_loading_with_a_bad_option_leaves_nothing_behind(plugins: Plugins) -> None:
-    with pytest.raises(TypeError, match="patients"):
+    with pytest.raises(
+        TypeError, match=r"^early_stopping has no option 'patients'\. Did you mean 'patience'\? Known: "
+    ):
         plugins.load("early_stopping", patients=5)
+    form = r"plugins\.load\('checkpoint', folder=\.\.\.\)"
+    with pytest.raises(TypeError, match=rf"^checkpoint needs folder=\.\.\., as in {form}\.$"):
+        plugins.load("checkpoint", keep_last=1)
     with pytest.raises(ValueError, match="patience"):
         plugins.load("early_stopping", patience=0)
     with pytest.raises(LookupError, match=r"Did you mean 'early_stopping'\?"):

@@ -61,7 +61,7 @@ def test_no_event_is_refused() -> None:
 @pytest.mark.parametrize(
     ("event", "sentence"),
     [
-        ("epoch_end", r"Unknown event 'epoch_end': .* Did you mean 'EpochEnd'\?"),
+        ("epoch_end", r"An event is given as its class, on\(EpochEnd\), not as a string; got 'epoch_end'\."),
         (Event, "Unknown event 'Event'"),
         (int, "Unknown event 'int'"),
         ([BatchEnd, EpochEnd], "Unknown event "),
@@ -85,6 +85,12 @@ def test_the_function_under_a_forgotten_call_is_refused() -> None:
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="lanes"):
         on(BatchEnd, lanes=Lane.REPORT)  # type: ignore[call-overload]
+
+
+def test_what_is_not_a_lane_is_refused() -> None:
+    sentence = r"^lane= takes a member of heliograph\.Lane, got 'measure'\. Did you mean 'Lane\.MEASURE'\? Known: "
+    with pytest.raises(TypeError, match=sentence):
+        on(BatchEnd, lane="measure")  # type: ignore[call-overload]
 
 
 def test_two_marks_on_one_method_are_refused_with_the_mend() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from inspect import Parameter, signature
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ....events.checks import known_names
 from ....plugins import Plugin
-from ....plugins.discovery import discover, find
+from ....plugins.discovery import check_options, discover, find
 from ....plugins.filters import At, Between, Every, Once
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 NAME = "replay"
 FILTERS = {kind.__name__: kind for kind in (At, Between, Every, Once)}
 OPEN, CLOSED, QUOTES = "([{", ")]}", "'\""
-KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def add_command(commands: Commands) -> None:
@@ -105,7 +103,7 @@ def make_plugin(text: str) -> Any:
     """
     name, options = parse_plugin(text)
     loaded = find(name).load()
-    _check_options(name, loaded, options)
+    check_options(name, loaded, options, lambda option: f"'{name}:{option}'")
     try:
         return loaded(**options)
     except (TypeError, ValueError) as error:
@@ -144,20 +142,6 @@ def _check_name(text: str) -> None:
     plugins = {called for each in installed for called in (each.name, f"{each.package}:{each.name}")}
     if colon and name in plugins and name not in {each.package for each in installed}:
         raise ValueError(f"An option is written as key=value, got {option!r} in {text!r}.")
-
-
-def _check_options(name: str, loaded: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise TypeError if a plugin has no such option, or needs one that is not given."""
-    parameters = signature(loaded).parameters
-    known = {key: each for key, each in parameters.items() if each.kind in KEYWORD}
-    if not any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
-        for key in options:
-            if key not in known:
-                raise TypeError(f"{name} has no option {key!r}.{known_names(key, known)}")
-    for key, each in known.items():
-        if each.default is Parameter.empty and key not in options:
-            value = "Every(steps=5)" if "Filter" in str(each.annotation) else "VALUE"
-            raise TypeError(f"{name} needs {key}=..., as in '{name}:{key}={value}'.")
 
 
 def _split_options(text: str) -> list[str]:

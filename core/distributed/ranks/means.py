@@ -162,8 +162,8 @@ class Terms(Means):
         return {name: _terms(each) for name, each in kept.items()}
 
     def _keep(self, name: str, value: Tensor | float, weight: Tensor | float, *, is_sum: bool) -> None:
+        check_scalar(name, value)
         if isinstance(value, Tensor):
-            check_scalar(name, value)
             value = value.detach().reshape(()).clone()
         self._kept.setdefault(name, []).append((self.batch, value, weight, is_sum))
 

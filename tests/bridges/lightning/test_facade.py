@@ -23,6 +23,7 @@ from heliograph.bridges.lightning import from_lightning
 from heliograph.bridges.lightning.facade import TrainerFacade
 from heliograph.bridges.lightning.parts import EpochLoop, FitLoop, Strategy
 from heliograph.tests import kit
+from heliograph.tests.bridges.lightning.conftest import Classifier
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
@@ -149,6 +150,17 @@ def test_a_view_on_the_model_is_a_lightning_module() -> None:
 
     found, _ = look(read, task=task)
     assert found == [("cpu", ["model.weight", "model.bias"], 4)] * 4
+
+
+def test_a_lightning_module_as_the_task_is_refused_with_the_bridge() -> None:
+    sentence = (
+        r"^Classifier\.training_step\(batch.*\) -> .* does not fit: it is called with \(run, batch\)\. A "
+        r"LightningModule trains in Lightning's Trainer, with our plugins in its callbacks: "
+        r"HeliographCallback\(\[\.\.\.\]\) of heliograph\.bridges\.lightning\. To train it here, put it into a Task "
+        r"that has training_step\(self, run, batch\)\.$"
+    )
+    with pytest.raises(TypeError, match=sentence):
+        kit.fit(task=Classifier(), validation=kit.class_batches(1))
 
 
 class Own(pl.LightningModule):

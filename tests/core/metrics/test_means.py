@@ -102,6 +102,12 @@ def test_what_is_no_scalar_is_refused(value: torch.Tensor) -> None:
         Means().add("acc", value)
 
 
+@pytest.mark.parametrize("value", [None, "0.5"])
+def test_what_is_not_a_number_is_refused_with_its_name(value: Any) -> None:
+    with pytest.raises(TypeError, match=f"^Metric 'acc' must be a number or a scalar tensor, got {value!r}\\.$"):
+        Means().add("acc", value)
+
+
 def test_a_device_without_float64_uses_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     class Apple:
         """A tensor on an Apple GPU, as far as is asked."""
@@ -109,8 +115,8 @@ def test_a_device_without_float64_uses_float32(monkeypatch: pytest.MonkeyPatch) 
         device = type("D", (), {"type": "mps"})()
         dtype = torch.float32
 
-        def numel(self) -> int:
-            return 1
+        def __float__(self) -> float:
+            return 1.0
 
     made: list[Any] = []
     real = torch.zeros

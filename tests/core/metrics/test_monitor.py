@@ -37,6 +37,26 @@ from torch import nn
 
 
 @pytest.mark.parametrize(
+    ("given", "here"),
+    [
+        ("val_loss", "validation/loss"),
+        ("eval_accuracy", "validation/accuracy"),
+        ("valid/f1", "validation/f1"),
+        ("train_loss", "train/loss"),
+        ("training_top_5", "train/top_5"),
+        ("accuracy", "validation/accuracy"),
+        ("valuation", "validation/valuation"),
+        ("mine/loss", "validation/loss"),
+        ("", "validation/loss"),
+        (3, "validation/loss"),
+    ],
+)
+def test_a_name_of_another_framework_is_refused_with_the_one_here(given: Any, here: str) -> None:
+    with pytest.raises(ValueError, match=f", as in '{here}', got {given!r}\\.$"):
+        Monitor(given, "max")
+
+
+@pytest.mark.parametrize(
     ("mode", "delta", "value", "best", "better"),
     [
         ("min", 0.0, 1.0, None, True),

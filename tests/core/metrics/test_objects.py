@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from heliograph import (
     BatchEnd,
     DDPEngine,
+    EarlyStopping,
     Every,
     Log,
     LogSchedule,
@@ -227,6 +229,22 @@ def test_what_is_not_a_number_is_collected_and_noted_once() -> None:
     assert collected[1]["night/counts"].tolist() == whole.counts.tolist()
     (note,) = [each for each in result.notes if "counts" in each]
     assert note.startswith("the metric 'counts' is a tensor of shape [3], not a number: no log has it; run.collected")
+
+
+@pytest.mark.parametrize("dataset", ["", "night"])
+def test_what_is_not_a_number_cannot_be_monitored(dataset: str) -> None:
+    name = f"{dataset}/counts".removeprefix("/")
+    sentence = (
+        f"'validation/{name}' cannot be monitored: the metric {name!r} is a tensor of shape [3], not a number: no log "
+        f"has it; run.collected[{name!r}] has it when a validation or test ends. For a number of each class, wrap it, "
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        kit.fit(
+            ValidationSchedule(Every(steps=1)),
+            EarlyStopping(f"validation/{name}", mode="max"),
+            task=kit.linear_classifier(metrics={"counts": Counts()}),
+            validation={dataset: BATCHES} if dataset else BATCHES,
+        )
 
 
 def test_a_collection_that_names_its_metrics_stands_for_the_dict() -> None:

@@ -179,7 +179,7 @@ def test_an_option_out_of_its_range_is_an_error_that_names_the_text() -> None:
             "LogSchedule has no argument 'at_ende'. Did you mean 'at_end'? Known: after, at_end, at_start, batches, "
             "emissions, epochs, fraction, samples, seconds, skipped_steps, steps, tokens, validations.",
         ),
-        ("file_log", "file_log needs folder=..., as in 'file_log:folder=VALUE'."),
+        ("file_log", "file_log needs folder=..., as in 'file_log:folder=...'."),
     ],
 )
 def test_options_are_those_of_the_plugin(text: str, message: str) -> None:

@@ -82,6 +82,11 @@ def test_what_is_no_scalar_is_refused(value: Tensor) -> None:
         Terms().add("acc", value)
 
 
+def test_what_is_not_a_number_is_refused_with_its_name() -> None:
+    with pytest.raises(TypeError, match=r"^Metric 'acc' must be a number or a scalar tensor, got None\.$"):
+        Terms().add("acc", None)  # type: ignore[arg-type]
+
+
 def test_sums_of_all_ranks() -> None:
     means = SharedMeans(Peers(({"loss": (6.0, 2.0), "theirs": (1.0, 4.0)}, []), ({"loss": (0.5, 1.0)}, [])))
     means.add("loss", torch.tensor(2.0), 5)
