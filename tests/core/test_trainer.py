@@ -343,12 +343,16 @@ def three(self: Any, run: Run, batch: Any, index: int) -> None: ...
 def test_a_step_that_does_not_take_run_and_batch_is_refused_before_the_first_batch(step: Any, form: str) -> None:
     def sentence(name: str) -> str:
         return (
-            rf"^Own\.{name}{form} does not fit: it is called with \(run, batch\)\. Write def {name}\(self, run, "
+            rf"(?m)^Own\.{name}{form} does not fit: it is called with \(run, batch\)\. Write def {name}\(self, run, "
             r"batch\); the number of the batch is run\.progress\.batch\.$"
         )
 
+    untrained, trainer = type("Own", (Bare,), {"training_step": step})(), Trainer(device="cpu")
     with pytest.raises(TypeError, match=sentence("training_step")):
-        fit(task=type("Own", (Bare,), {"training_step": step})())
+        fit(trainer, task=untrained)
+    for method in (trainer.rehearse, trainer.overfit, trainer.find_learning_rate):
+        with pytest.raises(TypeError, match=sentence("training_step")):
+            method(untrained, class_batches(4), optimizer=torch.optim.SGD, steps=2)
     task = type("Own", (Bare,), {"validation_step": step, "predict_step": step})()
     with pytest.raises(TypeError, match=sentence("validation_step")):
         fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), task=task, validation=class_batches(1))
