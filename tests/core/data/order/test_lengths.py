@@ -13,7 +13,7 @@ import torch
 from heliograph.core.data.order.shares import Share
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.stateless import Reading
-from heliograph.tests.kit import sgd
+from heliograph.tests.kit import linear_classifier, sgd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -231,7 +231,7 @@ def test_a_batch_sampler_goes_with_nothing_that_it_decides() -> None:
     with pytest.raises(ValueError, match="give the validation data as batches"):
         trainer = h.Trainer([h.ValidationSchedule(h.Every(epochs=1))], device="cpu")
         trainer.fit(
-            Sums(),
+            linear_classifier(),
             texts,
             loader_params={"batch_sampler": sampler},
             validation=cast(Any, texts),
