@@ -339,6 +339,7 @@ class Trainer:
         from .host import unhosted
         from .rehearsal.rehearsal import rehearse
 
+        check_step(task, "training_step")
         with unhosted():
             return rehearse(self, loop.fit, task, train, options, folder)
 
@@ -363,6 +364,7 @@ class Trainer:
         """
         from .rehearsal.first_batches import overfit
 
+        check_step(task, "training_step")
         validates = validate and can_validate(task)
         return overfit(self, loop.fit, (task, train, options), batches=batches, steps=steps, validates=validates)
 
@@ -403,6 +405,7 @@ class Trainer:
         """
         from .rehearsal.range_test import find_learning_rate
 
+        check_step(task, "training_step")
         return find_learning_rate(
             self,
             loop.fit,

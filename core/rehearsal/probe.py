@@ -10,7 +10,6 @@ from ...events import BatchEnd, Event, Lane, LastBoundary, Log, Run
 from ...plugins import Plugins
 from ...plugins.marks import on
 from ...plugins.plugin import Plugin
-from ..task import check_step
 from .rehearsal import Fit, Trainer, ours, placed, refuse_iterators
 from .restoration import restored
 
@@ -83,7 +82,6 @@ class Probe:
             trainer.plugins.register(Requests())  # the restoration takes it off again, and the handlers
             for event, handler in [(Log, self._read), *handlers]:
                 trainer.bus.on(event, handler, lane=Lane.REPORT)
-            check_step(self._task, "training_step")
             yield trainer.run(self._task, self._train, **self._options)
 
     def train(self, run: Any) -> Any:

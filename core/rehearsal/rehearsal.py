@@ -14,7 +14,6 @@ import torch
 from ...events import Bus
 from ...plugins import Plugins
 from ..engines.contract import LoopEngine
-from ..task import check_step
 from .director import STEPS, Director, Script, Seen, compare_runs
 from .length import Planned, plan_of, predict
 from .report import Rehearsal
@@ -141,7 +140,6 @@ def _counts(plugin: Any) -> bool:
 
 
 def _plan(trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any]) -> Planned:
-    check_step(task, "training_step")
     run = trainer.run(task, train, **options)
     try:
         return plan_of(run)
