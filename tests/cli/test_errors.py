@@ -181,7 +181,7 @@ REASONS = [
     (["--ranks=0"], "ranks must be a whole number, at least 1, or null for this process alone; got 0."),
     (
         ["--folder=lesson.py"],
-        "Nothing can be saved in lesson.py: File exists. Choose a folder that this user may write.",
+        "Nothing can be saved in lesson.py: lesson.py is not a folder. Choose another path.",
     ),
     (["--train={a: 1"], "{a: 1 is not YAML: did not find expected ',' or '}' in line 2, column 1."),
     (["--task="], "--task needs a value: --task=VALUE."),
