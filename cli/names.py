@@ -37,7 +37,7 @@ def full_arguments(arguments: Sequence[str], load: Load) -> list[str]:
 
     Raises:
         ConfigurationError: an option has no value, or what are the arguments of a plugin is not a mapping.
-        LookupError: there is no plugin of a name.
+        LookupError: no installed plugin has a name that is given.
     """
     full, words = list[str](), iter(arguments)
     for word in words:

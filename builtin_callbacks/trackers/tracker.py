@@ -283,7 +283,8 @@ class Tracker(Plugin):
 
     def _place(self, run: Run) -> Place:
         progress = run.progress
-        epoch = float(progress.epoch) if run.epoch_fraction is None else round(run.epoch_fraction, 6)
+        fraction = run.epoch_fraction
+        epoch = float(progress.epoch) if fraction is None else round(fraction, 6)
         seconds = progress.seconds
         return Place(progress.steps, epoch, progress.samples, seconds, self._attempt, self._rollbacks)
 

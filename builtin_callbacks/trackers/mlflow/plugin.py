@@ -62,7 +62,7 @@ class MLflow(Tracker):
         self.tags = {str(name): str(value) for name, value in (tags or {}).items()}
         self._settings = Settings()
         self._client: Any = None
-        self._rows: dict[int, tuple[Place, Mapping[str, float]]] = {}  # what is collected, by the identity of its place
+        self._rows: list[tuple[Place, Mapping[str, float]]] = []  # what is collected
         self._run_id = ""
         self._history = History()
         self._names = Names("metric", (), {})
@@ -79,7 +79,7 @@ class MLflow(Tracker):
 
     def open(self, page: Page) -> str:
         """Begin a run, or continue one."""
-        self._rows = {}
+        self._rows = []
         if self._client is None:
             self._settings.apply()
             self._client = ask(self._mlflow.MlflowClient, self.uri)
@@ -102,13 +102,13 @@ class MLflow(Tracker):
 
     def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
         """Collect values of curves."""
-        self._rows[id(place)] = place, values
+        self._rows.append((place, values))
 
     def flush(self) -> None:
         """Add the collected values to their curves, but for what a former attempt has added."""
-        rows, self._rows = self._rows, {}
+        rows, self._rows = self._rows, []
         try:
-            self._send(list(rows.values()))
+            self._send(rows)
         except self.outages:
             self._rows = rows
             raise
