@@ -225,7 +225,7 @@ def test_losses_are_tensors_of_what_was_recorded(tmp_path: Path) -> None:
 def test_a_guard_needs_the_losses(recording: Recording) -> None:
     replayed = replay(recording, [h.NaNGuard("skip")])
     assert replayed.unheld["nan_guard"] == (
-        "A recording does not hold the losses here. Record them with Recorder(..., losses=True). (gradients_ready, "
+        "A recording does not hold the losses here. Record them with Recorder(..., losses=True). (forward_end, "
         "attempt 1, epoch 0 batch 0 step 0)",
     )
 
