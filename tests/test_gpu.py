@@ -158,7 +158,8 @@ def test_fp16_counts_the_steps_that_its_scaler_skips() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # what torch's compiler warns of differs from version to version
-def test_compiled_code_trains_alike() -> None:
+@pytest.mark.parametrize("scope", ["modules", "step"])
+def test_compiled_code_trains_alike(scope: Any) -> None:
     def trained(*plugins: Any) -> tuple[list[Tensor], tuple[str, ...]]:
         torch.manual_seed(0)
         task = h.Supervised(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)), nn.functional.mse_loss)
@@ -166,7 +167,7 @@ def test_compiled_code_trains_alike() -> None:
         result = h.Trainer(plugins, device="cuda").fit(task, batches(8), optimizer=optimizer, epochs=1)
         return [each.detach().cpu() for each in task.model.parameters()], result.notes
 
-    (plain, _), (compiled, notes) = trained(), trained(h.Compile())
+    (plain, _), (compiled, notes) = trained(), trained(h.Compile(scope=scope))
     assert notes == ()
     for ours, theirs in zip(compiled, plain, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -62,6 +62,11 @@ class HostedRun(RunContext):
             self.note(f"{host.name} does not show its optimizer: plugins see no parameter groups")
 
     @property
+    def forward(self) -> Any:
+        """Raise RuntimeError: the host has the training step."""
+        raise RuntimeError(f"run.forward is in no loop but heliograph's own: the training step is {self.host.name}'s.")
+
+    @property
     def train_loader(self) -> Any:
         """What the host reads."""
         return self.facts.loader

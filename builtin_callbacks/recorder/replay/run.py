@@ -129,6 +129,10 @@ class ReplayRun(PayloadVerbs):
     def loss(self, value: Any) -> None:
         self._loss: float | Unrecorded | None = value
 
+    def forward(self, run: Any, batch: Any) -> Any:
+        """Raise `NotRecorded`."""
+        raise NotRecorded("the training step")
+
     @property
     def losses(self) -> Mapping[str, Tensor | None]:
         """The last training loss of the one optimizer."""
