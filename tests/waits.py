@@ -42,7 +42,7 @@ class NoReads(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class NoScalars(TorchDispatchMode):
+class NoScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotation there
     """Refuses operators that read a value, whoever calls them."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,7 +88,7 @@ def debug_mode(mode: str) -> None:
 @contextmanager
 def no_reads() -> Iterator[None]:
     """Refuse within what would wait, were the tensors of the CPU on a GPU."""
-    with NoReads(), NoScalars():
+    with NoReads(), NoScalars():  # type: ignore[no-untyped-call]  # nor here
         yield
 
 

@@ -64,7 +64,12 @@ class HostedRun(RunContext):
     @property
     def forward(self) -> Any:
         """Raise RuntimeError: the host has the training step."""
-        raise RuntimeError(f"run.forward is in no loop but heliograph's own: the training step is {self.host.name}'s.")
+        raise RuntimeError(f"The training step is {self.host.name}'s: run.forward is that of heliograph's own loop.")
+
+    @forward.setter
+    def forward(self, step: Any) -> None:
+        """Raise RuntimeError: the host would not call another step."""
+        _ = self.forward
 
     @property
     def train_loader(self) -> Any:

@@ -80,7 +80,8 @@ class CopyStream:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no annotation here
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Return a copy on the GPU; what is computed from here on waits for it there, and the host does not."""
