@@ -11,7 +11,7 @@ MAKEFLAGS += --jobs=2
 
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-all mutants torture bench bench-ray docs check lint types browser clean
+.PHONY: demo test test-all mutants torture bench bench-ray gpu docs check lint types browser clean
 
 demo: $(READY)
 	$(BIN)/python -m heliograph demo
@@ -60,6 +60,14 @@ bench: $(READY)
 
 bench-ray: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_ray.py
+
+# On a machine with a GPU: every test that needs one, then the loop beside those of others, as a table for the page. With
+# an interpreter that is there already: make gpu BIN=/path/to/bin READY=, and PYTHONPATH to a folder with this one in it.
+ROUNDS ?= 5
+gpu: $(READY)
+	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch sees no CUDA device.")'
+	@$(TESTS) -rs -m gpu $$(grep -rl 'mark.gpu' tests --include='test_*.py'); failed=$$?; \
+	$(BIN)/python tests/benchmarks/gpu_peers.py --rounds $(ROUNDS) && exit $$failed
 
 docs: $(READY)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..core.metrics.monitor import WindowLosses
-from ..events import BatchStart, CheckpointLoaded, GradientsReady, Lane, Run
+from ..core.metrics.window_losses import WindowLosses
+from ..events import BatchStart, CheckpointLoaded, ForwardEnd, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
 
@@ -14,9 +14,10 @@ from ..plugins import Plugin, on
 class NaNGuard(Plugin):
     """Act when a loss is NaN or infinite.
 
-    It looks at the loss before every optimizer step. Costs one wait for the device per optimizer step: nobody can skip
-    a step without knowing. `RollBack` is another answer to the same question, so only one of the two may be registered.
-    Of several optimizers each is judged by its own loss.
+    It looks at the loss before every optimizer step, so a step with such a loss is never taken: the weights stay those
+    of the last good one. On a GPU the loss comes to the host while the backward pass runs: the host waits for the
+    forward pass only, during which the device has the backward pass still to do. `RollBack` is another answer to the
+    same question, so only one of the two may be registered. Of several optimizers each is judged by its own loss.
 
     Args:
         action: `raise` a FloatingPointError, `skip` the step (its gradients are dropped), or `stop` the run (the step
@@ -50,8 +51,13 @@ class NaNGuard(Plugin):
 
     @on(BatchStart)
     def remember(self, run: Run, event: BatchStart) -> None:
-        """Keep the losses of a window's earlier micro-batches, on the device."""
+        """Keep the losses of a window's earlier micro-batches."""
         self._losses.open_batch(run)
+
+    @on(ForwardEnd, optional=True)
+    def fetch(self, run: Run, event: ForwardEnd) -> None:
+        """Begin to copy the loss to the host, before the device is given the backward pass."""
+        self._losses.fetch(run)
 
     @on(GradientsReady, lane=Lane.TRANSFORM)
     def judge(self, run: Run, event: GradientsReady) -> None:

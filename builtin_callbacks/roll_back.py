@@ -11,8 +11,8 @@ import torch
 from ..core.checkpoint import storage
 from ..core.checkpoint.state.ranks import join_weights
 from ..core.checkpoint.state.schema import check_resumable
-from ..core.metrics.monitor import WindowLosses
-from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, GradientsReady, Lane, Run
+from ..core.metrics.window_losses import WindowLosses
+from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, ForwardEnd, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
 
@@ -21,11 +21,12 @@ class RollBack(Plugin):
     """Go back to a good checkpoint after a NaN loss.
 
     Infinite losses count too; the batches with such a loss are then left out. Looks at the losses before every
-    optimizer step, at the cost of one wait for the device. A good checkpoint is whole, and all parameters in it are
-    finite numbers; one that is not is skipped for an older one that this run wrote, or was resumed from. Of one in
-    shards, the rank that goes back reads all weights into host memory. Saves in flight are waited for. Batches are
-    known by epoch and place in it, so their order must be the same after the return: it is with `RNGCapture`, or
-    without shuffling. `NaNGuard` is another answer to the same question, so only one of the two may be registered.
+    optimizer step, and waits for the forward pass for that, as `NaNGuard` does. A good checkpoint is whole, and all
+    parameters in it are finite numbers; one that is not is skipped for an older one that this run wrote, or was resumed
+    from. Of one in shards, the rank that goes back reads all weights into host memory. Saves in flight are waited for.
+    Batches are known by epoch and place in it, so their order must be the same after the return: it is with
+    `RNGCapture`, or without shuffling. `NaNGuard` is another answer to the same question, so only one of the two may be
+    registered.
 
     Args:
         max_times: how often a run may go back, resumes included.
@@ -73,6 +74,11 @@ class RollBack(Plugin):
         self._losses.open_batch(run)
         if (run.progress.epoch, run.progress.batch) in self.skipped:
             run.control.skip_batch("its loss was not a number when it was last here")
+
+    @on(ForwardEnd, optional=True)
+    def fetch(self, run: Run, event: ForwardEnd) -> None:
+        """Begin to copy the loss to the host, before the device is given the backward pass."""
+        self._losses.fetch(run)
 
     @on(GradientsReady, lane=Lane.TRANSFORM)
     def judge(self, run: Run, event: GradientsReady) -> None:

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from .evaluation import Evaluation
 
 BATCH_START, FORWARD_END, BACKWARD_END = ev.BatchStart(), ev.ForwardEnd(), ev.BackwardEnd()
-GRADIENTS_READY, STEP_END, BATCH_END = ev.GradientsReady(), ev.StepEnd(), ev.BatchEnd()
-SHOULD_STOP = ev.ShouldStop()
+GRADIENTS_READY, STEP_END, BATCH_END, SHOULD_STOP = ev.GradientsReady(), ev.StepEnd(), ev.BatchEnd(), ev.ShouldStop()
 
 
 def fit(run: RunContext) -> None:
     """Train."""
-    forward, take_losses = run.forward, run.stepping.for_each_loss(step)
+    take_losses = run.stepping.for_each_loss(step)
     for _ in epochs(run):
+        forward = run.forward  # only now: a handler of TrainStart may have replaced it
         for batch in batches(run):
             take_losses(run, forward(run, batch))
 

@@ -94,6 +94,8 @@ class Run(Protocol):
             unknown.
         batch: the current batch; a `TRANSFORM` handler of `BatchStart` may replace it.
         stream: of a training on weighted streams, the name of the one that the current or last batch is of; else None.
+        forward: the training step as the engine runs it, called with the run and a batch; a `TRANSFORM` handler of
+            `TrainStart` may replace it.
         loss: the last training loss, unscaled; it lives until the next forward or the end of the epoch.
         outputs: what the task's step has put here for handlers, what `predict_step` returned; None after the batch.
         window: how many micro-batches have added gradients since the last step; of several optimizers that of the one
@@ -143,6 +145,7 @@ class Run(Protocol):
     evaluation_batches: int | None
     batch: Any
     stream: str | None
+    forward: Callable[..., Any]
     loss: Any
     outputs: Any
     window: int

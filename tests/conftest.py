@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 # A store looks up the name of its own address; where nobody answers that, the default lets a test wait for seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, for the first test that uses a GPU
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # which would be sent by a network that is not there
 os.environ.setdefault("TRACKIO_DIR", str(Path(gettempdir()) / "heliograph-trackio"))  # read when it is imported
 # A shell without job control begins `make test &` with SIGINT ignored; tests that send one would wait forever.

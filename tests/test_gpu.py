@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import heliograph as h
 import pytest
 import torch
-from heliograph.tests.kit import Batch, random_batches
+from heliograph.tests.kit import Batch, random_batches, sgd
+from heliograph.tests.waits import NoWaits, keep_a_gpu_busy, no_waits_on_a_gpu
 from torch import Tensor, nn
 
 pytestmark = [
@@ -53,48 +56,95 @@ def test_a_resumed_run_equals_the_whole_one(precision: str, background: bool, tm
     assert all(map(torch.equal, whole, resumed))
 
 
-class NoWaits(h.Plugin):
-    """Makes torch refuse every wait for the device, in the steps between two logs."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    @h.on(h.BatchEnd, lane=h.Lane.REPORT)
-    def watch(self, run: h.Run, event: h.BatchEnd) -> None:
-        watched = 4 <= run.progress.steps < STEPS - 4
-        torch.cuda.set_sync_debug_mode("error" if watched else "default")
-        self.steps += watched
-
-    def close(self) -> None:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_steady_state_step_never_waits_for_the_device(precision: str, tmp_path: Path) -> None:
-    usual = [
+OTHERS: dict[str, Callable[[Path], list[Any]]] = {
+    "usual": lambda folder: [
         h.EMA(0.99, validate=False),
         h.GradientClipping(1.0),
         h.GradientAccumulation(2),
-        h.JsonlLog(tmp_path / "log.jsonl"),
-        h.TensorBoard(tmp_path / "tensorboard"),
+        h.NaNGuard(),
+        h.JsonlLog(folder / "log.jsonl"),
+        h.CSVLog(folder / "log.csv"),
+        h.FileLog(folder),
+        h.TensorBoard(folder / "tensorboard"),
         h.ProgressBar(),
-        h.LogSchedule(h.Every(epochs=1)),
-        h.Checkpoint(tmp_path),
+        h.EpochMeans(),
+        h.EarlyStopping("train/loss", patience=9),
+        h.Checkpoint(folder, background=True),
         h.SaveSchedule(h.Every(epochs=1)),
-    ]
-    watch = NoWaits()
+    ],
+    "roll back": lambda folder: [h.RollBack(), h.Checkpoint(folder), h.SaveSchedule(h.Every(epochs=1))],
+    "norms": lambda folder: [h.GradientNorm(per_module=True), h.NaNGuard("skip")],
+    "values": lambda folder: [h.GradientClipping(value=0.5), h.NaNGuard("stop")],
+    "times": lambda folder: [h.HandlerTimes(), h.PhaseTimes(), h.Recorder(folder / "records")],
+    "mixed": lambda folder: [h.Mixup()],
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_steady_state_step_never_waits_for_the_device(name: str, precision: Any, tmp_path: Path) -> None:
+    watch, others = NoWaits(no_waits_on_a_gpu, range(4, STEPS - 4)), OTHERS[name](tmp_path)
     pinned = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in batches(2 * STEPS)]
     task = made_task()
-    trainer = h.Trainer([h.RNGCapture(), *usual, watch], device="cuda", precision=precision)  # type: ignore[arg-type]
+    plugins = [h.RNGCapture(), *others, h.LogSchedule(h.Every(epochs=1)), watch]
+    trainer = h.Trainer(plugins, device="cuda", precision=precision)
     trainer.fit(task, pinned, optimizer=torch.optim.SGD(task.model.parameters(), lr=0.05), epochs=1)
-    assert watch.steps >= STEPS - 8
+    assert watch.batches >= STEPS - 8
+
+
+class SlowBackward(torch.autograd.Function):
+    """Keeps the device busy for a second in the backward pass."""
+
+    @staticmethod
+    def forward(context: Any, loss: Tensor) -> Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        keep_a_gpu_busy(1.0)
+        return gradient
+
+
+@pytest.mark.parametrize("action", ["raise", "skip", "stop"])
+def test_a_guard_waits_for_the_forward_pass_only(action: Any) -> None:
+    class Slow(h.Supervised):
+        def training_step(self, run: h.Run, batch: Any) -> Tensor:
+            return SlowBackward.apply(super().training_step(run, batch))  # type: ignore[no-any-return,no-untyped-call]
+
+    busy: list[bool] = []
+
+    def look(run: h.Run, event: h.GradientsReady) -> None:
+        busy.append(not torch.cuda.current_stream().query())
+
+    base = made_task()
+    trainer = h.Trainer([h.NaNGuard(action)], device="cuda")
+    trainer.bus.on(h.GradientsReady, look, lane=h.Lane.REPORT)
+    trainer.fit(Slow(base.model, base.loss_fn), batches(3), optimizer=sgd(), epochs=1)
+    assert busy[1:] == [True, True]  # in the first, torch makes what it makes once
+
+
+@pytest.mark.parametrize("action", ["raise", "stop"])
+def test_a_guard_keeps_the_weights_of_the_last_good_step(action: Any) -> None:
+    def trained(*plugins: Any, bad: int | None = None) -> list[Tensor]:
+        torch.manual_seed(0)
+        task = h.Supervised(nn.Linear(16, 1), nn.functional.mse_loss)
+        data = batches(6)[: 3 if bad is None else 6]
+        if bad is not None:
+            data[bad][0].fill_(float("nan"))
+        ends = pytest.raises(FloatingPointError, match="at step 3") if action == "raise" and bad else nullcontext()
+        with ends:
+            h.Trainer(plugins, device="cuda").fit(task, data, optimizer=sgd(), epochs=1)
+        return [each.detach().cpu() for each in task.model.parameters()]
+
+    assert all(map(torch.equal, trained(h.NaNGuard(action), bad=3), trained()))
 
 
 def test_fp16_counts_the_steps_that_its_scaler_skips() -> None:
     class Overflowing(h.Supervised):
         def training_step(self, run: h.Run, batch: Any) -> Tensor:
             loss = super().training_step(run, batch)
-            return loss * float("inf") if run.progress.batch == 3 else loss
+            # Small, so that none overflows by itself: the scale begins at 65,536.
+            return loss * (float("inf") if run.progress.batch == 3 else 2**-10)
 
     base = made_task()
     task = Overflowing(base.model, base.loss_fn)
@@ -107,7 +157,9 @@ def test_fp16_counts_the_steps_that_its_scaler_skips() -> None:
     assert all(torch.isfinite(each).all() for each in task.model.parameters())
 
 
-def test_compiled_code_trains_alike() -> None:
+@pytest.mark.filterwarnings("ignore")  # what torch's compiler warns of differs from version to version
+@pytest.mark.parametrize("scope", ["modules", "step"])
+def test_compiled_code_trains_alike(scope: Any) -> None:
     def trained(*plugins: Any) -> tuple[list[Tensor], tuple[str, ...]]:
         torch.manual_seed(0)
         task = h.Supervised(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)), nn.functional.mse_loss)
@@ -115,7 +167,7 @@ def test_compiled_code_trains_alike() -> None:
         result = h.Trainer(plugins, device="cuda").fit(task, batches(8), optimizer=optimizer, epochs=1)
         return [each.detach().cpu() for each in task.model.parameters()], result.notes
 
-    (plain, _), (compiled, notes) = trained(), trained(h.Compile())
+    (plain, _), (compiled, notes) = trained(), trained(h.Compile(scope=scope))
     assert notes == ()
     for ours, theirs in zip(compiled, plain, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

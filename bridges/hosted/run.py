@@ -62,6 +62,16 @@ class HostedRun(RunContext):
             self.note(f"{host.name} does not show its optimizer: plugins see no parameter groups")
 
     @property
+    def forward(self) -> Any:
+        """Raise RuntimeError: the host has the training step."""
+        raise RuntimeError(f"The training step is {self.host.name}'s: run.forward is that of heliograph's own loop.")
+
+    @forward.setter
+    def forward(self, step: Any) -> None:
+        """Raise RuntimeError: the host would not call another step."""
+        _ = self.forward
+
+    @property
     def train_loader(self) -> Any:
         """What the host reads."""
         return self.facts.loader

@@ -6,7 +6,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
-from functools import singledispatch
+from functools import cache, singledispatch
 from typing import Any, TypeVar
 
 import torch
@@ -16,18 +16,19 @@ from torch.nn.utils.rnn import PackedSequence
 T = TypeVar("T")
 Move = Callable[[Any], Any]
 PLAIN = (Tensor, tuple, list, dict)
+LARGE = 1 << 20  # bytes; less is copied in a shorter time than it takes the host to use another stream
 
 
 def move(batch: Any, device: torch.device) -> Any:
     """Return a batch with its tensors on the device; without a wait where they come from pinned memory.
 
+    What is large goes to a GPU while that still computes with the batch before.
     Looks into lists, tuples (named ones too), mappings, dataclasses and packed sequences; what has a method
     `to(device)` is asked to move itself; `register_mover` teaches other types. Anything else stays as it is.
     """
     kind = type(batch)
     if kind is Tensor:
-        # Towards the CPU, torch would hand out a tensor that is not filled yet.
-        return batch.to(device, non_blocking=device.type != "cpu")
+        return _move_tensor(batch, device)
     if kind is tuple or kind is list:
         return kind([move(each, device) for each in batch])
     if kind is dict:
@@ -69,6 +70,47 @@ def _move_packed(batch: PackedSequence, move: Move) -> PackedSequence:
     return PackedSequence(  # the lengths belong on the CPU
         move(batch.data), batch.batch_sizes, move(batch.sorted_indices), move(batch.unsorted_indices)
     )
+
+
+class CopyStream:
+    """A stream of a GPU for copies from the host, which need not wait there for the computation.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no annotation here
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy on the GPU; what is computed from here on waits for it there, and the host does not."""
+        computing = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            moved = tensor.to(self._device, non_blocking=True)
+        computing.wait_stream(self._stream)
+        moved.record_stream(computing)  # else the next copy may get its memory while it is still computed with
+        return moved
+
+
+@cache
+def copy_stream(index: int) -> CopyStream:
+    """Return the stream for copies to a GPU: always the same, as memory that was freed on one is used on no other."""
+    return CopyStream(torch.device("cuda", index))
+
+
+def is_copied_aside(tensor: Tensor, device: torch.device) -> bool:
+    """Return whether a tensor goes to a device beside its computation: from the host to a GPU, where it is large."""
+    if device.type != "cuda" or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return False
+    return tensor.nbytes >= LARGE
+
+
+def _move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
+    if is_copied_aside(tensor, device):
+        return copy_stream(torch.cuda.current_device() if device.index is None else device.index).copy(tensor)
+    # Towards the CPU, torch would hand out a tensor that is not filled yet.
+    return tensor.to(device, non_blocking=device.type != "cpu")
 
 
 def _move_other(batch: Any, device: torch.device) -> Any:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from heliograph import Compile, Supervised, Trainer
-from torch import nn
+from heliograph import (
+    Compile,
+    GradientAccumulation,
+    LogSchedule,
+    Run,
+    RunResult,
+    Supervised,
+    Task,
+    Trainer,
+    TrainStart,
+    ValidationSchedule,
+)
+from torch import Tensor, nn
 
 Make = Callable[..., Any]
 # torch's compiler imports what torch itself deprecates, and hides a warning of its own only when it is shown
@@ -94,3 +106,110 @@ def test_torchs_own_compiler(batches: Make, sgd: Any) -> None:
     Trainer(device="cpu").fit(plain, batches(2), optimizer=sgd, epochs=1)
     for ours, theirs in zip(task.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+# The whole step.
+
+
+class Own(Task):
+    """Computes its loss by itself."""
+
+    def __init__(self, *, tracks: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model, self.tracks = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), tracks
+
+    def training_step(self, run: Run, batch: Any) -> Tensor:
+        inputs, targets = batch
+        loss = nn.functional.mse_loss(self.model(inputs), targets)
+        if self.tracks:
+            run.track("again", loss)
+        return loss
+
+
+def trained(task: Any, batches: Any, sgd: Any, *plugins: Any, **options: Any) -> RunResult:
+    torch._dynamo.reset()
+    return Trainer(plugins, device="cpu", **options).fit(task, batches, optimizer=sgd, epochs=2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("make", [made, Own])
+@pytest.mark.parametrize("logs", [False, True])
+def test_model_and_loss_are_one_function(
+    make: Callable[[], Any], precision: str, logs: bool, batches: Make, sgd: Any
+) -> None:
+    calls: list[int] = []
+    task, plain, others = make(), make(), [LogSchedule(steps=2), GradientAccumulation(2)] if logs else []
+    compiled = Compile(scope="step", backend=counting(calls))
+    result = trained(task, batches(4), sgd, compiled, *others, precision=precision)
+    assert len(calls) == 1
+    assert result.notes == ()
+    assert task.model._compiled_call_impl is None
+    expected = trained(plain, batches(4), sgd, *others, precision=precision)
+    assert all(map(torch.equal, task.model.parameters(), plain.model.parameters()))
+    assert result.metrics == expected.metrics
+
+
+def test_validations_run_compiled_modules(batches: Make, sgd: Any) -> None:
+    calls: list[int] = []
+    plugins = [Compile(scope="step", backend=counting(calls)), ValidationSchedule(epochs=1)]
+    torch._dynamo.reset()
+    task = made()
+    Trainer(plugins, device="cpu").fit(task, batches(2), validation=batches(2), optimizer=sgd, epochs=1)
+    assert len(calls) == 3  # the step, and the model and the loss in eval mode
+
+
+def test_a_step_that_is_not_one_function_runs_compiled_in_parts_and_the_result_says_why(
+    batches: Make, sgd: Any
+) -> None:
+    calls: list[int] = []
+    task, plain, logs = Own(tracks=True), Own(tracks=True), LogSchedule(steps=2)
+    result = trained(task, batches(4), sgd, Compile(scope="step", backend=counting(calls)), logs)
+    (note,) = result.notes
+    assert note.startswith("the training step as a whole runs uncompiled: ")
+    assert len(calls) == 1  # the model
+    expected = trained(plain, batches(4), sgd, LogSchedule(steps=2))
+    assert all(map(torch.equal, task.model.parameters(), plain.model.parameters()))
+    assert result.metrics == expected.metrics
+
+
+def test_a_step_that_may_come_in_parts_does(batches: Make, sgd: Any) -> None:
+    calls: list[int] = []
+    compiled = Compile(scope="step", fullgraph=False, backend=counting(calls))
+    result = trained(Own(tracks=True), batches(4), sgd, compiled, LogSchedule(steps=2))
+    assert result.notes == ()
+    assert len(calls) > 1
+
+
+def test_a_step_that_yields_its_losses_is_refused(batches: Make, sgd: Any) -> None:
+    class Pair(Own):
+        def training_step(self, run: Run, batch: Any) -> Any:
+            yield "one", super().training_step(run, batch)
+
+    trainer = Trainer([Compile(scope="step", backend="eager")], device="cpu")
+    task = Pair()
+    with pytest.raises(
+        ValueError, match=r'yields a loss for each optimizer, and steps in between\. Take scope="modules"'
+    ):
+        trainer.fit(task, batches(2), optimizer={"one": sgd(task.model.parameters())}, epochs=1)
+
+
+def test_several_ranks_are_refused() -> None:
+    run: Any = SimpleNamespace(modules={}, task=made(), engine=SimpleNamespace(world_size=2))
+    with pytest.raises(ValueError, match=r'Compile\(scope="step"\) cannot work here: 2 ranks exchange gradients'):
+        Compile(scope="step", backend="eager").begin(run, TrainStart())
+
+
+def test_an_unknown_scope_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Compile\(scope=...\) is 'modules' or 'step', got 'all'"):
+        Compile(scope="all")  # type: ignore[arg-type]
+
+
+def test_a_loop_of_ones_own_runs_the_compiled_step(batches: Make, sgd: Any) -> None:
+    calls: list[int] = []
+    torch._dynamo.reset()
+    trainer = Trainer([Compile(scope="step", backend=counting(calls))], device="cpu")
+    with trainer.run(made(), batches(2), optimizer=sgd, epochs=1) as run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(run.forward(run, batch))
+    assert len(calls) == 1

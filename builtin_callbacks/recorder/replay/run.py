@@ -74,6 +74,7 @@ class ReplayRun(PayloadVerbs):
     scheduler_steps: Any = Unrecorded("the steps that schedulers were made for")
     train_loader: Any = Unrecorded("the loader")
     batch: Any = Unrecorded("the batches themselves")
+    forward: Any = Unrecorded("the training step")
     stream: Any = Unrecorded("which of several streams a batch is of")
     collected: Any = Unrecorded("what an evaluation has collected")
     outputs: Any = Unrecorded("the outputs of the task's step")

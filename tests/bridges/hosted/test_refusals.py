@@ -125,3 +125,15 @@ def test_what_only_our_own_loop_can_do_is_an_error() -> None:
     for call in calls:
         loop.training.bus.on(TrainStart, partial(ask, call))
     assert loop.fit().status == "completed"
+
+
+def test_the_training_step_is_the_hosts() -> None:
+    def ask(run: Run, event: TrainStart) -> None:
+        with pytest.raises(RuntimeError, match=r"The training step is other\.Trainer's: run\.forward is that of"):
+            _ = run.forward
+        with pytest.raises(RuntimeError, match=r"The training step is other\.Trainer's"):
+            run.forward = print
+
+    loop = Loop(SaveSchedule(steps=1, at_end=False))
+    loop.training.bus.on(TrainStart, ask)
+    assert loop.fit().status == "completed"

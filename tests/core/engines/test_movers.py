@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -11,7 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from heliograph import DeviceEngine
-from heliograph.core.engines.movers import move, register_mover
+from heliograph.core.engines import movers
+from heliograph.core.engines.movers import LARGE, is_copied_aside, move, register_mover
+from heliograph.tests.waits import keep_a_gpu_busy, no_waits_on_a_gpu
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -205,14 +208,116 @@ def test_an_engine_moves_batches_to_its_device() -> None:
     assert [on_meta(batch[0]) for batch in engine.feed(iter([(tensor(), 1), (tensor(), 2)]))] == [True, True]
 
 
+# Beside the computation of a GPU.
+
+
+@contextmanager
+def noted(seen: list[str], what: str) -> Iterator[None]:
+    seen.append(f"{what} {{")
+    yield
+    seen.append("}")
+
+
+class Stream:
+    """Stands for a stream of a GPU, and writes down what is done with it."""
+
+    def __init__(self, name: str, seen: list[str]) -> None:
+        self.name, self.seen = name, seen
+
+    def wait_stream(self, other: Stream) -> None:
+        self.seen.append(f"{self.name} waits for {other.name}")
+
+
+def test_a_copy_aside_is_waited_for_by_the_computation_which_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("copies", seen))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("computation", seen))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: noted(seen, stream.name))
+    monkeypatch.setattr(Tensor, "record_stream", lambda moved, stream: seen.append(f"{moved.device} for {stream.name}"))
+    moved = movers.CopyStream(META).copy(Noting.of(tensor(), seen))
+    assert on_meta(moved)
+    assert seen == ["copies {", "copy", "}", "computation waits for copies", "meta for computation"]
+
+
+class Noting(Tensor):
+    """Writes down that it is copied."""
+
+    seen: list[str]
+
+    @classmethod
+    def of(cls, values: Tensor, seen: list[str]) -> Noting:
+        made = values.as_subclass(cls)
+        made.seen = seen
+        return made
+
+    def to(self, *args: Any, **options: Any) -> Tensor:
+        assert options == {"non_blocking": True}
+        self.seen.append("copy")
+        return self.as_subclass(Tensor).to(*args, **options)
+
+
+def test_only_large_tensors_of_the_host_go_to_a_gpu_aside() -> None:
+    gpu, large = torch.device("cuda", 0), torch.empty(LARGE, dtype=torch.uint8)
+    assert is_copied_aside(large, gpu)
+    assert not is_copied_aside(large[1:], gpu)
+    assert not is_copied_aside(large, torch.device("cpu"))
+    assert not is_copied_aside(large, META)
+    assert not is_copied_aside(torch.empty(LARGE, device="meta"), gpu)
+    assert not is_copied_aside(torch.eye(3).to_sparse(), gpu)
+
+
+def test_large_tensors_within_a_batch_go_aside_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    went: list[tuple[int, int]] = []
+
+    class Copies:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def copy(self, moved: Tensor) -> Tensor:
+            went.append((self.index, moved.nbytes))
+            return moved.to(META)
+
+    monkeypatch.setattr(movers, "copy_stream", Copies)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    large = torch.empty(LARGE, dtype=torch.uint8)
+    moved = move({"images": large, "names": ("a", large)}, torch.device("cuda", 2))
+    assert (on_meta(moved["images"]), moved["names"][0], on_meta(moved["names"][1])) == (True, "a", True)
+    move(large, torch.device("cuda"))
+    assert went == [(2, LARGE), (2, LARGE), (5, LARGE)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_a_large_batch_reaches_a_gpu_that_is_busy_and_keeps_its_memory() -> None:
+    """The memory of a batch that was dropped is still in use when the next one is copied."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    sums = []
+    for number in range(20):
+        batch = move(torch.full((LARGE,), float(number)).pin_memory(), device)
+        keep_a_gpu_busy(0.005)
+        sums.append(batch.amin() + batch.amax())
+    assert torch.stack(sums).tolist() == [2.0 * number for number in range(20)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_the_copy_of_a_large_batch_is_done_while_the_computation_is_not() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    pinned = torch.ones(LARGE).pin_memory()
+    copies = movers.CopyStream(device)
+    copies.copy(pinned)  # the first takes memory, which may wait for the device
+    torch.cuda.synchronize(device)
+    keep_a_gpu_busy(1.0)
+    copies.copy(pinned)
+    copies._stream.synchronize()
+    assert not torch.cuda.current_stream(device).query()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_pinned_batches_move_to_a_gpu_without_a_wait_and_back_with_one() -> None:
     batch = (torch.arange(1 << 20).pin_memory(), {"targets": torch.ones(3).pin_memory()})
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits_on_a_gpu():
         moved = move(batch, torch.device("cuda"))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert moved[1]["targets"].device.type == "cuda"
     assert torch.equal(move(moved, torch.device("cpu"))[0], batch[0])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from heliograph import (
 from heliograph.core.engines.options import PrecisionName
 from heliograph.core.engines.precision import LossScaling, Precision
 from heliograph.tests.kit import Batch, adam, random_batches, sgd
+from heliograph.tests.waits import waits_for_a_gpu
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")
@@ -375,6 +375,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:.*fused.*")
 @pytest.mark.parametrize("fused", [False, True])
 def test_fp16_on_a_gpu_skips_counts_and_waits_no_more_than_torch(fused: bool) -> None:
     task, trainer = make_task(), Trainer(device="cuda", precision="fp16")
@@ -397,7 +398,7 @@ def test_fp16_on_a_gpu_skips_counts_and_waits_no_more_than_torch(fused: bool) ->
         assert step() is not False
         zero_grad()
 
-    assert waits(one_step) == 1
+    assert waits_for_a_gpu(one_step) == 1
 
 
 @pytest.mark.gpu
@@ -411,15 +412,3 @@ def test_tensor_float_changes_what_a_gpu_computes() -> None:
     with engine.process():
         assert not torch.equal(matrix @ matrix, full)
     assert torch.equal(matrix @ matrix, full)
-
-
-def waits(work: Callable[[], None]) -> int:
-    """Return how often some work waits for the GPU, as torch's debug mode sees it."""
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            work()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(each.message) for each in seen)

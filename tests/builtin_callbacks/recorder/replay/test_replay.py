@@ -165,6 +165,7 @@ def test_a_veto_of_a_replayed_plugin_postpones_the_stop(rising: Recording) -> No
         ("task", "A recording does not hold the task."),
         ("modules", "A recording does not hold the modules."),
         ("batch", "A recording does not hold the batches themselves."),
+        ("forward", "A recording does not hold the training step."),
         ("outputs", "A recording does not hold the outputs of the task's step."),
         ("loss", "A recording does not hold the losses here. Record them with Recorder(..., losses=True)."),
         ("schedulers", "A recording does not hold the schedulers."),
@@ -225,7 +226,7 @@ def test_losses_are_tensors_of_what_was_recorded(tmp_path: Path) -> None:
 def test_a_guard_needs_the_losses(recording: Recording) -> None:
     replayed = replay(recording, [h.NaNGuard("skip")])
     assert replayed.unheld["nan_guard"] == (
-        "A recording does not hold the losses here. Record them with Recorder(..., losses=True). (gradients_ready, "
+        "A recording does not hold the losses here. Record them with Recorder(..., losses=True). (forward_end, "
         "attempt 1, epoch 0 batch 0 step 0)",
     )
 
