@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import heliograph as h
+import numpy as np
 import torch
 from heliograph.builtin_callbacks.checkpoint.repeated.proof import Proof
 from heliograph.core.data.sources.choice import source_of
@@ -27,7 +28,8 @@ ROUNDS = 20
 LISTENED, AGAIN = "1 handler of BatchEnd", "1 handler, once more (control)"
 KEPT, RESUMABLE = "that, RNGCapture and Checkpoint", "and a SaveSchedule"
 UNCOMPARED, COMPARABLE = "all that, but no losses of the last batches", "the losses of the last batches"
-PLAIN, KEYED = "DataLoader(shuffle=True)", "the same, keyed"
+PLAIN, KEYED = "DataLoader of tensors", "the same, read by a run"
+DRAWING, KEYED_DRAWING = "DataLoader of what draws", "the same, read by a run, keyed"
 MANY = 10**9
 FRESH, DURING = "a fresh start", "a resume during the epoch"
 
@@ -116,6 +118,20 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         return value.expand(16), value
 
 
+class Drawing(Dataset[Tensor]):
+    """Samples that draw from python, NumPy and torch."""
+
+    def __init__(self, inputs: Tensor) -> None:
+        self.inputs = inputs
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Tensor:
+        noise: Tensor = np.random.rand() + torch.rand(1)
+        return self.inputs[index] * random.random() + noise
+
+
 class Clock:
     """Times the reading of whole epochs, in turns."""
 
@@ -138,17 +154,19 @@ class Clock:
 
 
 def per_batch(seed: int) -> dict[str, list[float]]:
-    """Return the microseconds of loading a batch, in this process and with two workers."""
+    """Return the microseconds of loading a batch, in this process and with two workers: what draws, and what cannot."""
     torch.set_num_threads(1)
     shuffle = random.Random(seed).shuffle
-    data = TensorDataset(torch.randn(STEPS * SIZE, 16))
+    inputs = torch.randn(STEPS * SIZE, 16)
+    kinds: dict[str, Dataset[Any]] = {PLAIN: TensorDataset(inputs), DRAWING: Drawing(inputs)}
     spent: dict[str, list[float]] = {}
     for workers in (0, 2):
         clocks = {
             f"{name}, {workers} workers": Clock(
-                DataLoader(data, SIZE, shuffle=True, num_workers=workers, persistent_workers=workers > 0), keyed=keyed
+                DataLoader(kinds[base], SIZE, shuffle=True, num_workers=workers, persistent_workers=workers > 0),
+                keyed=name != base,
             )
-            for name, keyed in ((PLAIN, False), (KEYED, True))
+            for base, name in ((PLAIN, PLAIN), (PLAIN, KEYED), (DRAWING, DRAWING), (DRAWING, KEYED_DRAWING))
         }
         names = list(clocks)
         for index in range(ROUNDS + 1):

@@ -16,17 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    ConcatDataset,
-    Dataset,
-    IterableDataset,
-    StackDataset,
-    Subset,
-    TensorDataset,
-    default_collate,
-    default_convert,
-    get_worker_info,
-)
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ....events.errors import describe_error
 from .equality import outline, same
@@ -234,8 +224,6 @@ HIDDEN = (
     "{} loads the same batch differently each time: it holds state that no key reaches (a counter, a cache of what was "
     "drawn, a hidden generator, the clock, os.urandom)"
 )
-_PLAIN = (TensorDataset, list, tuple)
-_WRAPPERS = {Subset: "dataset", ConcatDataset: "datasets", StackDataset: "datasets"}
 
 
 class Probe:
@@ -311,18 +299,3 @@ def _is_pure(
     if elsewhere is None or not held.has_drawn(first):
         return True
     return not same(first.loaded, elsewhere())  # what is drawn each time may still have been kept from the first
-
-
-def is_plain(dataset: Any, collate: Any) -> bool:
-    """Return whether nothing in a dataset can draw or change: tensors and lists, or subsets of such, simply stacked."""
-    return collate in (default_collate, default_convert) and _holds_only(dataset)
-
-
-def _holds_only(dataset: Any) -> bool:
-    kind = type(dataset)
-    if kind not in _WRAPPERS:
-        return kind in _PLAIN
-    inner = getattr(dataset, _WRAPPERS[kind])
-    if kind is Subset:
-        return type(dataset.indices) in (list, range, tuple) and _holds_only(inner)
-    return all(map(_holds_only, inner.values() if isinstance(inner, dict) else inner))

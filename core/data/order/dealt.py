@@ -17,7 +17,15 @@ from torch.utils.data.distributed import DistributedSampler as TorchDistributedS
 
 from ..draws.held_generators import BEGIN, HeldGenerators
 from ..draws.keyed import KeyedBatch, KeyedIndex, KeyedPosition, keyed_batch
-from .samplers import DistributedSampler, SeekableSampler, algorithm_of, is_seekable, seed_of
+from .samplers import (
+    DistributedSampler,
+    RandomSampler,
+    SeekableSampler,
+    SequentialSampler,
+    algorithm_of,
+    is_seekable,
+    seed_of,
+)
 from .shares import Share
 from .sizes import length_of
 
@@ -28,6 +36,7 @@ class Order(Protocol):
 
     Attributes:
         draws: whether its iteration runs code that may draw random numbers.
+        is_own: whether it runs no code but this package's.
         unknown: the sampler of which nobody knows whether it repeats itself, None where that is known.
         kind: plain facts that a checkpoint keeps: with others, a position within an epoch would mean other samples.
         batch_size: how many indices of the sampler a batch takes; 1 where it yields whole batches.
@@ -37,6 +46,7 @@ class Order(Protocol):
     """
 
     draws: bool
+    is_own: bool
     unknown: Any
     kind: dict[str, Any]
     batch_size: int
@@ -57,6 +67,8 @@ class RankOrder:
     Attributes:
         within: how many samples of the first batch are left out; of one process only.
     """
+
+    is_own = False
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -86,19 +98,22 @@ class SeekableOrder(RankOrder):
     ) -> None:
         super().__init__(rank, world_size)
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+        self.is_own = _is_own(sampler)
         self.length: int | None = full_batches(len(sampler), batch_size, drop_last=drop_last)
         self.kind = {**_order_facts(sampler), "drop_last": drop_last}
 
     def __iter__(self) -> Iterator[KeyedBatch]:
+        for batch, chosen in enumerate(self.unkeyed(), self.batch):
+            yield keyed_batch(chosen, self.position(batch, self.batch_size))
+
+    def unkeyed(self) -> Iterator[list[int]]:
+        """Yield the indices of the same batches, without their positions."""
         size = self.batch_size
         start = min(self.batch * size + self.within, len(self.sampler))  # the last batch may be smaller
-        indices = self.sampler.indices(self.seed, self.epoch, start)
-        for batch in count(self.batch):
-            wanted = size - self.left_out(batch)
-            chosen = list(islice(indices, wanted))
-            if not chosen or (self.drop_last and len(chosen) < wanted):
-                return
-            yield keyed_batch(chosen, self.position(batch, size))
+        indices, wanted = self.sampler.indices(self.seed, self.epoch, start), size - self.within
+        while len(chosen := list(islice(indices, wanted))) == wanted or (chosen and not self.drop_last):
+            yield chosen
+            wanted = size
 
 
 class SingleOrder(RankOrder):
@@ -109,13 +124,35 @@ class SingleOrder(RankOrder):
 
     def __init__(self, sampler: SeekableSampler, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(rank, world_size)
-        self.sampler = sampler
+        self.sampler, self.is_own = sampler, _is_own(sampler)
         self.length: int | None = len(sampler)
         self.kind = _order_facts(sampler)
 
     def __iter__(self) -> Iterator[KeyedIndex]:
         for batch, index in enumerate(self.sampler.indices(self.seed, self.epoch, self.batch), self.batch):
             yield KeyedIndex(index, self.position(batch, 1))
+
+
+class Unkeyed:
+    """The indices of an order alone, for data that cannot draw.
+
+    Args:
+        order: of seekable samplers.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(self._order, SeekableOrder):
+            return self._order.unkeyed()
+        return (each if isinstance(each, list) else each.index for each in self._order)
+
+
+def _is_own(sampler: SeekableSampler) -> bool:
+    while type(sampler) is DistributedSampler:
+        sampler = sampler.sampler
+    return type(sampler) in (RandomSampler, SequentialSampler)
 
 
 def full_batches(samples: int, batch_size: int, *, drop_last: bool) -> int:
@@ -141,7 +178,8 @@ class RoundRobin:
     def __init__(self, orders: Sequence[Order]) -> None:
         self._orders = orders
         first = orders[0]
-        self.draws, self.unknown, self.kind = first.draws, first.unknown, first.kind
+        self.draws, self.is_own = first.draws, first.is_own
+        self.unknown, self.kind = first.unknown, first.kind
         self.batch_size, self.even, self.common = first.batch_size, first.even, first.common
         self.length = None if first.length is None else first.length * len(orders)
         self._turn = 0
@@ -349,7 +387,8 @@ class EveryNth:
 
     def __init__(self, order: Order, rank: int, world_size: int) -> None:
         self._order, self._rank, self._world_size = order, rank, world_size
-        self.draws, self.unknown, self.kind = order.draws, order.unknown, order.kind
+        self.draws, self.is_own = order.draws, order.is_own
+        self.unknown, self.kind = order.unknown, order.kind
         self.batch_size, self.even, self.common = order.batch_size, False, order.common
         self.length = None if order.length is None else len(range(rank, order.length, world_size))
         self._first = rank

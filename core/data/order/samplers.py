@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
-from itertools import islice
+from itertools import chain, islice
 from math import isqrt
 from operator import index
 from typing import Any, Final, Protocol, TypeAlias, TypeGuard
@@ -269,9 +269,9 @@ class Permutation:
         self._block = _shuffle(size, key) if size <= _LARGEST_SHUFFLED else _feistel(size, key)
 
     def iter_from(self, start: int) -> Iterator[int]:
-        """Yield the numbers from a position on, to the end."""
-        for at in range(start, self.size, _BLOCK):
-            yield from self._block(at, min(at + _BLOCK, self.size)).tolist()
+        """Return the numbers from a position on, to the end."""
+        blocks = (self._block(at, min(at + _BLOCK, self.size)).tolist() for at in range(start, self.size, _BLOCK))
+        return chain.from_iterable(blocks)
 
 
 def _shuffle(size: int, key: tuple[int, ...]) -> Callable[[int, int], npt.NDArray[np.integer]]:

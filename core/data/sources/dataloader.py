@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 from ..draws.equality import outline
 from ..draws.generators import isolated
 from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
-from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, Probe, identity, is_plain
+from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, Probe, identity
+from ..draws.users_code import Plainness
 from ..order.choice import order_differs
-from ..order.dealt import Order, RankOrder
+from ..order.dealt import Order, RankOrder, Unkeyed
 from ..order.shares import ALONE, Share
 from .contract import Known
 from .stateless import EXACT, Reading, Stateless, Worth
@@ -74,10 +75,12 @@ class MapSource(Rewired):
         self.common = order.common and not self._its_own_way
         collate = None if self._its_own_way else loader.collate_fn
         self.dataset = KeyedDataset(loader.dataset, collate, per_sample=per_sample, has_epoch=trains)
-        sampler = {"sampler" if loader.batch_sampler is None else "batch_sampler": self.order}
+        self._sampler = "sampler" if loader.batch_sampler is None else "batch_sampler"
         collated = {} if self._its_own_way else {"collate_fn": identity}
-        self._own = copy_loader(loader, dataset=self.dataset, **sampler, **collated)
-        self._here = not loader.num_workers or self.order.draws
+        self._own = copy_loader(loader, dataset=self.dataset, **{self._sampler: self.order}, **collated)
+        self._here = not loader.num_workers or not order.is_own
+        self._may_be_plain = type(loader) is DataLoader and not loader.num_workers and order.is_own
+        self._plainness = Plainness()
         self._probe: Probe | None = None
         self._of_order: list[str] = []
         self._is_armed, self._trains = False, trains
@@ -89,12 +92,17 @@ class MapSource(Rewired):
     def open(self, reading: Reading) -> Iterator[Any]:
         """Go to the position and read."""
         set_epoch(self.loader, reading.epoch)
-        with isolated():
-            self.dataset.keyed_held.begin(reading.seed, reading.epoch)  # for the workers, too
-        self._arm(reading)
+        is_plain = self._plainness.of(self.loader.dataset, self.loader.collate_fn)
+        is_keyed = not (is_plain and self._may_be_plain)
+        if is_keyed:
+            with isolated():
+                self.dataset.keyed_held.begin(reading.seed, reading.epoch)  # for the workers, too
+            self._arm(reading, is_plain=is_plain)
         self.order.begin(reading.seed, reading.epoch, 0 if self._its_own_way else reading.batch)
         if isinstance(self.order, RankOrder):
             self.order.within = reading.within
+        if not is_keyed:  # nothing can draw
+            return start_iterator(copy_loader(self.loader, **{self._sampler: Unkeyed(self.order)}), reading)
         batches = self._begun(reading, self.dataset)
         if self._its_own_way:
             return read_again(apart(batches, reading, HeldGenerators(), self.share.rank), reading)
@@ -105,13 +113,13 @@ class MapSource(Rewired):
         seconds, sentences = (0.0, []) if self._probe is None else self._probe.read()
         return seconds, [*self._of_order, *sentences]
 
-    def _arm(self, reading: Reading) -> None:
+    def _arm(self, reading: Reading, *, is_plain: bool) -> None:
         """Compare the first batch that is read, where that can show anything."""
         self.dataset.keyed_probe = None
         if self._is_armed or not reading.apart or not self._trains or self.worth() != EXACT:
             return
         self._is_armed = True
-        if not is_plain(self.loader.dataset, self.loader.collate_fn):
+        if not is_plain:
             name, workers = type(self.loader.dataset).__name__, bool(self.loader.num_workers)
             self._probe = Probe(name, shared=workers, limit=self.loader.timeout)
         if reading.probes:

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from ..draws.generators import isolated
 from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
-from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, Probe, is_plain, keyed_batch
+from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, Probe, keyed_batch
+from ..draws.users_code import Plainness
 from ..order.shares import ALONE, Share
 from .dataloader import apart, start_iterator
 from .stateless import EXACT, Reading, Stateless, Worth
@@ -126,7 +127,7 @@ def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> Probe:
     """Compare two loads of the dataset's first samples: what the loader reads first, nobody knows before it does."""
     dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False)
     probe = Probe(type(loader.dataset).__name__, shared=False)
-    if is_plain(loader.dataset, loader.collate_fn):
+    if Plainness().of(loader.dataset, loader.collate_fn):
         return probe
     if not reading.probes:
         probe.leave_out(LEFT_OUT)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -91,6 +93,73 @@ def test_golden() -> None:
     assert digest(3, 1, 4, size=8, purpose=b"order").hex() == "84fe73f9245aa341"
 
 
+@given(key=st.lists(st.integers(), max_size=5))
+def test_it_is_what_the_public_functions_do(key: list[int]) -> None:
+    with isolated():
+        python, numpy, pytorch, _ = generators._SEEDS.unpack(digest(*key, size=36))
+        random.seed(python)
+        np.random.seed(numpy)
+        torch.manual_seed(pytorch)
+        expected = draw()
+        seed_all(*key)
+
+        assert draw() == expected
+
+
+def test_what_user_code_puts_in_place_of_numpys_bit_generator_is_replaced() -> None:
+    with isolated():
+        seed_all(1)
+        expected = draw()
+        mtrand.set_bit_generator(np.random.PCG64(1))
+        seed_all(1)
+
+        assert draw() == expected
+
+
+# Python's generator as memory.
+
+
+def test_the_memory_of_this_interpreters_generator_is_known() -> None:
+    assert isinstance(generators._STATE, generators._Words)
+    assert generators._STATE.is_right()
+
+
+@given(before=st.integers(0, 1500), between=st.integers(0, 1500), normal=st.booleans())
+def test_the_words_are_those_that_python_gives(before: int, between: int, normal: bool) -> None:
+    generator = random.Random(1)
+    words = generators._Words(generator)
+    for _ in range(before):
+        generator.getrandbits(32)
+    if normal:
+        generator.gauss(0, 1)
+    saved, expected = words.save(), generator.getstate()
+
+    assert words.is_right()
+    for _ in range(between):
+        generator.getrandbits(32)
+    generator.gauss(0, 1)
+    words.restore(saved)
+    assert generator.getstate() == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [
+        (sys.implementation, "name", "another"),
+        (sysconfig, "get_config_var", lambda name: name == "Py_GIL_DISABLED"),
+        (generators, "_PYTHON", type("Own", (random.Random,), {})(1)),
+        (generators, "_HEAD", generators._HEAD + 4),  # the words lie elsewhere
+        (generators, "_HEAD", generators._HEAD + 8),  # and beyond the object
+    ],
+)
+def test_of_another_interpreter_only_the_numbers_are_taken(
+    where: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, value)
+
+    assert not generators._is_memory_known()
+
+
 def test_this_numpy_takes_its_entropy_where_it_can_be_keyed() -> None:
     assert generators.SEEDLESS_IS_KEYED
     assert callable(ENTROPY)
@@ -128,6 +197,15 @@ def test_a_large_pool_of_entropy() -> None:
     assert first != second
 
 
+@pytest.fixture(params=[generators._Words, generators._Numbers])
+def state_of_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Keep python's generator in each of the two ways."""
+    state = request.param(generators._PYTHON)
+    monkeypatch.setattr(generators, "_STATE", state)
+    return state
+
+
+@pytest.mark.usefixtures("state_of_python")
 @pytest.mark.parametrize("normals", [0, 1, 2, 3])
 @pytest.mark.parametrize("inside", [0, 1])
 def test_isolation_leaves_the_streams_bit_exact(normals: int, inside: int) -> None:
@@ -192,6 +270,7 @@ def test_the_contexts_need_no_more_bit_generators_than_are_nested(monkeypatch: p
     assert used <= set(map(id, spares))
 
 
+@pytest.mark.usefixtures("state_of_python")
 def test_isolation_ends_with_an_exception() -> None:
     seed_all(1)
     expected = draw()
@@ -227,6 +306,7 @@ def test_what_user_code_does_to_numpy_inside_stays_inside() -> None:
     assert numbers == expected
 
 
+@pytest.mark.usefixtures("state_of_python")
 def test_isolations_nest() -> None:
     def streams(depth: int, nest: bool) -> list[Any]:
         seed_all(depth)
