@@ -28,11 +28,11 @@ class Constant(Task):
         return self.measured
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotation here
     """Counts the operations on tensors."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # nor here
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -41,7 +41,8 @@ class Operations(TorchDispatchMode):
 
 
 def operations(task: Task, batches: int) -> Counter[str]:
-    with Operations() as seen:
+    seen = Operations()
+    with seen:
         Trainer(device="cpu").validate(task, [BATCH] * batches)
     return seen.counts
 
@@ -84,6 +85,7 @@ def test_a_loss_with_a_gradient_is_averaged_as_any_other() -> None:
 
         def validation_step(self, run: Any, batch: Any) -> Tensor:
             with torch.enable_grad():
-                return self.model(batch[0]).sum() * 0 + 3
+                loss: Tensor = self.model(batch[0]).sum() * 0 + 3
+                return loss
 
     assert Trainer(device="cpu").validate(WithGradient(), [BATCH] * 3).metrics == {"validation/loss": 3.0}
