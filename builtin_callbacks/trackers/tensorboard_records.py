@@ -1,4 +1,4 @@
-"""The records of TensorBoard's files. Its own writer imports 130 modules more, stubs and their needs: a third of a usual start."""
+"""The records of TensorBoard's files. Its own writer imports 130 modules more: a third of a usual start."""
 
 from __future__ import annotations
 
