@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..events import Request
 from ..events import catalogue as ev
@@ -24,6 +24,7 @@ EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
     "test": (ev.TestStart, ev.TestBatchStart, ev.TestBatchEnd, ev.TestEnd),
     "predict": (ev.PredictStart, ev.PredictBatchStart, ev.PredictBatchEnd, ev.PredictEnd),
 }
+BY_NAME = (dict, Mapping)  # in this order: among other work, an abstract class takes a microsecond to answer
 
 
 class Evaluation:
@@ -53,6 +54,7 @@ class Evaluation:
         self._run, self._phase = run, phase
         self._began, self._samples = perf_counter(), 0
         self._forward = run.engine.bind_evaluation(getattr(run.task, f"{phase}_step"))
+        self._work, self._size_of, self._trains = run.work, run.size_of, bool(run.settings.train)
         self._means: dict[str, Means] = {dataset: run.means.for_evaluation() for dataset in loaders}
         self._counts = dict.fromkeys(loaders, 0)
         run.control.is_evaluating = True
@@ -69,22 +71,24 @@ class Evaluation:
 
     def batches(self) -> Iterator[tuple[str, Any]]:
         """Yield (name of the set, batch on the device), until the last one or until the evaluation is cut short."""
-        run, collection = self._run, self.collection
+        run, collection, is_cut = self._run, self.collection, self._run.control.is_cut
         for dataset, loader in self.loaders.items():
-            if run.control.is_cut():
+            if is_cut():
                 return
             run.means = means = self._means[dataset]
             collection.dataset, collection.is_dealt = dataset, run.data.deals_out(loader)
             place = self._numbers[dataset], run.progress.validations, self._limits.get(dataset)
+            count = 0
             for batch in run.engine.feed(run.data.evaluate(loader, *place)):
-                collection.batch = means.batch = self._counts[dataset]
-                self._counts[dataset] += 1
+                collection.batch = means.batch = count
+                count += 1
                 yield dataset, batch
-                if run.control.is_cut():
+                if is_cut():
                     return
+            self._counts[dataset] = count
             if not run.control.is_shared:
-                self._check(dataset, self._counts[dataset])
-            if (length := self._lengths[dataset]) is not None and (count := self._counts[dataset]) != length:
+                self._check(dataset, count)
+            if (length := self._lengths[dataset]) is not None and count != length:
                 run.warn(f"The {self._called(dataset)} ended after {count} batches, but its length says {length}.")
 
     def close(self) -> Request | None:
@@ -108,20 +112,20 @@ class Evaluation:
 
     def step(self, batch: Any) -> Any:
         """Run the task's step on a batch and add what it returns to the means."""
-        run = self._run
+        run, work = self._run, self._work
         values = self._forward(run, batch)
-        weight = run.size_of(batch)
+        weight = self._size_of(batch)
         if values is not None:
-            named = values if isinstance(values, Mapping) else {"loss": values}
+            named = {"loss": values} if isinstance(values, Tensor) or not isinstance(values, BY_NAME) else values
             for name, value in named.items():
                 name = name if "/" not in name else own_name(name, self._phase)
-                if value.__class__ is tuple or run.work.weight is not None:
+                if value.__class__ is tuple or work.weight is not None:
                     add_value(run, name, value, weight)
                 else:
                     run.means.add(name, value, weight)
-            if run.work.weight is not None:
+            if work.weight is not None:
                 check_unweighed(weight_of(run))
-                run.work.weight = None
+                work.weight = None
         self._count(weight)
 
     def metrics(self) -> dict[str, float]:
@@ -142,9 +146,11 @@ class Evaluation:
         return metrics
 
     def _count(self, samples: int) -> None:
+        progress = self._run.progress
+        progress.evaluated += 1
         self._samples += samples
-        self._run.progress.samples += samples * (not self._run.settings.train)
-        self._run.progress.evaluated += 1
+        if not self._trains:
+            progress.samples += samples
 
     def _pace(self) -> dict[str, float]:
         """Return how long it took, and its throughput: by the clock, and so no metrics of the run."""

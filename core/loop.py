@@ -251,12 +251,12 @@ def evaluate(run: RunContext, phase: ev.Phase) -> bool:
 def evaluated(run: RunContext, evaluation: Evaluation) -> Iterator[Any]:
     """Yield each batch of an evaluation. Emit the start, the events of each batch, and the end or ValidationCut."""
     start, batch_start, batch_end, end = evaluation.events
-    before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
+    before, after, work = run.bus.signal(batch_start), run.bus.signal(batch_end), run.work
     run.emit(start())
-    for dataset, run.work.batch in evaluation.batches():
+    for dataset, work.batch in evaluation.batches():
         if before.chain:
             before.emit(run, batch_start(dataset))
-        yield run.work.batch
+        yield work.batch
         if after.chain:
             after.emit(run, batch_end(dataset))
     if cut := evaluation.close():

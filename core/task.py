@@ -140,7 +140,8 @@ class Supervised(Task):
         """Return the loss and the metrics."""
         outputs, targets = self._forward(batch)
         run.outputs = outputs
-        return {"loss": self.loss_fn(outputs, targets), **dict(self._measure(outputs, targets) if self.metrics else ())}
+        loss = {"loss": self.loss_fn(outputs, targets)}
+        return loss | dict(self._measure(outputs, targets)) if self.metrics else loss
 
     def predict_step(self, run: Run, batch: Any) -> Any:
         """Return what the model returns for the inputs of a batch, which may come with targets or without.

@@ -22,8 +22,6 @@ from .run import TrainRun, apart_from_others
 from .task import can_validate, check_step
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .data.loaders import LoaderParams
     from .engines.contract import LoopEngine
     from .rehearsal.first_batches import Overfitting

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...core.checkpoint.storage import clean
 from ...core.system.extras import require
-from ...events import Run
+from ...events import Event, Run
 from .records import Page, Place
-from .tensorboard_file import EventFile
+from .tensorboard_file import EventFile, summary_class
 from .tracker import Tracker
 
 
@@ -37,7 +37,7 @@ class TensorBoard(Tracker):
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
         self.folder = Path(folder)
-        self._summaries = _summaries()
+        self._summary = summary_class()
         self._file: EventFile | None = None
         self._purge: int | None = None
         self._path = self.folder  # of this run
@@ -58,6 +58,11 @@ class TensorBoard(Tracker):
         """Take the folder from a state of the first version."""
         return {"page": state["folder"], "attempt": 1, "rollbacks": 0, "waiting": [], "left_out": {}}
 
+    def prepare(self, run: Run) -> None:
+        """Import what shows hyper-parameters, if there are some."""
+        if run.hyper_parameters:
+            _summaries()
+
     # In the thread.
 
     def open(self, page: Page) -> str:
@@ -77,7 +82,7 @@ class TensorBoard(Tracker):
     def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
         """Add a point to each curve."""
         self._latest.update(values)
-        self._add(place, *(self._summaries.scalar(name, value) for name, value in values.items()))
+        self._add(place, *self._scalars(values))
 
     def write_hyper_parameters(self, values: Mapping[str, Any]) -> None:
         """Keep them for the end: TensorBoard shows them beside the final metrics."""
@@ -85,36 +90,43 @@ class TensorBoard(Tracker):
 
     def write_image(self, place: Place, name: str, image: Any) -> None:
         """Add an image."""
-        self._add(place, self._summaries.image(name, image, dataformats="HWC"))
+        self._add(place, _summaries().image(name, image, dataformats="HWC"))
 
     def write_text(self, place: Place, name: str, text: str) -> None:
         """Add a text, which TensorBoard reads as Markdown."""
-        self._add(place, self._summaries.text(name, text))
+        self._add(place, _summaries().text(name, text))
 
     def write_histogram(self, place: Place, name: str, values: Any) -> None:
         """Add a histogram."""
-        self._add(place, self._summaries.histogram(name, values, bins="sturges"))
+        self._add(place, _summaries().histogram(name, values, bins="sturges"))
 
     def write_curve(self, place: Place, name: str, labels: Any, scores: Any) -> None:
         """Add a precision-recall curve."""
-        self._add(place, self._summaries.pr_curve(name, labels, scores))
+        self._add(place, _summaries().pr_curve(name, labels, scores))
 
     def write_file(self, place: Place, name: str, path: Path) -> None:
         """Add where the file lies."""
-        self._add(place, self._summaries.text(name, f"`{path}`"))
+        self._add(place, _summaries().text(name, f"`{path}`"))
 
     def finish(self, status: str) -> None:
         """Write the hyper-parameters beside the final metrics, and how the run ended, and close the file."""
         if self._file is not None and self._parameters:
-            final = [self._summaries.scalar(name, value) for name, value in self._latest.items()]
-            chosen = self._summaries.hparams(dict(self._parameters), self._latest)
-            EventFile(self._path / "hyper_parameters", summaries=[*chosen, *final]).close()
+            chosen = _summaries().hparams(dict(self._parameters), self._latest)
+            EventFile(self._path / "hyper_parameters", summaries=[*chosen, *self._scalars(self._latest)]).close()
         self._close_file()
 
     def close(self) -> None:
         """Close the file, also where it could not be finished."""
         super().close()
         self._close_file()
+
+    def _put_payload(self, run: Run, event: Event) -> None:
+        _summaries()  # not in the thread: a process that is forked during an import may wait for its end for ever
+        super()._put_payload(run, event)
+
+    def _scalars(self, values: Mapping[str, float]) -> list[Any]:
+        value = self._summary.Value
+        return [self._summary(value=[value(tag=name, simple_value=each)]) for name, each in values.items()]
 
     def _add(self, place: Place, *summaries: Any) -> None:
         if self._file is None:
@@ -140,5 +152,5 @@ class TensorBoard(Tracker):
 
 
 def _summaries() -> Any:
-    require("tensorboard", "TensorBoard")  # torch's own sentence names no command
+    """Return what draws all but curves; imported where something is drawn, as it takes a third of a usual start."""
     return require("torch.utils.tensorboard.summary", "TensorBoard")

@@ -6,14 +6,24 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from io import BytesIO
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ...core.system.extras import require
+from .tensorboard_records import record
 
 _NUMBERS = count()  # files that are made in the same second
+
+
+def summary_class() -> Any:
+    """Return the class of summaries; import all that files need.
+
+    Raises:
+        ImportError: TensorBoard is not installed.
+    """
+    _protocol("event")
+    return _protocol("summary").Summary
 
 
 class EventFile:
@@ -29,12 +39,11 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, *, purge: int | None = None, summaries: Iterable[Any] = ()) -> None:
-        protocol = "tensorboard.compat.proto.event_pb2"
-        self._event = require(protocol, "TensorBoard").Event
-        self._writer = require("tensorboard.summary.writer.record_writer", "TensorBoard").RecordWriter
+        protocol = _protocol("event")
+        self._event = protocol.Event
         events = [self._event(wall_time=time.time(), file_version="brain.Event:2")]
         if purge is not None:
-            start = require(protocol, "TensorBoard").SessionLog
+            start = protocol.SessionLog
             events.append(self._event(wall_time=time.time(), step=purge, session_log=start(status=start.START)))
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
@@ -63,11 +72,7 @@ class EventFile:
         return [self._event(wall_time=time.time(), step=step, summary=each) for each in summaries]
 
     def _write(self, events: Iterable[Any]) -> None:
-        buffer = BytesIO()
-        records = self._writer(buffer)
-        for event in events:
-            records.write(event.SerializeToString())
-        content = buffer.getvalue()
+        content = b"".join(record(event.SerializeToString()) for event in events)
         try:
             self._put(content)
         except OSError:
@@ -80,3 +85,7 @@ class EventFile:
         written = 0
         while written < len(content):
             written += self._file.write(content[written:])
+
+
+def _protocol(part: str) -> Any:
+    return require(f"tensorboard.compat.proto.{part}_pb2", "TensorBoard")

@@ -45,7 +45,9 @@ class Sum:
         part = self.part
         if part is None:
             part = self._begin(name, value)
-        part.add_(value.detach() if value.ndim == 0 else value.detach().reshape(()), alpha=weight)
+        if value.requires_grad:  # not in an evaluation, where a copy would cost a third of adding it
+            value = value.detach()
+        part.add_(value if value.ndim == 0 else value.reshape(()), alpha=weight)
         self.weight += weight
         self.pending += 1
         if self.pending == FOLD:

@@ -40,6 +40,8 @@ class Turns:
         wait: called at the end of each turn, to wait for what a device has still to do.
     """
 
+    clock = staticmethod(perf_counter)
+
     def __init__(self, batches: list[Batch], wait: Callable[[], object] = no_wait) -> None:
         self._wait = wait
         self._chunks = [batches[begin : begin + STEPS] for begin in range(0, len(batches), STEPS)]
@@ -79,13 +81,13 @@ class Turns:
             if self._begin is not None:
                 self._outcome.put(self._elapsed())
             self._go.get()
-            self._begin = perf_counter()
+            self._begin = self.clock()
             yield chunk
 
     def _elapsed(self) -> float:
         assert self._begin is not None, "the loop never read its loader"
         self._wait()
-        return perf_counter() - self._begin
+        return self.clock() - self._begin
 
 
 def race(

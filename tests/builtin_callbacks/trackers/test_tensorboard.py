@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import datetime
@@ -333,8 +334,8 @@ def test_a_folder_that_cannot_be_written_kills_no_run(
 
 
 def test_a_missing_tensorboard_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.summary", None)
-    with pytest.raises(ImportError, match=r"TensorBoard needs .*pip install"):
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    with pytest.raises(ImportError, match=r"TensorBoard needs .*: pip install tensorboard"):
         TensorBoard(tmp_path)
 
 
@@ -459,3 +460,46 @@ def test_a_file_that_could_not_be_begun_is_not_left(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match="No space left"):
         EventFile(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+CURVES = """
+import sys
+import torch
+from heliograph import Every, LogSchedule, Supervised, TensorBoard, Trainer
+
+plugins = [LogSchedule(Every(steps=1)), TensorBoard(sys.argv[1])]
+task = Supervised(torch.nn.Linear(3, 1), torch.nn.functional.mse_loss)
+batches = [(torch.randn(4, 3), torch.randn(4, 1))]
+before = set(sys.modules)
+result = Trainer(plugins, device="cpu").fit(task, batches, optimizer=torch.optim.SGD, epochs=1)
+print(result.warnings, sorted({"torch.utils.tensorboard", "fsspec", "absl"} & sys.modules.keys()))
+"""
+
+
+def test_curves_need_neither_torchs_summaries_nor_the_stubs_of_tensorflow(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", CURVES, str(tmp_path)], capture_output=True, text=True, timeout=120)
+
+    assert (done.returncode, done.stdout) == (0, "() []\n"), done.stderr
+    assert steps(tmp_path, "train/loss") == [1]
+
+
+def test_what_draws_is_imported_in_the_thread_of_the_loop(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    load = module._summaries
+
+    def loaded() -> Any:
+        threads.append(threading.current_thread().name)
+        return load()
+
+    monkeypatch.setattr(module, "_summaries", loaded)
+    trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path)], device="cpu")
+    trainer.bus.on(BatchEnd, lambda run, event: run.log_text("words", "some"))
+    trainer.fit(task(), batches(1), optimizer=sgd, epochs=1)
+    assert threads[:2] == ["MainThread", "heliograph-tensorboard"]
+
+    threads.clear()
+    trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path / "with")], device="cpu")
+    trainer.fit(task(), batches(1), optimizer=sgd, epochs=1, hyper_parameters={"rate": 0.1})
+    assert threads == ["MainThread", "heliograph-tensorboard"]

@@ -27,6 +27,16 @@ def test_weighted_means_of_tensors_and_numbers() -> None:
     assert means.read("train") == {"train/loss": 2.0, "train/count": 3.5, "train/one": 7.0}
 
 
+def test_a_mean_of_losses_keeps_no_graph() -> None:
+    means, weight = Means(), torch.tensor(2.0, requires_grad=True)
+    for _ in range(3):
+        means.add("loss", weight * 2)
+        means.add("one", (weight * 2).reshape(1))
+
+    assert not any(each.on_device().requires_grad for each in means._sums.values())
+    assert means.read("train") == {"train/loss": 4.0, "train/one": 4.0}
+
+
 def test_one_name_for_both_kinds() -> None:
     means = Means()
     means.add("loss", torch.tensor(1.0))
