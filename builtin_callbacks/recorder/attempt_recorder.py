@@ -14,10 +14,11 @@ from ...events import Progress, Run
 from .attempt_facts import attempt_of
 from .format.lines import encode, encode_attempt, encode_mark
 from .format.records import Counters, Entry, EventEntry
-from .format.tail import BATCH, BEGIN, ROW, SIZE, Tail, tail_path
+from .format.tail import FIRST_ROW, Tail, tail_path
 from .format.writer import Writer
 from .handler_times import HandlerTimer
 from .losses import copy_loss, read_losses
+from .open_block import OpenBlock
 from .requests import RequestTracker
 
 BLOCK_STAYS_OPEN = {"log", "save_point", "checkpoint_saved", "checkpoint_pruned", "resume_verified"}
@@ -27,21 +28,14 @@ FIRST_TIMES, TIMES_EVERY = 1.0, 10.0  # seconds
 class AttemptRecorder:
     """The recording of the attempt that is running.
 
-    Each batch of the open block has a row in the tail. The handler of `BatchEnd` writes attributes directly, because
-    calling methods for every batch would take too long.
-
     Args:
         run: the run.
         sample: one batch in `sample` is timed, after the first ones.
         losses: whether those of every batch are recorded.
 
     Attributes:
-        at: the offset of the next row in `buffer`, 0 if no block is open.
-        next_check: the offset at which `add_batch` has to be called.
-        due: the monotonic time at which the run's clock has to be set again.
-        hundredths: the run's clock, in hundredths of a second.
-        offset: the run's clock minus the monotonic one.
-        buffer: the rows.
+        block: the batches that are not in a line yet; it keeps the clock.
+        progress: of the run.
         attempt: the attempt without entries.
         path: the file, None until it is known.
         timer: times the handlers.
@@ -49,23 +43,17 @@ class AttemptRecorder:
     """
 
     def __init__(self, run: Run, sample: int, *, losses: bool) -> None:
-        # What is read for every batch comes first, so that it is close together in memory.
-        self.at = self.next_check = self.hundredths = 0
-        self.due = 0.0
-        self.progress = run.progress
-        self.offset = self.progress.own_seconds - monotonic()
-        self.buffer: Any = None
+        self.block, self.progress = OpenBlock(run), run.progress
         self.attempt = attempt_of(run, losses=losses)
         self.path: Path | None = None
         self._history = run.control.history
         self.requests, self.timer = RequestTracker(self._history), HandlerTimer(run.bus, sample)
         self.writer: Writer | None = None
-        self._is_single = run.engine.world_size == 1
         self._losses: list[Tensor | None] | None = [] if losses else None
-        self._tail = self._open_tail = Tail(None)
+        self._tail = Tail(None)
         self._is_fast = False
         self._began, self._times_due = monotonic(), FIRST_TIMES
-        self._batches, self._number, self._marked = 0, 1, 0
+        self._batches, self._number, self._marked, self._stop = 0, 1, 0, 0
         self._lines: list[str] = []
         self._later_lines: list[str] | None = None
         self._begun_event: tuple[str, float, Counters, list[int] | None] = "", 0.0, Counters(), None
@@ -81,28 +69,16 @@ class AttemptRecorder:
 
     def stop_clock(self) -> Counters:
         """Stop the run's clock at this moment, so that all handlers read the same time; return the counters."""
-        if self._is_single:
-            self.set_clock()
+        self.block.set_clock()
+        self.block.due = 0.0  # the next batch is later than this event
         return counters_of(self.progress)
-
-    def set_clock(self) -> None:
-        """Set the run's clock to this moment, rounded down to hundredths of a second."""
-        self.hundredths = int((monotonic() + self.offset) * 100)
-        self.due = (self.hundredths + 1) / 100 - self.offset
-        self.progress.set_seconds(self.hundredths / 100)
-
-    def release_clock(self) -> None:
-        """Let the run's clock run again."""
-        if self._is_single:
-            self.progress.set_seconds(self.progress.own_seconds)
-            self.progress.load_state_dict(self.progress.state_dict())
 
     def handle_load(self) -> None:
         """Continue from a loaded state: drop the pending requests and set the clock."""
         self.end_block()
         self.add_requests()
         self.requests.drop_pending()
-        self.offset = self.progress.own_seconds - monotonic()
+        self.block.offset = self.progress.own_seconds - monotonic()
 
     # Entries.
 
@@ -146,15 +122,16 @@ class AttemptRecorder:
 
     def _check_next(self) -> None:
         """Call `add_batch` for the next batch: there is a new request."""
-        self.next_check = self.at
+        self.block.stop = 0
 
     def add_requests(self) -> None:
         """Add the new requests, after a mark that says which batch of the open block they follow."""
-        if self.at > self._marked:
-            self._marked = self.at
-            self._lines.append(encode_mark(self._number, self._last_batch))
+        if self.block.at > self._marked:
+            self._marked = self.block.at
+            self._lines.append(encode_mark(self._number, self.block.last_batch))
         for entry in self.requests.new_entries():
             self.add_entry(entry)
+        self.block.stop = self._stop
 
     def add_times(self, *, now: bool = False) -> None:
         """Add the times of the handlers, if they are due."""
@@ -167,17 +144,12 @@ class AttemptRecorder:
     @property
     def batches(self) -> int:
         """How many batches were recorded."""
-        return self._batches + (self.at - BEGIN) // ROW.size if self.at else self._batches
-
-    @property
-    def _last_batch(self) -> int:
-        """The number within the epoch of the last batch that has a row."""
-        batch: int = ROW.unpack_from(self.buffer, self.at - ROW.size)[BATCH]
-        return batch
+        return self._batches + self.block.batches
 
     def add_batch(self, run: Run) -> None:
         """Add a batch, and do what is due; an error is raised at the next event."""
-        if self.at == SIZE:
+        block = self.block
+        if block.is_full:
             self.end_block()
         if self._history.total != self.requests.seen:
             self.add_requests()
@@ -189,37 +161,21 @@ class AttemptRecorder:
         except OSError as error:
             self._error = error
         self._begin_block()
-        self._add_row(run)
-        rows = 1 if self.timer.is_on or not self._is_fast else self.timer.due - batches
-        self.next_check = min(self.at + (rows - 1) * ROW.size, SIZE)
-
-    def _add_row(self, run: Run) -> None:
-        """Add a row, the loss and, without a mapping, the row to the file."""
-        progress, at = self.progress, self.at
-        if self._is_single:
-            self.set_clock()
-            hundredths = self.hundredths
-        else:
-            hundredths = int(round(progress.seconds * 100, 6))
-        ROW.pack_into(
-            self.buffer, at, hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
-            progress.samples, run.window, progress.tokens, progress.batch,
-        )  # fmt: skip
-        self.at = at + ROW.size
-        if self._losses is not None:
-            self._losses.append(copy_loss(run.loss))
         try:
-            self._open_tail.write_row(at)
+            block.add(run)
         except OSError as error:
             self._error = error
+        if self._losses is not None:
+            self._losses.append(copy_loss(run.loss))
+        free = self.timer.due - batches - 1 if self._is_fast and not self.timer.is_on else 0
+        self._stop = block.stop = min(block.at + free, FIRST_ROW)
 
     def end_block(self) -> None:
-        """Turn the rows into lines."""
-        rows = self._open_tail.rows(self.at) if self.at > BEGIN else None
-        self._batches = self.batches
-        if self.at:
-            self._open_tail.filled = self.at
-        self.at = self.next_check = self._marked = 0
+        """Turn the batches into lines."""
+        block, self._batches = self.block, self.batches
+        rows = block.tail.rows(block.at) if block.batches else None
+        block.end()
+        self._stop = self._marked = 0
         if rows is None:
             return
         losses = None if self._losses is None else read_losses(self._losses, rows.skips)
@@ -230,13 +186,11 @@ class AttemptRecorder:
             self._losses.clear()
 
     def _begin_block(self) -> None:
-        if self.at:
+        if self.block.at:
             return
         assert self.writer is not None
-        self._open_tail = self._tail if not self.writer.is_failing else Tail(None)  # the file's keeps unwritten rows
-        self.buffer = self._open_tail.buffer
+        tail = self._tail if not self.writer.is_failing else Tail(None)  # the file's keeps unwritten rows
         progress = self.progress
-        self.at = self._marked = BEGIN
         first = replace(
             self._last,
             epoch=progress.epoch,
@@ -245,9 +199,11 @@ class AttemptRecorder:
             validations=progress.validations,
             evaluated=progress.evaluated,
         )
-        clock = max(0.0, first.seconds - self.offset - self._began)  # the attempt's clock at the run's last time
+        self.block.begin(tail, first.samples)
+        self._marked = self.block.at
+        clock = max(0.0, first.seconds - self.block.offset - self._began)  # the attempt's at the run's last time
         try:
-            self._open_tail.begin(self.attempt.name, self._number, first, clock)
+            tail.begin(self.attempt.name, self._number, first, clock)
         except OSError as error:
             self._error = error
 
@@ -259,7 +215,7 @@ class AttemptRecorder:
             self._lines.insert(0, encode_attempt(self.attempt))
         self.writer, self.path, self._tail = writer, writer.path, Tail(tail_path(writer.path))
         self._history.watcher = self._check_next
-        self._is_fast = self._is_single and self._losses is None and self._tail.obstacle is None
+        self._is_fast = self.block.is_single and self._losses is None and self._tail.obstacle is None
 
     def write(self) -> None:
         """Write the lines.
@@ -282,7 +238,7 @@ class AttemptRecorder:
         """
         self.timer.detach()
         self._history.watcher = None
-        self.release_clock()
+        self.block.release_clock()
         self.end_block()
         self.add_requests()
         writer, self.writer = self.writer, None

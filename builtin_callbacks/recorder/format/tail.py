@@ -1,7 +1,9 @@
 """The tail: the open block of batches, in a mapped file that survives a kill of the process.
 
-It has a head (the attempt, the block's number and first counters) and a row for every batch. The last number of the
-head and of each row is never 0 and is written last, so a kill within a row leaves a 0.
+It has a head (the attempt, the block's number and first counters), a byte for every batch, its mark, and rows. Most
+batches are regular: each is one more batch, step and `size` samples than the one before, and its mark is 1 more than
+the hundredths of a second in between. Any other batch has a row with all its counters. What is never 0 is written last:
+the number of the head, and the mark of a batch after its row, so a kill within either leaves a 0.
 """
 
 from __future__ import annotations
@@ -14,21 +16,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .lines import ROWS, counter_values, encode_rows
+from .old_tail import parse_old_tail
 from .records import Counters
 
 HEAD = struct.Struct("<8s16s9qddqq")  # magic, attempt, counters, clock, tokens, number
-ROW = struct.Struct("<8q")  # centiseconds, steps, skipped_steps, skipped_batches, samples, window, tokens, batch
-MAGIC = b"HelioRo2"
-OLD_HEAD, OLD_ROW, OLD_MAGIC = struct.Struct("<8s16s9qddq"), struct.Struct("<7q"), b"HelioRow"  # without tokens
-BEGIN = 128
-SIZE = BEGIN + ROWS * ROW.size
-SKIPPED, TOKENS, BATCH = 3, 6, 7  # columns of a row
-LIMIT = 2**52  # larger than any real counter
+ROW = struct.Struct("<9q")  # centiseconds, steps, skipped_steps, skipped_batches, samples, window, tokens, batch, size
+MAGIC = b"HelioRo3"
+BEGIN = HEAD.size  # of the marks
+FIRST_ROW = BEGIN + ROWS
+SIZE = FIRST_ROW + ROWS * ROW.size
+REGULAR, HAS_ROW = 1, 255  # marks: the first of those that are regular, and that of a row
+LONGEST = HAS_ROW - REGULAR - 1  # hundredths of a second between regular batches
+STEPS, SKIPPED, SAMPLES, TOKENS, BATCH, SIZE_OF_REST = 1, 3, 4, 6, 7, 8  # columns of a row
+LIMIT = 2**50  # larger than any real counter; times the batches of a block it is still a whole number of 64 bits
 
 
 def tail_path(path: Path) -> Path:
@@ -38,26 +44,21 @@ def tail_path(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The complete rows of a tail.
+    """The complete batches of a tail.
 
     Attributes:
         attempt: its name.
         number: of the block, within the attempt; 0 for none.
         first: the counters before the first batch.
         clock: seconds since the attempt began, at these counters.
-        rows: their bytes.
+        table: the columns of a row but for the last, (batches, 8).
     """
 
     attempt: str
     number: int
     first: Counters
     clock: float
-    rows: bytes
-
-    @property
-    def table(self) -> NDArray[np.int64]:
-        """The rows, (batches, 8)."""
-        return np.frombuffer(self.rows, np.int64).reshape(-1, ROW.size // 8)
+    table: NDArray[np.int64]
 
     @property
     def skips(self) -> list[bool]:
@@ -98,24 +99,23 @@ class Rows:
 class Tail:
     """The tail of one writer.
 
-    Rows that are packed into the shared mapping `buffer` are in the file at no further cost. Its disk space is
-    allocated first, so that a full disk is an OSError here and not a SIGBUS later. If that fails, `buffer` is memory,
-    and `write_row` writes each row to the file, if there is one.
+    What is written into the shared mapping `buffer` is in the file at no further cost. Its disk space is allocated
+    first, so that a full disk is an OSError here and not a SIGBUS later. If that fails, `buffer` is memory, and each
+    batch is written to the file, if there is one.
 
     Args:
-        path: the file; None for rows in memory only.
+        path: the file; None for batches in memory only.
 
     Attributes:
-        buffer: rows are packed here with `ROW`, the first at `BEGIN`.
+        buffer: the content; the marks begin at `BEGIN`.
         obstacle: why the file is not mapped, None if it is.
-        filled: the end of the rows of the former block, at most.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.path, self.filled = path, SIZE
+        self.path = path
         self.obstacle: OSError | None = None
         self.buffer: mmap.mmap | bytearray
-        self._file = -1
+        self._file, self._next_row = -1, FIRST_ROW
         try:
             if path is None:
                 raise OSError("there is no file")
@@ -131,37 +131,78 @@ class Tail:
         Raises:
             OSError: the file is not mapped and cannot be written.
         """
-        self.buffer[HEAD.size - 8 : self.filled] = bytes(self.filled - HEAD.size + 8)  # the number and the rows
-        self.filled = SIZE
+        self.buffer[HEAD.size - 8 : FIRST_ROW] = bytes(FIRST_ROW - HEAD.size + 8)  # the number and the marks
+        self._next_row = FIRST_ROW
         counters = counter_values(replace(first, tokens=0))
         HEAD.pack_into(self.buffer, 0, MAGIC, attempt.encode(), *counters, clock, first.tokens, number)
         if self.obstacle is not None and self._file >= 0:
-            os.ftruncate(self._file, 0)  # removes the former rows
-            os.pwrite(self._file, self.buffer[:BEGIN], 0)
+            os.ftruncate(self._file, 0)  # removes the former marks
+            self._write(0, BEGIN)
 
-    def write_row(self, at: int) -> None:
-        """Write a packed row to the file, unless that is mapped.
+    def add_row(self, at: int, *values: int) -> None:
+        """Add a batch with all its counters.
+
+        Args:
+            at: the offset of its mark.
+            values: of `ROW`.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file is not mapped and cannot be written.
         """
-        if self.obstacle is not None and self._file >= 0:
-            os.pwrite(self._file, self.buffer[at : at + ROW.size], at)
+        row = self._next_row
+        ROW.pack_into(self.buffer, row, *values)
+        self.buffer[at] = HAS_ROW
+        self._next_row = row + ROW.size
+        self._write(row, row + ROW.size)
+        self._write(at, at + 1)
+
+    def add_mark(self, at: int, hundredths: int) -> None:
+        """Add a regular batch.
+
+        Args:
+            at: the offset of its mark.
+            hundredths: of a second since the batch before; at most `LONGEST`.
+
+        Raises:
+            OSError: the file is not mapped and cannot be written.
+        """
+        self.buffer[at] = REGULAR + hundredths
+        self._write(at, at + 1)
 
     def rows(self, end: int) -> Rows:
-        """Return the rows up to an offset of the buffer."""
+        """Return the batches up to an offset of the marks."""
         _, attempt, *first, clock, tokens, number = HEAD.unpack_from(self.buffer)
-        rows = bytes(self.buffer[BEGIN:end])
-        return Rows(attempt.rstrip(b"\0").decode(), number, replace(Counters(*first), tokens=tokens), clock, rows)
+        table = _table_of(self.buffer[BEGIN:end], self.buffer[FIRST_ROW : self._next_row])
+        return Rows(attempt.rstrip(b"\0").decode(), number, replace(Counters(*first), tokens=tokens), clock, table)
 
     def close(self, *, remove: bool = True) -> None:
-        """Close the file; if it is kept, the next writer of the recording adds its rows."""
+        """Close the file; if it is kept, the next writer of the recording adds its batches."""
         if isinstance(self.buffer, mmap.mmap):
             self.buffer.close()
         if remove and self.path is not None:
             self.path.unlink(missing_ok=True)
         if self._file >= 0:
             os.close(self._file)
+
+    def _write(self, begin: int, end: int) -> None:
+        """Write a part of the buffer to the file, unless that is mapped."""
+        if self.obstacle is not None and self._file >= 0:
+            os.pwrite(self._file, self.buffer[begin:end], begin)
+
+
+def _table_of(marks: bytes, rows: bytes) -> NDArray[np.int64]:
+    """Return the counters of each batch, (batches, 8); the first has a row."""
+    mark, row = np.frombuffer(marks, np.uint8), np.frombuffer(rows, "<i8").reshape(-1, ROW.size // 8)
+    has_row = mark == HAS_ROW
+    starts, of_batch = np.flatnonzero(has_row), np.cumsum(has_row) - 1
+    table = row[of_batch, :SIZE_OF_REST]
+    passed = np.cumsum(np.where(has_row, 0, mark.astype(np.int64) - REGULAR))
+    later = np.arange(len(mark)) - starts[of_batch]  # how many batches after the one with the row
+    table[:, 0] += passed - passed[starts[of_batch]]
+    for column in (STEPS, BATCH):
+        table[:, column] += later
+    table[:, SAMPLES] += later * row[of_batch, SIZE_OF_REST]
+    return table
 
 
 def _allocate(file: int) -> None:
@@ -189,37 +230,36 @@ def read_tail(path: Path) -> Rows | None:
 
 
 def parse_tail(data: bytes) -> Rows | None:
-    """Return the complete rows of a tail, None if it has none.
+    """Return the complete batches of a tail, None if it has none.
 
     Raises:
         ValueError: it is damaged.
     """
-    if data.startswith(OLD_MAGIC):
-        data = _with_tokens(data)
-    if len(data) < BEGIN + ROW.size or not data.startswith(MAGIC):
+    parsed = _parse(data) if data.startswith(MAGIC) else parse_old_tail(data)
+    if parsed is None:
         return None
-    _, attempt, *first, clock, tokens, number = HEAD.unpack_from(data)
+    (_, attempt, *first, clock, tokens, number), table = parsed
     if not number:
         return None
-    size = (len(data) - BEGIN) // ROW.size
-    table = np.frombuffer(data, "<i8", size * ROW.size // 8, BEGIN).reshape(size, -1)
-    incomplete = np.flatnonzero(table[:, BATCH] == 0)
-    count = int(incomplete[0]) if len(incomplete) else size
-    if not _is_plausible([*first, abs(clock), tokens, number], table[:count]):  # a clock may begin slightly below 0
+    if not _is_plausible([*first, abs(clock), tokens, number], table):  # a clock may begin slightly below 0
         raise ValueError("the tail is damaged")
-    rows = data[BEGIN : BEGIN + count * ROW.size]
     name = attempt.rstrip(b"\0").decode(errors="replace")
-    return Rows(name, number, replace(Counters(*first), tokens=tokens), clock, rows) if count else None
+    return Rows(name, number, replace(Counters(*first), tokens=tokens), clock, table) if len(table) else None
 
 
-def _with_tokens(data: bytes) -> bytes:
-    """Return a tail of an older version, in which tokens are not counted, as this one writes it."""
-    size = (len(data) - BEGIN) // OLD_ROW.size
-    if size < 1:
-        return b""
-    *head, number = OLD_HEAD.unpack_from(data)
-    table = np.frombuffer(data, "<i8", size * OLD_ROW.size // 8, BEGIN).reshape(size, -1)
-    return HEAD.pack(MAGIC, *head[1:], 0, number) + np.insert(table, TOKENS, 0, axis=1).tobytes()
+def _parse(data: bytes) -> tuple[tuple[Any, ...], NDArray[np.int64]] | None:
+    """Return the head and the table, None if it was cut short before the rows."""
+    if len(data) < FIRST_ROW:
+        return None
+    marks, _, _ = data[BEGIN:FIRST_ROW].partition(b"\0")
+    known = (len(data) - FIRST_ROW) // ROW.size
+    while marks.count(HAS_ROW) > known:  # the file was cut short
+        marks = marks[: marks.rindex(HAS_ROW)]
+    rows = data[FIRST_ROW : FIRST_ROW + marks.count(HAS_ROW) * ROW.size]
+    numbers = np.frombuffer(rows, "<i8")
+    if marks and (marks[0] != HAS_ROW or numbers.min() < 0 or numbers.max() >= LIMIT):
+        raise ValueError("the tail is damaged")
+    return HEAD.unpack_from(data), _table_of(marks, rows)
 
 
 def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:
