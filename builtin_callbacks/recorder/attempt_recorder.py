@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ...events import Progress, Run
 from .attempt_facts import attempt_of
-from .format.lines import encode, encode_attempt, encode_mark
-from .format.records import Counters, Entry, EventEntry
+from .format.lines import counter_values, encode, encode_attempt, encode_event, encode_mark
+from .format.records import Counters, Entry
 from .format.tail import FIRST_ROW, Tail, tail_path
 from .format.writer import Writer
 from .handler_times import HandlerTimer
@@ -56,8 +56,8 @@ class AttemptRecorder:
         self._batches, self._number, self._marked, self._stop = 0, 1, 0, 0
         self._lines: list[str] = []
         self._later_lines: list[str] | None = None
-        self._begun_event: tuple[str, float, Counters, list[int] | None] = "", 0.0, Counters(), None
-        self._last = Counters()
+        self._begun_event: tuple[str, float, Sequence[float], list[int] | None] = "", 0.0, (), None
+        self._last: Sequence[float] = ()  # counters
         self._error: OSError | None = None
 
     # The clock.
@@ -67,11 +67,10 @@ class AttemptRecorder:
         """Seconds since the attempt began."""
         return monotonic() - self._began
 
-    def stop_clock(self) -> Counters:
-        """Stop the run's clock at this moment, so that all handlers read the same time; return the counters."""
+    def stop_clock(self) -> None:
+        """Stop the run's clock at this moment, so that all handlers read the same time."""
         self.block.set_clock()
         self.block.due = 0.0  # the next batch is later than this event
-        return counters_of(self.progress)
 
     def handle_load(self) -> None:
         """Continue from a loaded state: drop the pending requests and set the clock."""
@@ -92,18 +91,24 @@ class AttemptRecorder:
                 handlers would read another time.
         """
         self._prepare_event(event)
-        self._last = self.stop_clock() if sets_clock else counters_of(self.progress)
+        if sets_clock:
+            self.stop_clock()
+        self._last = counter_values(self.progress)
         served = self.requests.pop_served(event)
-        self.add_entry(EventEntry(event, self.clock, self._last, data if served is None else {**data, "asked": served}))
+        self._add_line(encode_event(event, self.clock, self._last, data if served is None else {**data, "asked": served}))
 
     def add_entry(self, entry: Entry) -> None:
         """Add an entry; if an event was begun, after it."""
-        (self._lines if self._later_lines is None else self._later_lines).append(encode(entry))
+        self._add_line(encode(entry))
+
+    def _add_line(self, line: str) -> None:
+        (self._lines if self._later_lines is None else self._later_lines).append(line)
 
     def begin_event(self, event: str) -> None:
         """Add an event whose data are not known yet; later entries come after it."""
         self._prepare_event(event)
-        self._last = self.stop_clock()
+        self.stop_clock()
+        self._last = counter_values(self.progress)
         self._later_lines = []
         self._begun_event = event, self.clock, self._last, self.requests.pop_served(event)
 
@@ -111,7 +116,7 @@ class AttemptRecorder:
         """Add the data of the event that was begun."""
         later, self._later_lines = self._later_lines, None
         event, clock, counters, served = self._begun_event
-        self.add_entry(EventEntry(event, clock, counters, data if served is None else {**data, "asked": served}))
+        self._lines.append(encode_event(event, clock, counters, data if served is None else {**data, "asked": served}))
         self._lines += later or ()
 
     def _prepare_event(self, event: str) -> None:
@@ -181,7 +186,7 @@ class AttemptRecorder:
         losses = None if self._losses is None else read_losses(self._losses, rows.skips)
         self._lines += rows.lines(losses)
         self._number += 1
-        self._last = rows.last
+        self._last = counter_values(rows.last)
         if self._losses is not None:
             self._losses.clear()
 
@@ -192,7 +197,7 @@ class AttemptRecorder:
         tail = self._tail if not self.writer.is_failing else Tail(None)  # the file's keeps unwritten rows
         progress = self.progress
         first = replace(
-            self._last,
+            Counters(*self._last),  # type: ignore[arg-type]  # all but the seconds are whole numbers
             epoch=progress.epoch,
             batch=progress.batch - 1,
             earlier_batches=progress.earlier_batches,

@@ -16,14 +16,14 @@ writes it, with NaN and Infinity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....events import Request
+from ....events import Progress, Request
 from . import columns
 from .checksum import format_line
 from .forms import check_attempt, check_data, is_count, is_counters, is_request, is_text, is_time
@@ -51,9 +51,7 @@ def encode(entry: Entry, number: int = 0) -> str:
     """Return an entry's line, without its newline; a block of batches has a number."""
     match entry:
         case EventEntry():
-            return format_line(
-                "happened", entry.event, round(entry.clock, 6), counter_values(entry.counters), entry.data
-            )
+            return encode_event(entry.event, entry.clock, counter_values(entry.counters), entry.data)
         case RequestEntry():
             return format_line("asked", entry.number, _values(entry.request))
         case RepeatEntry():
@@ -63,6 +61,11 @@ def encode(entry: Entry, number: int = 0) -> str:
         case Batches():
             values = [*(getattr(entry, name) for name in COLUMNS), entry.tokens or (0,) * len(entry)]
             return encode_rows((number, 0), entry.first, entry.clock, np.array(values, np.int64).T, entry.losses)
+
+
+def encode_event(event: str, clock: float, counters: Sequence[float], data: Mapping[str, Any]) -> str:
+    """Return the line of an `EventEntry`; the counters are their values."""
+    return format_line("happened", event, round(clock, 6), counters, data)
 
 
 def encode_rows(
@@ -88,7 +91,7 @@ def encode_rows(
     return format_line("batches", *number, counter_values(first), round(clock, 6), len(rows), packed, known)
 
 
-def counter_values(counters: Counters) -> tuple[float, ...]:
+def counter_values(counters: Counters | Progress) -> tuple[float, ...]:
     """Return the counters in the order of their fields."""
     return (
         counters.epoch, counters.batch, counters.earlier_batches, counters.steps, counters.skipped_steps,
