@@ -55,6 +55,7 @@ class AttemptRecorder:
         self._began, self._times_due = monotonic(), FIRST_TIMES
         self._batches, self._number, self._marked, self._stop = 0, 1, 0, 0
         self._lines: list[str] = []
+        self._noted: list[str] = []  # in the tail
         self._later_lines: list[str] | None = None
         self._begun_event: tuple[str, float, Sequence[float], list[int] | None] = "", 0.0, (), None
         self._last: Sequence[float] = ()  # counters
@@ -223,17 +224,26 @@ class AttemptRecorder:
         self._is_fast = self.block.is_single and self._losses is None and self._tail.obstacle is None
 
     def write(self) -> None:
-        """Write the lines.
+        """Write the lines: into the tail while a block is open, else into the file.
 
         Raises:
             OSError: some could not be written; not raised again until a write succeeds.
         """
-        if self.writer is not None:
+        if self.writer is not None and (self._lines or self.writer.is_failing):
             lines, self._lines = self._lines, []
-            self.writer.write(lines)
+            if lines and self.block.at and self.block.tail.note(lines):
+                self._noted += lines
+            else:
+                self._write_to_file(self.writer, lines)
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+    def _write_to_file(self, writer: Writer, lines: Sequence[str]) -> None:
+        noted, self._noted = self._noted, []
+        writer.write([*noted, *lines])
+        if not writer.is_failing:
+            self._tail.clear_notes()
 
     def close(self) -> None:
         """Write all lines, and close the file; another one may be opened.
@@ -249,7 +259,7 @@ class AttemptRecorder:
         writer, self.writer = self.writer, None
         if writer is None:
             return
-        lines, self._lines = self._lines, []
+        lines, self._noted, self._lines = [*self._noted, *self._lines], [], []
         try:
             writer.close(lines)
         except OSError:

@@ -23,7 +23,11 @@ _encode_pieces = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # t
 
 def format_line(*items: Any) -> str:
     """Return the line of an array, without its newline."""
-    text = "".join(_encode_pieces(items, 0))
+    return seal("".join(_encode_pieces(items, 0)))
+
+
+def seal(text: str) -> str:
+    """Return the line of an array in JSON."""
     return f"{text}\t{crc32(text.encode()):08x}"
 
 

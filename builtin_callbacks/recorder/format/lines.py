@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ....events import Progress, Request
 from . import columns
-from .checksum import format_line
+from .checksum import format_line, seal
 from .forms import check_attempt, check_data, is_count, is_counters, is_request, is_text, is_time
 from .records import (
     AttemptRecord,
@@ -82,10 +82,11 @@ def encode_rows(
     """
     if not rows[-1, -1]:  # no tokens
         rows = rows[:, :-1]
-    steps = rows.copy()
-    steps[0] -= _column_starts(first)[: rows.shape[1]]
-    steps[1:] -= rows[:-1]
-    ranges = zip(steps.T, steps.min(0).tolist(), steps.max(0).tolist(), strict=True)
+    values = rows.T
+    steps = np.empty(values.shape, np.int64)  # a column is contiguous here, which is four times as fast
+    steps[:, 0] = values[:, 0] - _column_starts(first)[: len(values)]
+    np.subtract(values[:, 1:], values[:, :-1], out=steps[:, 1:])
+    ranges = zip(steps, steps.min(1).tolist(), steps.max(1).tolist(), strict=True)
     packed = [columns.pack(*each) for each in ranges]
     known = None if losses is None else columns.pack_floats(losses)
     return format_line("batches", *number, counter_values(first), round(clock, 6), len(rows), packed, known)
@@ -112,7 +113,7 @@ def encode_attempt(attempt: AttemptRecord) -> str:
 
 def encode_mark(number: int, batch: int) -> str:
     """Return the line that says after which batch of the open block the next lines came."""
-    return format_line("behind", number, batch)
+    return seal(f'["behind",{number},{batch}]')
 
 
 def encode_lost(lines: int) -> str:

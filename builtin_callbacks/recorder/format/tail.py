@@ -4,6 +4,8 @@ It has a head (the attempt, the block's number and first counters), a byte for e
 batches are regular: each is one more batch, step and `size` samples than the one before, and its mark is 1 more than
 the hundredths of a second in between. Any other batch has a row with all its counters. What is never 0 is written last:
 the number of the head, and the mark of a batch after its row, so a kill within either leaves a 0.
+
+After the rows come the lines that were noted since the block began, which the recording gets with it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import errno
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .checksum import is_intact
 from .lines import ROWS, counter_values, encode_rows
 from .old_tail import parse_old_tail
 from .records import Counters
@@ -30,7 +33,8 @@ ROW = struct.Struct("<9q")  # centiseconds, steps, skipped_steps, skipped_batche
 MAGIC = b"HelioRo3"
 BEGIN = HEAD.size  # of the marks
 FIRST_ROW = BEGIN + ROWS
-SIZE = FIRST_ROW + ROWS * ROW.size
+NOTES = FIRST_ROW + ROWS * ROW.size
+SIZE = NOTES + 2**16
 REGULAR, HAS_ROW = 1, 255  # marks: the first of those that are regular, and that of a row
 LONGEST = HAS_ROW - REGULAR - 1  # hundredths of a second between regular batches
 STEPS, SKIPPED, SAMPLES, TOKENS, BATCH, SIZE_OF_REST = 1, 3, 4, 6, 7, 8  # columns of a row
@@ -52,6 +56,7 @@ class Rows:
         first: the counters before the first batch.
         clock: seconds since the attempt began, at these counters.
         table: the columns of a row but for the last, (batches, 8).
+        notes: the lines that were noted, the recording may have them too.
     """
 
     attempt: str
@@ -59,6 +64,7 @@ class Rows:
     first: Counters
     clock: float
     table: NDArray[np.int64]
+    notes: Sequence[bytes] = ()
 
     @property
     def skips(self) -> list[bool]:
@@ -69,6 +75,8 @@ class Rows:
     def lines(self, losses: Sequence[float] | None = None) -> list[str]:
         """Return the lines of the block: several if there are gaps between batches, since a recorder was disabled."""
         table, first = self.table, self.first
+        if not len(table):
+            return []
         lines: list[str] = []
         for begin, end in self._parts(table):
             part = table[begin:end]
@@ -115,7 +123,7 @@ class Tail:
         self.path = path
         self.obstacle: OSError | None = None
         self.buffer: mmap.mmap | bytearray
-        self._file, self._next_row = -1, FIRST_ROW
+        self._file, self._next_row, self._next_note = -1, FIRST_ROW, NOTES
         try:
             if path is None:
                 raise OSError("there is no file")
@@ -133,6 +141,7 @@ class Tail:
         """
         self.buffer[HEAD.size - 8 : FIRST_ROW] = bytes(FIRST_ROW - HEAD.size + 8)  # the number and the marks
         self._next_row = FIRST_ROW
+        self.clear_notes()
         counters = counter_values(replace(first, tokens=0))
         HEAD.pack_into(self.buffer, 0, MAGIC, attempt.encode(), *counters, clock, first.tokens, number)
         if self.obstacle is not None and self._file >= 0:
@@ -169,6 +178,21 @@ class Tail:
         self.buffer[at] = REGULAR + hundredths
         self._write(at, at + 1)
 
+    def note(self, lines: Iterable[str]) -> bool:
+        """Keep lines for the recording; return whether there is room and a kill cannot lose them."""
+        text = "".join(f"{line}\n" for line in lines).encode()
+        begin, end = self._next_note, self._next_note + len(text)
+        if self.obstacle is not None or end >= SIZE:  # a 0 follows
+            return False
+        self.buffer[begin:end] = text
+        self._next_note = end
+        return True
+
+    def clear_notes(self) -> None:
+        """Forget the lines that the recording has."""
+        self.buffer[NOTES : self._next_note] = bytes(self._next_note - NOTES)
+        self._next_note = NOTES
+
     def rows(self, end: int) -> Rows:
         """Return the batches up to an offset of the marks."""
         _, attempt, *first, clock, tokens, number = HEAD.unpack_from(self.buffer)
@@ -191,18 +215,20 @@ class Tail:
 
 
 def _table_of(marks: bytes, rows: bytes) -> NDArray[np.int64]:
-    """Return the counters of each batch, (batches, 8); the first has a row."""
+    """Return the counters of each batch, (batches, 8), columns contiguous; the first batch has a row."""
     mark, row = np.frombuffer(marks, np.uint8), np.frombuffer(rows, "<i8").reshape(-1, ROW.size // 8)
-    has_row = mark == HAS_ROW
-    starts, of_batch = np.flatnonzero(has_row), np.cumsum(has_row) - 1
-    table = row[of_batch, :SIZE_OF_REST]
-    passed = np.cumsum(np.where(has_row, 0, mark.astype(np.int64) - REGULAR))
-    later = np.arange(len(mark)) - starts[of_batch]  # how many batches after the one with the row
-    table[:, 0] += passed - passed[starts[of_batch]]
-    for column in (STEPS, BATCH):
-        table[:, column] += later
-    table[:, SAMPLES] += later * row[of_batch, SIZE_OF_REST]
-    return table
+    begins = np.flatnonzero(mark == HAS_ROW)
+    counts = np.diff(begins, append=len(mark))  # of the batches from one with a row to the next
+    columns = np.repeat(row.T, counts, axis=1)
+    later = np.arange(len(mark)) - np.repeat(begins, counts)
+    columns[STEPS] += later
+    columns[BATCH] += later
+    columns[SAMPLES] += later * columns[SIZE_OF_REST]
+    passed = mark - REGULAR
+    passed[begins] = 0
+    total = np.cumsum(passed, dtype=np.int64)
+    columns[0] += total - np.repeat(total[begins], counts)
+    return columns[:SIZE_OF_REST].T
 
 
 def _allocate(file: int) -> None:
@@ -244,7 +270,10 @@ def parse_tail(data: bytes) -> Rows | None:
     if not _is_plausible([*first, abs(clock), tokens, number], table):  # a clock may begin slightly below 0
         raise ValueError("the tail is damaged")
     name = attempt.rstrip(b"\0").decode(errors="replace")
-    return Rows(name, number, replace(Counters(*first), tokens=tokens), clock, table) if len(table) else None
+    notes = [line for line in data[NOTES:].partition(b"\0")[0].split(b"\n") if is_intact(line)]
+    if not len(table) and not notes:
+        return None
+    return Rows(name, number, replace(Counters(*first), tokens=tokens), clock, table, notes)
 
 
 def _parse(data: bytes) -> tuple[tuple[Any, ...], NDArray[np.int64]] | None:
