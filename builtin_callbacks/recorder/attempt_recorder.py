@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ...events import Progress, Run
 from .attempt_facts import attempt_of
-from .format.lines import counter_values, encode, encode_attempt, encode_event, encode_mark
-from .format.records import Counters, Entry
+from .format.checksum import format_line
+from .format.lines import Items, attempt_items, counter_values, event_items, items_of, mark_items
+from .format.records import Counters
 from .format.tail import FIRST_ROW, Tail, tail_path
 from .format.writer import Writer
 from .handler_times import HandlerTimer
@@ -54,9 +55,9 @@ class AttemptRecorder:
         self._is_fast = False
         self._began, self._times_due = monotonic(), FIRST_TIMES
         self._batches, self._number, self._marked, self._stop = 0, 1, 0, 0
-        self._lines: list[str] = []
-        self._noted: list[str] = []  # in the tail
-        self._later_lines: list[str] | None = None
+        self._lines: list[Items] = []  # arrays, which become lines when they are written
+        self._noted: list[Items] = []  # arrays that are in the tail
+        self._later_lines: list[Items] | None = None
         self._begun_event: tuple[str, float, Sequence[float], list[int] | None] = "", 0.0, (), None
         self._last: Sequence[float] = ()  # counters
         self._error: OSError | None = None
@@ -96,14 +97,11 @@ class AttemptRecorder:
             self.stop_clock()
         self._last = counter_values(self.progress)
         served = self.requests.pop_served(event)
-        self._add_line(encode_event(event, self.clock, self._last, data if served is None else {**data, "asked": served}))
+        self._add(event_items(event, self.clock, self._last, data if served is None else {**data, "asked": served}))
 
-    def add_entry(self, entry: Entry) -> None:
-        """Add an entry; if an event was begun, after it."""
-        self._add_line(encode(entry))
-
-    def _add_line(self, line: str) -> None:
-        (self._lines if self._later_lines is None else self._later_lines).append(line)
+    def _add(self, items: Items) -> None:
+        """Add the array of a line; if an event was begun, after it."""
+        (self._lines if self._later_lines is None else self._later_lines).append(items)
 
     def begin_event(self, event: str) -> None:
         """Add an event whose data are not known yet; later entries come after it."""
@@ -117,7 +115,7 @@ class AttemptRecorder:
         """Add the data of the event that was begun."""
         later, self._later_lines = self._later_lines, None
         event, clock, counters, served = self._begun_event
-        self._lines.append(encode_event(event, clock, counters, data if served is None else {**data, "asked": served}))
+        self._lines.append(event_items(event, clock, counters, data if served is None else {**data, "asked": served}))
         self._lines += later or ()
 
     def _prepare_event(self, event: str) -> None:
@@ -134,16 +132,16 @@ class AttemptRecorder:
         """Add the new requests, after a mark that says which batch of the open block they follow."""
         if self.block.at > self._marked:
             self._marked = self.block.at
-            self._lines.append(encode_mark(self._number, self.block.last_batch))
+            self._lines.append(mark_items(self._number, self.block.last_batch))
         for entry in self.requests.new_entries():
-            self.add_entry(entry)
+            self._add(items_of(entry))
         self.block.stop = self._stop
 
     def add_times(self, *, now: bool = False) -> None:
         """Add the times of the handlers, if they are due."""
         if now or self.clock > self._times_due:
             self._times_due = self.clock + TIMES_EVERY
-            self.add_entry(self.timer.times(self.batches))
+            self._add(items_of(self.timer.times(self.batches)))
 
     # Batches.
 
@@ -185,7 +183,7 @@ class AttemptRecorder:
         if rows is None:
             return
         losses = None if self._losses is None else read_losses(self._losses, rows.skips)
-        self._lines += rows.lines(losses)
+        self._lines += rows.arrays(losses)
         self._number += 1
         self._last = counter_values(rows.last)
         if self._losses is not None:
@@ -218,7 +216,7 @@ class AttemptRecorder:
     def open(self, writer: Writer) -> None:
         """Write to a file from now on."""
         if self.path != writer.path:
-            self._lines.insert(0, encode_attempt(self.attempt))
+            self._lines.insert(0, attempt_items(self.attempt))
         self.writer, self.path, self._tail = writer, writer.path, Tail(tail_path(writer.path))
         self._history.watcher = self._check_next
         self._is_fast = self.block.is_single and self._losses is None and self._tail.obstacle is None
@@ -230,20 +228,21 @@ class AttemptRecorder:
             OSError: some could not be written; not raised again until a write succeeds.
         """
         if self.writer is not None and (self._lines or self.writer.is_failing):
-            lines, self._lines = self._lines, []
-            if lines and self.block.at and self.block.tail.note(lines):
-                self._noted += lines
+            if self._lines and self.block.at and self.block.tail.note(self._lines):
+                self._noted += self._lines
+                self._lines = []
             else:
-                self._write_to_file(self.writer, lines)
+                self.writer.write(self._pop_lines())
+                if not self.writer.is_failing:
+                    self._tail.clear_notes()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
-    def _write_to_file(self, writer: Writer, lines: Sequence[str]) -> None:
-        noted, self._noted = self._noted, []
-        writer.write([*noted, *lines])
-        if not writer.is_failing:
-            self._tail.clear_notes()
+    def _pop_lines(self) -> list[str]:
+        """Return all lines that are not in the file."""
+        lines, self._noted, self._lines = [*self._noted, *self._lines], [], []
+        return [format_line(*items) for items in lines]
 
     def close(self) -> None:
         """Write all lines, and close the file; another one may be opened.
@@ -259,9 +258,8 @@ class AttemptRecorder:
         writer, self.writer = self.writer, None
         if writer is None:
             return
-        lines, self._noted, self._lines = [*self._noted, *self._lines], [], []
         try:
-            writer.close(lines)
+            writer.close(self._pop_lines())
         except OSError:
             self._tail.close(remove=False)  # readers find the last batches there
             raise

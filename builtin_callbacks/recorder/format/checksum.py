@@ -7,6 +7,7 @@ is damaged.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from json.encoder import JSONEncoder, encode_basestring_ascii
 from typing import Any
 from zlib import crc32
@@ -23,12 +24,13 @@ _encode_pieces = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # t
 
 def format_line(*items: Any) -> str:
     """Return the line of an array, without its newline."""
-    return seal("".join(_encode_pieces(items, 0)))
-
-
-def seal(text: str) -> str:
-    """Return the line of an array in JSON."""
+    text = to_json(items)
     return f"{text}\t{crc32(text.encode()):08x}"
+
+
+def to_json(items: Sequence[Any]) -> str:
+    """Return an array as ASCII text."""
+    return "".join(_encode_pieces(items, 0))
 
 
 def parse_line(line: str | bytes) -> list[Any]:

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .checksum import is_intact, parse_array, parse_line
+from .checksum import format_line, is_intact, parse_array, parse_line
 from .gc_pause import gc_paused
 from .lines import FORMAT, decode, decode_attempt
 from .records import AttemptRecord, Batches, Entry, Recording
@@ -163,8 +163,9 @@ def _missing_lines(attempts: list[_Attempt], rows: Rows) -> list[str]:
     last = attempts[-1] if attempts else None
     if last is None or last.about.name not in (rows.attempt, ""):  # "": the attempt's first line is damaged
         return []
-    notes = [line.decode() for line in rows.notes if line not in last.lines]
-    return notes + [line for part, line in enumerate(rows.lines()) if (rows.number, part) not in last.parts]
+    notes = [line for line in (format_line(*items) for items in rows.notes) if line.encode() not in last.lines]
+    parts = [items for part, items in enumerate(rows.arrays()) if (rows.number, part) not in last.parts]
+    return notes + [format_line(*items) for items in parts]
 
 
 def _parse_file(path: Path) -> list[_Attempt]:

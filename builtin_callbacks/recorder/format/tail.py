@@ -5,16 +5,18 @@ batches are regular: each is one more batch, step and `size` samples than the on
 the hundredths of a second in between. Any other batch has a row with all its counters. What is never 0 is written last:
 the number of the head, and the mark of a batch after its row, so a kill within either leaves a 0.
 
-After the rows come the lines that were noted since the block began, which the recording gets with it.
+After the rows come notes: the lines that the recording gets with the block, without checksums, an array of their arrays
+for each moment. A newline before each is written last.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checksum import is_intact
-from .lines import ROWS, counter_values, encode_rows
+from .checksum import to_json
+from .lines import ROWS, Items, block_items, check_items, counter_values
 from .old_tail import parse_old_tail
 from .records import Counters
 
@@ -36,6 +38,7 @@ FIRST_ROW = BEGIN + ROWS
 NOTES = FIRST_ROW + ROWS * ROW.size
 SIZE = NOTES + 2**16
 REGULAR, HAS_ROW = 1, 255  # marks: the first of those that are regular, and that of a row
+NEWLINE = 10
 LONGEST = HAS_ROW - REGULAR - 1  # hundredths of a second between regular batches
 STEPS, SKIPPED, SAMPLES, TOKENS, BATCH, SIZE_OF_REST = 1, 3, 4, 6, 7, 8  # columns of a row
 LIMIT = 2**50  # larger than any real counter; times the batches of a block it is still a whole number of 64 bits
@@ -56,7 +59,7 @@ class Rows:
         first: the counters before the first batch.
         clock: seconds since the attempt began, at these counters.
         table: the columns of a row but for the last, (batches, 8).
-        notes: the lines that were noted, the recording may have them too.
+        notes: the arrays of lines; the recording may have them too.
     """
 
     attempt: str
@@ -64,7 +67,7 @@ class Rows:
     first: Counters
     clock: float
     table: NDArray[np.int64]
-    notes: Sequence[bytes] = ()
+    notes: Sequence[list[Any]] = ()
 
     @property
     def skips(self) -> list[bool]:
@@ -72,12 +75,12 @@ class Rows:
         skipped: list[int] = [self.first.skipped_batches, *self.table[:, SKIPPED].tolist()]
         return [before != after for before, after in pairwise(skipped)]
 
-    def lines(self, losses: Sequence[float] | None = None) -> list[str]:
-        """Return the lines of the block: several if there are gaps between batches, since a recorder was disabled."""
+    def arrays(self, losses: Sequence[float] | None = None) -> list[Items]:
+        """Return the arrays of the lines of the block: several if there are gaps between batches, since a recorder was disabled."""
         table, first = self.table, self.first
         if not len(table):
             return []
-        lines: list[str] = []
+        arrays: list[Items] = []
         for begin, end in self._parts(table):
             part = table[begin:end]
             *_, batch = part[0].tolist()
@@ -85,9 +88,9 @@ class Rows:
             *counters, batch = part[-1].tolist()
             clock = self.clock + counters[0] / 100 - self.first.seconds
             own = None if losses is None else losses[begin:end]
-            lines.append(encode_rows((self.number, len(lines)), first, clock, part[:, :BATCH], own))
+            arrays.append(block_items((self.number, len(arrays)), first, clock, part[:, :BATCH], own))
             first = _counters_after(first, counters, batch)
-        return lines
+        return arrays
 
     @property
     def last(self) -> Counters:
@@ -178,13 +181,14 @@ class Tail:
         self.buffer[at] = REGULAR + hundredths
         self._write(at, at + 1)
 
-    def note(self, lines: Iterable[str]) -> bool:
+    def note(self, arrays: Sequence[Items]) -> bool:
         """Keep lines for the recording; return whether there is room and a kill cannot lose them."""
-        text = "".join(f"{line}\n" for line in lines).encode()
-        begin, end = self._next_note, self._next_note + len(text)
+        text = to_json(arrays).encode()
+        begin, end = self._next_note, self._next_note + 1 + len(text)
         if self.obstacle is not None or end >= SIZE:  # a 0 follows
             return False
-        self.buffer[begin:end] = text
+        self.buffer[begin + 1 : end] = text
+        self.buffer[begin] = NEWLINE
         self._next_note = end
         return True
 
@@ -270,7 +274,7 @@ def parse_tail(data: bytes) -> Rows | None:
     if not _is_plausible([*first, abs(clock), tokens, number], table):  # a clock may begin slightly below 0
         raise ValueError("the tail is damaged")
     name = attempt.rstrip(b"\0").decode(errors="replace")
-    notes = [line for line in data[NOTES:].partition(b"\0")[0].split(b"\n") if is_intact(line)]
+    notes = _parse_notes(data[NOTES:].partition(b"\0")[0])
     if not len(table) and not notes:
         return None
     return Rows(name, number, replace(Counters(*first), tokens=tokens), clock, table, notes)
@@ -289,6 +293,24 @@ def _parse(data: bytes) -> tuple[tuple[Any, ...], NDArray[np.int64]] | None:
     if marks and (marks[0] != HAS_ROW or numbers.min() < 0 or numbers.max() >= LIMIT):
         raise ValueError("the tail is damaged")
     return HEAD.unpack_from(data), _table_of(marks, rows)
+
+
+def _parse_notes(text: bytes) -> list[list[Any]]:
+    """Return the arrays of all notes.
+
+    Raises:
+        ValueError: one is damaged.
+    """
+    before, *notes = text.split(b"\n")
+    try:
+        arrays = [items for note in notes for items in json.loads(note)]
+        for items in arrays:
+            check_items(items)
+    except (ValueError, TypeError, RecursionError):
+        before = b"damaged"
+    if before:
+        raise ValueError("the tail is damaged")
+    return arrays
 
 
 def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:

@@ -10,11 +10,9 @@ import pytest
 from heliograph.builtin_callbacks.recorder.format.checksum import format_line
 from heliograph.builtin_callbacks.recorder.format.lines import (
     ROWS,
-    encode,
-    encode_attempt,
     encode_head,
     encode_lost,
-    encode_mark,
+    mark_items,
 )
 from heliograph.builtin_callbacks.recorder.format.reader import read, read_leftover
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry, RequestEntry
@@ -30,7 +28,7 @@ from heliograph.builtin_callbacks.recorder.format.tail import (
     tail_path,
 )
 from heliograph.events import Request
-from heliograph.tests.recordings import PLAIN, attempt, write
+from heliograph.tests.recordings import PLAIN, attempt, encode, encode_attempt, write
 
 START = EventEntry("train_start", 0.0, Counters())
 ASKED = RequestEntry(0, Request("stop", "me", "enough", 0, 3, 3))
@@ -257,7 +255,7 @@ def test_entries_that_were_written_before_their_block_are_between_its_batches(tm
     with path.open("a") as file:
         file.write(encode(block(0, 1), 1) + "\n")
         for mark, log in zip((1, 2, 5, None), logs, strict=True):
-            file.write("" if mark is None else encode_mark(2, mark) + "\n")
+            file.write("" if mark is None else format_line(*mark_items(2, mark)) + "\n")
             file.write(encode(log) + "\n")
     assert read(path).attempts[0].entries == (START, block(0, 1), *logs)  # the block is lost
     fill(path, 2, 1, 7, 3)

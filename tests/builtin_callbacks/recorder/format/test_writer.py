@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from heliograph.builtin_callbacks.recorder.format import tail as tails
 from heliograph.builtin_callbacks.recorder.format import writer as writing
-from heliograph.builtin_callbacks.recorder.format.lines import encode, encode_attempt
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry
 from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, SIZE, Tail, read_tail, tail_path
 from heliograph.builtin_callbacks.recorder.format.writer import Writer
-from heliograph.tests.recordings import PLAIN, attempt, write
+from heliograph.tests.recordings import PLAIN, attempt, encode, encode_attempt, write
 
 Full = Callable[[int | None], None]
 
