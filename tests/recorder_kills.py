@@ -2,7 +2,8 @@
 
 A point is `<name>:<where>:<number>`: killed at the so-many-th `batch`, `validation` batch, or `save`; or `before`,
 `within` or `after` the so-many-th write of the recorder; or after beginning a block in the tail, before its number is
-written (`begin`); or with half of the so-many-th note in the tail (`note`). `none` is not killed. Children of one name share a folder, so that later ones resume.
+written (`begin`); or within the so-many-th note in the tail (`note`).
+`none` is not killed. Children of one name share a folder, so that later ones resume.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def patch_writes(witness: Witness) -> None:
 
     note = tail.Tail.note
 
-    def noting(self: tail.Tail, arrays: list[tuple[object, ...]]) -> bool:
+    def noting(self: tail.Tail, arrays: list[str]) -> bool:
         begin = self.buffer.find(b"\0", tail.NOTES)
         kept = note(self, arrays)
         if witness.where == "note" and witness.left == 1:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...events import Progress, Run
 from .attempt_facts import attempt_of
-from .format.checksum import format_line
+from .format.checksum import seal, to_json
 from .format.lines import Items, attempt_items, counter_values, event_items, items_of, mark_items
 from .format.records import Counters
 from .format.tail import FIRST_ROW, Tail, tail_path
@@ -55,9 +55,9 @@ class AttemptRecorder:
         self._is_fast = False
         self._began, self._times_due = monotonic(), FIRST_TIMES
         self._batches, self._number, self._marked, self._stop = 0, 1, 0, 0
-        self._lines: list[Items] = []  # arrays, which become lines when they are written
-        self._noted: list[Items] = []  # arrays that are in the tail
-        self._later_lines: list[Items] | None = None
+        self._lines: list[str] = []  # without checksums
+        self._noted: list[str] = []  # those that are in the tail
+        self._later_lines: list[str] | None = None
         self._begun_event: tuple[str, float, Sequence[float], list[int] | None] = "", 0.0, (), None
         self._last: Sequence[float] = ()  # counters
         self._error: OSError | None = None
@@ -101,7 +101,7 @@ class AttemptRecorder:
 
     def _add(self, items: Items) -> None:
         """Add the array of a line; if an event was begun, after it."""
-        (self._lines if self._later_lines is None else self._later_lines).append(items)
+        (self._lines if self._later_lines is None else self._later_lines).append(to_json(items))
 
     def begin_event(self, event: str) -> None:
         """Add an event whose data are not known yet; later entries come after it."""
@@ -115,7 +115,8 @@ class AttemptRecorder:
         """Add the data of the event that was begun."""
         later, self._later_lines = self._later_lines, None
         event, clock, counters, served = self._begun_event
-        self._lines.append(event_items(event, clock, counters, data if served is None else {**data, "asked": served}))
+        data = data if served is None else {**data, "asked": served}
+        self._lines.append(to_json(event_items(event, clock, counters, data)))
         self._lines += later or ()
 
     def _prepare_event(self, event: str) -> None:
@@ -132,7 +133,7 @@ class AttemptRecorder:
         """Add the new requests, after a mark that says which batch of the open block they follow."""
         if self.block.at > self._marked:
             self._marked = self.block.at
-            self._lines.append(mark_items(self._number, self.block.last_batch))
+            self._lines.append(to_json(mark_items(self._number, self.block.last_batch)))
         for entry in self.requests.new_entries():
             self._add(items_of(entry))
         self.block.stop = self._stop
@@ -183,7 +184,7 @@ class AttemptRecorder:
         if rows is None:
             return
         losses = None if self._losses is None else read_losses(self._losses, rows.skips)
-        self._lines += rows.arrays(losses)
+        self._lines += map(to_json, rows.arrays(losses))
         self._number += 1
         self._last = counter_values(rows.last)
         if self._losses is not None:
@@ -216,7 +217,7 @@ class AttemptRecorder:
     def open(self, writer: Writer) -> None:
         """Write to a file from now on."""
         if self.path != writer.path:
-            self._lines.insert(0, attempt_items(self.attempt))
+            self._lines.insert(0, to_json(attempt_items(self.attempt)))
         self.writer, self.path, self._tail = writer, writer.path, Tail(tail_path(writer.path))
         self._history.watcher = self._check_next
         self._is_fast = self.block.is_single and self._losses is None and self._tail.obstacle is None
@@ -242,7 +243,7 @@ class AttemptRecorder:
     def _pop_lines(self) -> list[str]:
         """Return all lines that are not in the file."""
         lines, self._noted, self._lines = [*self._noted, *self._lines], [], []
-        return [format_line(*items) for items in lines]
+        return list(map(seal, lines))
 
     def close(self) -> None:
         """Write all lines, and close the file; another one may be opened.

@@ -24,7 +24,11 @@ _encode_pieces = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # t
 
 def format_line(*items: Any) -> str:
     """Return the line of an array, without its newline."""
-    text = to_json(items)
+    return seal(to_json(items))
+
+
+def seal(text: str) -> str:
+    """Return the line of an array in JSON."""
     return f"{text}\t{crc32(text.encode()):08x}"
 
 

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checksum import to_json
 from .lines import ROWS, Items, block_items, check_items, counter_values
 from .old_tail import parse_old_tail
 from .records import Counters
@@ -76,7 +75,7 @@ class Rows:
         return [before != after for before, after in pairwise(skipped)]
 
     def arrays(self, losses: Sequence[float] | None = None) -> list[Items]:
-        """Return the arrays of the lines of the block: several if there are gaps between batches, since a recorder was disabled."""
+        """Return the arrays of the lines of the block: several if there are gaps, since a recorder was disabled."""
         table, first = self.table, self.first
         if not len(table):
             return []
@@ -181,9 +180,9 @@ class Tail:
         self.buffer[at] = REGULAR + hundredths
         self._write(at, at + 1)
 
-    def note(self, arrays: Sequence[Items]) -> bool:
-        """Keep lines for the recording; return whether there is room and a kill cannot lose them."""
-        text = to_json(arrays).encode()
+    def note(self, arrays: Sequence[str]) -> bool:
+        """Keep arrays of lines, in JSON; return whether there is room and a kill cannot lose them."""
+        text = f"[{','.join(arrays)}]".encode()
         begin, end = self._next_note, self._next_note + 1 + len(text)
         if self.obstacle is not None or end >= SIZE:  # a 0 follows
             return False
@@ -221,17 +220,17 @@ class Tail:
 def _table_of(marks: bytes, rows: bytes) -> NDArray[np.int64]:
     """Return the counters of each batch, (batches, 8), columns contiguous; the first batch has a row."""
     mark, row = np.frombuffer(marks, np.uint8), np.frombuffer(rows, "<i8").reshape(-1, ROW.size // 8)
-    begins = np.flatnonzero(mark == HAS_ROW)
-    counts = np.diff(begins, append=len(mark))  # of the batches from one with a row to the next
-    columns = np.repeat(row.T, counts, axis=1)
-    later = np.arange(len(mark)) - np.repeat(begins, counts)
+    begins = (mark == HAS_ROW).nonzero()[0]
+    counts = [end - begin for begin, end in pairwise([*begins.tolist(), len(mark)])]  # from one with a row to the next
+    columns = row.T.repeat(counts, axis=1)
+    later = np.arange(len(mark)) - begins.repeat(counts)
     columns[STEPS] += later
     columns[BATCH] += later
     columns[SAMPLES] += later * columns[SIZE_OF_REST]
     passed = mark - REGULAR
     passed[begins] = 0
-    total = np.cumsum(passed, dtype=np.int64)
-    columns[0] += total - np.repeat(total[begins], counts)
+    total = passed.cumsum(dtype=np.int64)
+    columns[0] += total - total[begins].repeat(counts)
     return columns[:SIZE_OF_REST].T
 
 
