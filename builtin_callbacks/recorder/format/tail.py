@@ -199,7 +199,7 @@ class Tail:
     def rows(self, end: int) -> Rows:
         """Return the batches up to an offset of the marks."""
         _, attempt, *first, clock, tokens, number = HEAD.unpack_from(self.buffer)
-        table = _table_of(self.buffer[BEGIN:end], self.buffer[FIRST_ROW : self._next_row])
+        table = _table_of(bytes(self.buffer[BEGIN:end]), bytes(self.buffer[FIRST_ROW : self._next_row]))
         return Rows(attempt.rstrip(b"\0").decode(), number, replace(Counters(*first), tokens=tokens), clock, table)
 
     def close(self, *, remove: bool = True) -> None:

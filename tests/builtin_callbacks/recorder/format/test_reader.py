@@ -7,11 +7,12 @@ import struct
 from pathlib import Path
 
 import pytest
-from heliograph.builtin_callbacks.recorder.format.checksum import format_line
+from heliograph.builtin_callbacks.recorder.format.checksum import format_line, to_json
 from heliograph.builtin_callbacks.recorder.format.lines import (
     ROWS,
     encode_head,
     encode_lost,
+    items_of,
     mark_items,
 )
 from heliograph.builtin_callbacks.recorder.format.reader import read, read_leftover
@@ -21,6 +22,7 @@ from heliograph.builtin_callbacks.recorder.format.tail import (
     FIRST_ROW,
     HAS_ROW,
     LONGEST,
+    NOTES,
     ROW,
     SIZE,
     Tail,
@@ -215,6 +217,30 @@ def test_the_tail_of_an_older_version_is_read(magic: bytes, tokens: tuple[int, .
     tail_path(path).write_bytes(head.ljust(BEGIN, b"\0") + rows + bytes(3 * row.size + 5))
     assert read(path).attempts[0].entries == (START, block(0, 3))
     tail_path(path).write_bytes(head)
+    assert read(path).attempts[0].entries == (START,)
+
+
+@pytest.mark.parametrize("note", [b"[1]", b"[[1]]", b"[", b'[["happened"]]', b'[["behind",1]]', b'{"a":1}', b"\xff"])
+def test_a_damaged_note_is_reported(note: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START))
+    tail = fill(path, 1, 0, 3)
+    tail.buffer[NOTES : NOTES + 1 + len(note)] = b"\n" + note
+    assert read(path).attempts[0].damage == ("the tail is damaged",)
+
+
+def test_notes_that_the_file_has_are_not_added(tmp_path: Path) -> None:
+    """A kill came after they were written, or after the first of them."""
+    path = write(tmp_path / "x.recording", attempt(START))
+    tail = fill(path, 1, 0, 3)
+    log = EventEntry("log", 0.5, Counters(0, 3, 0, 3), {"metrics": {"a": float("inf"), "b": 0.1}})
+    assert tail.note([to_json(items_of(each)) for each in (ASKED, log)])
+    lines = read_leftover(path)
+    for count in (0, 1, 2, 3):
+        added = path.with_name(f"{count}.recording")
+        added.write_text(path.read_text() + "".join(f"{line}\n" for line in lines[:count]))
+        tail_path(added).write_bytes(tail_path(path).read_bytes())
+        assert read(added).attempts[0].entries == (START, ASKED, log, block(0, 3))
+    tail.begin("a1", 2, Counters(0, 3), 0.5)
     assert read(path).attempts[0].entries == (START,)
 
 
