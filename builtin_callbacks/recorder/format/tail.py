@@ -316,7 +316,7 @@ def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:
     """Return whether the numbers are in range and the counters never decrease."""
     rising = np.diff(table[:, [1, 2, 3, 4, TOKENS, BATCH]], axis=0)  # all but the clock and the window
     return all(0 <= each < LIMIT for each in head) and bool(
-        (table >= 0).all() and (table < LIMIT).all() and (rising >= 0).all()
+        (table >= 0).all() and (table < LIMIT).all() and (table[:, BATCH] > 0).all() and (rising >= 0).all()
     )
 
 

@@ -139,8 +139,9 @@ def test_a_damaged_first_line_hides_no_other(tmp_path: Path) -> None:
         (FIRST_ROW + 8, b"\xff" * 8),
         (FIRST_ROW + ROW.size + 8, b"\0" * 8),
         (BEGIN, b"\1" + b"\xff" * 7),
+        (FIRST_ROW + 7 * 8, b"\0" * 8),
     ],
-    ids=["no number", "negative", "going back", "no first row"],
+    ids=["no number", "negative", "going back", "no first row", "no batch"],
 )
 def test_a_damaged_tail_is_reported_and_the_recording_is_not_reopened(at: int, bits: bytes, tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
