@@ -2,7 +2,8 @@
 
 A point is `<name>:<where>:<number>`: killed at the so-many-th `batch`, `validation` batch, or `save`; or `before`,
 `within` or `after` the so-many-th write of the recorder; or after beginning a block in the tail, before its number is
-written (`begin`). `none` is not killed. Children of one name share a folder, so that later ones resume.
+written (`begin`); or within the so-many-th note in the tail (`note`).
+`none` is not killed. Children of one name share a folder, so that later ones resume.
 """
 
 from __future__ import annotations
@@ -68,6 +69,17 @@ def patch_writes(witness: Witness) -> None:
             witness.act("begin")
             pack(buffer, at, *values)
 
+    note = tail.Tail.note
+
+    def noting(self: tail.Tail, arrays: list[str]) -> bool:
+        begin = self.buffer.find(b"\0", tail.NOTES)
+        kept = note(self, arrays)
+        if witness.where == "note" and witness.left == 1:
+            self.buffer[begin] = 0  # as if the newline were not written yet
+        witness.act("note")
+        return kept
+
+    tail.Tail.note = noting  # type: ignore[method-assign, assignment]
     writer.os.write = killing  # type: ignore[attr-defined]
     tail.HEAD = Head  # type: ignore[assignment]
 
@@ -75,7 +87,7 @@ def patch_writes(witness: Witness) -> None:
 def train(folder: Path, where: str, number: int) -> None:
     """Train until the kill comes."""
     witness = Witness(folder / "witness", where, number)
-    if where in ("before", "within", "after", "begin"):
+    if where in ("before", "within", "after", "begin", "note"):
         patch_writes(witness)
     plugins = [
         Recorder(folder),

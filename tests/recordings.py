@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import heliograph as h
-from heliograph.builtin_callbacks.recorder.format.lines import encode, encode_attempt, encode_head
+from heliograph.builtin_callbacks.recorder.format.checksum import format_line
+from heliograph.builtin_callbacks.recorder.format.lines import attempt_items, encode_head, items_of
 from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, Batches, Entry
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
@@ -35,6 +36,16 @@ PLAIN = AttemptRecord(
 def attempt(*entries: Entry, **about: Any) -> AttemptRecord:
     """Return an attempt with these entries; `about` names other fields."""
     return replace(PLAIN, entries=entries, **about)
+
+
+def encode(entry: Entry, number: int = 0) -> str:
+    """Return an entry's line."""
+    return format_line(*items_of(entry, number))
+
+
+def encode_attempt(attempt: AttemptRecord) -> str:
+    """Return the line that begins an attempt."""
+    return format_line(*attempt_items(attempt))
 
 
 def lines(attempts: Iterable[AttemptRecord]) -> list[str]:

@@ -46,12 +46,12 @@ from ...events.checks import check_flag, check_whole_number
 from ...plugins import Plugin, on
 from . import attempt_facts
 from .attempt_recorder import AttemptRecorder, counters_of
-from .format.tail import ROW
+from .format.tail import REGULAR
 from .format.writer import Writer
+from .open_block import OpenBlock
 from .subscriptions import ExtraSubscriptions
 
 MAX_CUSTOM = 1_000  # emissions of a custom event; of later ones a sample is recorded
-pack, ROW_SIZE = ROW.pack_into, ROW.size
 
 
 class Recorder(Plugin):
@@ -90,6 +90,7 @@ class Recorder(Plugin):
             raise ValueError(f"Recorder(folder) takes the path of a folder, but {self.folder} is a file.")
         self.path: Path | None = None
         self._attempt: AttemptRecorder | None = None
+        self._block: OpenBlock | None = None
         self._subscriptions: ExtraSubscriptions | None = None
         self._awaiting_metrics: Log | ValidationEnd | TestEnd | PredictEnd | None = None
         self._error: BaseException | None = None
@@ -110,24 +111,26 @@ class Recorder(Plugin):
     def begin(self, run: Run, event: TrainStart) -> None:
         """Close the former run; whether its file is continued depends on the state that is loaded."""
         self.close()
-        self._attempt = self.path = None
+        self._attempt = self._block = self.path = None
         self._note(run, event, {})
 
     @on(BatchEnd, lane=Lane.TRANSFORM)
     def count(self, run: Run, event: BatchEnd) -> None:
         """Record the counters of a batch, and set the run's clock for all handlers."""
-        attempt = self._attempt
-        if attempt is None or (at := attempt.at) == attempt.next_check:
+        block, progress = self._block, run.progress
+        if block is None or (at := block.at) >= block.stop:
             self._ready(run).add_batch(run)
-            return
-        if monotonic() >= attempt.due:
-            attempt.set_clock()
-        progress = attempt.progress
-        pack(
-            attempt.buffer, at, attempt.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
-            progress.samples, run.window, progress.tokens, progress.batch,
-        )  # fmt: skip
-        attempt.at = at + ROW_SIZE
+        elif (
+            progress.batch - at == block.batch
+            and progress.steps - at == block.steps
+            and progress.samples - at * block.size == block.samples
+            and progress.skipped_steps + progress.skipped_batches + progress.tokens == block.rest
+            and monotonic() < block.due
+        ):
+            block.buffer[at] = REGULAR
+            block.at = at + 1
+        else:
+            block.add(run)
 
     @on(CheckpointLoaded, lane=Lane.TRANSFORM)
     def note_load(self, run: Run, event: CheckpointLoaded) -> None:
@@ -248,7 +251,7 @@ class Recorder(Plugin):
         self._finish_metrics()
         if self._subscriptions is not None:
             self._subscriptions.detach()
-        self._attempt = None if self._is_over else attempt
+        self._attempt, self._block = (None, None) if self._is_over else (attempt, attempt.block)
         attempt.close()
 
     def _note(self, run: Run, event: Event, data: Mapping[str, Any], *, sets_clock: bool = True) -> None:
@@ -278,6 +281,7 @@ class Recorder(Plugin):
             raise NotRecorded("a training that could be recorded")
         self.close()
         attempt = self._attempt = AttemptRecorder(run, self.sample, losses=self.losses)
+        self._block = attempt.block
         if attempt.attempt.phase == "train" and not self._continues_file:
             self.path = None
         self._is_over, self._error, self._custom = False, None, {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from ...events import History, Request
 from ...events.verbs import TAKEN_BACK
@@ -45,7 +44,8 @@ class RequestTracker:
                 self._take_back(each.request)
                 yield RepeatEntry(each.number, each.times)
         kept = min(total - self.seen, len(history))  # of very many at once, the history has dropped the first
-        for number, request in enumerate(islice(history, len(history) - kept, None), total - kept):
+        for number in range(total - kept, total):
+            request = history[number - total]
             self._latest.append(_Counted(number, request, request.times))
             self._take_back(request)
             pending = self._pending.setdefault(request.verb, [])

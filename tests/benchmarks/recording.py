@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 import heliograph as h
-from heliograph.tests.benchmarks.harness import Seconds, Train, Turns, race, sgd, tiny_model
+from heliograph.tests.benchmarks.harness import Seconds, Train, Turns, differences, race, sgd, tiny_model
 from heliograph.tests.benchmarks.usual import INTERVAL, LOG, PATIENCE, SAVE, VALIDATION
 from torch.nn.functional import mse_loss
 
@@ -21,6 +22,8 @@ STEP_RULE = "a rule on step_end"
 LOGGED, LOG_RULE = "a log every 50 steps", "a rule on log"
 PLAIN, PLAIN_AGAIN = "the usual set", "the usual set, once more (control)"
 RECORDED = "the usual set, and Recorder"
+OFTEN = 10  # steps from a log to the next where the cost of a log is measured
+LOGS, LOGS_RECORDED = f"a log every {OFTEN} steps", f"a log every {OFTEN} steps, and Recorder"
 METRICS = [{"name": "state", "class": "TrainingState"}]
 NEVER = {"name": "never", "rule": 'state["global_step"] < 0', "operations": ["hfcontrols.should_training_stop"]}
 
@@ -82,6 +85,26 @@ def race_recorder(seed: int) -> Seconds:
             LOG_RULE: with_plugins(lambda: [log(), rule("on_log")]),
         }
         return race(variants, EPOCHS, seed)
+
+
+def race_recorded_logs(seed: int) -> Seconds:
+    """Time the loop with and without a recorder, with many logs and with none."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        log = partial(h.LogSchedule, h.Every(steps=OFTEN))
+        variants = {
+            NOBODY: with_plugins(nothing),
+            RECORDER: with_plugins(lambda: [h.Recorder(folder / "plain")]),
+            LOGS: with_plugins(lambda: [log()]),
+            LOGS_RECORDED: with_plugins(lambda: [log(), h.Recorder(folder / "logs")]),
+        }
+        return race(variants, EPOCHS, seed)
+
+
+def per_log(seconds: Seconds) -> float:
+    """Return what a recorder adds to a log, in microseconds: the median, from the result of `race_recorded_logs`."""
+    with_logs, without = differences(seconds, LOGS_RECORDED, LOGS), differences(seconds, RECORDER, NOBODY)
+    return (median(with_logs) - median(without)) * OFTEN
 
 
 def race_usual_recorder(seed: int) -> Seconds:

@@ -7,18 +7,34 @@ is damaged.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from json.encoder import JSONEncoder, encode_basestring_ascii
 from typing import Any
 from zlib import crc32
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_SEPARATORS = ":", ","
+_encoder = JSONEncoder()
 _decode = json.JSONDecoder().raw_decode
 _BLANKS = " \t\n\r"  # of JSON
+# JSONEncoder.encode makes this object for each call, which takes as long as encoding a line.
+_encode_pieces = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # torch runs on CPython only, which has it
+    None, _encoder.default, encode_basestring_ascii, None, *_SEPARATORS, False, False, True
+)
 
 
 def format_line(*items: Any) -> str:
     """Return the line of an array, without its newline."""
-    text = _encode(items)
+    return seal(to_json(items))
+
+
+def seal(text: str) -> str:
+    """Return the line of an array in JSON."""
     return f"{text}\t{crc32(text.encode()):08x}"
+
+
+def to_json(items: Sequence[Any]) -> str:
+    """Return an array as ASCII text."""
+    return "".join(_encode_pieces(items, 0))
 
 
 def parse_line(line: str | bytes) -> list[Any]:

@@ -16,14 +16,14 @@ writes it, with NaN and Infinity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ....events import Request
+from ....events import Progress, Request
 from . import columns
 from .checksum import format_line
 from .forms import check_attempt, check_data, is_count, is_counters, is_request, is_text, is_time
@@ -39,6 +39,7 @@ from .records import (
     TimesEntry,
 )
 
+Items = tuple[Any, ...]
 FORMAT = 1
 ROWS = 4096  # at most, in a block
 MAX_CHARACTERS = 200  # of a recorded text in an error
@@ -47,28 +48,36 @@ _ABOUT = tuple(each.name for each in fields(AttemptRecord) if each.name not in (
 _TUPLES = ("validation_sets", "optimizers")
 
 
-def encode(entry: Entry, number: int = 0) -> str:
-    """Return an entry's line, without its newline; a block of batches has a number."""
+def items_of(entry: Entry, number: int = 0) -> Items:
+    """Return the array of an entry's line; a block of batches has a number."""
     match entry:
-        case EventEntry():
-            return format_line(
-                "happened", entry.event, round(entry.clock, 6), counter_values(entry.counters), entry.data
-            )
         case RequestEntry():
-            return format_line("asked", entry.number, _values(entry.request))
+            return "asked", entry.number, _values(entry.request)
+        case EventEntry():
+            return event_items(entry.event, entry.clock, counter_values(entry.counters), entry.data)
         case RepeatEntry():
-            return format_line("recounted", entry.number, entry.times)
+            return "recounted", entry.number, entry.times
         case TimesEntry():
-            return format_line("spent", [astuple(row) for row in entry.rows])
+            return "spent", [astuple(row) for row in entry.rows]
         case Batches():
             values = [*(getattr(entry, name) for name in COLUMNS), entry.tokens or (0,) * len(entry)]
-            return encode_rows((number, 0), entry.first, entry.clock, np.array(values, np.int64).T, entry.losses)
+            return block_items((number, 0), entry.first, entry.clock, np.array(values, np.int64).T, entry.losses)
 
 
-def encode_rows(
+def event_items(event: str, clock: float, counters: Sequence[float], data: Mapping[str, Any]) -> Items:
+    """Return the array of the line of an `EventEntry`; the counters are their values."""
+    return "happened", event, round(clock, 6), counters, data
+
+
+def mark_items(number: int, batch: int) -> Items:
+    """Return the array of the line that says after which batch of the open block the next lines came."""
+    return "behind", number, batch
+
+
+def block_items(
     number: tuple[int, int], first: Counters, clock: float, rows: NDArray[np.int64], losses: Sequence[float] | None
-) -> str:
-    """Return the line of a block of batches.
+) -> Items:
+    """Return the array of the line of a block of batches.
 
     Args:
         number: of the block, within the attempt, and of the part.
@@ -79,16 +88,17 @@ def encode_rows(
     """
     if not rows[-1, -1]:  # no tokens
         rows = rows[:, :-1]
-    steps = rows.copy()
-    steps[0] -= _column_starts(first)[: rows.shape[1]]
-    steps[1:] -= rows[:-1]
-    ranges = zip(steps.T, steps.min(0).tolist(), steps.max(0).tolist(), strict=True)
+    values = rows.T
+    steps = np.empty(values.shape, np.int64)  # a column is contiguous here, which is four times as fast
+    steps[:, 0] = values[:, 0] - _column_starts(first)[: len(values)]
+    np.subtract(values[:, 1:], values[:, :-1], out=steps[:, 1:])
+    ranges = zip(steps, steps.min(1).tolist(), steps.max(1).tolist(), strict=True)
     packed = [columns.pack(*each) for each in ranges]
     known = None if losses is None else columns.pack_floats(losses)
-    return format_line("batches", *number, counter_values(first), round(clock, 6), len(rows), packed, known)
+    return "batches", *number, counter_values(first), round(clock, 6), len(rows), packed, known
 
 
-def counter_values(counters: Counters) -> tuple[float, ...]:
+def counter_values(counters: Counters | Progress) -> tuple[float, ...]:
     """Return the counters in the order of their fields."""
     return (
         counters.epoch, counters.batch, counters.earlier_batches, counters.steps, counters.skipped_steps,
@@ -102,14 +112,9 @@ def encode_head() -> str:
     return format_line("recording", FORMAT)
 
 
-def encode_attempt(attempt: AttemptRecord) -> str:
-    """Return the line that begins an attempt."""
-    return format_line("attempt", {name: getattr(attempt, name) for name in _ABOUT})
-
-
-def encode_mark(number: int, batch: int) -> str:
-    """Return the line that says after which batch of the open block the next lines came."""
-    return format_line("behind", number, batch)
+def attempt_items(attempt: AttemptRecord) -> Items:
+    """Return the array of the line that begins an attempt."""
+    return "attempt", {name: getattr(attempt, name) for name in _ABOUT}
 
 
 def encode_lost(lines: int) -> str:
@@ -147,6 +152,21 @@ def decode(items: list[Any]) -> Entry:
     if entry is None:
         raise ValueError(f"a line {kind[:MAX_CHARACTERS]!r} with unexpected values")
     return entry
+
+
+def check_items(items: Any) -> None:
+    """Check the array of a line that belongs to a block.
+
+    Raises:
+        ValueError: something is missing or wrong.
+    """
+    match items:
+        case ["behind", int(), int()]:
+            return
+        case [str(), *_]:
+            decode(items)
+        case _:
+            raise ValueError("not an array that begins with a name")
 
 
 def _values(request: Request) -> tuple[str | int | None, ...]:

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .checksum import is_intact, parse_array, parse_line
+from .checksum import format_line, is_intact, parse_array, parse_line
 from .gc_pause import gc_paused
 from .lines import FORMAT, decode, decode_attempt
 from .records import AttemptRecord, Batches, Entry, Recording
@@ -51,6 +51,7 @@ class _Attempt:
     about: AttemptRecord
     entries: list[Entry | _Mark] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
+    lines: set[bytes] = field(default_factory=set)
     parts: set[tuple[int, int]] = field(default_factory=set)
     marks: list[_Mark] = field(default_factory=list)
 
@@ -162,7 +163,9 @@ def _missing_lines(attempts: list[_Attempt], rows: Rows) -> list[str]:
     last = attempts[-1] if attempts else None
     if last is None or last.about.name not in (rows.attempt, ""):  # "": the attempt's first line is damaged
         return []
-    return [line for part, line in enumerate(rows.lines()) if (rows.number, part) not in last.parts]
+    notes = [line for line in (format_line(*items) for items in rows.notes) if line.encode() not in last.lines]
+    parts = [items for part, items in enumerate(rows.arrays()) if (rows.number, part) not in last.parts]
+    return notes + [format_line(*items) for items in parts]
 
 
 def _parse_file(path: Path) -> list[_Attempt]:
@@ -180,6 +183,7 @@ def _parse_file(path: Path) -> list[_Attempt]:
             continue
         try:
             _add_line(attempts, parse_line(line), limit)
+            attempts[-1].lines.add(line)
         except ValueError as error:
             if line.startswith(b'["attempt"') or not attempts:
                 attempts.append(_Attempt(UNKNOWN))

@@ -1,12 +1,18 @@
 """The tail: the open block of batches, in a mapped file that survives a kill of the process.
 
-It has a head (the attempt, the block's number and first counters) and a row for every batch. The last number of the
-head and of each row is never 0 and is written last, so a kill within a row leaves a 0.
+It has a head (the attempt, the block's number and first counters), a byte for every batch, its mark, and rows. Most
+batches are regular: each is one more batch, step and `size` samples than the one before, and its mark is 1 more than
+the hundredths of a second in between. Any other batch has a row with all its counters. What is never 0 is written last:
+the number of the head, and the mark of a batch after its row, so a kill within either leaves a 0.
+
+After the rows come notes: the lines that the recording gets with the block, without checksums, an array of their arrays
+for each moment. A newline before each is written last.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import mmap
 import os
 import struct
@@ -14,21 +20,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .lines import ROWS, counter_values, encode_rows
+from .lines import ROWS, Items, block_items, check_items, counter_values
+from .old_tail import parse_old_tail
 from .records import Counters
 
 HEAD = struct.Struct("<8s16s9qddqq")  # magic, attempt, counters, clock, tokens, number
-ROW = struct.Struct("<8q")  # centiseconds, steps, skipped_steps, skipped_batches, samples, window, tokens, batch
-MAGIC = b"HelioRo2"
-OLD_HEAD, OLD_ROW, OLD_MAGIC = struct.Struct("<8s16s9qddq"), struct.Struct("<7q"), b"HelioRow"  # without tokens
-BEGIN = 128
-SIZE = BEGIN + ROWS * ROW.size
-SKIPPED, TOKENS, BATCH = 3, 6, 7  # columns of a row
-LIMIT = 2**52  # larger than any real counter
+ROW = struct.Struct("<9q")  # centiseconds, steps, skipped_steps, skipped_batches, samples, window, tokens, batch, size
+MAGIC = b"HelioRo3"
+BEGIN = HEAD.size  # of the marks
+FIRST_ROW = BEGIN + ROWS
+NOTES = FIRST_ROW + ROWS * ROW.size
+SIZE = NOTES + 2**16
+REGULAR, HAS_ROW = 1, 255  # marks: the first of those that are regular, and that of a row
+NEWLINE = 10
+LONGEST = HAS_ROW - REGULAR - 1  # hundredths of a second between regular batches
+STEPS, SKIPPED, SAMPLES, TOKENS, BATCH, SIZE_OF_REST = 1, 3, 4, 6, 7, 8  # columns of a row
+LIMIT = 2**50  # larger than any real counter; times the batches of a block it is still a whole number of 64 bits
 
 
 def tail_path(path: Path) -> Path:
@@ -38,26 +50,23 @@ def tail_path(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The complete rows of a tail.
+    """The complete batches of a tail.
 
     Attributes:
         attempt: its name.
         number: of the block, within the attempt; 0 for none.
         first: the counters before the first batch.
         clock: seconds since the attempt began, at these counters.
-        rows: their bytes.
+        table: the columns of a row but for the last, (batches, 8).
+        notes: the arrays of lines; the recording may have them too.
     """
 
     attempt: str
     number: int
     first: Counters
     clock: float
-    rows: bytes
-
-    @property
-    def table(self) -> NDArray[np.int64]:
-        """The rows, (batches, 8)."""
-        return np.frombuffer(self.rows, np.int64).reshape(-1, ROW.size // 8)
+    table: NDArray[np.int64]
+    notes: Sequence[list[Any]] = ()
 
     @property
     def skips(self) -> list[bool]:
@@ -65,10 +74,12 @@ class Rows:
         skipped: list[int] = [self.first.skipped_batches, *self.table[:, SKIPPED].tolist()]
         return [before != after for before, after in pairwise(skipped)]
 
-    def lines(self, losses: Sequence[float] | None = None) -> list[str]:
-        """Return the lines of the block: several if there are gaps between batches, since a recorder was disabled."""
+    def arrays(self, losses: Sequence[float] | None = None) -> list[Items]:
+        """Return the arrays of the lines of the block: several if there are gaps, since a recorder was disabled."""
         table, first = self.table, self.first
-        lines: list[str] = []
+        if not len(table):
+            return []
+        arrays: list[Items] = []
         for begin, end in self._parts(table):
             part = table[begin:end]
             *_, batch = part[0].tolist()
@@ -76,9 +87,9 @@ class Rows:
             *counters, batch = part[-1].tolist()
             clock = self.clock + counters[0] / 100 - self.first.seconds
             own = None if losses is None else losses[begin:end]
-            lines.append(encode_rows((self.number, len(lines)), first, clock, part[:, :BATCH], own))
+            arrays.append(block_items((self.number, len(arrays)), first, clock, part[:, :BATCH], own))
             first = _counters_after(first, counters, batch)
-        return lines
+        return arrays
 
     @property
     def last(self) -> Counters:
@@ -98,24 +109,23 @@ class Rows:
 class Tail:
     """The tail of one writer.
 
-    Rows that are packed into the shared mapping `buffer` are in the file at no further cost. Its disk space is
-    allocated first, so that a full disk is an OSError here and not a SIGBUS later. If that fails, `buffer` is memory,
-    and `write_row` writes each row to the file, if there is one.
+    What is written into the shared mapping `buffer` is in the file at no further cost. Its disk space is allocated
+    first, so that a full disk is an OSError here and not a SIGBUS later. If that fails, `buffer` is memory, and each
+    batch is written to the file, if there is one.
 
     Args:
-        path: the file; None for rows in memory only.
+        path: the file; None for batches in memory only.
 
     Attributes:
-        buffer: rows are packed here with `ROW`, the first at `BEGIN`.
+        buffer: the content; the marks begin at `BEGIN`.
         obstacle: why the file is not mapped, None if it is.
-        filled: the end of the rows of the former block, at most.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.path, self.filled = path, SIZE
+        self.path = path
         self.obstacle: OSError | None = None
         self.buffer: mmap.mmap | bytearray
-        self._file = -1
+        self._file, self._next_row, self._next_note = -1, FIRST_ROW, NOTES
         try:
             if path is None:
                 raise OSError("there is no file")
@@ -131,37 +141,97 @@ class Tail:
         Raises:
             OSError: the file is not mapped and cannot be written.
         """
-        self.buffer[HEAD.size - 8 : self.filled] = bytes(self.filled - HEAD.size + 8)  # the number and the rows
-        self.filled = SIZE
+        self.buffer[HEAD.size - 8 : FIRST_ROW] = bytes(FIRST_ROW - HEAD.size + 8)  # the number and the marks
+        self._next_row = FIRST_ROW
+        self.clear_notes()
         counters = counter_values(replace(first, tokens=0))
         HEAD.pack_into(self.buffer, 0, MAGIC, attempt.encode(), *counters, clock, first.tokens, number)
         if self.obstacle is not None and self._file >= 0:
-            os.ftruncate(self._file, 0)  # removes the former rows
-            os.pwrite(self._file, self.buffer[:BEGIN], 0)
+            os.ftruncate(self._file, 0)  # removes the former marks
+            self._write(0, BEGIN)
 
-    def write_row(self, at: int) -> None:
-        """Write a packed row to the file, unless that is mapped.
+    def add_row(self, at: int, *values: int) -> None:
+        """Add a batch with all its counters.
+
+        Args:
+            at: the offset of its mark.
+            values: of `ROW`.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file is not mapped and cannot be written.
         """
-        if self.obstacle is not None and self._file >= 0:
-            os.pwrite(self._file, self.buffer[at : at + ROW.size], at)
+        row = self._next_row
+        ROW.pack_into(self.buffer, row, *values)
+        self.buffer[at] = HAS_ROW
+        self._next_row = row + ROW.size
+        self._write(row, row + ROW.size)
+        self._write(at, at + 1)
+
+    def add_mark(self, at: int, hundredths: int) -> None:
+        """Add a regular batch.
+
+        Args:
+            at: the offset of its mark.
+            hundredths: of a second since the batch before; at most `LONGEST`.
+
+        Raises:
+            OSError: the file is not mapped and cannot be written.
+        """
+        self.buffer[at] = REGULAR + hundredths
+        self._write(at, at + 1)
+
+    def note(self, arrays: Sequence[str]) -> bool:
+        """Keep arrays of lines, in JSON; return whether there is room and a kill cannot lose them."""
+        text = f"[{','.join(arrays)}]".encode()
+        begin, end = self._next_note, self._next_note + 1 + len(text)
+        if self.obstacle is not None or end >= SIZE:  # a 0 follows
+            return False
+        self.buffer[begin + 1 : end] = text
+        self.buffer[begin] = NEWLINE
+        self._next_note = end
+        return True
+
+    def clear_notes(self) -> None:
+        """Forget the lines that the recording has."""
+        self.buffer[NOTES : self._next_note] = bytes(self._next_note - NOTES)
+        self._next_note = NOTES
 
     def rows(self, end: int) -> Rows:
-        """Return the rows up to an offset of the buffer."""
+        """Return the batches up to an offset of the marks."""
         _, attempt, *first, clock, tokens, number = HEAD.unpack_from(self.buffer)
-        rows = bytes(self.buffer[BEGIN:end])
-        return Rows(attempt.rstrip(b"\0").decode(), number, replace(Counters(*first), tokens=tokens), clock, rows)
+        table = _table_of(bytes(self.buffer[BEGIN:end]), bytes(self.buffer[FIRST_ROW : self._next_row]))
+        return Rows(attempt.rstrip(b"\0").decode(), number, replace(Counters(*first), tokens=tokens), clock, table)
 
     def close(self, *, remove: bool = True) -> None:
-        """Close the file; if it is kept, the next writer of the recording adds its rows."""
+        """Close the file; if it is kept, the next writer of the recording adds its batches."""
         if isinstance(self.buffer, mmap.mmap):
             self.buffer.close()
         if remove and self.path is not None:
             self.path.unlink(missing_ok=True)
         if self._file >= 0:
             os.close(self._file)
+
+    def _write(self, begin: int, end: int) -> None:
+        """Write a part of the buffer to the file, unless that is mapped."""
+        if self.obstacle is not None and self._file >= 0:
+            os.pwrite(self._file, self.buffer[begin:end], begin)
+
+
+def _table_of(marks: bytes, rows: bytes) -> NDArray[np.int64]:
+    """Return the counters of each batch, (batches, 8), columns contiguous; the first batch has a row."""
+    mark, row = np.frombuffer(marks, np.uint8), np.frombuffer(rows, "<i8").reshape(-1, ROW.size // 8)
+    begins = (mark == HAS_ROW).nonzero()[0]
+    counts = [end - begin for begin, end in pairwise([*begins.tolist(), len(mark)])]  # from one with a row to the next
+    columns = row.T.repeat(counts, axis=1)
+    later = np.arange(len(mark)) - begins.repeat(counts)
+    columns[STEPS] += later
+    columns[BATCH] += later
+    columns[SAMPLES] += later * columns[SIZE_OF_REST]
+    passed = mark - REGULAR
+    passed[begins] = 0
+    total = passed.cumsum(dtype=np.int64)
+    columns[0] += total - total[begins].repeat(counts)
+    return columns[:SIZE_OF_REST].T
 
 
 def _allocate(file: int) -> None:
@@ -189,44 +259,64 @@ def read_tail(path: Path) -> Rows | None:
 
 
 def parse_tail(data: bytes) -> Rows | None:
-    """Return the complete rows of a tail, None if it has none.
+    """Return the complete batches of a tail, None if it has none.
 
     Raises:
         ValueError: it is damaged.
     """
-    if data.startswith(OLD_MAGIC):
-        data = _with_tokens(data)
-    if len(data) < BEGIN + ROW.size or not data.startswith(MAGIC):
+    parsed = _parse(data) if data.startswith(MAGIC) else parse_old_tail(data)
+    if parsed is None:
         return None
-    _, attempt, *first, clock, tokens, number = HEAD.unpack_from(data)
+    (_, attempt, *first, clock, tokens, number), table = parsed
     if not number:
         return None
-    size = (len(data) - BEGIN) // ROW.size
-    table = np.frombuffer(data, "<i8", size * ROW.size // 8, BEGIN).reshape(size, -1)
-    incomplete = np.flatnonzero(table[:, BATCH] == 0)
-    count = int(incomplete[0]) if len(incomplete) else size
-    if not _is_plausible([*first, abs(clock), tokens, number], table[:count]):  # a clock may begin slightly below 0
+    if not _is_plausible([*first, abs(clock), tokens, number], table):  # a clock may begin slightly below 0
         raise ValueError("the tail is damaged")
-    rows = data[BEGIN : BEGIN + count * ROW.size]
     name = attempt.rstrip(b"\0").decode(errors="replace")
-    return Rows(name, number, replace(Counters(*first), tokens=tokens), clock, rows) if count else None
+    notes = _parse_notes(data[NOTES:].partition(b"\0")[0])
+    if not len(table) and not notes:
+        return None
+    return Rows(name, number, replace(Counters(*first), tokens=tokens), clock, table, notes)
 
 
-def _with_tokens(data: bytes) -> bytes:
-    """Return a tail of an older version, in which tokens are not counted, as this one writes it."""
-    size = (len(data) - BEGIN) // OLD_ROW.size
-    if size < 1:
-        return b""
-    *head, number = OLD_HEAD.unpack_from(data)
-    table = np.frombuffer(data, "<i8", size * OLD_ROW.size // 8, BEGIN).reshape(size, -1)
-    return HEAD.pack(MAGIC, *head[1:], 0, number) + np.insert(table, TOKENS, 0, axis=1).tobytes()
+def _parse(data: bytes) -> tuple[tuple[Any, ...], NDArray[np.int64]] | None:
+    """Return the head and the table, None if it was cut short before the rows."""
+    if len(data) < FIRST_ROW:
+        return None
+    marks, _, _ = data[BEGIN:FIRST_ROW].partition(b"\0")
+    known = (len(data) - FIRST_ROW) // ROW.size
+    while marks.count(HAS_ROW) > known:  # the file was cut short
+        marks = marks[: marks.rindex(HAS_ROW)]
+    rows = data[FIRST_ROW : FIRST_ROW + marks.count(HAS_ROW) * ROW.size]
+    numbers = np.frombuffer(rows, "<i8")
+    if marks and (marks[0] != HAS_ROW or numbers.min() < 0 or numbers.max() >= LIMIT):
+        raise ValueError("the tail is damaged")
+    return HEAD.unpack_from(data), _table_of(marks, rows)
+
+
+def _parse_notes(text: bytes) -> list[list[Any]]:
+    """Return the arrays of all notes.
+
+    Raises:
+        ValueError: one is damaged.
+    """
+    before, *notes = text.split(b"\n")
+    try:
+        arrays = [items for note in notes for items in json.loads(note)]
+        for items in arrays:
+            check_items(items)
+    except (ValueError, TypeError, RecursionError):
+        before = b"damaged"
+    if before:
+        raise ValueError("the tail is damaged")
+    return arrays
 
 
 def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:
     """Return whether the numbers are in range and the counters never decrease."""
     rising = np.diff(table[:, [1, 2, 3, 4, TOKENS, BATCH]], axis=0)  # all but the clock and the window
     return all(0 <= each < LIMIT for each in head) and bool(
-        (table >= 0).all() and (table < LIMIT).all() and (rising >= 0).all()
+        (table >= 0).all() and (table < LIMIT).all() and (table[:, BATCH] > 0).all() and (rising >= 0).all()
     )
 
 

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import pytest
 from heliograph.builtin_callbacks.recorder.format.checksum import format_line, parse_line
-from heliograph.builtin_callbacks.recorder.format.lines import decode, encode
+from heliograph.builtin_callbacks.recorder.format.lines import decode
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import (
     Batches,
@@ -23,7 +23,7 @@ from heliograph.builtin_callbacks.recorder.format.records import (
     TimesEntry,
 )
 from heliograph.events import Request
-from heliograph.tests.recordings import attempt, write
+from heliograph.tests.recordings import attempt, encode, write
 from hypothesis import given
 from hypothesis import strategies as st
 

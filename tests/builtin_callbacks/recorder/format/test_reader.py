@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
-from heliograph.builtin_callbacks.recorder.format.checksum import format_line
+from heliograph.builtin_callbacks.recorder.format.checksum import format_line, to_json
 from heliograph.builtin_callbacks.recorder.format.lines import (
     ROWS,
-    encode,
-    encode_attempt,
     encode_head,
     encode_lost,
-    encode_mark,
+    items_of,
+    mark_items,
 )
 from heliograph.builtin_callbacks.recorder.format.reader import read, read_leftover
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry, RequestEntry
 from heliograph.builtin_callbacks.recorder.format.tail import (
     BEGIN,
-    OLD_HEAD,
-    OLD_MAGIC,
-    OLD_ROW,
+    FIRST_ROW,
+    HAS_ROW,
+    LONGEST,
+    NOTES,
     ROW,
     SIZE,
     Tail,
@@ -29,7 +30,7 @@ from heliograph.builtin_callbacks.recorder.format.tail import (
     tail_path,
 )
 from heliograph.events import Request
-from heliograph.tests.recordings import PLAIN, attempt, write
+from heliograph.tests.recordings import PLAIN, attempt, encode, encode_attempt, write
 
 START = EventEntry("train_start", 0.0, Counters())
 ASKED = RequestEntry(0, Request("stop", "me", "enough", 0, 3, 3))
@@ -46,12 +47,9 @@ def fill(path: Path, number: int, begin: int, end: int, *skipped: int) -> Tail:
     """Write the tail of an attempt `a1`, with a row for every batch but the skipped ones."""
     tail = Tail(tail_path(path))
     tail.begin("a1", number, Counters(0, begin, 0, begin, samples=begin, seconds=begin / 100), begin / 100)
-    at = BEGIN
-    for batch in range(begin + 1, end + 1):
-        if batch not in skipped:
-            ROW.pack_into(tail.buffer, at, batch, batch, 0, 0, batch, 0, 0, batch)
-            tail.write_row(at)
-            at += ROW.size
+    numbers = [batch for batch in range(begin + 1, end + 1) if batch not in skipped]
+    for at, batch in enumerate(numbers, BEGIN):
+        tail.add_row(at, batch, batch, 0, 0, batch, 0, 0, batch, 1)
     return tail
 
 
@@ -136,8 +134,14 @@ def test_a_damaged_first_line_hides_no_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("at", "bits"),
-    [(24 + 9 * 8, b"\xff" * 8), (BEGIN + 8, b"\xff" * 8), (BEGIN + ROW.size + 8, b"\0" * 8)],
-    ids=["no number", "negative", "going back"],
+    [
+        (24 + 9 * 8, b"\xff" * 8),
+        (FIRST_ROW + 8, b"\xff" * 8),
+        (FIRST_ROW + ROW.size + 8, b"\0" * 8),
+        (BEGIN, b"\1" + b"\xff" * 7),
+        (FIRST_ROW + 7 * 8, b"\0" * 8),
+    ],
+    ids=["no number", "negative", "going back", "no first row", "no batch"],
 )
 def test_a_damaged_tail_is_reported_and_the_recording_is_not_reopened(at: int, bits: bytes, tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
@@ -172,24 +176,72 @@ def test_a_tail_of_another_attempt_is_ignored(tmp_path: Path) -> None:
     assert [len(each.entries) for each in read(path).attempts] == [1, 1]
 
 
-@pytest.mark.parametrize("whole", range(ROW.size), ids=str)
-def test_an_incomplete_row_is_ignored(whole: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole", [0, 1, 8, ROW.size - 1, ROW.size], ids=str)
+def test_a_row_counts_once_its_batch_has_a_mark(whole: int, tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, 3)
-    data = ROW.pack(4, 4, 0, 0, 4, 0, 0, 4)[:whole]
-    tail.buffer[BEGIN + 3 * ROW.size : BEGIN + 3 * ROW.size + whole] = data
-    expected = 4 if data[-8:].rstrip(b"\0") and whole > ROW.size - 8 else 3
-    assert len(read(path).attempts[0].entries[-1]) == expected  # type: ignore[arg-type]  # it has a length
+    at = FIRST_ROW + 3 * ROW.size
+    tail.buffer[at : at + whole] = ROW.pack(4, 4, 0, 0, 4, 0, 0, 4, 1)[:whole]
+    assert read(path).attempts[0].entries == (START, block(0, 3))
+    if whole == ROW.size:
+        tail.buffer[BEGIN + 3] = HAS_ROW
+        assert read(path).attempts[0].entries == (START, block(0, 4))
 
 
-def test_a_tail_that_counts_no_tokens_is_read(tmp_path: Path) -> None:
-    """An older version was killed, and this one continues its recording."""
+def test_a_regular_batch_needs_no_row(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
-    head = OLD_HEAD.pack(OLD_MAGIC, b"a1", *[0] * 9, 0.0, 0.0, 1)
-    rows = b"".join(OLD_ROW.pack(batch, batch, 0, 0, batch, 0, batch) for batch in (1, 2, 3))
-    tail_path(path).write_bytes(head.ljust(BEGIN, b"\0") + rows + bytes(3 * OLD_ROW.size + 5))
+    tail = fill(path, 1, 0, 2)
+    for at, hundredths in enumerate((0, 1, 0, LONGEST), BEGIN + 2):
+        tail.add_mark(at, hundredths)
+    expected = (block(0, 6).steps, block(0, 6).samples, (1, 2, 2, 3, 3, 3 + LONGEST))
+    rest = read(path).attempts[0].entries[1]
+    assert isinstance(rest, Batches)
+    assert (rest.steps, rest.samples, rest.centiseconds) == expected
+
+
+@pytest.mark.parametrize("size", [0, 100, BEGIN, FIRST_ROW - 1, FIRST_ROW, FIRST_ROW + 2 * ROW.size, SIZE])
+def test_a_tail_that_is_cut_short_is_read_as_far_as_it_goes(size: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START))
+    fill(path, 1, 0, 3).close(remove=False)
+    tail_path(path).write_bytes(tail_path(path).read_bytes()[:size])
+    whole = max(0, min(3, (size - FIRST_ROW) // ROW.size))
+    assert read(path).attempts[0].entries == ((START, block(0, whole)) if whole else (START,))
+
+
+@pytest.mark.parametrize(("magic", "tokens"), [(b"HelioRow", ()), (b"HelioRo2", (0,))], ids=["no tokens", "rows only"])
+def test_the_tail_of_an_older_version_is_read(magic: bytes, tokens: tuple[int, ...], tmp_path: Path) -> None:
+    """It was killed, and this one continues its recording."""
+    path = write(tmp_path / "x.recording", attempt(START))
+    row = struct.Struct(f"<{7 + len(tokens)}q")
+    head = struct.pack("<8s16s9qdd", magic, b"a1", *[0] * 9, 0.0, 0.0) + struct.pack(f"<{1 + len(tokens)}q", *tokens, 1)
+    rows = b"".join(row.pack(batch, batch, 0, 0, batch, 0, *tokens, batch) for batch in (1, 2, 3))
+    tail_path(path).write_bytes(head.ljust(BEGIN, b"\0") + rows + bytes(3 * row.size + 5))
     assert read(path).attempts[0].entries == (START, block(0, 3))
     tail_path(path).write_bytes(head)
+    assert read(path).attempts[0].entries == (START,)
+
+
+@pytest.mark.parametrize("note", [b"[1]", b"[[1]]", b"[", b'[["happened"]]', b'[["behind",1]]', b'{"a":1}', b"\xff"])
+def test_a_damaged_note_is_reported(note: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START))
+    tail = fill(path, 1, 0, 3)
+    tail.buffer[NOTES : NOTES + 1 + len(note)] = b"\n" + note
+    assert read(path).attempts[0].damage == ("the tail is damaged",)
+
+
+def test_notes_that_the_file_has_are_not_added(tmp_path: Path) -> None:
+    """A kill came after they were written, or after the first of them."""
+    path = write(tmp_path / "x.recording", attempt(START))
+    tail = fill(path, 1, 0, 3)
+    log = EventEntry("log", 0.5, Counters(0, 3, 0, 3), {"metrics": {"a": float("inf"), "b": 0.1}})
+    assert tail.note([to_json(items_of(each)) for each in (ASKED, log)])
+    lines = read_leftover(path)
+    for count in (0, 1, 2, 3):
+        added = path.with_name(f"{count}.recording")
+        added.write_text(path.read_text() + "".join(f"{line}\n" for line in lines[:count]))
+        tail_path(added).write_bytes(tail_path(path).read_bytes())
+        assert read(added).attempts[0].entries == (START, ASKED, log, block(0, 3))
+    tail.begin("a1", 2, Counters(0, 3), 0.5)
     assert read(path).attempts[0].entries == (START,)
 
 
@@ -219,7 +271,7 @@ def test_a_gap_between_batches_splits_a_block(tmp_path: Path) -> None:
 def test_a_full_block_and_the_next_one(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, ROWS)
-    assert len(tail.rows(SIZE).table) == ROWS
+    assert len(tail.rows(FIRST_ROW).table) == ROWS
     tail.begin("a1", 2, Counters(0, ROWS), 0.0)
     assert read_tail(path) is None  # the rows of the former block are cleared
 
@@ -230,7 +282,7 @@ def test_entries_that_were_written_before_their_block_are_between_its_batches(tm
     with path.open("a") as file:
         file.write(encode(block(0, 1), 1) + "\n")
         for mark, log in zip((1, 2, 5, None), logs, strict=True):
-            file.write("" if mark is None else encode_mark(2, mark) + "\n")
+            file.write("" if mark is None else format_line(*mark_items(2, mark)) + "\n")
             file.write(encode(log) + "\n")
     assert read(path).attempts[0].entries == (START, block(0, 1), *logs)  # the block is lost
     fill(path, 2, 1, 7, 3)

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from heliograph.builtin_callbacks.recorder.format import tail as tails
 from heliograph.builtin_callbacks.recorder.format import writer as writing
-from heliograph.builtin_callbacks.recorder.format.lines import encode, encode_attempt
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry
-from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_path
+from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, SIZE, Tail, read_tail, tail_path
 from heliograph.builtin_callbacks.recorder.format.writer import Writer
-from heliograph.tests.recordings import PLAIN, attempt, write
+from heliograph.tests.recordings import PLAIN, attempt, encode, encode_attempt, write
 
 Full = Callable[[int | None], None]
 
@@ -135,7 +134,7 @@ def test_a_tail_that_cannot_be_added_is_added_later(tmp_path: Path, full: Full) 
     path = write(tmp_path / "x.recording", attempt())
     tail = Tail(tail_path(path))
     tail.begin("a1", 1, Counters(), -0.001)
-    ROW.pack_into(tail.buffer, BEGIN, 1, 1, 0, 0, 3, 0, 0, 1)
+    tail.add_row(BEGIN, 1, 1, 0, 0, 3, 0, 0, 1, 3)
     full(0)
     with pytest.raises(OSError, match="No space"):
         Writer.reopen(path)
@@ -157,7 +156,7 @@ def test_the_tail_of_a_killed_run_is_added(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt())
     tail = Tail(tail_path(path))
     tail.begin("a1", 1, Counters(), 0.0)
-    ROW.pack_into(tail.buffer, BEGIN, 1, 1, 0, 0, 3, 0, 0, 1)
+    tail.add_row(BEGIN, 1, 1, 0, 0, 3, 0, 0, 1, 3)
     before = read(path)
     writer = Writer.reopen(path)
     assert read(path) == before
@@ -190,10 +189,9 @@ def test_without_a_mapping_each_row_is_written_if_possible(
     assert tail.obstacle is not None
     for number in (1, 2):
         tail.begin("a1", number, Counters(), 0.0)
-        for batch in range(1, 4 - number):
-            at = BEGIN + (batch - 1) * ROW.size
-            ROW.pack_into(tail.buffer, at, 1, 1, 0, 0, 3, 0, 0, batch)
-            tail.write_row(at)
+        tail.add_row(BEGIN, 1, 1, 0, 0, 3, 0, 0, 1, 3)
+        for batch in range(2, 4 - number):
+            tail.add_mark(BEGIN + batch - 1, 0)
     rows = read_tail(path)
     assert (None if rows is None else (rows.number, len(rows.table))) == ((2, 1) if obstacle != "open" else None)
     tail.close()
