@@ -70,6 +70,7 @@ class Store:
         self._hidden = Hidden.of(folder, run_name)
         self._lock = self._lock_of(run_name)
         self._own_lock: Lock | None = None  # of the name of its files, where that is another
+        self._has_just_looked = False  # at the folder, when the store was opened
         self._sequence: int | None = None  # the highest so far, while the store is open
 
     def open(self, patience: float = 0.0) -> list[str]:
@@ -90,6 +91,7 @@ class Store:
             with self._locks_of_interrupted(patience):
                 notes += sweep(self._files, self.folder, self.run_name)
             self._sequence = reader.highest_sequence(self._manifests, self.run_name)
+            self._has_just_looked = True
             return notes + reader.refused(self._manifests)
         except BaseException as error:
             self._lock.release()
@@ -237,8 +239,9 @@ class Store:
         return entry
 
     def steady(self) -> AbstractContextManager[None]:
-        """Read the folder once, and use the result within the context."""
-        return self._manifests.steady()
+        """Read the folder once, and use the result within the context; just after `open`, what that has read."""
+        looks, self._has_just_looked = not self._has_just_looked, False
+        return self._manifests.steady(looks=looks)
 
     def entries(self) -> tuple[list[Entry], list[str]]:
         """Return the checkpoints of all trainings of the run's name, newest first, and notes on skipped files."""
