@@ -258,7 +258,7 @@ class Checkpoint(Plugin):
                 training_id, name, notes = found.choose_training(run.name, run.training_id)
                 if found.path is not None or not (run.is_resuming or waits):  # else another plugin says what it resumes
                     notes += self._claim_name(store, training_id, name)
-                    self._own = store.own()
+                    self._own = [] if found.path is None else store.own()
             return training_id, self._name, found.path, notes, found.warning
 
         self._found, self._replaces, self._name, self._is_open, self._own = ResumePoint(), [], "", True, []

@@ -39,7 +39,7 @@ class Files:
         """
         return FileIO(path, "w", opener=lambda name, flags: os.open(name, flags | FOLLOW_NO_LINK, 0o666))
 
-    def write(self, file: FileIO, content: bytes | bytearray | memoryview) -> None:
+    def write(self, file: FileIO, content: bytes | memoryview) -> None:
         """Append all of `content`; the system may write less at a time."""
         rest = memoryview(content)
         while rest:
@@ -237,7 +237,7 @@ class HashingWriter:
 
     def _append(self, content: bytes | bytearray) -> None:
         try:
-            self._files.write(self._file, content)
+            self._files.write(self._file, memoryview(content))
         except BaseException as error:
             self.failure = error
             raise

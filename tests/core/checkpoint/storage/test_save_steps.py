@@ -36,7 +36,7 @@ class Steps(Files):
         self.done.append(f"create {path.name}")
         return super().create(path)
 
-    def write(self, file: FileIO, content: bytes | bytearray | memoryview) -> None:
+    def write(self, file: FileIO, content: bytes | memoryview) -> None:
         self.done.append(f"write {Path(str(file.name)).name}")
         super().write(file, content)
 
