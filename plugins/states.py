@@ -13,6 +13,7 @@ from ..events.errors import describe_error
 from .entry import PluginEntry
 
 Check = Callable[[Any, str], None]  # of a state and its name: raises TypeError where it cannot be saved
+PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 Forgive = Callable[[PluginEntry, str, str, BaseException], bool]
 
 
@@ -32,7 +33,7 @@ class States:
         states: dict[str, Any] = {}
         for entry in self._stateful():
             with self._spared(entry, "state_dict", "its state is not saved"):
-                state = deepcopy(entry.plugin.state_dict())
+                state = copied(entry.plugin.state_dict())
                 if check is not None and entry.is_observer:
                     check(state, "its state")
                 states[entry.name] = state
@@ -121,6 +122,26 @@ class States:
             _explained(entry, where, "load_state_dict({})", "It has to take what its state_dict returned."),
         ):
             entry.plugin.load_state_dict({})
+
+
+def copied(state: Any) -> Any:
+    """Return a deep copy: `deepcopy` copies number by number, and the state of a random generator is a thousand."""
+    return deepcopy(state, {id(each): each.copy() for each in _plain_lists(state)})  # what it need not copy again
+
+
+def _plain_lists(state: Any) -> Iterator[list[Any]]:
+    """Yield the lists in a state that hold plain values only."""
+    pending, seen = [state], set[int]()
+    while pending:
+        each = pending.pop()
+        if type(each) not in (dict, list, tuple) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        items = list(each.values()) if type(each) is dict else each
+        if not PLAIN.issuperset(map(type, items)):
+            pending += items
+        elif type(each) is list:
+            yield each
 
 
 OTHER_FORM = (

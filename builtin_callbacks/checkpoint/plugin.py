@@ -189,6 +189,7 @@ class Checkpoint(Plugin):
         self._writer: Writer = kind(self._capture)
         self._store: storage.Store | None = None
         self._found, self._replaces = ResumePoint(), list[storage.Entry]()
+        self._own = list[storage.Entry]()  # of the training, as they were when the run began
         self._name = ""  # what the names of its files begin with, when that is known
         self._training: str | None = None  # which it has saved, or resumed
         self._is_open = False
@@ -257,9 +258,10 @@ class Checkpoint(Plugin):
                 training_id, name, notes = found.choose_training(run.name, run.training_id)
                 if found.path is not None or not (run.is_resuming or waits):  # else another plugin says what it resumes
                     notes += self._claim_name(store, training_id, name)
+                    self._own = [] if found.path is None else store.own()
             return training_id, self._name, found.path, notes, found.warning
 
-        self._found, self._replaces, self._name, self._is_open = ResumePoint(), [], "", True
+        self._found, self._replaces, self._name, self._is_open, self._own = ResumePoint(), [], "", True, []
         training_id, self._proof.name, path, notes, warning = on_main(run.engine, look)
         run.training_id = training_id
         self._kept.begin(())
@@ -285,7 +287,7 @@ class Checkpoint(Plugin):
             store, training_id = self._open_store(run), run.training_id
             is_claimed = self._name and store.training_id == training_id
             notes = [] if is_claimed else self._claim_name(store, training_id, run.name)
-            own = store.own()
+            own, self._own = self._own or store.own(), []
             self._kept.begin(own, self._found.damaged)
             is_newest = bool(own) and event.path is not None and event.path.resolve() == own[0].path.resolve()
             return next(iter(own), None), self._best(), is_newest, self._name, notes

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.checkpoint.storage import reader
-from ...core.checkpoint.storage.best_order import Mode, best_first
-from ...core.checkpoint.storage.manifest import Entry, clean, pointer_path
+from ...core.checkpoint.storage.manifest import Entry, Mode, best_first, clean, pointer_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from ...core.checkpoint.storage import Entry
-from ...core.checkpoint.storage.best_order import best_first
+from ...core.checkpoint.storage.manifest import best_first
 from ...core.metrics.monitor import Monitor
 
 
@@ -23,6 +23,7 @@ class Retention:
 
     def __init__(self, keep_last: int | None, keep_best: int, monitor: Monitor | None) -> None:
         self.keep_last, self.keep_best, self._monitor = keep_last, keep_best, monitor
+        self._ranking: list[Entry] | None = None
         self.begin(())
 
     def begin(self, entries: Iterable[Entry], damaged: Collection[Path] = ()) -> None:
@@ -32,18 +33,18 @@ class Retention:
             entries: its checkpoints.
             damaged: where some lie that cannot be read; they count for nothing, and go when others go.
         """
-        self._entries = sorted(entries, key=lambda entry: entry.sequence)
-        self._damaged = set(damaged)
+        self._entries = {each.path: each for each in sorted(entries, key=lambda entry: entry.sequence)}
+        self._damaged, self._ranking = set(damaged), None
 
     def add(self, entry: Entry) -> None:
         """Enter a new checkpoint; it takes the place of one with the same path."""
-        self._entries = [each for each in self._entries if each.path != entry.path] + [entry]
+        self._entries.pop(entry.path, None)
+        self._entries[entry.path], self._ranking = entry, None
         self._damaged.discard(entry.path)
 
     def entry(self, path: Path) -> Entry | None:
         """Return the checkpoint that lies there, None where it is damaged or not known."""
-        found = (each for each in self._entries if each.path == path and path not in self._damaged)
-        return next(found, None)
+        return None if path in self._damaged else self._entries.get(path)
 
     @property
     def best(self) -> Entry | None:
@@ -66,18 +67,26 @@ class Retention:
         """
         if self.keep_last is None:
             return []
-        loose = [entry for entry in self._entries if entry.training_id and not is_pinned(entry.path)]
-        good = [entry for entry in loose if entry.path not in self._damaged]
-        kept = {entry.path for entry in (*good[-self.keep_last :], *self._ranked_entries()[: self.keep_best])}
-        doomed = [entry.path for entry in loose if entry.path not in kept]
-        gone = set(doomed)
-        self._entries = [entry for entry in self._entries if entry.path not in gone]
-        return doomed
+        best = {entry.path for entry in self._ranked_entries()[: self.keep_best]}
+        room, doomed = self.keep_last, list[Path]()
+        for path, entry in reversed(self._entries.items()):
+            if not entry.training_id or (not room and path in best) or is_pinned(path):
+                continue
+            if room and path not in self._damaged:
+                room -= 1
+            elif path not in best:
+                doomed.append(path)
+        for path in doomed:
+            del self._entries[path]
+        self._ranking = None if doomed else self._ranking
+        return doomed[::-1]
 
     def _ranked_entries(self) -> list[Entry]:
         if self._monitor is None:
             return []
-        judge = (self._monitor.name, self._monitor.mode)
-        good = [each for each in self._entries if each.path not in self._damaged]
-        judged = {each: each.judged_by[2] for each in good if each.judged_by and each.judged_by[:2] == judge}
-        return best_first(judged, self._monitor.mode)
+        if self._ranking is None:  # else as it was: there may be thousands
+            judge = (self._monitor.name, self._monitor.mode)
+            good = [each for path, each in self._entries.items() if path not in self._damaged]
+            judged = {each: each.judged_by[2] for each in good if each.judged_by and each.judged_by[:2] == judge}
+            self._ranking = best_first(judged, self._monitor.mode)
+        return self._ranking

@@ -13,8 +13,8 @@ from torch import Tensor
 from ...events.checks import known_names
 from ..engines.weights import measured_average
 from ..system.extras import require, version
+from .storage.contents import compacted
 from .storage.files import SYSTEM, Files, write_whole
-from .storage.save_steps import compact, estimate
 from .weights_files import SAFETENSORS, UNNAMED, WeightsFile
 
 TORCH = (".pth", ".pt")
@@ -58,7 +58,7 @@ def export_weights(
         shared = _write_safetensors(out, weights, {"format": "pt", "heliograph": version(), **known}, files)
     else:
         shared = 0
-        _write(out, weights, lambda path: torch.save(compact(weights), path), files)
+        _write(out, weights, lambda path: torch.save(compacted(weights)[0], path), files)
     left = file.frozen.get(name, {})
     said = ", ".join(f"{key} {value}" for key, value in known.items())
     ties = f"; {shared} names share the tensor of another name, and the file holds that tensor once" if shared else ""
@@ -129,7 +129,7 @@ def _write_safetensors(out: Path, weights: Mapping[str, Any], metadata: dict[str
 
 def _write(out: Path, weights: Mapping[str, Any], write: Any, files: Files) -> None:
     try:
-        needed, free = estimate(weights), files.free(out.parent)
+        needed, free = compacted(weights)[1], files.free(out.parent)
         if needed > free:
             raise OSError(errno.ENOSPC, f"it needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free there")
         write_whole(out, write, files=files)

@@ -17,9 +17,8 @@ from . import conversion, helios
 from .state.frozen import FROZEN
 from .state.ranks import join_weights
 from .storage import reader
-from .storage.best_order import best_first
 from .storage.folder import Manifests
-from .storage.manifest import SUFFIX, Entry, MissingManifestError, TooNewError, manifest_path
+from .storage.manifest import SUFFIX, Entry, MissingManifestError, TooNewError, best_first, manifest_path
 from .storage.untrusted_files import as_plain, check_content, read_with_stand_ins
 
 Which = Literal["last", "best"]

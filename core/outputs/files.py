@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
 
 from ...events import Engine
 from ..checkpoint.state.schema import check_plain
-from ..checkpoint.storage.files import SYSTEM, Files, HashingWriter
-from ..checkpoint.storage.save_steps import write_small
+from ..checkpoint.storage.files import SYSTEM, Files
+from ..checkpoint.storage.save_steps import write_small, write_state
 from .parts import Parts, agreed, joined
 from .tree import Structure, kinds
 
@@ -147,21 +147,13 @@ class PartWriter:
         """Write a file under a hidden name, make it durable and rename it; return its size and digest."""
         files, hidden = self._files, self._folder / f"{name}.part"
         try:
-            with files.create(hidden) as file:
-                writer = HashingWriter(files, file)
-                try:
-                    torch.save(content, cast(IO[bytes], writer))  # it only calls write and flush
-                except BaseException:  # torch replaces whatever a write raised, a Ctrl-C too
-                    if writer.failure is not None:
-                        raise writer.failure from None
-                    raise
-                files.sync(file)
+            written = write_state(files, hidden, content)
             files.rename(hidden, self._folder / name)
             files.sync_folder(self._folder)
         except OSError as error:
             error.add_note(f"heliograph: the predictions in {self._folder} are not complete")
             raise
-        return writer.size, writer.sha256()
+        return written
 
 
 def _called(dataset: str) -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 import tomllib
 import warnings
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -36,6 +37,7 @@ def require(module: str, purpose: str, *, extra: str | None = None) -> Any:
         raise ImportError(f"{purpose} needs {package}, which cannot be imported ({error}): {command}") from error
 
 
+@cache  # reading it takes longer than a save
 def version() -> str:
     """Return the version of this package: a checkout's own, which need not be the one that is installed."""
     try:

@@ -114,7 +114,7 @@ def _oldest() -> int:
     return min(STEPS, default=SCHEMA)
 
 
-PLAIN = (bool, int, float, str, bytes, type(None))
+PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 MAPPINGS = (dict, OrderedDict, Counter)
 SEQUENCES = (list, tuple)
 CONTAINERS = (*MAPPINGS, *SEQUENCES)
@@ -126,7 +126,29 @@ LONGEST = 80  # characters of a value in an error message
 
 def check_plain(value: Any, path: str) -> None:
     """Raise TypeError if a state holds what `torch.load(weights_only=True)` refuses; ValueError if it is not a tree."""
-    _TreeCheck(only_plain=True).check(value, path)
+    if not _is_small_and_plain(value):
+        _TreeCheck(only_plain=True).check(value, path)
+
+
+def _is_small_and_plain(value: Any) -> bool:
+    """Return whether a walk of few items finds nothing wrong, as in most states: it needs no path to each of them."""
+    level, met = [value], 0
+    for _ in range(DEPTH):
+        inner: list[Any] = []
+        for each in level:
+            if type(each) in MAPPINGS:
+                if not PLAIN.issuperset(map(type, each)):
+                    return False
+                inner += [item for item in each.values() if type(item) not in PLAIN]
+            elif type(each) in SEQUENCES:
+                inner += [item for item in each if type(item) not in PLAIN]
+            elif not isinstance(each, Tensor):
+                return False
+        met += len(inner)
+        if not inner or met > FEW:
+            return not inner
+        level = inner
+    return False
 
 
 def check_tree(value: Any, path: str) -> None:
@@ -161,10 +183,11 @@ class _TreeCheck:
         if not depth:
             raise ValueError(f"{path[:LONGEST]}... is nested more than {DEPTH} deep.")
         self._counts[id(value)] = 0
-        count = 1
-        for where, item in _items(value, path):
-            self._met += 1
-            count += 1 if type(item) in PLAIN else self._count(item, where, depth - 1)
+        count = 1 + (len(value) if type(value) in SEQUENCES else 2 * len(value))
+        self._met += count - 1
+        if not has_plain_items(value):
+            for where, item in _items(value, path):
+                count += self._count(item, where, depth - 1) - 1
         self._counts[id(value)] = count
         return count
 
@@ -176,15 +199,23 @@ class _TreeCheck:
             )
 
 
-def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each key and item of a container."""
+def has_plain_items(value: Any) -> bool:
+    """Return whether a container holds no tensors and no containers; lists of a thousand numbers are common."""
     if type(value) in SEQUENCES:
-        for index, item in enumerate(value):
-            yield f"{path}[{index}]", item
+        return PLAIN.issuperset(map(type, value))
+    return PLAIN.issuperset(map(type, value)) and PLAIN.issuperset(map(type, value.values()))
+
+
+def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each key and item of a container that is not plain."""
+    if type(value) in SEQUENCES:
+        yield from ((f"{path}[{index}]", item) for index, item in enumerate(value) if type(item) not in PLAIN)
         return
     for key, item in value.items():
-        yield f"a key of {path}", key
-        yield f"{path}[{brief(key)}]", item
+        if type(key) not in PLAIN:
+            yield f"a key of {path}", key
+        if type(item) not in PLAIN:
+            yield f"{path}[{brief(key)}]", item
 
 
 def brief(value: Any) -> str:

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -44,6 +44,12 @@ class Files:
         rest = memoryview(content)
         while rest:
             rest = rest[file.write(rest) :]
+
+    def begin_sync(self, file: FileIO) -> None:
+        """Let the system begin to write a file, so that its sync, after that of another one, has less to wait for."""
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # it is advice: Linux begins to write, and waits for nothing
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def sync(self, file: FileIO) -> None:
         """Make a file's content durable."""
@@ -191,8 +197,11 @@ class WatchedReader(BufferedReader):
             raise
 
 
+PIECE = 2**20  # bytes: torch writes in pieces of a few
+
+
 class HashingWriter:
-    """A file for `torch.save` that computes the digest of what is written.
+    """A file for `torch.save` that collects what is written in larger pieces, and computes its digest.
 
     Attributes:
         size: bytes so far.
@@ -202,27 +211,37 @@ class HashingWriter:
     def __init__(self, files: Files, file: FileIO) -> None:
         self.size = 0
         self.failure: BaseException | None = None
-        self._files, self._file, self._digest = files, file, hashlib.sha256()
+        self._files, self._file, self._digest, self._piece = files, file, hashlib.sha256(), bytearray()
 
     def write(self, content: bytes) -> int:
-        """Append and digest; after a failed write, every other one raises the same error."""
+        """Append; after a failed write, every other one raises the same error."""
         if self.failure is not None:
             raise self.failure
+        self.size += len(content)
+        if len(content) < PIECE:
+            self._piece += content
+        if len(content) >= PIECE or len(self._piece) >= PIECE:
+            self.finish()
+        if len(content) >= PIECE:
+            self._append(content)
+        return len(content)
+
+    def flush(self) -> None:
+        """Do nothing: `finish` writes what is left."""
+
+    def finish(self) -> str:
+        """Write what is left; return the digest of everything, in hexadecimal."""
+        piece, self._piece = self._piece, bytearray()
+        self._append(piece)
+        return self._digest.hexdigest()
+
+    def _append(self, content: bytes | bytearray) -> None:
         try:
-            self._files.write(self._file, content)
+            self._files.write(self._file, memoryview(content))
         except BaseException as error:
             self.failure = error
             raise
         self._digest.update(content)
-        self.size += len(content)
-        return len(content)
-
-    def flush(self) -> None:
-        """Do nothing: the file is unbuffered."""
-
-    def sha256(self) -> str:
-        """Return the digest so far."""
-        return self._digest.hexdigest()
 
 
 def write_whole(path: Path, write: Callable[[Path], None], *, files: Files = SYSTEM) -> None:

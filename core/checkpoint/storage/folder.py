@@ -47,11 +47,13 @@ class Manifests:
 
     Attributes:
         seen: what the last `look` found.
+        listed: the checkpoints of a run in `seen`, by its name, for `reader.entries`.
     """
 
     def __init__(self, folder: Path, files: Files = SYSTEM) -> None:
         self.folder, self.files = folder, files
         self.seen: list[FoundFile] = []
+        self.listed: dict[str, tuple[list[Entry], list[str]]] = {}
         self._known: dict[str, FoundFile] = {}
         self._refused: set[str] = set()  # could not be read: not retried again
         self._is_steady = False
@@ -64,6 +66,7 @@ class Manifests:
         """
         if self._is_steady:
             return self.seen
+        self.listed = {}
         for rounds in reversed(range(ROUNDS)):
             try:
                 self.seen = self._look(is_last=rounds == 0)
@@ -73,9 +76,10 @@ class Manifests:
         return self.seen
 
     @contextmanager
-    def steady(self) -> Iterator[None]:
-        """Look once, and use the result until the end: with 10,000 checkpoints, a look takes 0.1 s."""
-        self.look()
+    def steady(self, *, looks: bool = True) -> Iterator[None]:
+        """Look once, or with `looks=False` not again, and use that: with 10,000 checkpoints, a look takes 0.1 s."""
+        if looks:
+            self.look()
         self._is_steady = True
         try:
             yield

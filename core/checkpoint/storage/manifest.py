@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite, isnan
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self
@@ -20,6 +20,7 @@ MANIFEST = ".json"
 PINNED = ".pinned"
 SHARDS = ".shards"
 Label = Literal["last", "best"]
+Mode = Literal["min", "max"]
 ELSEWHERE = frozenset("/\0" + ("\\:" if os.name == "nt" else ""))  # what a bare file name has not
 LONGEST_PART = 90  # bytes: file systems allow 255 for the whole name
 NAME_DIGITS = 8  # of a digest of a name that cleaning changed
@@ -191,6 +192,18 @@ class Entry:
         return self.asked_name or self.run_name
 
 
+def best_first(values: Mapping[Entry, float | None], mode: Mode) -> list[Entry]:
+    """Return checkpoints, the best first; NaN is the worst, and of equals the one that was written earlier is better.
+
+    Args:
+        values: the value of each; a checkpoint without one is left out.
+        mode: whether smaller or larger is better.
+    """
+    sign = 1.0 if mode == "min" else -1.0
+    scores = {entry: inf if isnan(value) else value * sign for entry, value in values.items() if value is not None}
+    return sorted(scores, key=lambda entry: (scores[entry], *entry.order))
+
+
 def manifest_path(path: Path) -> Path:
     """Return the path of the manifest of a data file."""
     return path.with_suffix(MANIFEST)
@@ -336,8 +349,9 @@ def _bare(name: str) -> str:
 
 
 def _with_checksum(facts: Mapping[str, Any]) -> bytes:
-    digest = hashlib.sha256(_canonical(facts)).hexdigest()
-    return _canonical({**facts, "sha256": digest})
+    content, after = _canonical(facts), min(name for name in facts if name > "sha256")
+    before, line, rest = content.partition(f'\n  "{after}": '.encode())
+    return b"".join((before, CHECKSUM, hashlib.sha256(content).hexdigest().encode(), b'",', line, rest))
 
 
 def _checksum_matches(content: bytes) -> bool:

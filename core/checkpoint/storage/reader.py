@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from ....events.checks import known_names
 from ..state.schema import check_schema, is_older, migrate_state
 from .files import SYSTEM, Files, WatchedReader
-from .folder import Manifests
+from .folder import FoundFile, Manifests
 from .manifest import (
     MANIFEST,
     MOST,
@@ -175,8 +176,16 @@ def entries(folder: Path | Manifests, run_name: str) -> tuple[list[Entry], list[
         OSError: the folder cannot be read.
     """
     manifests = _manifests(folder)
+    found = manifests.look()
+    if run_name not in manifests.listed:  # sorting 10,000 takes as long as looking at them again
+        manifests.listed[run_name] = _entries(manifests.folder, found, run_name)
+    own, passed_over = manifests.listed[run_name]
+    return own.copy(), passed_over.copy()
+
+
+def _entries(folder: Path, files: Iterable[FoundFile], run_name: str) -> tuple[list[Entry], list[str]]:
     own, others, passed_over = [], set(), []
-    for found in manifests.look():
+    for found in files:
         entry = found.entry
         if entry is None:
             is_ours = found.has_data or _is_named_after(run_name, found.path)
@@ -192,7 +201,7 @@ def entries(folder: Path | Manifests, run_name: str) -> tuple[list[Entry], list[
         names = ", ".join(map(repr, sorted(others)[:SHOWN])) + f" and {len(others) - SHOWN} more" * (
             len(others) > SHOWN
         )
-        sentence = f"{manifests.folder} has no checkpoint of run {run_name!r}; those in it are of {names}."
+        sentence = f"{folder} has no checkpoint of run {run_name!r}; those in it are of {names}."
         passed_over.append(OfOthers(sentence))
     return sorted(own, key=lambda each: each.order, reverse=True), passed_over
 

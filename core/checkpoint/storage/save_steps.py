@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+import pickle
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
-from torch import Tensor, nn
 
-from ..state.schema import MAPPINGS, SEQUENCES
+from ..state.schema import CONTAINERS, PLAIN
+from .contents import compacted
 from .files import Files, HashingWriter
 from .manifest import Entry, Hidden, encode, manifest_path, shards_path
 from .recovery import sweep
 
 Moves = list[tuple[Path, Path]]
+NO_STORAGES = PLAIN | frozenset(CONTAINERS)
 
 
-def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], *, read_back: bool) -> Entry:
+def write(
+    files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], *, read_back: bool, is_clear: bool = False
+) -> Entry:
     """Write the data and the manifest of an entry, or leave everything as it was.
 
     Args:
@@ -29,6 +34,7 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], 
         entry: the entry, with its path; size and digest are not known yet.
         state: plain types and tensors.
         read_back: read the data again before it gets its name.
+        is_clear: whether nothing has the names of its files, and no failed save can have left any.
 
     Returns:
         The entry, with the size and the digest of what was written.
@@ -38,24 +44,25 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], 
     """
     path = entry.path
     try:
-        if not entry.shards:  # else it was done before the shards were written
-            sweep(files, path.parent, entry.family)  # a failed save that could not be undone may have left files
-        state = compact(state)
-        _check_space(files, path.parent, state)
+        if not (entry.shards or is_clear):  # with shards it was done before these were written
+            sweep(files, path.parent, entry.family)
+        state, needed = compacted(state)
+        _check_space(files, path.parent, needed)
         moves: Moves = []
         try:
             entry = _write_aside(files, hidden, entry, state, read_back=read_back)
-            moves += _moves(files, hidden, entry)
+            moves += _moves(files, hidden, entry, is_clear=is_clear)
             _put_in_place(files, path.parent, moves)
         except BaseException as error:
             _undo(files, hidden, moves, error)
             raise
     except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
         raise _failure(files, path, error) from error
-    with suppress(OSError):  # the save is complete; the next one removes what is left, or raises
-        files.unlink(hidden.former_data)
-        files.remove_folder(hidden.former_shards)
-        files.unlink(hidden.former_manifest)
+    if len(moves) > 2:
+        with suppress(OSError):  # the save is complete; the next one removes what is left, or raises
+            files.unlink(hidden.former_data)
+            files.remove_folder(hidden.former_shards)
+            files.unlink(hidden.former_manifest)
     return entry
 
 
@@ -106,49 +113,90 @@ def put_manifest(files: Files, hidden: Hidden, entry: Entry) -> None:
     files.sync_folder(entry.path.parent)
 
 
-def write_small(files: Files, path: Path, content: bytes) -> None:
-    """Write a small file and make its content durable.
+def write_state(files: Files, path: Path, state: Mapping[str, Any]) -> tuple[int, str]:
+    """Write a state and make it durable; return its size and its digest.
+
+    Raises:
+        OSError: a step failed.
+    """
+    with files.create(path) as file:
+        written = _fill(files, file, state)
+        files.sync(file)
+    return written
+
+
+def _fill(files: Files, file: FileIO, state: Mapping[str, Any]) -> tuple[int, str]:
+    """Write a state; return its size and its digest."""
+    writer = HashingWriter(files, file)
+    try:
+        torch.save(dict(state), cast(IO[bytes], writer), pickle_module=Pickle)  # it only calls write and flush
+    except BaseException:
+        if writer.failure is not None:
+            raise writer.failure from None  # torch replaces the error of a failed write, and hides Ctrl-C
+        raise
+    return writer.size, writer.finish()
+
+
+class Pickle:
+    """What `torch.save` uses as the module `pickle`: a state holds hundreds of plain values, and torch asks of each."""
+
+    class Pickler(pickle.Pickler):
+        """Asks its subclass, which torch makes at each save, only of what may be the storage of a tensor."""
+
+        def __init_subclass__(cls) -> None:
+            ask: Callable[[Any, Any], Any] = cls.persistent_id
+
+            def persistent_id(self: Any, value: Any) -> Any:
+                return None if type(value) in NO_STORAGES else ask(self, value)
+
+            cls.persistent_id = persistent_id  # type: ignore[method-assign]  # the same signature
+
+
+def write_small(files: Files, path: Path, content: bytes, *, syncs: bool = True) -> None:
+    """Write a small file and, with `syncs`, make its content durable.
 
     Raises:
         OSError: a step failed, or the content read back differs.
     """
     with files.create(path) as file:
         files.write(file, content)
-        files.sync(file)
+        if syncs:
+            files.sync(file)
+    _check_written(files, path, content)
+
+
+def _check_written(files: Files, path: Path, content: bytes) -> None:
     if files.read(path, len(content)) != content:
         raise OSError(errno.EIO, f"what was read back of {path} is not what was written")
 
 
-def _check_space(files: Files, folder: Path, state: Mapping[str, Any]) -> None:
-    needed = estimate(state)
+def _check_space(files: Files, folder: Path, needed: int) -> None:
     if needed > files.free(folder):
         raise OSError(errno.ENOSPC, f"it needs {needed / 1e6:.1f} MB and was not begun, keep fewer or free some space")
 
 
 def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], *, read_back: bool) -> Entry:
     """Write both files under hidden names, and make their content durable."""
-    with files.create(hidden.data) as file:
-        writer = HashingWriter(files, file)
-        try:
-            torch.save(dict(state), cast(IO[bytes], writer))  # it only calls write and flush
-        except BaseException:
-            if writer.failure is not None:
-                raise writer.failure from None  # torch replaces the error of a failed write, and hides Ctrl-C
-            raise
-        files.sync(file)
-    if read_back and files.digest(hidden.data) != (writer.size, writer.sha256()):
+    with files.create(hidden.data) as data, files.create(hidden.manifest) as manifest:
+        written = _fill(files, data, state)
+        entry = replace(entry, size=written[0], sha256=written[1])
+        files.write(manifest, content := encode(entry))
+        files.begin_sync(manifest)
+        files.sync(data)
+        files.sync(manifest)
+    if read_back and files.digest(hidden.data) != written:
         raise OSError(errno.EIO, "what was read back is not what was written: the disk or the memory is faulty")
-    entry = replace(entry, size=writer.size, sha256=writer.sha256())
-    write_small(files, hidden.manifest, encode(entry))
+    _check_written(files, hidden.manifest, content)
     return entry
 
 
-def _moves(files: Files, hidden: Hidden, entry: Entry) -> Moves:
+def _moves(files: Files, hidden: Hidden, entry: Entry, *, is_clear: bool = False) -> Moves:
     """Return the renames, the manifest last; files that have the names now are moved aside first, to be restored."""
     path, manifest, shards = entry.path, manifest_path(entry.path), shards_path(entry.path)
     former = [(manifest, hidden.former_manifest), (path, hidden.former_data), (shards, hidden.former_shards)]
     new = [(hidden.shards, shards), (hidden.data, path), (hidden.manifest, manifest)]
-    return [*(each for each in former if files.exists(each[0])), *(new if entry.shards else new[1:])]
+    there = [] if is_clear else [each for each in former if files.exists(each[0])]
+    return [*there, *(new if entry.shards else new[1:])]
 
 
 def _put_in_place(files: Files, folder: Path, moves: Moves) -> None:
@@ -183,102 +231,3 @@ def _failure(files: Files, path: Path, error: Exception) -> OSError:
     )
     failure.errno = getattr(error, "errno", None)
     return failure
-
-
-View = tuple[Any, ...]
-
-
-def compact(state: Any) -> Any:
-    """Return a state whose tensors have no larger storage than they need.
-
-    A tensor is copied if its storage is larger than all views of it in the state, as of a slice, or if tensors of
-    another dtype view the same memory, which torch cannot save. All others are returned as they are and still share
-    memory; so do copies of the same slice.
-    """
-    views: dict[int, dict[View, int]] = {}
-    sizes: dict[int, int] = {}
-    dtypes: dict[int, set[torch.dtype]] = {}  # by address: two storages may have the same memory, as of NumPy's arrays
-    addresses: dict[int, int] = {}
-    for tensor in _tensors(state):
-        storage = tensor.untyped_storage()
-        sizes[storage._cdata], addresses[storage._cdata] = storage.nbytes(), storage.data_ptr()
-        dtypes.setdefault(storage.data_ptr(), set()).add(tensor.dtype)
-        views.setdefault(storage._cdata, {})[_view(tensor)] = tensor.nbytes
-    loose = {number for number, size in sizes.items() if size > sum(views[number].values())}
-    loose |= {number for number, address in addresses.items() if address and len(dtypes[address]) > 1}
-    return _rebuilt(state, loose, {}) if loose else state
-
-
-def _rebuilt(value: Any, loose: set[int], made: dict[View, Tensor]) -> Any:
-    if type(value) in MAPPINGS:
-        return type(value)({key: _rebuilt(item, loose, made) for key, item in value.items()})
-    if type(value) in SEQUENCES:
-        return type(value)([_rebuilt(item, loose, made) for item in value])
-    if not _has_memory(value) or value.untyped_storage()._cdata not in loose:
-        return value
-    view = (value.untyped_storage()._cdata, *_view(value))
-    if view not in made:
-        made[view] = value.detach().clone(memory_format=torch.contiguous_format)
-    form = (*view, type(value), value.requires_grad)  # a frozen view of a trained tensor is a tensor of its own
-    if form not in made:
-        copy = made[view].detach()
-        copy = nn.Parameter(copy, requires_grad=False) if type(value) is nn.Parameter else copy
-        made[form] = copy.requires_grad_(value.requires_grad)
-    return made[form]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if type(value) in MAPPINGS:
-        value = list(value.values())
-    if type(value) in SEQUENCES:
-        for item in value:
-            yield from _tensors(item)
-    elif _has_memory(value):
-        yield value
-
-
-def _has_memory(value: Any) -> bool:
-    """Return whether a value is a dense tensor with a storage: not sparse, quantized, meta or nested."""
-    return (
-        type(value) in (Tensor, nn.Parameter)
-        and value.layout is torch.strided
-        and not (value.is_quantized or value.is_meta or value.is_nested)
-    )
-
-
-def _view(tensor: Tensor) -> View:
-    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
-
-
-SLACK = 64 * 1024  # the archive's directory, the manifest, a pointer
-
-
-PER_TENSOR = 512  # a record's header, its padding, its entry in the directory
-
-
-PER_VALUE = 16
-
-
-def estimate(state: Any) -> int:
-    """Return about how many bytes a state needs on disk; shared storages count once."""
-    storages: dict[int, int] = {}
-    return SLACK + _values(state, storages) + sum(storages.values())
-
-
-def _values(value: Any, storages: dict[int, int]) -> int:
-    if isinstance(value, Tensor):
-        return PER_TENSOR + _tensor(value, storages)
-    if isinstance(value, Mapping):
-        return sum(_values(key, storages) + _values(item, storages) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return sum(_values(item, storages) for item in value)
-    return PER_VALUE + (len(value) if isinstance(value, str | bytes) else 0)
-
-
-def _tensor(tensor: Tensor, storages: dict[int, int]) -> int:
-    """Return the bytes of a tensor without a storage; of others, add the storage, which is saved once, as a whole."""
-    if tensor.layout is not torch.strided:
-        return tensor.element_size() * tensor.numel()
-    storage = tensor.untyped_storage()
-    storages[storage._cdata] = storage.nbytes()
-    return 0

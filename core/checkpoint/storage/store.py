@@ -70,6 +70,8 @@ class Store:
         self._hidden = Hidden.of(folder, run_name)
         self._lock = self._lock_of(run_name)
         self._own_lock: Lock | None = None  # of the name of its files, where that is another
+        self._is_tidy = False  # whether nothing failed since the last sweep
+        self._has_just_looked = False  # at the folder, when the store was opened
         self._sequence: int | None = None  # the highest so far, while the store is open
 
     def open(self, patience: float = 0.0) -> list[str]:
@@ -90,6 +92,7 @@ class Store:
             with self._locks_of_interrupted(patience):
                 notes += sweep(self._files, self.folder, self.run_name)
             self._sequence = reader.highest_sequence(self._manifests, self.run_name)
+            self._has_just_looked = True
             return notes + reader.refused(self._manifests)
         except BaseException as error:
             self._lock.release()
@@ -160,11 +163,13 @@ class Store:
         training = training_of(state)
         if training != (self.training_id or training):
             raise ValueError(f"A state of training {training} was given to the store of {self.training_id}.")
-        path = self._free_path(self.folder / check_name(name), training, replace_unknown)
+        path, is_new = self._free_path(self.folder / check_name(name), training, replace_unknown)
         entry = self._entry(path, state, newest + 1 if sequence is None else sequence, judged_by)
         entry = replace(entry, shards=dict(shards or {}), replaces=self._unknown(path) if replace_unknown else "")
-        entry = write(self._files, self._hidden, entry, state, read_back=read_back)
-        self._sequence = max(newest, entry.sequence)
+        is_clear = is_new and self._is_tidy
+        with self._changing():
+            entry = write(self._files, self._hidden, entry, state, read_back=read_back, is_clear=is_clear)
+        self._sequence, self._is_tidy = max(newest, entry.sequence), is_new  # of what is replaced, a file may be left
         return entry
 
     def begin_shards(self, needed: int) -> Path:
@@ -197,8 +202,10 @@ class Store:
         """
         entry = reader.read_manifest(path, files=self._files)
         newest = self._highest(entry.family)
-        entry = replace(entry, path=self._free_path(self.folder / path.name, entry.training, replace_unknown=False))
-        take_in(self._files, self._hidden, entry, path)
+        free, _ = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
+        entry = replace(entry, path=free)
+        with self._changing():
+            take_in(self._files, self._hidden, entry, path)
         self._sequence = max(newest, entry.sequence)
         return entry
 
@@ -222,7 +229,8 @@ class Store:
             entry = replace(
                 entry, shards={each.name: self._files.digest(each) for each in shards_path(entry.path).iterdir()}
             )
-        entry = write_manifest(self._files, self._hidden, entry)
+        with self._changing():
+            entry = write_manifest(self._files, self._hidden, entry)
         self._sequence = max(newest, sequence)
         return entry
 
@@ -233,12 +241,14 @@ class Store:
             OSError: the manifest could not be written; it is as it was.
         """
         entry = replace(entry, judged_by=judged_by)
-        put_manifest(self._files, self._hidden, entry)
+        with self._changing():
+            put_manifest(self._files, self._hidden, entry)
         return entry
 
     def steady(self) -> AbstractContextManager[None]:
-        """Read the folder once, and use the result within the context."""
-        return self._manifests.steady()
+        """Read the folder once, and use the result within the context; just after `open`, what that has read."""
+        looks, self._has_just_looked = not self._has_just_looked, False
+        return self._manifests.steady(looks=looks)
 
     def entries(self) -> tuple[list[Entry], list[str]]:
         """Return the checkpoints of all trainings of the run's name, newest first, and notes on skipped files."""
@@ -270,21 +280,22 @@ class Store:
         Raises:
             OSError: it could not be removed.
         """
-        if self._files.exists(self._hidden.doomed):
+        if not self._is_tidy and self._files.exists(self._hidden.doomed):
             finish_removal(self._files, self._hidden)
         manifest = manifest_path(path)
         if self.is_pinned(path) or not self._files.exists(manifest):
             return not self._files.exists(path)
         try:
-            of = reader.read_manifest(path, files=self._files).training
-            if of != (training or self.training_id or of):
-                return False
+            entry = reader.read_manifest(path, files=self._files)
         except ValueError:  # its training is unknown
             return False
-        self._files.rename(manifest, self._hidden.doomed)  # from now on it is not a checkpoint
-        self._files.unlink(path)
-        self._files.remove_folder(shards_path(path))
-        self._files.unlink(self._hidden.doomed)
+        if entry.training != (training or self.training_id or entry.training):
+            return False
+        with self._changing():
+            self._files.rename(manifest, self._hidden.doomed)  # from now on it is not a checkpoint
+            self._files.unlink(path)
+            self._files.remove_folder(shards_path(path))
+            self._files.unlink(self._hidden.doomed)
         return True
 
     def pin(self, path: Path) -> None:
@@ -303,6 +314,7 @@ class Store:
     def point(self, label: Label, path: Path | None) -> None:
         """Write the pointer to the last or best checkpoint, for people and tools; None removes it.
 
+        After a power cut, the one to the last may be empty or cut short until a resume of the training writes it again.
         If a folder has its name, nothing is written, and a warning is logged.
 
         Raises:
@@ -317,8 +329,17 @@ class Store:
             return
         if reader.read_pointer(pointer) == path.name:
             return
-        write_small(self._files, self._hidden.pointer, f"{path.name}\n".encode())
-        self._files.rename(self._hidden.pointer, pointer)
+        with self._changing():
+            # `prune` spares what is called the best; nothing relies on the last, which is not worth a wait for the disk
+            write_small(self._files, self._hidden.pointer, f"{path.name}\n".encode(), syncs=label == "best")
+            self._files.rename(self._hidden.pointer, pointer)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Note that the folder changes and, if that fails, that files may be left."""
+        was, self._is_tidy, self._has_just_looked = self._is_tidy, False, False
+        yield
+        self._is_tidy = was
 
     @contextmanager
     def _locks_of_interrupted(self, patience: float) -> Iterator[None]:
@@ -362,19 +383,22 @@ class Store:
             weights_only=bool(state.get(WEIGHTS_ONLY)),
         )
 
-    def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> Path:
-        """Return the wanted path, or the first numbered one that a checkpoint of a training may use."""
+    def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> tuple[Path, bool]:
+        """Return the wanted path, or the first numbered one that a training may use, and whether it is new."""
         path, number = wanted, 1
-        while not self._may_write(path, training, replace_unknown):
+        while not (is_new := self._is_new(path)) and not self._may_write(path, training, replace_unknown):
             number += 1
             path = wanted.with_name(f"{wanted.stem}-{number}{SUFFIX}")
-        return path
+        return path, is_new
+
+    def _is_new(self, path: Path) -> bool:
+        """Return whether a checkpoint replaces nothing there."""
+        parts = (path, manifest_path(path), shards_path(path), path.with_suffix(PINNED))
+        return not any(self._files.exists(each) for each in parts)
 
     def _may_write(self, path: Path, training: str, replace_unknown: bool) -> bool:
         if self.is_pinned(path) or self._is_no_file(path):
             return False
-        if not any(self._files.exists(each) for each in (path, manifest_path(path), shards_path(path))):
-            return True
         try:
             there = reader.read_manifest(path, files=self._files)
             return there.training == training and (there.training_id == training or replace_unknown)

@@ -12,7 +12,7 @@ from .attributes import CLASS, Attribute, encode_attributes, find_attributes, fi
 from .listeners import compare_listeners, describe_listeners
 from .program import compare_programs, describe_program, encode_options, list_overridden
 from .values import MISSING, Value, differing, equal, show, show_both
-from .variables import find_numbers
+from .variables import connections, find_numbers
 
 logger = logging.getLogger("heliograph")
 MAX_NAMES: Final = 5  # attributes that a note lists
@@ -45,7 +45,8 @@ class UnseenState:
 
     def state_dict(self, run: Run) -> dict[str, Any]:
         """Return the attributes, which of them the training has changed, the listeners and the program."""
-        attributes, counted = encode_attributes(find_attributes(run)), find_numbers(run)
+        connected = connections(run)
+        attributes, counted = encode_attributes(find_attributes(run)), find_numbers(run, connected)
         self.changed.update(where for where, *_ in differing(self.at_start, attributes | counted))
         for where, value in attributes.items():
             if "unseen" in value:
@@ -56,7 +57,7 @@ class UnseenState:
             "numbers": kept,
             "changed": sorted(self.changed),
             "options": self.options,
-            "listening": describe_listeners(run),
+            "listening": describe_listeners(run, connected),
             **describe_program(run),
         }
 

@@ -22,13 +22,13 @@ from ....events import (
     TestStart,
     TrainEnd,
 )
-from ....events.bus import FunctionName, OrderedSignal, PluginName, Subscription
+from ....events.bus import FunctionName, PluginName, Subscription
 from ....events.checks import describe
 from ....plugins.filters import Filter
 from ...data.draws.users_code import attributes_of, is_users
 from .program import Program, affects_training
 from .values import Value, encode, equal, show, show_both
-from .variables import is_number, receiver_object
+from .variables import Connections, connections, is_number, receiver_object
 
 AFTERWARDS: Final = {
     LastBoundary, PredictBatchEnd, PredictBatchStart, PredictEnd, PredictStart, RunClosed, RunFailed,
@@ -66,18 +66,23 @@ class Listener(TypedDict):
 Listeners = Mapping[str, Sequence[Listener]]
 
 
-def describe_listeners(run: Run) -> dict[str, list[Listener]]:
+def describe_listeners(run: Run, connected: Connections | None = None) -> dict[str, list[Listener]]:
     """Return the listeners of each event of a training, in their order, if any of them is the user's.
 
-    Observers and what they connect are left out.
+    Observers and what they connect are left out, and so are events after the training: these cannot change it.
+
+    Args:
+        run: the run.
+        connected: what listens, if that is known.
     """
     found: dict[str, list[Listener]] = {}
     observers = {name for name in run.plugins.names() if not affects_training(run.plugins[name])}
-    for signal in _signals(run):
-        connected = [(receiver, each) for receiver, each in signal.listeners() if _plugin(each) not in observers]
-        listeners = [_listener(run, receiver, subscription) for receiver, subscription in connected]
-        if any(listener["is_users"] for listener in listeners):
-            found[signal.event.__name__] = listeners
+    for event, listeners in connected or connections(run):
+        if event in AFTERWARDS or not any(_is_users(receiver) for receiver, _ in listeners):
+            continue
+        compared = [(receiver, each) for receiver, each in listeners if _plugin(each) not in observers]
+        if any(_is_users(receiver) for receiver, _ in compared):
+            found[event.__name__] = [_listener(run, receiver, each) for receiver, each in compared]
     return found
 
 
@@ -104,30 +109,29 @@ def compare_listeners(before: Listeners, now: Listeners, plugins: Program, other
         yield from _other_order(event, then, here)
 
 
-def _signals(run: Run) -> list[OrderedSignal[Any]]:
-    """Return the signals of events before the end of the training: later ones cannot change it."""
-    return [signal for signal in run.bus.signals() if signal.event not in AFTERWARDS]
-
-
 def _plugin(subscription: Subscription) -> str:
     return "" if isinstance(subscription.owner, FunctionName) else str(subscription.owner)
 
 
 def _listener(run: Run, receiver: Callable[..., Any], subscription: Subscription) -> Listener:
-    function, is_method = _function(receiver), isinstance(subscription.owner, PluginName)
-    module = getattr(function, "__module__", None) or type(function).__module__
+    is_method = isinstance(subscription.owner, PluginName)
     when, emissions = (
         (encode("always"), 0) if is_method else _filter(run, subscription.when)
     )  # a plugin's is in its state
     return {
-        "function": str(describe(function)),
+        "function": str(describe(_function(receiver))),
         "plugin": _plugin(subscription),
         "is_method": is_method,
-        "is_users": is_users(str(module)),
+        "is_users": _is_users(receiver),
         "bound": encode(None) if is_method else _bound(run, receiver),
         "when": when,
         "emissions": emissions,
     }
+
+
+def _is_users(receiver: Callable[..., Any]) -> bool:
+    function = _function(receiver)
+    return is_users(str(getattr(function, "__module__", None) or type(function).__module__))
 
 
 def _filter(run: Run, when: Any) -> tuple[Value, int]:

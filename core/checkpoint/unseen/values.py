@@ -147,7 +147,7 @@ def _same(one: Any, other: Any) -> bool:
         return bool(one == other)
     if isinstance(one, Tensor):
         same_kind = one.dtype == other.dtype and one.shape == other.shape
-        return same_kind and Fingerprint(one).digest == Fingerprint(other).digest
+        return same_kind and tensor_bytes(one) == tensor_bytes(other)  # digesting both takes ten times as long
     if isinstance(one, dict):
         return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):

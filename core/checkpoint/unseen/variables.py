@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import nn
 
-from ....events import Run
+from ....events import Event, Run
 from ....events.bus import FunctionName, Subscription
 from ...data.draws.users_code import attributes_of, global_names, is_users
 from .attributes import ignored_names
@@ -18,6 +18,8 @@ from .program import affects_training
 from .values import encode
 
 MOST: Final = 5_000  # functions and classes
+Receivers = list[tuple[Callable[..., Any], Subscription]]
+Connections = list[tuple[type[Event], Receivers]]
 CALLED: Final = frozenset({FunctionType, MethodType, partial})
 BITS: Final = 63  # of a whole number: what `torch.load` reads safely
 
@@ -38,15 +40,25 @@ class Variable(NamedTuple):
     is_default: bool = False
 
 
-def find_numbers(run: Run) -> dict[str, dict[str, Any]]:
+def connections(run: Run) -> Connections:
+    """Return what listens to each event, in order: looked at once for all that a save compares."""
+    return [(signal.event, list(signal.listeners())) for signal in run.bus.signals() if signal.subscriptions]
+
+
+def find_numbers(run: Run, connected: Connections | None = None) -> dict[str, dict[str, Any]]:
     """Return the numbers that the user's functions and classes can read and change, encoded, by where they are.
 
     Searched are the methods of the task, its modules, optimizers, schedulers and plugins, the functions and objects
     that listen to events, and all that these refer to. Lists and other objects are left out, since most of them are
     logs; a list, dict or set that is a default argument is not.
+
+    Args:
+        run: the run.
+        connected: what listens, if that is known.
     """
-    pending, seen = deque[Any](_roots(run)), set[int]()
-    found = {variable.key: variable for variable in _object_variables(run) if is_number(variable.value)}
+    receivers = [each for _, listeners in connected or connections(run) for each in listeners]
+    pending, seen = deque[Any](_roots(run, receivers)), set[int]()
+    found = {variable.key: variable for variable in _object_variables(run, receivers) if is_number(variable.value)}
     while pending and len(seen) < MOST:
         thing = pending.popleft()
         if id(thing) in seen:
@@ -77,7 +89,7 @@ def receiver_object(run: Run, receiver: Callable[..., Any]) -> Any:
     return None if any(holder is each for each in compared) else holder
 
 
-def _roots(run: Run) -> Iterator[Any]:
+def _roots(run: Run, receivers: Receivers) -> Iterator[Any]:
     """Yield the user's classes and functions that a run calls."""
     for each in _objects(run):
         if is_users(type(each).__module__):
@@ -86,17 +98,12 @@ def _roots(run: Run) -> Iterator[Any]:
             if type(value) in CALLED:
                 yield from _functions_in(value)
     plugins = {name: run.plugins[name] for name in run.plugins.names()}
-    for receiver, subscription in _receivers(run):
+    for receiver, subscription in receivers:
         owner = subscription.owner
         if owner not in plugins or isinstance(owner, FunctionName) or affects_training(plugins[owner]):
             yield from _functions_in(receiver)
             if (holder := receiver_object(run, receiver)) is not None:
                 yield type(holder)
-
-
-def _receivers(run: Run) -> Iterator[tuple[Callable[..., Any], Subscription]]:
-    for signal in run.bus.signals():
-        yield from signal.listeners()
 
 
 def _objects(run: Run) -> Iterator[Any]:
@@ -109,9 +116,9 @@ def _objects(run: Run) -> Iterator[Any]:
     yield from (plugin for name in run.plugins.names() if affects_training(plugin := run.plugins[name]))
 
 
-def _object_variables(run: Run) -> Iterator[Variable]:
+def _object_variables(run: Run, receivers: Receivers) -> Iterator[Variable]:
     """Yield the attributes of objects that listen, or whose methods do, and that no plugin connected."""
-    for receiver, subscription in _receivers(run):
+    for receiver, subscription in receivers:
         if isinstance(subscription.owner, FunctionName) and (holder := receiver_object(run, receiver)) is not None:
             ignored, kind = ignored_names(holder), type(holder)
             for name, value in attributes_of(holder).items():

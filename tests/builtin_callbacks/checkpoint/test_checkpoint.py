@@ -399,12 +399,12 @@ def failing_save(number: int, error: BaseException) -> Callable[..., None]:
     calls: list[int] = []
     real = torch.save
 
-    def save(state: Any, file: Any) -> None:
+    def save(state: Any, file: Any, **options: Any) -> None:
         calls.append(1)
         if len(calls) == number:
             file.write(b"half")
             raise error
-        real(state, file)
+        real(state, file, **options)
 
     return save
 

@@ -10,8 +10,7 @@ import pytest
 from heliograph.builtin_callbacks.checkpoint.removable import ranked
 from heliograph.builtin_callbacks.checkpoint.retention import Retention
 from heliograph.core.checkpoint.storage import Entry
-from heliograph.core.checkpoint.storage.best_order import best_first
-from heliograph.core.checkpoint.storage.manifest import pointer_path
+from heliograph.core.checkpoint.storage.manifest import best_first, pointer_path
 from heliograph.core.metrics.monitor import Monitor
 
 LOSS = "validation/loss"

@@ -143,3 +143,29 @@ def test_damaged_ones_count_for_nothing_and_go_with_others() -> None:
 
     assert best(retention) == "2.pth"
     assert drop(retention) == [1, 3, 4]
+
+
+def test_pins_are_looked_for_only_where_they_decide() -> None:
+    """Each takes a look at the disk, and there may be thousands of checkpoints."""
+    retention, asked = Retention(2, 50, LOSS), list[str]()
+    retention.begin([entry(sequence, float(sequence)) for sequence in range(1, 101)])
+
+    def is_pinned(path: Path) -> bool:
+        asked.append(path.stem)
+        return path.stem == "100"
+
+    assert [path.stem for path in retention.drop(is_pinned)] == [str(number) for number in range(51, 98)]
+    assert asked == [str(number) for number in range(100, 50, -1)]
+
+
+def test_the_best_is_found_again_after_each_change() -> None:
+    retention = Retention(1, 1, LOSS)
+    found = []
+    for sequence, value in enumerate((0.5, 0.1, 0.3), 1):
+        retention.add(entry(sequence, value))
+        found.append(best(retention))
+    retention.add(entry(2, 0.9))
+    found.append(best(retention))
+
+    assert found == ["1.pth", "2.pth", "2.pth", "3.pth"]
+    assert (drop(retention), best(retention)) == ([1], "3.pth")

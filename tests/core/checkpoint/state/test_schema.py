@@ -96,6 +96,16 @@ def test_every_tree_of_plain_values_is_plain(value: Any) -> None:
     check_plain([value] * 3, "state")
 
 
+@pytest.mark.parametrize(
+    "value", [{1, 2}, {"a": [{1}]}, {(1, object()): 1}, [0, (object(),)], {"a": {"b": complex(1)}}, range(3)]
+)
+def test_what_is_not_plain_is_named_by_its_place(value: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"^(a key of )?state.* is a builtins\.(set|object|complex|range): a checkpoint"
+    ):
+        check_plain(value, "state")
+
+
 @pytest.mark.parametrize("check", [check_plain, check_tree])
 @pytest.mark.parametrize("kind", [list, tuple, dict])
 def test_lists_that_are_shared_again_and_again(check: Any, kind: type) -> None:

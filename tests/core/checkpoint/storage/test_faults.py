@@ -23,6 +23,12 @@ Make = Callable[..., Any]
 Contents = dict[str, bytes]
 
 
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a small state be written in many pieces, as a large one is."""
+    monkeypatch.setattr("heliograph.core.checkpoint.storage.files.PIECE", 24)
+
+
 class Faulty(Files):
     """Fails from the operation `first` on.
 
@@ -308,7 +314,7 @@ def test_torchs_own_word_for_a_failed_write(
     store = opened()
     error = RuntimeError("PytorchStreamWriter failed writing file")
 
-    def save(saved: Any, file: Any) -> None:
+    def save(saved: Any, file: Any, **options: Any) -> None:
         file.write(b"half")
         raise error
 

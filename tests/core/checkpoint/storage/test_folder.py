@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from heliograph import Checkpoint, Every, Supervised, Trainer
 from heliograph.core.checkpoint.storage import folder as listing
-from heliograph.core.checkpoint.storage.files import SYSTEM
+from heliograph.core.checkpoint.storage.files import SYSTEM, Files
 from heliograph.core.checkpoint.storage.folder import Manifests
+from torch import nn
 
 Make = Callable[..., Any]
 LONG_AGO = 1_000_000_000
@@ -107,3 +110,56 @@ def test_hidden_files_are_not_ours(tmp_path: Path, opened: Make, state: Make) ->
         (tmp_path / name).write_bytes(b"another system's")
 
     assert [found.path.name for found in Manifests(tmp_path).look()] == ["a.pth"]
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return the folders that are listed, as they are."""
+    listed: list[Path] = []
+    names = Files.try_names
+
+    def try_names(files: Files, folder: Path) -> list[os.DirEntry[str]]:
+        listed.append(folder)
+        return names(files, folder)
+
+    monkeypatch.setattr(Files, "try_names", try_names)
+    return listed
+
+
+def test_a_folder_is_not_listed_again_just_after_its_store_was_opened(
+    tmp_path: Path, opened: Make, state: Make, looks: list[Path]
+) -> None:
+    opened().save("a.pth", state(1))
+    looks.clear()
+    store = opened("other")
+    with store.steady():
+        assert store.count() == 0
+    assert looks == [tmp_path]
+    with store.steady():
+        store.entries()
+    assert looks == [tmp_path] * 2
+
+
+def test_a_resume_lists_the_folder_once(tmp_path: Path, looks: list[Path]) -> None:
+    def fit(steps: int) -> None:
+        task = Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
+        checkpoint = Checkpoint(tmp_path, every=Every(steps=1), keep_last=None, resume="auto")
+        batches = [(torch.ones(1, 1), torch.ones(1, 1))] * 9
+        Trainer([checkpoint], device="cpu").fit(task, batches, optimizer=torch.optim.SGD, steps=steps)
+
+    fit(2)
+    looks.clear()
+    fit(4)
+
+    assert looks == [tmp_path]
+    assert len(Manifests(tmp_path).look()) == 4
+
+
+def test_a_list_of_checkpoints_is_the_callers_own(tmp_path: Path, opened: Make, state: Make) -> None:
+    store = opened()
+    store.save("a.pth", state(1))
+    with store.steady():
+        for each in store.entries():
+            each.clear()
+
+        assert [each.path.name for each in store.entries()[0]] == ["a.pth"]

@@ -92,7 +92,7 @@ def prunes_what_has_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes all old checkpoints of a name for one training's."""
 
     def drop(self: Retention, is_pinned: Callable[[Path], bool]) -> list[Path]:
-        return [each.path for each in self._entries[:-1] if not is_pinned(each.path)]
+        return [path for path in list(self._entries)[:-1] if not is_pinned(path)]
 
     monkeypatch.setattr(Retention, "drop", drop)
 

@@ -1,205 +1,160 @@
-"""Tensors of any form: their files are no larger than needed, and they are equal and share memory when loaded."""
+"""What a save does to the disk, step by step: no more than it must, and what is synced together."""
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from io import BytesIO
+from io import BytesIO, FileIO
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from heliograph.builtin_callbacks.checkpoint.buffers import Buffers
-from heliograph.core.checkpoint.storage.save_steps import compact
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor, nn
+from heliograph.core.checkpoint.storage import Files
+from heliograph.core.checkpoint.storage.save_steps import NO_STORAGES, Pickle
+from torch import nn
 
 Make = Callable[..., Any]
-pytestmark = [  # quantized tensors are still there
-    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning"),
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
+SAVE = [
+    "create .run.data.tmp",
+    "create .run.manifest.tmp",
+    "write .run.data.tmp",
+    "write .run.manifest.tmp",
+    "begin .run.manifest.tmp",
+    "sync .run.data.tmp",
+    "sync .run.manifest.tmp",
 ]
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
 
 
-@st.composite
-def tensors(draw: st.DrawFn, base: Tensor) -> Tensor:
-    """Draw a view of some memory, or a tensor that is none."""
-    numbers = st.integers(0, 3)
-    size = draw(st.lists(numbers, max_size=3))
-    stride = [draw(st.integers(0, 4)) for _ in size]
-    room = len(base) - sum(max(0, each - 1) * step for each, step in zip(size, stride, strict=True))
-    tensor = base.as_strided(size, stride, draw(st.integers(0, max(0, room - 1))))
-    kind = draw(st.sampled_from(["view", "parameter", "conj", "neg", "sparse", "transposed", "quantized", "clone"]))
-    if kind == "parameter" and (tensor.is_floating_point() or tensor.is_complex()):
-        return nn.Parameter(tensor, draw(st.booleans()))
-    if kind == "conj" and tensor.is_complex():
-        return tensor.conj()
-    if kind == "neg" and tensor.is_complex():
-        return tensor.conj().imag
-    if kind == "sparse" and tensor.dim() and tensor.dtype != torch.bfloat16:
-        return tensor.to_sparse()
-    if kind == "quantized" and tensor.dtype == torch.float32:
-        return torch.quantize_per_tensor(tensor.contiguous(), 0.5, 1, torch.qint8)
-    return tensor.clone() if kind == "clone" else tensor.T if kind == "transposed" and tensor.dim() == 2 else tensor
+class Steps(Files):
+    """Writes down what changes the disk."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def create(self, path: Path) -> FileIO:
+        self.done.append(f"create {path.name}")
+        return super().create(path)
+
+    def write(self, file: FileIO, content: bytes | memoryview) -> None:
+        self.done.append(f"write {Path(str(file.name)).name}")
+        super().write(file, content)
+
+    def begin_sync(self, file: FileIO) -> None:
+        self.done.append(f"begin {Path(str(file.name)).name}")
+        super().begin_sync(file)
+
+    def sync(self, file: FileIO) -> None:
+        self.done.append(f"sync {Path(str(file.name)).name}")
+
+    def rename(self, old: Path, new: Path) -> None:
+        self.done.append(f"rename {new.name}")
+        super().rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        self.done.append(f"unlink {path.name}")
+        super().unlink(path)
+
+    def sync_folder(self, folder: Path) -> None:
+        self.done.append("sync the folder")
 
 
-@st.composite
-def states(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw a state whose tensors are views of few pieces of memory, some of them in several places."""
-    bases = []
-    for _ in range(draw(st.integers(1, 3))):
-        dtype, length = draw(st.sampled_from(DTYPES)), draw(st.integers(32, 200))
-        values = torch.arange(length) % 2 == 0 if dtype == torch.bool else torch.arange(length).to(dtype)
-        bases.append(values * (1 + 1j) if dtype == torch.complex64 else values)
-    found = [draw(tensors(draw(st.sampled_from(bases)))) for _ in range(draw(st.integers(1, 6)))]
-    again = draw(st.lists(st.sampled_from([*bases, *found]), max_size=3))
-    return {"a": {str(number): each for number, each in enumerate(found)}, "b": [(each, 1) for each in again]}
+@pytest.fixture
+def steps() -> Steps:
+    return Steps()
 
 
-def leaves(state: dict[str, Any]) -> list[Tensor]:
-    """Return the tensors of a state."""
-    return [*state["a"].values(), *(each for each, _ in state["b"])]
+def test_a_save_under_a_new_name_syncs_both_files_and_the_folder(opened: Make, state: Make, steps: Steps) -> None:
+    store = opened(files=steps)
+    store.save("a.pth", state(1))
+    steps.done.clear()
+    store.save("b.pth", state(2), read_back=False)
+
+    assert steps.done == [*SAVE, "rename b.pth", "rename b.json", "sync the folder"]
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """Return a tensor's values, for comparing."""
-    tensor = tensor.detach()
-    if tensor.is_quantized:
-        return tensor.dequantize()
-    return (tensor if tensor.layout is torch.strided else tensor.to_dense()).resolve_conj().resolve_neg()
+def test_a_save_that_replaces_makes_the_hidden_names_durable_first(opened: Make, state: Make, steps: Steps) -> None:
+    store = opened(files=steps)
+    store.save("a.pth", state(1))
+    steps.done.clear()
+    store.save("a.pth", state(2))
+    moves = [".run.former-manifest.tmp", ".run.former-data.tmp", "a.pth", "a.json"]
+
+    assert steps.done[7:] == [
+        "sync the folder",
+        *(f"rename {each}" for each in moves),
+        "sync the folder",
+        "unlink .run.former-data.tmp",
+        "unlink .run.former-manifest.tmp",
+    ]
 
 
-def memory(tensor: Tensor) -> int | None:
-    """Return where a tensor's values lie, None for one whose memory is not looked at."""
-    if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
-        return None
-    return int(tensor.untyped_storage().data_ptr())
+def test_only_the_pointer_to_the_best_is_synced(opened: Make, state: Make, steps: Steps) -> None:
+    store = opened(files=steps)
+    path = store.save("a.pth", state(1)).path
+    steps.done.clear()
+    store.point("last", path)
+    store.point("best", path)
+    written = ["create .run.pointer.tmp", "write .run.pointer.tmp"]
+
+    assert steps.done == [*written, "rename run.last", *written, "sync .run.pointer.tmp", "rename run.best"]
 
 
-def has_memory_of_two_dtypes(state: dict[str, Any]) -> bool:
-    """Return whether tensors of several dtypes show the same memory, which cannot be saved as one."""
-    plain_views = [each for each in leaves(state) if each.layout is torch.strided and not each.is_quantized]
-    shown = {(each.untyped_storage().data_ptr(), each.dtype) for each in plain_views}
-    return len(shown) > len({place for place, _ in shown})
+def test_a_removal_syncs_nothing(opened: Make, state: Make, steps: Steps) -> None:
+    store = opened(files=steps)
+    path = store.save("a.pth", state(1)).path
+    store.save("b.pth", state(2))
+    steps.done.clear()
+    store.remove(path)
+
+    assert steps.done == ["rename .run.doomed", "unlink a.pth", "unlink .run.doomed"]
 
 
-@given(states(), st.booleans())
-def test_every_form_comes_back_equal(state: dict[str, Any], in_background: bool) -> None:
+def test_what_a_failed_change_may_have_left_is_removed_by_the_next_save(
+    tmp_path: Path, opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(files=Files())
+    path = store.save("a.pth", state(1)).path
+    with monkeypatch.context() as broken:
+        broken.setattr(Files, "rename", lambda self, old, new: (_ for _ in ()).throw(OSError("refused")))
+        with pytest.raises(OSError, match="refused"):
+            store.point("last", path)
+    left = (tmp_path / ".run.pointer.tmp").exists()
+    store.save("b.pth", state(2))
+
+    assert left
+    assert not (tmp_path / ".run.pointer.tmp").exists()
+
+
+ALL_KINDS = {
+    "plain": [1, 2.5, "text", b"bytes", None, True, (1, [2])],
+    "ordered": OrderedDict(a=1),
+    "counter": Counter("aab"),
+    "weight": nn.Parameter(torch.arange(3.0)),
+    "slice": torch.arange(6)[2:4],
+    "sparse": torch.eye(2).to_sparse(),
+}
+
+
+def saved(**options: Any) -> bytes:
     file = BytesIO()
-    torch.save(compact(Buffers().copy(state) if in_background else state), file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)
-
-    for before, after in zip(leaves(state), leaves(loaded), strict=True):
-        assert type(before) is type(after)
-        assert (before.dtype, before.shape, before.requires_grad) == (after.dtype, after.shape, after.requires_grad)
-        assert torch.equal(plain(before), plain(after))
+    torch.save(ALL_KINDS, file, **options)
+    return file.getvalue()
 
 
-@given(states())
-def test_nothing_takes_more_than_it_shows_or_than_it_took(state: dict[str, Any]) -> None:
-    found = leaves(compact(state))
-    views = [each for each in found if memory(each) is not None]
-    taken = {memory(each): each.untyped_storage().nbytes() for each in views}
-    before = {memory(each): each.untyped_storage().nbytes() for each in leaves(state) if memory(each) is not None}
-
-    if not has_memory_of_two_dtypes(state):
-        assert sum(taken.values()) <= sum(before.values())
-    for place, size in taken.items():
-        assert size <= sum(each.nbytes for each in views if memory(each) == place)
-    for one, other in zip(leaves(state), found, strict=True):
-        assert one is other or memory(one) is None or memory(one) != memory(other)
+def test_the_file_has_the_same_bytes() -> None:
+    assert saved(pickle_module=Pickle) == saved()
 
 
-@pytest.mark.parametrize("in_background", [False, True])
-@pytest.mark.parametrize(
-    "part", [lambda whole: whole.real, lambda whole: whole.conj().imag, lambda whole: whole.view(torch.int16)]
-)
-def test_memory_of_two_dtypes_is_saved_twice(part: Make, in_background: bool) -> None:
-    whole = torch.randn(8, dtype=torch.complex64)
-    state = {"a": {"whole": whole, "part": part(whole)}, "b": []}
-    file = BytesIO()
-    torch.save(compact(Buffers().copy(state) if in_background else state), file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)["a"]
+def test_torch_is_not_asked_of_plain_values() -> None:
+    asked: list[Any] = []
 
-    assert torch.equal(loaded["whole"], whole)
-    assert loaded["part"].dtype == part(whole).dtype
-    assert torch.equal(loaded["part"], part(whole))
+    class Asking(Pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            asked.append(value)
 
+    tensor = torch.zeros(1)
+    Asking(BytesIO(), protocol=2).dump([ALL_KINDS["plain"], {"a": tensor}])
 
-def test_a_frozen_and_a_trained_view_of_the_same_slice_stay_so_and_share_memory() -> None:
-    part = torch.randn(100)[:10]
-    state = {"frozen": nn.Parameter(part, False), "trained": nn.Parameter(part), "plain": part}
-
-    found = compact(state)
-
-    assert {name: (type(each), each.requires_grad) for name, each in found.items()} == {
-        "frozen": (nn.Parameter, False),
-        "trained": (nn.Parameter, True),
-        "plain": (Tensor, False),
-    }
-    assert len({memory(each) for each in found.values()}) == 1
-    assert found["plain"].untyped_storage().nbytes() == part.nbytes
-
-
-def test_a_plain_tensor_that_is_trained_stays_so() -> None:
-    state = compact({"weight": torch.randn(100)[:10].requires_grad_()})
-
-    assert state["weight"].requires_grad
-    assert type(state["weight"]) is Tensor
-
-
-def test_tied_weights_are_written_once() -> None:
-    whole = torch.randn(100_000)
-    tied = {"whole": whole, "tied": whole, "parameter": nn.Parameter(whole), "part": whole[:10]}
-    slices = {"slice": torch.randn(100_000)[:10], "other": torch.randn(5)}
-    slices["slice, too"] = slices["slice"]
-    kept, cut = compact(tied), compact(slices)
-
-    assert kept is tied
-    assert cut["slice"] is cut["slice, too"]
-    assert cut["slice"].untyped_storage().nbytes() == 40
-    assert cut["other"] is slices["other"]
-
-
-def test_a_slice_takes_no_room_of_its_whole(opened: Make, state: Make) -> None:
-    part = torch.arange(1_000_000.0)[5:8]
-    entry = opened().save("a.pth", state(modules={"m": {"part": part, "again": part}}))
-    loaded = torch.load(entry.path, weights_only=True)["modules"]["m"]
-    loaded["part"][0] = -1
-
-    assert entry.size < 10_000
-    assert loaded["again"].tolist() == [-1.0, 6.0, 7.0]
-    assert part.tolist() == [5.0, 6.0, 7.0]
-
-
-@pytest.mark.parametrize("size", [(10**6, 10**6), (32, 16, 64, 64)])
-def test_what_is_expanded_takes_what_it_is_made_of(opened: Make, state: Make, size: tuple[int, ...]) -> None:
-    expanded = torch.ones(()).expand(size)
-
-    assert opened().save("a.pth", state(modules={"m": {"expanded": expanded}})).size < 10_000
-
-
-def test_numpys_memory_that_is_seen_as_two_dtypes_is_saved(opened: Make, state: Make) -> None:
-    raw = np.arange(4, dtype=np.int32)
-    both = {"bits": torch.from_numpy(raw), "numbers": torch.from_numpy(raw.view(np.float32))}
-    loaded = torch.load(opened().save("a.pth", state(modules={"m": both})).path, weights_only=True)["modules"]["m"]
-
-    assert {name: each.dtype for name, each in loaded.items()} == {"bits": torch.int32, "numbers": torch.float32}
-    assert all(torch.equal(loaded[name], both[name]) for name in both)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
-@pytest.mark.parametrize("in_background", [False, True])
-def test_nested_and_compressed_tensors_are_saved(opened: Make, state: Make, in_background: bool) -> None:
-    odd = {"nested": torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)]), "csr": torch.eye(4).to_sparse_csr()}
-    given = Buffers().copy(odd) if in_background else odd
-    loaded = torch.load(opened().save("a.pth", state(modules={"m": given})).path, weights_only=True)["modules"]["m"]
-
-    assert [each.tolist() for each in loaded["nested"].unbind()] == [[1.0, 1.0], [0.0, 0.0, 0.0]]
-    assert loaded["csr"].layout is torch.sparse_csr
-    assert torch.equal(loaded["csr"].to_dense(), torch.eye(4))
+    assert any(each is tensor for each in asked)
+    assert not any(type(each) in NO_STORAGES for each in asked)

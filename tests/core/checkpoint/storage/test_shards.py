@@ -75,7 +75,7 @@ def test_a_save_that_fails_at_any_operation_changes_nothing(
         if files.count <= trial:
             break
         store.close()
-    assert trial > 8
+    assert trial > 6
     assert check_whole(folder) == 2
 
 
@@ -101,7 +101,7 @@ def test_a_kill_at_any_operation_loses_nothing(
         assert check_whole(folder) in ((2,) if returned else (1, 2))
         if ended:
             break
-    assert trial > 8
+    assert trial > 6
 
 
 def test_a_removal_that_is_killed_is_finished(tmp_path: Path, opened: Make, state: Make) -> None:
