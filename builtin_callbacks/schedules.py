@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from ..core.host import is_preempted
 from ..events import (
@@ -27,6 +27,9 @@ from ..events.checks import check_flag
 from ..plugins import Plugin, on
 from ..plugins.filters import Filter
 from ..plugins.recurrence import Recurrence, make_filter
+
+if TYPE_CHECKING:
+    from ..events.alarms import Alarm
 
 
 class Counter(TypedDict, total=False):
@@ -103,11 +106,16 @@ class Schedule(Plugin):
         if self.at_start and run.progress.epoch == run.progress.batches == 0 and self._recurrence.last < 0:
             self.ask(run, "at the start")
 
-    @on(BatchEnd, EpochEnd)
+    @on(BatchEnd, EpochEnd, idle_until="next_due")
     def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
         """Ask within an epoch, and at its end."""
         if self.filter(run):
             self.ask(run, str(self.filter))
+
+    def next_due(self, run: Run) -> Alarm | None:
+        """Return the count at which it is due."""
+        idle_until = self.filter.idle_until
+        return None if idle_until is None else idle_until(run)
 
     @on(LastBoundary, lane=Lane.REPORT)
     def finish(self, run: Run, event: LastBoundary) -> None:

@@ -213,4 +213,4 @@ def evaluating(run: RunContext, phase: Phase, kind: Callable[..., Evaluation] = 
     finally:
         run.control.is_evaluating, run.work.collection = False, None
     # Not reached after an error: `run.phase` is then the one that failed.
-    run.phase, run.means, run.work.batch, run.work.outputs = former, means, None, None
+    run.phase, run.means, run.work.batch, run.outputs = former, means, None, None

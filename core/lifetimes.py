@@ -36,8 +36,6 @@ class EpochWork:
     Attributes:
         batch: the current batch.
         stream: the one of several streams that it is of; None where it is of all, or there is one.
-        outputs: what the task's step left for handlers.
-        loss: the last training loss.
         in_hand: whether a batch is being processed.
         is_unstepped: whether the user's own loop has yet to call `run.step(loss)` for it.
         is_exhausted: whether the loader has ended.
@@ -54,8 +52,6 @@ class EpochWork:
 
     batch: Any = None
     stream: str | None = None
-    outputs: Any = None
-    loss: Tensor | None = None
     in_hand: bool = False
     is_unstepped: bool = False
     is_exhausted: bool = False

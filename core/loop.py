@@ -90,7 +90,7 @@ def batches(run: RunContext) -> Iterator[Any]:
     conditions are such that a batch without handlers costs next to nothing.
     """
     control, progress, hot, bus, work = run.control, run.progress, run.hot, run.bus, run.work
-    finishes, last_step = run.stepping.is_named, run.last_step
+    finishes, last_step, is_shared = run.stepping.is_named, run.last_step, control.is_shared
     for work.batch in run.feed(lambda done, total: run.emit(ev.Replay(done, total))):
         work.in_hand = True
         if (bus.receiver_count and hot.batch_start.chain) or control.votes_on_batches:
@@ -101,7 +101,7 @@ def batches(run: RunContext) -> Iterator[Any]:
             finish_batch(run)
         progress.batch += 1
         work.in_hand = False
-        if bus.receiver_count or control.pending or control.touched or control.is_shared:
+        if bus.receiver_count or control.pending or control.touched or is_shared:
             close_batch(run)
         if control.leaving or progress.steps >= last_step:
             break
@@ -132,7 +132,7 @@ def close_batch(run: RunContext) -> None:
     control, hot = run.control, run.hot
     if hot.batch_end.chain:
         hot.batch_end.emit(run, BATCH_END)
-    run.work.outputs = None
+    run.outputs = None
     if control.touched:
         control.close_batch()
     judged = bool(hot.should_stop.chain)
@@ -142,15 +142,15 @@ def close_batch(run: RunContext) -> None:
 
 def step(run: RunContext, loss: Any, name: str | None = None) -> None:
     """Emit ForwardEnd, take a loss backward, emit BackwardEnd; where that ends its window, step, emitting more."""
-    control, stepping, size = run.control, run.stepping, run.settings.size_of(run.work.batch)
-    has_receivers, hot, window = run.bus.receiver_count, run.hot, stepping.checked
+    control, stepping, hot, size = run.control, run.stepping, run.hot, run.size_of(run.work.batch)
+    has_receivers, is_shared, window = run.bus.receiver_count, control.is_shared, stepping.checked
     if window is None or name is not None or loss.__class__ is tuple:
         window, loss = stepping.take(run, name, loss)
-    window.loss = run.work.loss = loss
+    window.loss = run.loss = loss
     if stepping.is_first_loss:
-        run.progress.samples += run.data.sum_of_all_ranks(size) if control.is_shared else size
-    if has_receivers or control.is_shared:
-        if (hot.log.chain or control.is_shared) and window.counts is None:  # of several ranks, another may log
+        run.progress.samples += run.data.sum_of_all_ranks(size) if is_shared else size
+    if has_receivers or is_shared:
+        if (hot.log.chain or is_shared) and window.counts is None:  # of several ranks, another may log
             run.means.add(window.label, loss, size)
         if hot.forward_end.chain:
             hot.forward_end.emit(run, FORWARD_END)
@@ -168,7 +168,7 @@ def step(run: RunContext, loss: Any, name: str | None = None) -> None:
 def close_window(run: RunContext, window: OptimizerWindow) -> None:
     """Emit GradientsReady, step with the gradients unless they are dropped, and emit StepEnd."""
     control, stepping, hot, has_receivers = run.control, run.stepping, run.hot, run.bus.receiver_count > 0
-    run.work.loss = stepping.select(window, control)
+    run.loss = stepping.select(window, control) if stepping.is_named else window.loss
     if window.counts is not None:
         window.counts.normalise()
     if has_receivers and hot.gradients_ready.chain:
@@ -178,7 +178,7 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
         control.agree_on_step()
     stepped = not control.drops_step and window.step() is not False
     if stepped:
-        run.progress.steps += not stepping.has_stepped  # of several optimizers, one step of a round counts
+        run.progress.steps += 0 if stepping.has_stepped else 1  # of several optimizers, one step of a round counts
         if has_receivers and hot.step_end.chain:
             hot.step_end.emit(run, STEP_END)
     window.size = 0
@@ -275,7 +275,7 @@ def close_epoch(run: RunContext) -> None:
         control.close_batch()
     if control.is_rolling_back:
         return
-    run.work.loss = run.work.batch = None
+    run.loss = run.work.batch = None
     run.stepping.clear()
     if control.keeps_epoch_open or not epoch_has_ended(run):
         return

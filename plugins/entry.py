@@ -21,6 +21,7 @@ from .plugin import Plugin, snake_case
 
 if TYPE_CHECKING:
     from ..events import Run
+    from ..events.alarms import Idle
     from .conditions import ConditionGate
 
 ASKED = frozenset(get_args(Verb)) | {"scheduler"}  # what `asks` can name
@@ -114,6 +115,11 @@ class PluginEntry:
         """Return what decides whether a handler of an event is called; None where it always is."""
         return None if self.gate is None else self.gate.of(event)
 
+    def idle_until(self, handler: Handler) -> Idle | None:
+        """Return what says until when a handler has nothing to do, if its mark names that."""
+        name = handler.mark.idle_until
+        return getattr(self.plugin, name) if name else None
+
     def declared(self, attribute: str) -> tuple[str, ...]:
         """Return a declaration such as `exclusive`; any object may leave it out."""
         words = getattr(self.plugin, attribute, ())
@@ -194,6 +200,12 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
         _check_without_handlers(plugin)
     for method_name, mark in marks:
         method: Callable[..., Any] = getattr(plugin, method_name)
+        if mark.idle_until and not callable(getattr(plugin, mark.idle_until, None)):
+            kind = type(plugin).__name__
+            raise TypeError(
+                f"{kind}.{method_name} is marked with idle_until={mark.idle_until!r}, and {kind} has no such method: "
+                f"name one that takes the run and returns a count and its next due value."
+            )
         for event in mark.events:
             check_receiver(method, event)
             if event not in getattr(plugin, "ignores", ()):

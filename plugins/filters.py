@@ -12,10 +12,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, floor, inf
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..events import Bus, Progress, Run
 from ..events.checks import check_number, check_whole_number, known_names
+
+if TYPE_CHECKING:
+    from ..events.alarms import Alarm, Idle
 
 COUNTERS = {
     "batches": "batches",
@@ -27,7 +30,7 @@ COUNTERS = {
     "tokens": "tokens",
     "validations": "validations",
 }
-
+READ = {unit: attrgetter(attribute) for unit, attribute in COUNTERS.items()}  # one for all: alarms are sorted by them
 
 FRACTION = "fraction"  # of the planned steps of the run, rounded up to a step
 NO_COUNTERS = ("emissions", FRACTION)  # of `Progress`
@@ -65,7 +68,7 @@ class Filter(ABC):
         if self.unit in NO_COUNTERS:
             self._count = self._next_emission if self.unit == "emissions" else self._steps_of_all
         else:
-            self._count = attrgetter(COUNTERS[self.unit])
+            self._count = READ[self.unit]
 
     def _check(self, what: str, values: Iterable[Any]) -> list[float]:
         if self.unit == FRACTION:
@@ -102,6 +105,16 @@ class Filter(ABC):
             return False
         self._due, self.passed = self.due_after(count), True
         return True
+
+    @property
+    def idle_until(self) -> Idle | None:
+        """What says which count it waits for, so that the bus need not ask it before; None where it must be asked."""
+        asks_more = self.unit == "emissions" or type(self).__call__ is not Filter.__call__
+        return None if asks_more else self._next_due
+
+    def _next_due(self, run: Run) -> Alarm:
+        count = READ.get(self.unit, self._count)  # a copy of the filter has a copy of its own
+        return count, self._due if run.origin is self._origin else -inf
 
     @abstractmethod
     def due_after(self, count: float) -> float:

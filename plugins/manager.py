@@ -89,8 +89,9 @@ class Plugins:
         self._left_out.discard(entry.name)
         self._claims |= claims
         for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
-            gate, paused = entry.gate_of(event), not entry.is_active
-            subscription = Subscription(handler.position, PluginName(entry.name), when, paused=paused, gate=gate)
+            gate, paused, idle = entry.gate_of(event), not entry.is_active, entry.idle_until(handler)
+            owner = PluginName(entry.name)
+            subscription = Subscription(handler.position, owner, when, paused=paused, gate=gate, idle_until=idle)
             self._bus.signal(event).connect(handler.method, weak=False, subscription=subscription)
         self._emit_change(entry.name, "registered")
         return plugin

@@ -32,6 +32,7 @@ class Options(TypedDict, total=False):
     after: str | tuple[str, ...]
     when: When | None
     optional: bool
+    idle_until: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Marker(Generic[E_co]):
     after: str | tuple[str, ...] = ()
     when: When | None = None
     optional: bool = False
+    idle_until: str = ""
 
     def __call__(self: Marker[E], method: Callable[[P, Run, E], None]) -> Callable[[P, Run, E], None]:
         """Mark the method."""
@@ -82,7 +84,9 @@ def on(*events: type[Event], **options: Unpack[Options]) -> Marker[Any]:
         **options: `lane`, one of `TRANSFORM`, `MEASURE`, `DECIDE` (the default), `PERSIST` and `REPORT`; `before` and
             `after`, names of plugins whose handlers of the same lane run after or before this one; `when`, a filter
             such as `Every(steps=10)`, of which every plugin object has its own copy; `optional`, whether all is well
-            where a training never calls it: else the result warns that none of its events came.
+            where a training never calls it: else the result warns that none of its events came; `idle_until`, the name
+            of a method `(self, run)` that returns until which count the handler has nothing to do, which spares the
+            calls before that: `return attrgetter("steps"), 1000`, or None where it does not know.
 
     Raises:
         TypeError: no event, something that is not an event class, or not a lane.

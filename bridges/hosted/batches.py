@@ -132,18 +132,18 @@ class BatchMoments(ABC):
         """
         run = self.active
         if loss is not None:
-            run.work.loss = run.stepping.first.loss = loss
+            run.loss = run.stepping.first.loss = loss
         self._count(run)
         run.progress.batch += 1
         run.work.in_hand = False
         if run.hot.batch_end.chain:
             run.hot.batch_end.emit(run, BATCH_END)
-        run.work.outputs = run.work.batch = None
+        run.outputs = run.work.batch = None
         if run.control.touched:
             run.control.close_batch()
 
     def _take(self, run: HostedRun, loss: Tensor | None) -> None:
-        run.work.loss = run.stepping.first.loss = loss
+        run.loss = run.stepping.first.loss = loss
         self._count(run)
 
     def _count(self, run: HostedRun) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -185,19 +185,7 @@ def check_taken(run: Any, window: OptimizerWindow, loss: Any) -> Tensor:
 
 def check_loss(loss: Any) -> None:
     """Raise unless a loss is a scalar tensor."""
-    if isinstance(loss, Generator):
-        raise TypeError(
-            "training_step yields several losses: give their optimizers by the names that it yields them with, as in "
-            'optimizer={"generator": ..., "discriminator": ...}.'
-        )
-    if not isinstance(loss, Tensor):
-        hint = "return the tensor, not .item()."
-        if isinstance(loss, Mapping):
-            hint = "take .loss of a model's outputs, or add several losses up; run.track(name, value) logs each."
-        elif loss is None:
-            hint = "is a return missing?"
-        raise TypeError(f"The loss must be a scalar tensor, got {type(loss).__name__}: {hint}")
-    if loss.ndim:
-        raise ValueError(
-            f"The loss must be a scalar tensor, got shape {list(loss.shape)}: average it, as in loss.mean()."
-        )
+    if not isinstance(loss, Tensor) or loss.ndim:
+        from ..system.errors import wrong_loss  # loaded where there is one
+
+        raise wrong_loss(loss)

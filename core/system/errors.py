@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
 from inspect import Signature, signature
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,24 @@ def _wrong_form(kind: type, step: str, form: Signature) -> TypeError:
             f"{step}(self, run, batch)."
         )
     return TypeError(f"{kind.__name__}.{step}{form} does not fit: it is called with (run, batch). {mend}")
+
+
+def wrong_loss(loss: Any) -> TypeError | ValueError:
+    """Return the error of a loss that is not a scalar tensor."""
+    from torch import Tensor  # which this file does not need else
+
+    if isinstance(loss, Generator):
+        return TypeError(
+            "training_step yields several losses: give their optimizers by the names that it yields them with, as in "
+            'optimizer={"generator": ..., "discriminator": ...}.'
+        )
+    if isinstance(loss, Tensor):
+        return ValueError(
+            f"The loss must be a scalar tensor, got shape {list(loss.shape)}: average it, as in loss.mean()."
+        )
+    hint = "return the tensor, not .item()."
+    if isinstance(loss, Mapping):
+        hint = "take .loss of a model's outputs, or add several losses up; run.track(name, value) logs each."
+    elif loss is None:
+        hint = "is a return missing?"
+    return TypeError(f"The loss must be a scalar tensor, got {type(loss).__name__}: {hint}")

@@ -10,18 +10,22 @@ from typing import Any
 
 import heliograph as h
 from blinker import Signal
-from heliograph.events import Bus
+from heliograph.events import Bus, Progress
 from heliograph.tests.benchmarks.lean import idle_handler
 
 NUMBERS = (0, 1, 5, 20)
 CALLS, ROUNDS = 2_000, 60
 GUARD, EMIT, SEND, PLAIN = "guard and emit", "emit", "blinker's send", "plain loop over a tuple"
+WAIT = "emit, all wait for a count"
 EMPTY = "empty"
 Timed = Callable[[], float]
 
 
 class Sender:
     """Stands for the run."""
+
+    def __init__(self) -> None:
+        self.progress = self.origin = Progress()
 
 
 def empty() -> float:
@@ -88,13 +92,15 @@ def timers() -> dict[str, Timed]:
     made: dict[str, Timed] = {EMPTY: empty}
     for number in NUMBERS:
         handlers = tuple(idle_handler() for _ in range(number))
-        bus, foreign = Bus(), Signal()
+        bus, idle, foreign = Bus(), Bus(), Signal()
         for handler in handlers:
             bus.on(h.BatchEnd, handler)
+            idle.on(h.BatchEnd, handler, when=h.Every(steps=1_000))
             foreign.connect(handler, weak=False)
         signal = bus.signal(h.BatchEnd)
         made[f"{GUARD} {number}"] = guard(signal, run, event)
         made[f"{EMIT} {number}"] = emit(signal, run, event)
+        made[f"{WAIT} {number}"] = emit(idle.signal(h.BatchEnd), run, event)
         made[f"{SEND} {number}"] = send(foreign, run, event)
         made[f"{PLAIN} {number}"] = plain(handlers, run, event)
     return made

@@ -33,7 +33,7 @@ class Turns:
     """A loader that waits for its turn before every 100 batches, so the loop that reads it is the real one, suspended.
 
     Every variant runs in a thread of its own, of which one at a time continues. Within a turn the batches come from C
-    code, as they do from a list.
+    code, as they do from a list. A loop that reads another loader calls `wait_for_turn` itself, every 100 batches.
 
     Args:
         batches: of an epoch.
@@ -76,12 +76,16 @@ class Turns:
             raise outcome
         return outcome
 
+    def wait_for_turn(self) -> None:
+        """End a turn, if one has begun, and wait for the next."""
+        if self._begin is not None:
+            self._outcome.put(self._elapsed())
+        self._go.get()
+        self._begin = self.clock()
+
     def _in_turn(self) -> Iterator[list[Batch]]:
         for chunk in self._chunks:
-            if self._begin is not None:
-                self._outcome.put(self._elapsed())
-            self._go.get()
-            self._begin = self.clock()
+            self.wait_for_turn()
             yield chunk
 
     def _elapsed(self) -> float:

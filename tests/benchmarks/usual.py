@@ -1,10 +1,13 @@
-"""The usual set: a bar, a log every 50 steps, TensorBoard, early stopping, validation and a save every 1,000 steps."""
+"""The usual set: a bar, a log every 50 steps, TensorBoard, early stopping, validation and a save every 1,000 steps.
+
+And exact, so that a resumed run equals one that was not interrupted: with `RNGCapture` and `resume="auto"`.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +16,18 @@ from typing import Any, TextIO
 
 import heliograph as h
 import torch
-from heliograph.tests.benchmarks.harness import EPOCH, SIZE, Batch, Seconds, Turns, batches_of, race, sgd, tiny_model
+from heliograph.tests.benchmarks.harness import (
+    EPOCH,
+    SIZE,
+    STEPS,
+    Batch,
+    Seconds,
+    Turns,
+    batches_of,
+    race,
+    sgd,
+    tiny_model,
+)
 from heliograph.tests.benchmarks.lean import CONTROL, HAND
 from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint, EarlyStopping, ProgressBar, global_step_from_engine
@@ -22,6 +36,7 @@ from ignite.handlers.tensorboard_logger import TensorboardLogger
 from ignite.metrics import Loss, RunningAverage
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -75,15 +90,40 @@ class Log:
         self.since = now
 
 
-def by_hand(folder: Path, quiet: TextIO, loader: Turns, epochs: int) -> None:
-    """Train as one does without a framework who knows not to wait for the device in every step."""
+def by_hand(
+    folder: Path,
+    quiet: TextIO,
+    turns: Turns,
+    epochs: int,
+    loader: Iterable[Batch] | None = None,
+    *,
+    exact: bool = False,
+) -> None:
+    """Train as one does without a framework who knows not to wait for the device in every step.
+
+    Args:
+        folder: of the logs and checkpoints.
+        quiet: where the bar is drawn.
+        turns: the batches, in turns.
+        epochs: how many.
+        loader: read instead, in turns of the same length.
+        exact: whether torch's random state is saved, and restored from a checkpoint if there is one.
+    """
     model = tiny_model()
     optimizer = sgd(model.parameters())
     log = Log(folder, optimizer)
     total, steps, due, best, failed = torch.zeros(()), 0, 0.0, math.inf, 0
+    if exact and (folder / "last.pth").exists():
+        saved = torch.load(folder / "last.pth", weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["rng"])
+        steps = saved["step"]
     bar = tqdm(total=epochs * EPOCH, file=quiet, mininterval=INTERVAL)
+    if loader is not None:
+        turns.wait_for_turn()
     for _ in range(epochs):
-        for inputs, targets in loader:
+        for inputs, targets in turns if loader is None else loader:
             loss = mse_loss(model(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation here
             optimizer.step()
@@ -98,19 +138,44 @@ def by_hand(folder: Path, quiet: TextIO, loader: Turns, epochs: int) -> None:
                 total.zero_()
                 log.write(mean, steps)
                 bar.set_postfix(loss=mean, refresh=False)
+                if loader is not None and steps % STEPS == 0 and steps < epochs * EPOCH:
+                    turns.wait_for_turn()
             if steps % SAVE == 0:
                 value = validate(model)
                 log.writer.add_scalar("validation/loss", value, steps)
                 best, failed = (value, 0) if value < best else (best, failed + 1)
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": steps}
+                if exact:
+                    state["rng"] = torch.get_rng_state()
                 write_synced(folder / "last.pth", state)
                 if failed >= PATIENCE:
                     return
     log.writer.close()
 
 
-def fit(folder: Path, quiet: TextIO, loader: Turns, epochs: int) -> None:
-    """Train with the built-in plugins."""
+class TakesTurns(h.Plugin):
+    """Waits for its turn every 100 steps, at a log, so that the loader is one that heliograph knows."""
+
+    def __init__(self, turns: Turns, steps: int) -> None:
+        self.turns, self.steps = turns, steps
+
+    @h.on(h.Log, lane=h.Lane.REPORT)
+    def wait(self, run: h.Run, event: h.Log) -> None:
+        """Wait."""
+        if run.progress.steps % STEPS == 0 and run.progress.steps < self.steps:
+            self.turns.wait_for_turn()
+
+
+def fit(
+    folder: Path,
+    quiet: TextIO,
+    turns: Turns,
+    epochs: int,
+    loader: Iterable[Batch] | None = None,
+    *,
+    exact: bool = False,
+) -> None:
+    """Train with the built-in plugins; see `by_hand`. Exact is: a resumed run equals one that was not interrupted."""
     plugins = [
         h.ProgressBar(interval=INTERVAL, plain=False, file=quiet),
         h.LogSchedule(h.Every(steps=LOG)),
@@ -118,10 +183,16 @@ def fit(folder: Path, quiet: TextIO, loader: Turns, epochs: int) -> None:
         h.EarlyStopping(patience=PATIENCE),
         h.ValidationSchedule(h.Every(steps=SAVE)),
         h.SaveSchedule(h.Every(steps=SAVE)),
-        h.Checkpoint(folder, keep_last=1),
+        h.Checkpoint(folder, keep_last=1, resume="auto" if exact else None),
     ]
+    if exact:
+        plugins.insert(0, h.RNGCapture())
+    if loader is not None:
+        plugins.append(TakesTurns(turns, epochs * EPOCH))
+        turns.wait_for_turn()
     task = h.Supervised(tiny_model(), mse_loss)
-    h.Trainer(plugins, device="cpu").fit(task, loader, validation=VALIDATION, optimizer=sgd, epochs=epochs)
+    data = turns if loader is None else loader
+    h.Trainer(plugins, device="cpu").fit(task, data, validation=VALIDATION, optimizer=sgd, epochs=epochs)
 
 
 class Synced(BaseSaveHandler):
@@ -193,9 +264,33 @@ def ignite_evaluator(model: nn.Module) -> Engine:
     return evaluator
 
 
+def race_exact(seed: int) -> Seconds:
+    """Time the loops that can be resumed exactly, over prebuilt batches."""
+    return _race_exact(seed, lambda: batches_of(EPOCH))
+
+
+def race_exact_loader(seed: int) -> Seconds:
+    """Time the loops that can be resumed exactly, over a `DataLoader` that shuffles."""
+    inputs, targets = map(torch.cat, zip(*batches_of(EPOCH), strict=True))
+    return _race_exact(seed, lambda: DataLoader(TensorDataset(inputs, targets), SIZE, shuffle=True))
+
+
+def _race_exact(seed: int, make_loader: Callable[[], Iterable[Batch]]) -> Seconds:
+    trains: dict[str, Callable[..., None]] = {HAND: by_hand, CONTROL: by_hand, OURS: fit}
+    with TemporaryDirectory() as place, Path(os.devnull).open("w") as quiet:
+        folders = {name: Path(place) / str(index) for index, name in enumerate(trains)}
+        for folder in folders.values():
+            folder.mkdir()
+        variants = {
+            name: partial(train, folders[name], quiet, loader=make_loader(), exact=True)
+            for name, train in trains.items()
+        }
+        return race(variants, EPOCHS, seed)
+
+
 def race_usual(seed: int) -> tuple[Seconds, dict[str, list[int]]]:
     """Time the loops; also return the bytes of the checkpoints that each leaves."""
-    trains = {HAND: by_hand, CONTROL: by_hand, OURS: fit, IGNITE: ignite}
+    trains: dict[str, Callable[..., None]] = {HAND: by_hand, CONTROL: by_hand, OURS: fit, IGNITE: ignite}
     with TemporaryDirectory() as place, Path(os.devnull).open("w") as quiet:
         folders = {name: Path(place) / str(index) for index, name in enumerate(trains)}
         for folder in folders.values():

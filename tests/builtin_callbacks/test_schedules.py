@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -491,3 +492,26 @@ def test_whether_data_are_required_may_change_at_a_resume(task: Make, batches: M
     train(1)
     result = train(2, required=False)
     assert (result.resume.guarantee, result.resume.reasons) == ("exact", ())
+
+
+def test_a_schedule_is_asked_where_one_is_due_only(
+    monkeypatch: pytest.MonkeyPatch, task: Make, batches: Make, sgd: Any
+) -> None:
+    """At the others, one comparison does for all of them."""
+    asked: list[int] = []
+    ask = LogSchedule.ask_when_due
+
+    def count(self: Any, run: Run, event: Any) -> None:
+        asked.append(run.progress.steps)
+        ask(self, run, event)
+
+    monkeypatch.setattr(LogSchedule, "ask_when_due", functools.wraps(ask)(count))
+    places: list[int] = []
+    trainer = Trainer(
+        [LogSchedule(steps=10), SaveSchedule(steps=15), LogSchedule(samples=64).named("other")], device="cpu"
+    )
+    trainer.bus.on(Log, lambda run, event: places.append(run.progress.steps))
+    trainer.bus.on(SavePoint, lambda run, event: None)
+    trainer.fit(task(), batches(40), optimizer=sgd, epochs=1)
+    assert places == [10, 16, 20, 30, 32, 40]
+    assert sorted(set(asked)) == [1, 10, 15, 16, 20, 30, 32, 40]

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from heliograph import Every, LogSchedule, Run, Supervised, ValidationSchedule, accuracy
-from heliograph.core.metrics.means import Means, Sum, own_name
+from heliograph.core.metrics.means import FOLD, Means, Sum, own_name
 from heliograph.core.metrics.values import Metrics
 from heliograph.tests import kit
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def test_weighted_means_of_tensors_and_numbers() -> None:
@@ -154,6 +156,46 @@ def test_saved_and_continued_is_bit_equal(cut: int) -> None:
         second.load_state_dict(first.state_dict())
 
     assert second.read("train") == whole.read("train")
+
+
+TERMS = st.lists(
+    st.tuples(st.floats(-1e6, 1e6, width=32), st.sampled_from([1, 2, 8, 32])),  # powers of two: no product is rounded
+    min_size=1,
+    max_size=3 * FOLD,
+)
+
+
+@given(TERMS, st.sampled_from([torch.float32, torch.bfloat16, torch.float64]), st.integers(0, 3 * FOLD))
+def test_on_the_cpu_the_sum_has_the_bits_of_one_on_a_device(
+    terms: list[tuple[float, int]], dtype: torch.dtype, cut: int
+) -> None:
+    """Where sums on the CPU were tensors, a checkpoint holds such bits: it continues with them."""
+    total, part, own = torch.zeros((), dtype=torch.float64), torch.zeros(()), Sum()
+    part = part.double() if dtype == torch.float64 else part
+    for number, (value, weight) in enumerate(terms):
+        tensor = torch.tensor(value, dtype=dtype, requires_grad=True)
+        part.add_(tensor.detach(), alpha=weight)
+        if (number + 1) % FOLD == 0:
+            total.add_(part)
+            part.zero_()
+        own.add("loss", tensor, weight)
+        if number == cut:
+            host, summed, start, pending = own.state()
+            own = Sum(host, summed, start, int(pending))
+
+    assert own.state() == [total.item(), sum(weight for _, weight in terms), part.item(), len(terms) % FOLD]
+    assert own.on_host == (total + part).item()
+    assert own.part is None  # no tensor is made: that would take four times as long
+
+
+def test_a_sum_that_began_on_the_cpu_continues_on_a_device() -> None:
+    """Without a wait for the device: what was added up so far is copied there."""
+    own, device = Sum(), torch.device("meta")
+    own.add("loss", torch.tensor(3.0), 2)
+    own.add("loss", torch.zeros((), device=device), 1)
+    assert (own.host, own.start, own.short, own.weight) == (0.0, 0.0, None, 3)
+    assert own.part is not None
+    assert own.part.device == device
 
 
 def test_state_is_plain_and_taking_it_changes_nothing() -> None:
