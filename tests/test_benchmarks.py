@@ -11,25 +11,22 @@ from xml.etree import ElementTree
 
 import heliograph.tests.bridges.ignite.quietly  # noqa: F401  # the benchmarks import it, and torch warns
 import pytest
-from heliograph.tests.benchmarks import bench, imports, measure, page, report, rows, worker
+from heliograph.tests.benchmarks import bench, harness, hosted, imports, measure, page, report, rows, worker
 from heliograph.tests.benchmarks.agreement import time_ranks
 from heliograph.tests.benchmarks.chart import draw
 from heliograph.tests.benchmarks.first import CONTROL, FIRST, OURS
-from heliograph.tests.benchmarks.gpu import race_gpu
 from heliograph.tests.benchmarks.measure import Comparison, Line, Loop, Measured, Spread
 from heliograph.tests.benchmarks.rows import Worker
 from heliograph.tests.benchmarks.trackers import per_log
 from heliograph.tests.benchmarks.worker import LEAST
 
-ELSEWHERE = {race_gpu}  # where there is no GPU
-SLOW: list[Worker] = [imports.starts, time_ranks, per_log]  # they start interpreters, ranks, services of trackers
+HOSTED: list[Worker] = [hosted.in_huggingface, hosted.in_lightning, hosted.in_ignite]  # a dozen trainings of each
+SLOW = [imports.starts, time_ranks, per_log, *HOSTED]  # and interpreters, ranks, services of trackers
 
 
 def workers() -> list[Worker]:
-    """Return everything that the bench measures with, each once."""
-    besides = [each for setup in FIRST for each in (setup.control, setup.ours, *setup.peers.values())]
-    found = [row.worker for table in rows.TABLES for row in table.rows] + [each.worker for each in besides]
-    return [each for each in dict.fromkeys(found) if each not in ELSEWHERE]
+    """Return everything that the bench measures with on this machine."""
+    return report.workers_of(FIRST, rows.TABLES)
 
 
 def check(chosen: list[Worker]) -> None:
@@ -176,9 +173,9 @@ def test_options_that_contradict_are_refused(
 
 
 def test_a_share_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ROUNDS", "ROUNDS_INSIDE"):
-        monkeypatch.setattr(imports, name, getattr(imports, name))
+    for module, name in ((imports, "ROUNDS"), (imports, "ROUNDS_INSIDE"), (harness, "EPOCH")):
+        monkeypatch.setattr(module, name, getattr(module, name))
     worker.resize(imports, worker.WHOLE)
     assert (imports.ROUNDS, imports.ROUNDS_INSIDE) == (15, 5)
     worker.resize(imports, worker.QUICK)
-    assert (imports.ROUNDS, imports.ROUNDS_INSIDE) == (3, 2)
+    assert (imports.ROUNDS, imports.ROUNDS_INSIDE) == (2, 2)

@@ -1,4 +1,4 @@
-"""Measuring: every worker in fresh processes, and the figures of the tables from what these return."""
+"""Measuring: workers in fresh processes, and the figures of the tables from what these return."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -17,6 +17,7 @@ import torch
 from heliograph.tests.benchmarks.figures import Figure
 from heliograph.tests.benchmarks.first import CONTROL, OURS, Beside, Setup
 from heliograph.tests.benchmarks.rows import PROCESSES, Row, Table, Worker
+from heliograph.tests.benchmarks.worker import MARK, QUICK, WHOLE
 
 BENCH = Path(__file__).with_name("bench.py")
 
@@ -90,33 +91,42 @@ def conditions(processes: int, *, quick: bool) -> Conditions:
     return Conditions(date.today().isoformat(), cores, gpu, *versions, round(load, 1), processes, quick)
 
 
-def in_processes(share: float, most: int = PROCESSES) -> Gather:
-    """Return what measures in fresh processes: each worker once, as several tables may show the same race."""
+def in_many_processes() -> Gather:
+    """Return what measures each worker in fresh processes; once, as several tables may show the same race."""
     kept: dict[Worker, list[Any]] = {}
 
     def gather(worker: Worker, processes: int) -> list[Any]:
         if worker not in kept:
-            kept[worker] = [in_process([worker], share, seed)[0] for seed in range(min(processes, most))]
+            kept[worker] = [result for seed in range(processes) for result in in_process([worker], WHOLE, seed)]
         return kept[worker]
 
     return gather
 
 
-def in_process(workers: Iterable[Worker], share: float, seed: int = 0) -> list[Any]:
-    """Return what workers measure one after another in one fresh process."""
-    command = [
-        sys.executable,
-        str(BENCH),
-        "--share",
-        str(share),
-        "--seed",
-        str(seed),
-        "--worker",
-        *map(name_of, workers),
-    ]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    results: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return results
+def in_one_process(workers: Sequence[Worker]) -> Gather:
+    """Return what measures these workers, in the order in which their figures are needed, in a single process."""
+    kept: dict[Worker, Any] = {}
+    results = zip(workers, in_process(workers, QUICK), strict=True)
+
+    def gather(worker: Worker, processes: int) -> list[Any]:
+        while worker not in kept:
+            measured, result = next(results)
+            kept[measured] = result
+        return [kept[worker]]
+
+    return gather
+
+
+def in_process(workers: Iterable[Worker], share: float, seed: int = 0) -> Iterator[Any]:
+    """Yield what workers measure one after another in one fresh process, each as soon as it is there."""
+    options = ["--share", str(share), "--seed", str(seed), "--worker", *map(name_of, workers)]
+    with subprocess.Popen([sys.executable, str(BENCH), *options], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(MARK):
+                yield json.loads(line.removeprefix(MARK))
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
 
 
 def name_of(worker: Worker) -> str:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from heliograph.tests.benchmarks import measure
-from heliograph.tests.benchmarks.first import FIRST, OURS, TITLE, missing_peers
+from heliograph.tests.benchmarks.first import FIRST, OURS, TITLE, Setup, missing_peers
 from heliograph.tests.benchmarks.measure import Comparison, Conditions, Line, Measured, Spread
-from heliograph.tests.benchmarks.rows import PROCESSES, TABLES
-from heliograph.tests.benchmarks.worker import WHOLE
+from heliograph.tests.benchmarks.rows import PROCESSES, TABLES, Table, Worker
 
 FIRST_NAME = "first"
 NAMES = (FIRST_NAME, *(table.name for table in TABLES))
@@ -27,37 +26,41 @@ class Found(NamedTuple):
     tables: list[Measured]
 
 
-def show(names: Collection[str], share: float) -> Found:
+def show(names: Collection[str], *, quick: bool) -> Found:
     """Measure and print these tables."""
-    quick, begin = share < WHOLE, perf_counter()
-    processes = 1 if quick else PROCESSES
-    found = Found(measure.conditions(processes, quick=quick), [], [])
+    begin = perf_counter()
+    tables, setups = [table for table in TABLES if table.name in names], FIRST if FIRST_NAME in names else ()
+    found = Found(measure.conditions(1 if quick else PROCESSES, quick=quick), [], [])
     print(heading(found.conditions))
-    gather = measure.in_processes(share, processes)
-    if FIRST_NAME in names:
+    gather = measure.in_one_process(workers_of(setups, tables)) if quick else measure.in_many_processes()
+    if setups:
         print(f"\n{FIRST_NAME}: {TITLE}\n  times as long, and us per step beyond it", flush=True)
-        for setup in FIRST:
+        for setup in setups:
             found.first.append(measure.comparison(setup, gather))
             print("\n".join(lines_of(found.first[-1])), flush=True)
         for peer in missing_peers():
             print(f"  {peer} is not installed: make .venv/ready installs it")
-    for table in TABLES:
-        if table.name in names:
-            print(f"\n{table.name}: {table.title}\n  {table.note}", flush=True)
-            found.tables.append(measure.table(table, gather))
-            print("\n".join(line_of(line) for line in found.tables[-1].lines), flush=True)
-            if found.tables[-1].absent:
-                print(f"  not measured: {found.tables[-1].absent}")
+    for table in tables:
+        print(f"\n{table.name}: {table.title}\n  {table.note}", flush=True)
+        found.tables.append(measure.table(table, gather))
+        print("\n".join(lines_of_table(found.tables[-1])), flush=True)
     print(f"\n{perf_counter() - begin:.0f} s, load {os.getloadavg()[0]:.1f}")
     print("\n".join(["Not held:", *not_held(found)] if not_held(found) else ["Every bar was held."]))
     return found
+
+
+def workers_of(setups: Iterable[Setup], tables: Iterable[Table]) -> list[Worker]:
+    """Return all that measures for these rows, each once, in the order in which they are shown."""
+    besides = [each for setup in setups for each in (setup.control, setup.ours, *setup.peers.values())]
+    shown = [row for table in tables if not table.absent() for row in table.rows]
+    return list(dict.fromkeys([*(each.worker for each in besides), *(row.worker for row in shown)]))
 
 
 def heading(conditions: Conditions) -> str:
     """Return in one line what the figures depend on."""
     processes = f"medians over {conditions.processes} processes (least .. most)"
     if conditions.quick:
-        processes = "quick: one process for each figure, a fifth of the rounds"
+        processes = "quick: a tenth of the rounds, in one process"
     return (
         f"Python {conditions.python}, torch {conditions.torch}, {conditions.cores} cores, {conditions.gpu}, 1 thread; "
         f"load {conditions.load}; {processes}"
@@ -77,6 +80,11 @@ def line_of(line: Line) -> str:
     """Return a row of another table."""
     verdict = "" if line.held is None else f"  bar {line.bar:g}: {'held' if line.held else 'NOT HELD'}"
     return f"  {line.name:<58}{in_words(line.figure, line.digits)}{verdict}"
+
+
+def lines_of_table(table: Measured) -> list[str]:
+    """Return a table, or why there is none."""
+    return [f"  not measured: {table.absent}"] if table.absent else [line_of(line) for line in table.lines]
 
 
 def in_words(figure: Spread, digits: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
@@ -42,6 +43,7 @@ def installed(kind: str) -> list[str]:
 
 def loops(kind: str) -> Loops:
     """Return the loops of these peers."""
+    warnings.filterwarnings("ignore", "pkg_resources is deprecated")  # TorchTNT imports it
     names = installed(kind)
     return {name: getattr(import_module(f"heliograph.tests.benchmarks.peers.{FILES[name]}"), kind) for name in names}
 
