@@ -35,12 +35,12 @@ def draw(rows: Iterable[Comparison], path: Path) -> None:
     bottom = bars[-1].y + BAR
     with mpl.rc_context({"svg.hashsalt": "performance", "font.size": 9, "text.color": TEXT_COLOR}):
         figure = Figure(figsize=(7.6, 0.21 * (bottom + 2.4)))
-        axes = figure.add_axes((0.2, 0.0, 0.59, 1.0))
+        axes = figure.add_axes((0.2, 0.0, 0.53, 1.0))
         axes.set(xlim=(0, LONGEST), ylim=(bottom + 0.2, -2.2))
         axes.set_axis_off()
-        axes.text(-0.33 * LONGEST, -1.5, CAPTION, va="center")
+        axes.text(-0.37 * LONGEST, -1.5, CAPTION, va="center")
         for y, text in heads:
-            axes.text(-0.33 * LONGEST, y, text, weight="bold", va="center")
+            axes.text(-0.37 * LONGEST, y, text, weight="bold", va="center")
         for bar in bars:
             draw_bar(axes, bar)
         figure.savefig(path, transparent=True, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -82,6 +82,10 @@ class Conditions(NamedTuple):
     processes: int
     quick: bool
 
+    def is_busy(self) -> bool:
+        """Return whether so much else ran that small differences say nothing."""
+        return self.load > self.cores / 2
+
 
 def conditions(processes: int, *, quick: bool) -> Conditions:
     """Return those of this machine."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from heliograph.tests.benchmarks.chart import draw
 from heliograph.tests.benchmarks.first import CONTROL, OURS, PEERS, missing_peers
 from heliograph.tests.benchmarks.measure import Comparison, Conditions, Line, Loop, Measured
-from heliograph.tests.benchmarks.report import Found, not_held
+from heliograph.tests.benchmarks.report import BUSY, Found, not_held
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, PICTURE = DOCS / "performance.md", DOCS / "images/performance.svg"
@@ -43,10 +43,11 @@ def figures_of(found: Found) -> str:
 def conditions_in_words(conditions: Conditions) -> str:
     """Return what the figures depend on."""
     measured = "with `--quick`, a tenth of the rounds in one process," if conditions.quick else "as described below"
-    return (
+    text = (
         f"Measured {measured} on {conditions.date}: {conditions.cores} cores, {conditions.gpu}, load {conditions.load} "
         f"at the start; Python {conditions.python}, torch {conditions.torch}, one thread for each process."
     )
+    return f"{text} **{BUSY}**" if conditions.is_busy() else text
 
 
 def first_table(rows: Iterable[Comparison]) -> list[Cells]:

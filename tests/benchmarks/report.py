@@ -15,6 +15,7 @@ from heliograph.tests.benchmarks.measure import Comparison, Conditions, Line, Me
 from heliograph.tests.benchmarks.rows import PROCESSES, TABLES, Table, Worker
 
 FIRST_NAME = "first"
+BUSY = "The machine was busy with other work: small differences say nothing."
 NAMES = (FIRST_NAME, *(table.name for table in TABLES))
 
 
@@ -32,6 +33,8 @@ def show(names: Collection[str], *, quick: bool) -> Found:
     tables, setups = [table for table in TABLES if table.name in names], FIRST if FIRST_NAME in names else ()
     found = Found(measure.conditions(1 if quick else PROCESSES, quick=quick), [], [])
     print(heading(found.conditions))
+    if found.conditions.is_busy():
+        print(BUSY)
     gather = measure.in_one_process(workers_of(setups, tables)) if quick else measure.in_many_processes()
     if setups:
         print(f"\n{FIRST_NAME}: {TITLE}\n  times as long, and us per step beyond it", flush=True)

@@ -27,6 +27,9 @@ from heliograph.tests.benchmarks.figures import Figure
 from heliograph.tests.benchmarks.harness import Seconds, differences
 
 Worker = Callable[[int], Any]  # measures in a fresh process, with a seed for the order of the turns
+FAR = "a resume during an epoch of 1,000,000,000 samples, beyond a fresh start"
+BESIDE_MANY = "a start beside 10,000 checkpoints, beyond an empty folder"
+RESUMED_OF_MANY = "a resume beside 10,000 checkpoints, beyond an empty folder"
 PROCESSES, FEWER = 5, 3  # fewer where there is much to start
 
 
@@ -108,13 +111,13 @@ TABLES = (
     Table(
         "usual",
         "The usual set: bar, log every 50 steps, TensorBoard, early stopping, validation and save every 1,000",
-        "us per step beyond the hand-written loop with the same features; all sync file and folder at a save",
+        "µs per step beyond the hand-written loop with the same features; all sync file and folder at a save",
         tuple(row for name in (lean.CONTROL, usual.OURS, usual.IGNITE) for row in usual_rows(name)),
     ),
     Table(
         "recorder",
         "Recorder and rules",
-        "us per step beyond the same loop without them",
+        "µs per step beyond the same loop without them",
         (
             *rows(recording.race_recorder, figures.step_beyond, {recording.NOBODY_AGAIN: None}, recording.NOBODY),
             *rows(recording.race_recorder, figures.step_beyond, {recording.RECORDER: 2.0}, recording.NOBODY),
@@ -129,7 +132,7 @@ TABLES = (
     Table(
         "resumable",
         "Resumable: RNGCapture, Checkpoint and SaveSchedule over prebuilt batches",
-        "us per step beyond 1 handler of BatchEnd",
+        "µs per step beyond 1 handler of BatchEnd",
         (
             *rows(resume.per_step, figures.beyond, {resume.AGAIN: None}, resume.LISTENED),
             *rows(resume.per_step, figures.beyond, {resume.KEPT: 1.0, resume.RESUMABLE: 1.0}, resume.LISTENED),
@@ -140,7 +143,7 @@ TABLES = (
     Table(
         "loading",
         "Keyed loading: batches of 8 of a TensorDataset, which cannot draw",
-        "us per batch; keyed, beyond torch's own",
+        "µs per batch; keyed, beyond torch's own",
         (
             *rows(resume.per_batch, figures.typical, {f"{resume.PLAIN}, 0 workers": None}),
             *rows(resume.per_batch, figures.typical, {f"{resume.PLAIN}, 2 workers": None}),
@@ -177,16 +180,16 @@ TABLES = (
             *rows(imports.starts, figures.middle_half, {imports.PACKAGE: 50.0, imports.TRAINER: 50.0}, digits=1),
             *rows(imports.starts, figures.middle_half, {imports.HAND_STEP: None, imports.FIT_STEP: 300.0}, digits=1),
             *rows(imports.starts, figures.middle_half, {imports.MORE: None}, digits=1),
-            *rows(resume.far_resume, figures.beyond, {resume.DURING: 50.0}, resume.FRESH, digits=1),
-            *rows(comparison.folders, figures.beyond, {comparison.FULL: 500.0}, comparison.EMPTY, digits=1),
-            *rows(comparison.folders, figures.beyond, {comparison.AUTO: 500.0}, comparison.EMPTY, digits=1),
+            Row(FAR, resume.far_resume, figures.beyond(resume.DURING, resume.FRESH), 50.0, 1),
+            Row(BESIDE_MANY, comparison.folders, figures.beyond(comparison.FULL, comparison.EMPTY), 500.0, 1),
+            Row(RESUMED_OF_MANY, comparison.folders, figures.beyond(comparison.AUTO, comparison.EMPTY), 500.0, 1),
         ),
         1,
     ),
     Table(
         "ranks",
         "Agreement of two gloo ranks: the tiny model, batch 8 on each",
-        "us per step, medians; of all but the first row, what ten steps take beyond it, a step",
+        "µs per step, medians; of all but the first row, what ten steps take beyond it, a step",
         (
             *rows(agreement.time_ranks, figures.each_step, {agreement.HAND: None}, digits=0),
             *rows(
@@ -218,7 +221,7 @@ TABLES = (
     Table(
         "handlers",
         "The same in the training loop",
-        "us per step beyond the loop in which nobody listens",
+        "µs per step beyond the loop in which nobody listens",
         (
             *rows(lean.race_handlers, figures.step_beyond, {lean.NOBODY_AGAIN: None, lean.ONE: None}, lean.NOBODY),
             *rows(lean.race_handlers, figures.step_beyond, {lean.MANY: None}, lean.NOBODY),
@@ -228,7 +231,7 @@ TABLES = (
     Table(
         "trackers",
         "Trackers: a log of three metrics every 50 steps",
-        "us of processor time per log, beyond the same loop without a tracker",
+        "µs of processor time per log, beyond the same loop without a tracker",
         tuple(
             Row(f"{name}: {about}", trackers.per_log, figures.of(kind, figures.apart(name, trackers.NONE)), bar, 0)
             for kind, about, bar in ((trackers.HANDLERS, "its handlers", 100), (trackers.OTHERS, "other threads", None))
@@ -239,7 +242,7 @@ TABLES = (
     Table(
         "bridges",
         "An idle callback of another framework",
-        "us a call; of Lightning, us of processor time a step, beyond the loop without it",
+        "µs a call; of Lightning, µs of processor time a step, beyond the loop without it",
         (
             Row("Hugging Face, on_step_end: here", bridges.huggingface, figures.least(bridges.HERE)),
             Row("Hugging Face, on_step_end: in its handler", bridges.huggingface, figures.least(bridges.THERE)),
@@ -253,7 +256,7 @@ TABLES = (
     Table(
         "hosted",
         "Our plugins in the loops of others",
-        "us of processor time of a step: of all, the one that is slower than a tenth",
+        "µs of processor time of a step: of all, the one that is slower than a tenth",
         (
             *hosted_rows("Hugging Face", hosted.in_huggingface),
             *hosted_rows("Lightning", hosted.in_lightning),
@@ -264,7 +267,7 @@ TABLES = (
     Table(
         "gpu",
         "A GPU: the lean loop, batches in pinned memory",
-        "us per step; of all but the first row, beyond it",
+        "µs per step; of all but the first row, beyond it",
         (
             *rows(gpu.race_gpu, figures.step, {lean.HAND: None}),
             *rows(gpu.race_gpu, figures.step_beyond, {lean.CONTROL: None, lean.SUPERVISED: None}),
