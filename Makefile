@@ -77,9 +77,12 @@ clean:
 
 # The link lets the type checker see the repository's root as the package that it is. torchvision lies apart: its compiled
 # part does not fit torch's build for CPUs, so the other libraries, which import it where they see it, must not see it.
+# TorchTNT, which only the bench uses, lies apart too: it imports what setuptools has removed since.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,examples]'
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .venv/vision timm torchvision
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/peers \
+		torchtnt==0.2.4 pyre-extensions==0.0.32 tabulate==0.10.0 typing-inspect==0.9.0 mypy-extensions==1.2.0 setuptools==80.10.2
 	mkdir -p .venv/src && ln -sfn ../.. .venv/src/heliograph
 	touch $(READY)

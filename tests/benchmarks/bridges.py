@@ -1,68 +1,70 @@
-"""What a bridge costs for each call of a callback that does nothing, beside their own loops.
-
-Every number is the least of many short turns, in microseconds, within a running training: python
-tests/benchmarks/bridges.py
-"""
+"""What an idle callback of another framework costs here, beside its own loop."""
 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
-from time import perf_counter
+from functools import partial
+from time import perf_counter, process_time
 from typing import Any
 
 import heliograph as h
-import heliograph.tests.bridges.ignite.quietly
-from heliograph.bridges.huggingface import from_huggingface
-from heliograph.bridges.ignite import from_ignite
+import torch
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
-from ignite.engine import Engine, Events
-from transformers import TrainerCallback, TrainerControl, TrainerState
-from transformers.trainer_callback import CallbackHandler
+from torch import nn
+from torch.utils.data import DataLoader
 
-CALLS, TURNS = 200, 300
-
-
-class Idle(TrainerCallback):
-    """Has a method that does nothing."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Do nothing."""
+CALLS, REPEATS = 200, 300
+STEPS, ROUNDS = 1_000, 5
+HERE, THERE = "here", "there"
+OURS, THEIRS = "our loop", "Lightning's loop"
+OF_OURS = ("Lightning, no hooks: here", "Lightning, two idle hooks of a batch: here", "Lightning, Timer: here")
+OF_THEIRS = ("Lightning, two idle hooks of a batch: in its loop", "Lightning, Timer: in its loop")
+Spent = dict[str, list[float]]
 
 
-class Turns(h.Plugin):
-    """At the end of the third batch, calls a handler over and over, and keeps the least time of a call."""
+class Repeats(h.Plugin):
+    """At the end of the third batch, calls a handler over and over."""
 
     def __init__(self, call: Callable[[h.Run], None]) -> None:
-        self.call, self.least = call, float("inf")
+        self.call, self.spent = call, list[float]()
 
     @h.on(h.BatchEnd, lane=h.Lane.REPORT)
     def measure(self, run: h.Run, event: h.BatchEnd) -> None:
         """Time the calls."""
         if run.progress.batch == 3:
-            self.least = least(lambda: self.call(run))
+            self.spent = repeated(partial(self.call, run))
 
 
-def least(call: Callable[[], object]) -> float:
-    """Return the least time of a call, in microseconds."""
-    found = float("inf")
-    for _ in range(TURNS):
+def repeated(call: Callable[[], object]) -> list[float]:
+    """Return the microseconds of a call, of many short turns."""
+    spent = []
+    for _ in range(REPEATS):
         begin = perf_counter()
         for _ in range(CALLS):
             call()
-        found = min(found, (perf_counter() - begin) / CALLS * 1e6)
-    return found
+        spent.append((perf_counter() - begin) / CALLS * 1e6)
+    return spent
 
 
-def here(plugin: Any, call: Callable[[h.Run], None]) -> float:
+def here(plugin: Any, call: Callable[[h.Run], None]) -> list[float]:
     """Return what a call costs within a training that has the plugin."""
-    turns = Turns(call)
-    h.Trainer([plugin, turns], device="cpu").fit(linear_classifier(), class_batches(4), optimizer=sgd(), epochs=1)
-    return turns.least
+    repeats = Repeats(call)
+    h.Trainer([plugin, repeats], device="cpu").fit(linear_classifier(), class_batches(4), optimizer=sgd(), epochs=1)
+    return repeats.spent
 
 
-def huggingface() -> dict[str, float]:
+def huggingface(seed: int) -> Spent:
     """Measure the end of a step."""
+    from heliograph.bridges.huggingface import from_huggingface
+    from transformers import TrainerCallback, TrainerControl, TrainerState
+    from transformers.trainer_callback import CallbackHandler
+
+    class Idle(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            pass
+
     bridged, event = from_huggingface(Idle()), h.BatchEnd()
 
     def end(run: h.Run) -> None:
@@ -72,24 +74,78 @@ def huggingface() -> dict[str, float]:
     make: Any = CallbackHandler
     handler = make([Idle()], None, None, None, None)
     state, control = TrainerState(), TrainerControl()
-    return {
-        "Hugging Face, on_step_end: here": here(bridged, end),
-        "Hugging Face, on_step_end: in CallbackHandler": least(lambda: handler.on_step_end(None, state, control)),
-    }
+    return {HERE: here(bridged, end), THERE: repeated(lambda: handler.on_step_end(None, state, control))}
 
 
-def ignite() -> dict[str, float]:
+def ignite(seed: int) -> Spent:
     """Measure the end of an iteration."""
+    from heliograph.bridges.ignite import from_ignite
+    from ignite.engine import Engine, Events
+
+    logging.disable(logging.CRITICAL)
     bridged, event = from_ignite(lambda engine: None, Events.ITERATION_COMPLETED), h.BatchEnd()
     engine = Engine(lambda engine, batch: None)
     engine.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: None)
     return {
-        "Ignite, ITERATION_COMPLETED: here": here(bridged, lambda run: bridged.end_batch(run, event)),
-        "Ignite, ITERATION_COMPLETED: in Engine": least(lambda: engine.fire_event(Events.ITERATION_COMPLETED)),
+        HERE: here(bridged, lambda run: bridged.end_batch(run, event)),
+        THERE: repeated(lambda: engine.fire_event(Events.ITERATION_COMPLETED)),
     }
 
 
-if __name__ == "__main__":
-    logging.disable(logging.CRITICAL)
-    for name, cost in {**huggingface(), **ignite()}.items():
-        print(f"{name:<50} {cost:6.2f} us")
+def lightning(seed: int) -> Spent:
+    """Measure whole trainings: the microseconds of processor time of a step."""
+    import lightning.pytorch as pl
+    from heliograph.bridges.lightning import from_lightning
+    from lightning.pytorch.callbacks import Timer
+
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    batches: Any = [(torch.randn(4, 8), torch.randn(4, 1)) for _ in range(50)]
+
+    class Idle(pl.Callback):
+        def on_train_batch_start(self, *given: Any) -> None:
+            pass
+
+        def on_train_batch_end(self, *given: Any) -> None:
+            pass
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(8, 1)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return nn.functional.mse_loss(self.model(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def ours(*callbacks: Any) -> None:
+        trainer = h.Trainer([h.RNGCapture(), h.LogSchedule(steps=200), *map(from_lightning, callbacks)], device="cpu")
+        task = h.Supervised(nn.Linear(8, 1), nn.functional.mse_loss)
+        trainer.fit(task, batches, optimizer=partial(torch.optim.SGD, lr=0.01), steps=STEPS)
+
+    def theirs(*callbacks: Any) -> None:
+        quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        options: dict[str, Any] = dict.fromkeys(quiet, False)
+        trainer = pl.Trainer(max_steps=STEPS, accelerator="cpu", callbacks=list(callbacks), **options)
+        trainer.fit(Module(), DataLoader(batches, batch_size=None))
+
+    makers: list[Callable[[], pl.Callback]] = [pl.Callback, Idle, partial(Timer, "01:00:00:00")]
+    trainings: dict[str, Callable[[], None]] = {OURS: ours, THEIRS: theirs}
+    for loop, names, made in ((ours, OF_OURS, makers), (theirs, OF_THEIRS, makers[1:])):
+        for name, make in zip(names, made, strict=True):
+            trainings[name] = lambda loop=loop, make=make: loop(make())  # type: ignore[misc]
+    return in_turns(trainings)
+
+
+def in_turns(trainings: dict[str, Callable[[], None]]) -> Spent:
+    """Return the microseconds of processor time of a step, of each round but the first: that one imports."""
+    spent: Spent = {name: [] for name in trainings}
+    for index in range(ROUNDS + 1):
+        for name, train in trainings.items():
+            begin = process_time()
+            train()
+            if index:
+                spent[name].append((process_time() - begin) / STEPS * 1e6)
+    return spent

@@ -21,6 +21,7 @@ WARM_UP = 10  # turns
 SIZE = 8
 
 Batch = tuple[Tensor, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
 Train = Callable[["Turns", int], object]
 Seconds = dict[str, list[float]]
 

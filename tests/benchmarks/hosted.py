@@ -1,23 +1,17 @@
-"""What our plugins take in the loops of others: seconds of a step, beside a callback of theirs that does nothing.
+"""What our plugins take in the loops of others, in processor time, beside a callback of theirs that does nothing.
 
-    python tests/benchmarks/hosted.py [huggingface|lightning|ignite] [steps] [rounds]
-
-Seconds of the processor, and of all steps of a kind the one that is slower than a tenth of them, so that what else runs
-on the machine counts little. The trainings of a round alternate. The model is tiny: what is measured is the loop and
-what hangs on it.
+The trainings of a round alternate. The model is tiny: what is measured is the loop and what hangs on it.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
-from statistics import quantiles
 from tempfile import TemporaryDirectory
 from time import process_time
 from typing import Any
@@ -26,6 +20,9 @@ import torch
 from heliograph import NaNGuard, Preemption, Recorder
 from heliograph.tests.kit import class_batches
 
+STEPS, ROUNDS = 300, 5
+IDLE, NOTHING, PREEMPTION = "a callback that does nothing", "no plugins", "Preemption"
+THREE = "Preemption, Recorder, NaNGuard('stop')"
 Train = Callable[[Path, int, Sequence[Any] | None], list[float]]  # None: a callback that does nothing
 
 
@@ -43,7 +40,7 @@ class Repeated:
 
 
 def huggingface(folder: Path, steps: int, plugins: Sequence[Any] | None) -> list[float]:
-    """Train with transformers; return the seconds of each step."""
+    """Train with transformers; return the microseconds of each step."""
     from heliograph.bridges.huggingface import HeliographCallback
     from heliograph.tests.bridges.huggingface.trainers.trainings import Linear, Rows, Script, arguments
     from transformers import TrainerCallback
@@ -67,7 +64,7 @@ def huggingface(folder: Path, steps: int, plugins: Sequence[Any] | None) -> list
 
 
 def lightning(folder: Path, steps: int, plugins: Sequence[Any] | None) -> list[float]:
-    """Train with Lightning; return the seconds of each step."""
+    """Train with Lightning; return the microseconds of each step."""
     import lightning.pytorch as pl
     from heliograph.bridges.lightning import HeliographCallback
     from heliograph.tests.bridges.lightning.conftest import Classifier
@@ -94,7 +91,7 @@ def lightning(folder: Path, steps: int, plugins: Sequence[Any] | None) -> list[f
 
 
 def ignite(folder: Path, steps: int, plugins: Sequence[Any] | None) -> list[float]:
-    """Train with Ignite; return the seconds of each step."""
+    """Train with Ignite; return the microseconds of each step."""
     from heliograph.bridges.ignite import attach
     from ignite.engine import Events, create_supervised_trainer
     from torch import nn
@@ -113,39 +110,40 @@ def ignite(folder: Path, steps: int, plugins: Sequence[Any] | None) -> list[floa
 
 
 def differences(times: list[float]) -> list[float]:
-    """Return the seconds between moments, without the first ones."""
-    return [after - before for before, after in pairwise(times[20:])]
+    """Return the microseconds between moments, without the first ones."""
+    return [(after - before) * 1e6 for before, after in pairwise(times[20:])]
 
 
-def measure(name: str, train: Train, steps: int, rounds: int) -> None:
-    """Print a line for each kind."""
+def in_huggingface(seed: int) -> dict[str, list[float]]:
+    """Measure in the Trainer of transformers."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    return in_turns(huggingface)
+
+
+def in_lightning(seed: int) -> dict[str, list[float]]:
+    """Measure in Lightning's Trainer."""
+    return in_turns(lightning)
+
+
+def in_ignite(seed: int) -> dict[str, list[float]]:
+    """Measure in Ignite's engine."""
+    return in_turns(ignite)
+
+
+def in_turns(train: Train) -> dict[str, list[float]]:
+    """Return the microseconds of each step, by what hangs on the loop."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         kinds: dict[str, Callable[[], list[Any] | None]] = {
-            "a callback that does nothing": lambda: None,
-            "no plugins": list,
-            "Preemption": lambda: [Preemption()],
-            "and Recorder, NaNGuard('stop')": lambda: [Preemption(), Recorder(folder / "records"), NaNGuard("stop")],
+            IDLE: lambda: None,
+            NOTHING: list,
+            PREEMPTION: lambda: [Preemption()],
+            THREE: lambda: [Preemption(), Recorder(folder / "records"), NaNGuard("stop")],
         }
         found: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             for kind, make in kinds.items():
-                found[kind] += train(folder, steps, make())
-    typical = {kind: quantiles(seconds, n=10)[0] for kind, seconds in found.items()}
-    base = typical["a callback that does nothing"]
-    for kind, seconds in typical.items():
-        print(f"{name:12} {kind:32} {seconds * 1e6:8.1f} us a step  {(seconds - base) * 1e6:+7.1f} us")
-
-
-def main(which: str = "", steps: int = 300, rounds: int = 8) -> None:
-    """Measure the loops that are named, all by default."""
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    for train in (huggingface, lightning, ignite):
-        if which in ("", train.__name__):
-            measure(train.__name__, train, steps, rounds)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1] if sys.argv[1:] else "", *map(int, sys.argv[2:]))
+                found[kind] += train(folder, STEPS, make())
+    return found

@@ -12,6 +12,8 @@ from tempfile import TemporaryDirectory
 
 ROUNDS, ROUNDS_INSIDE = 15, 5
 TORCH, PACKAGE, TRAINER = "import torch", "import torch, heliograph", "import torch; from heliograph import Trainer"
+HAND_STEP, FIT_STEP = "import and first step by hand, by the clock", "import and first step of a minimal fit"
+MORE = "the minimal fit, beyond by hand"
 # Printed from inside: the same cost without the noise of starting an interpreter and importing torch.
 INSIDE = "import torch, time; begin = time.perf_counter(); {}; print(time.perf_counter() - begin)"
 STATEMENTS = {PACKAGE: "import heliograph", TRAINER: "from heliograph import Trainer"}
@@ -139,6 +141,10 @@ def starts_and_ends(seed: int) -> dict[str, list[float]]:
     return spent
 
 
-def events_bring_torch() -> bool:
-    """Return whether importing the events imports torch."""
-    return "True" in python("import heliograph.events, sys; print('torch' in sys.modules)")[1]
+def starts(seed: int) -> dict[str, list[float]]:
+    """Return the milliseconds of all imports and first steps, each of many interpreters."""
+    beyond, inside = time_imports()
+    by_hand, minimal_fit = time_first_steps()
+    more = [fit - hand for fit, hand in zip(minimal_fit, by_hand, strict=True)]
+    clocked = {f"{code}, by the clock inside": [value] for code, value in inside.items()}
+    return {**beyond, **clocked, HAND_STEP: by_hand, FIT_STEP: minimal_fit, MORE: more}

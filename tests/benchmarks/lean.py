@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import heliograph as h
-from heliograph.tests.benchmarks.harness import Seconds, Train, Turns, race, sgd, tiny_model
+from heliograph.tests.benchmarks.harness import Batch, Loss, Seconds, Train, Turns, race, sgd, tiny_model
 from ignite.engine import Engine
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -29,21 +30,21 @@ class OwnTask(h.Task):
         return mse_loss(self.model(inputs), targets)
 
 
-def by_hand(loader: Turns, epochs: int) -> None:
+def by_hand(loader: Iterable[Batch], epochs: int, loss_fn: Loss = mse_loss) -> None:
     """Train as one does without a framework."""
     model = tiny_model()
     optimizer = sgd(model.parameters())
     for _ in range(epochs):
         for inputs, targets in loader:
-            loss = mse_loss(model(inputs), targets)
+            loss = loss_fn(model(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation here
             optimizer.step()
             optimizer.zero_grad()
 
 
-def fit_supervised(loader: Turns, epochs: int) -> None:
+def fit_supervised(loader: Iterable[Batch], epochs: int, loss_fn: Loss = mse_loss) -> None:
     """Train without plugins."""
-    h.Trainer(device="cpu").fit(h.Supervised(tiny_model(), mse_loss), loader, optimizer=sgd, epochs=epochs)
+    h.Trainer(device="cpu").fit(h.Supervised(tiny_model(), loss_fn), loader, optimizer=sgd, epochs=epochs)
 
 
 def fit_own_task(loader: Turns, epochs: int) -> None:
@@ -51,14 +52,14 @@ def fit_own_task(loader: Turns, epochs: int) -> None:
     h.Trainer(device="cpu").fit(OwnTask(tiny_model()), loader, optimizer=sgd, epochs=epochs)
 
 
-def ignite(loader: Turns, epochs: int) -> None:
+def ignite(loader: Iterable[Batch], epochs: int, loss_fn: Loss = mse_loss) -> None:
     """Train with Ignite, no handlers; the loss is its step's output, as a handler would need it."""
     model = tiny_model()
     optimizer = sgd(model.parameters())
 
     def step(engine: Engine, batch: Any) -> Tensor:
         inputs, targets = batch
-        loss = mse_loss(model(inputs), targets)
+        loss = loss_fn(model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation here
         optimizer.step()
         optimizer.zero_grad()
