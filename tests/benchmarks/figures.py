@@ -78,6 +78,11 @@ def with_saves(figure: Figure) -> Figure:
     return whole
 
 
+def whole_beyond(name: str, base: str) -> Figure:
+    """Return what a step takes beyond that of a base, logs, validations and saves included."""
+    return with_saves(step_beyond(name, base))
+
+
 def between_saves(name: str) -> Figure:
     """Return the figure of the turns without a save."""
     return lambda seconds: _without_saves(_beyond_hand(seconds, name))

@@ -124,6 +124,15 @@ FIRST = (
     lean_row("lean, `Supervised`", lean.SUPERVISED, 2.0),
     lean_row("lean, own task", lean.OWN_TASK, 2.0),
     usual_row("usual set", usual.OURS, 6.0),
+    usual_row("usual set and `Recorder`", usual.RECORDED, 8.0, alone=True),  # the bars of both
+    Setup("exact set", saved(usual.race_exact, lean.CONTROL), saved(usual.race_exact, usual.OURS), {}, 8.0),
+    Setup(
+        "exact set, over a `DataLoader`",
+        saved(usual.race_exact_loader, lean.CONTROL),
+        saved(usual.race_exact_loader, usual.OURS),
+        {},
+        12.0,
+    ),
     loader_row("lean, over a `DataLoader`", races.OURS, 3.5),  # the bars of lean and of loading what cannot draw
     *rank_rows("two gloo ranks", agreement.OURS, 1.15),
 )

@@ -72,6 +72,7 @@ USUAL_PLUGINS = """[
 ]"""
 MINIMAL, USUAL, EXACT, RESUMED = "a minimal fit", "the usual set", "the exact set", "the exact set, resumed"
 START, END = "to the end of the first step", "from the last step to the return"
+TIME, CLOCK = "processor time", "by the clock"
 SETS = {
     MINIMAL: WITH_PLUGINS.format(plugins="[]", validation="None"),
     USUAL: WITH_PLUGINS.format(plugins=USUAL_PLUGINS.format(resume="", exact=""), validation="[batch]"),
@@ -79,6 +80,10 @@ SETS = {
         plugins=USUAL_PLUGINS.format(resume=', resume="auto"', exact="h.RNGCapture(0),"), validation="[batch]"
     ),
 }
+
+
+ALL_SETS = (*SETS, RESUMED)
+STARTS, ENDS = ([f"{name}: {part}, {TIME}" for name in ALL_SETS] for part in (START, END))
 
 
 def python(code: str, *arguments: str) -> tuple[float, str]:
@@ -134,7 +139,7 @@ def starts_and_ends(seed: int) -> dict[str, list[float]]:
                 own = folder if name in (EXACT, RESUMED) else f"{folder}/{name}"
                 times = json.loads(python(code, own, epochs)[1])
                 for place, part in enumerate((START, END)):
-                    for clock, how in enumerate(("processor time", "by the clock")):
+                    for clock, how in enumerate((TIME, CLOCK)):
                         before, after = times[2 * place][clock], times[2 * place + 1][clock]
                         if measured >= 0:
                             spent.setdefault(f"{name}: {part}, {how}", []).append((after - before) * 1e3)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import Any
 
 import heliograph as h
 from heliograph.tests.benchmarks.harness import Seconds, Train, Turns, differences, race, sgd, tiny_model
-from heliograph.tests.benchmarks.usual import INTERVAL, LOG, PATIENCE, SAVE, VALIDATION
+from heliograph.tests.benchmarks.usual import LOG
 from torch.nn.functional import mse_loss
 
 EPOCHS = 3
@@ -20,8 +19,6 @@ NOBODY, NOBODY_AGAIN = "nobody listens", "nobody listens, once more (control)"
 RECORDER, LOSSES = "Recorder", "Recorder(losses=True)"
 STEP_RULE = "a rule on step_end"
 LOGGED, LOG_RULE = "a log every 50 steps", "a rule on log"
-PLAIN, PLAIN_AGAIN = "the usual set", "the usual set, once more (control)"
-RECORDED = "the usual set, and Recorder"
 OFTEN = 10  # steps from a log to the next where the cost of a log is measured
 LOGS, LOGS_RECORDED = f"a log every {OFTEN} steps", f"a log every {OFTEN} steps, and Recorder"
 METRICS = [{"name": "state", "class": "TrainingState"}]
@@ -48,26 +45,6 @@ def with_plugins(plugins: Plugins) -> Train:
         trainer.fit(h.Supervised(tiny_model(), mse_loss), loader, optimizer=sgd, epochs=epochs)
 
     return fit
-
-
-def usual_set(folder: Path, quiet: TextIO) -> list[Any]:
-    """Return the plugins of `usual.fit`."""
-    return [
-        h.ProgressBar(interval=INTERVAL, plain=False, file=quiet),
-        h.LogSchedule(h.Every(steps=LOG)),
-        h.TensorBoard(folder),
-        h.EarlyStopping(patience=PATIENCE),
-        h.ValidationSchedule(h.Every(steps=SAVE)),
-        h.SaveSchedule(h.Every(steps=SAVE)),
-        h.Checkpoint(folder, keep_last=1),
-    ]
-
-
-def fit_usual(folder: Path, quiet: TextIO, loader: Turns, epochs: int, *, records: bool) -> None:
-    """Train with the usual set."""
-    plugins = [*([h.Recorder(folder)] if records else []), *usual_set(folder, quiet)]
-    task = h.Supervised(tiny_model(), mse_loss)
-    h.Trainer(plugins, device="cpu").fit(task, loader, validation=VALIDATION, optimizer=sgd, epochs=epochs)
 
 
 def race_recorder(seed: int) -> Seconds:
@@ -105,14 +82,3 @@ def per_log(seconds: Seconds) -> float:
     """Return what a recorder adds to a log, in microseconds: the median, from the result of `race_recorded_logs`."""
     with_logs, without = differences(seconds, LOGS_RECORDED, LOGS), differences(seconds, RECORDER, NOBODY)
     return (median(with_logs) - median(without)) * OFTEN
-
-
-def race_usual_recorder(seed: int) -> Seconds:
-    """Time the usual set with and without a recorder."""
-    with TemporaryDirectory() as place, Path(os.devnull).open("w") as quiet:
-        records = {PLAIN: False, PLAIN_AGAIN: False, RECORDED: True}
-        folders = {name: Path(place) / str(index) for index, name in enumerate(records)}
-        for folder in folders.values():
-            folder.mkdir()
-        variants = {name: partial(fit_usual, folders[name], quiet, records=value) for name, value in records.items()}
-        return race(variants, EPOCHS, seed)

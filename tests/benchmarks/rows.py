@@ -12,6 +12,7 @@ from heliograph.tests.benchmarks import (
     bridges,
     comparison,
     dispatch,
+    evaluation,
     figures,
     gpu,
     hosted,
@@ -29,6 +30,7 @@ from heliograph.tests.benchmarks.harness import Seconds, differences
 Worker = Callable[[int], Any]  # measures in a fresh process, with a seed for the order of the turns
 FAR = "a resume during an epoch of 1,000,000,000 samples, beyond a fresh start"
 BESIDE_MANY = "a start beside 10,000 checkpoints, beyond an empty folder"
+WITH_RECORDER = "the usual set with a Recorder, beyond it without"
 RESUMED_OF_MANY = "a resume beside 10,000 checkpoints, beyond an empty folder"
 PROCESSES, FEWER = 5, 3  # fewer where there is much to start
 
@@ -124,8 +126,8 @@ TABLES = (
             *rows(recording.race_recorder, figures.step_beyond, {recording.LOSSES: None}, recording.NOBODY),
             *rows(recording.race_recorder, figures.step_beyond, {recording.STEP_RULE: None}, recording.NOBODY),
             *rows(recording.race_recorder, figures.step_beyond, {recording.LOG_RULE: None}, recording.LOGGED),
-            *rows(recording.race_usual_recorder, figures.step_beyond, {recording.PLAIN_AGAIN: None}, recording.PLAIN),
-            *rows(recording.race_usual_recorder, figures.step_beyond, {recording.RECORDED: 2.0}, recording.PLAIN),
+            Row(WITH_RECORDER, usual.race_usual, figures.of(0, figures.whole_beyond(usual.RECORDED, usual.OURS)), 2.0),
+            Row("Recorder: a log more, µs each", recording.race_recorded_logs, recording.per_log, 25.0, 1),
         ),
         FEWER,
     ),
@@ -142,13 +144,48 @@ TABLES = (
     ),
     Table(
         "loading",
-        "Keyed loading: batches of 8 of a TensorDataset, which cannot draw",
-        "µs per batch; keyed, beyond torch's own",
+        "Loading: batches of 8, of tensors, and of what draws from python, NumPy and torch",
+        "µs per batch; read by a run, beyond torch's own",
         (
             *rows(resume.per_batch, figures.typical, {f"{resume.PLAIN}, 0 workers": None}),
             *rows(resume.per_batch, figures.typical, {f"{resume.PLAIN}, 2 workers": None}),
             *rows(resume.per_batch, figures.beyond, {f"{resume.KEYED}, 0 workers": 1.5}, f"{resume.PLAIN}, 0 workers"),
             *rows(resume.per_batch, figures.beyond, {f"{resume.KEYED}, 2 workers": None}, f"{resume.PLAIN}, 2 workers"),
+            *rows(
+                resume.per_batch,
+                figures.beyond,
+                {f"{resume.KEYED_DRAWING}, 0 workers": 8.0},
+                f"{resume.DRAWING}, 0 workers",
+            ),
+            *rows(
+                resume.per_batch,
+                figures.beyond,
+                {f"{resume.KEYED_DRAWING}, 2 workers": None},
+                f"{resume.DRAWING}, 2 workers",
+            ),
+        ),
+    ),
+    Table(
+        "small saves",
+        "A save of a small model, beside one by hand that syncs file and folder",
+        "ms; then as a multiple of the one by hand",
+        (
+            *rows(saves.small, figures.typical, dict.fromkeys((saves.SYNCED, saves.USUAL, saves.EXACT))),
+            *rows(saves.small, figures.typical, {saves.BACKGROUND: None}),
+            Row(f"{saves.USUAL}, of that by hand", saves.small, figures.multiple(saves.USUAL, saves.SYNCED), 1.5),
+            Row(f"{saves.EXACT}, of that by hand", saves.small, figures.multiple(saves.EXACT, saves.SYNCED), 1.5),
+        ),
+        FEWER,
+    ),
+    Table(
+        "validation",
+        "Validation: 1,000 tiny batches",
+        "µs of processor time per batch beyond a hand-written validation",
+        (
+            *rows(evaluation.per_batch, figures.beyond, {evaluation.CONTROL: None}, evaluation.HAND),
+            *rows(evaluation.per_batch, figures.beyond, {evaluation.SUPERVISED: 2.0}, evaluation.HAND),
+            *rows(evaluation.per_batch, figures.beyond, {evaluation.OWN_TASK: 2.0}, evaluation.HAND),
+            *rows(evaluation.per_loaded_batch, figures.beyond, {evaluation.KEYED: None}, evaluation.HAND),
         ),
     ),
     Table(
@@ -180,6 +217,8 @@ TABLES = (
             *rows(imports.starts, figures.middle_half, {imports.PACKAGE: 50.0, imports.TRAINER: 50.0}, digits=1),
             *rows(imports.starts, figures.middle_half, {imports.HAND_STEP: None, imports.FIT_STEP: 300.0}, digits=1),
             *rows(imports.starts, figures.middle_half, {imports.MORE: None}, digits=1),
+            *rows(imports.starts_and_ends, figures.middle_half, dict.fromkeys(imports.STARTS, 300.0), digits=1),
+            *rows(imports.starts_and_ends, figures.middle_half, dict.fromkeys(imports.ENDS), digits=1),
             Row(FAR, resume.far_resume, figures.beyond(resume.DURING, resume.FRESH), 50.0, 1),
             Row(BESIDE_MANY, comparison.folders, figures.beyond(comparison.FULL, comparison.EMPTY), 500.0, 1),
             Row(RESUMED_OF_MANY, comparison.folders, figures.beyond(comparison.AUTO, comparison.EMPTY), 500.0, 1),
@@ -212,7 +251,9 @@ TABLES = (
                 dispatch.time_dispatch,
                 figures.value,
                 dict.fromkeys(
-                    f"{kind} {n}" for kind in (dispatch.EMIT, dispatch.SEND, dispatch.PLAIN) for n in (1, 20)
+                    f"{kind} {n}"
+                    for kind in (dispatch.EMIT, dispatch.WAIT, dispatch.SEND, dispatch.PLAIN)
+                    for n in (1, 20)
                 ),
                 digits=0,
             ),

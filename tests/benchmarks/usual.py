@@ -44,7 +44,7 @@ EPOCHS = 6
 LOG, SAVE = 50, 1_000
 PATIENCE = 1_000_000
 VALIDATION = batches_of(10)
-OURS, IGNITE = "heliograph", "ignite"
+OURS, IGNITE, RECORDED = "heliograph", "ignite", "heliograph, and a Recorder"
 # Each of the four runs a fourth of the time: with this they redraw as often per step as a lone run at 0.1 s does.
 INTERVAL = 0.1 * 4
 
@@ -174,6 +174,7 @@ def fit(
     loader: Iterable[Batch] | None = None,
     *,
     exact: bool = False,
+    records: bool = False,
 ) -> None:
     """Train with the built-in plugins; see `by_hand`. Exact is: a resumed run equals one that was not interrupted."""
     plugins = [
@@ -187,6 +188,8 @@ def fit(
     ]
     if exact:
         plugins.insert(0, h.RNGCapture())
+    if records:
+        plugins.insert(0, h.Recorder(folder))
     if loader is not None:
         plugins.append(TakesTurns(turns, epochs * EPOCH))
         turns.wait_for_turn()
@@ -290,7 +293,14 @@ def _race_exact(seed: int, make_loader: Callable[[], Iterable[Batch]]) -> Second
 
 def race_usual(seed: int) -> tuple[Seconds, dict[str, list[int]]]:
     """Time the loops; also return the bytes of the checkpoints that each leaves."""
-    trains: dict[str, Callable[..., None]] = {HAND: by_hand, CONTROL: by_hand, OURS: fit, IGNITE: ignite}
+    recorded = partial(fit, records=True)
+    trains: dict[str, Callable[..., None]] = {
+        HAND: by_hand,
+        CONTROL: by_hand,
+        OURS: fit,
+        RECORDED: recorded,
+        IGNITE: ignite,
+    }
     with TemporaryDirectory() as place, Path(os.devnull).open("w") as quiet:
         folders = {name: Path(place) / str(index) for index, name in enumerate(trains)}
         for folder in folders.values():
