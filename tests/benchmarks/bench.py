@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -247,21 +247,20 @@ def show_ranks() -> None:
         "us per step; the means, and what is beyond DDP by hand, are medians over every ten steps",
     )
     results = gather("ranks", FEWER)
-    print(f"  {'':<40}{'median':>8}{'p99':>8}{'mean':>8}{'beyond hand':>14}{'ratio':>7}")
-    hand = [median(agreement.in_tens(each, agreement.HAND)) for each in results]
+    print(f"  {'':<44}{'median':>8}{'p99':>8}{'mean':>8}{'beyond hand':>14}{'median, p99 / hand':>20}")
+    hands = [agreement.figures(each, agreement.HAND, agreement.CONTROL) for each in results]
     for name in agreement.VARIANTS:
-        steps = [[step for turn in each[name] for step in turn] for each in results]
-        middle, worst = median(map(median, steps)), median(quantiles(each, n=100)[-1] for each in steps)
+        figures = [agreement.figures(each, name) for each in results]
+        middle, worst = (median(each[place] for each in figures) for place in (0, 1))
         means = [median(agreement.in_tens(each, name)) for each in results]
         more = median(rounds_beyond(each, name, agreement.HAND) for each in results)
-        ratio = median(mine / other for mine, other in zip(means, hand, strict=True))
-        print(f"  {name:<40}{middle:>8.0f}{worst:>8.0f}{median(means):>8.0f}{more:>+14.0f}{ratio:>7.2f}", flush=True)
-    for name, mine, base in (
-        ("heliograph, beyond the blocking vote", agreement.OURS, agreement.VOTE),
-        ("the hook that votes, beyond the other hook", agreement.CARRIED, agreement.HOOK),
-    ):
-        row(name, (rounds_beyond(each, mine, base) for each in results), digits=0)
-    row(agreement.COPY, (median(each[agreement.COPY][0]) for each in results), digits=0)
+        ratios = [
+            median(mine[place] / hand[place] for mine, hand in zip(figures, hands, strict=True)) for place in (0, 1)
+        ]
+        bar = agreement.BARS.get(name)
+        verdict = "" if bar is None else f"  bar {bar:g}: {'held' if max(ratios) <= bar else 'NOT HELD'}"
+        cells = f"{middle:>8.0f}{worst:>8.0f}{median(means):>8.0f}{more:>+14.0f}{ratios[0]:>12.2f}{ratios[1]:>8.2f}"
+        print(f"  {name:<44}{cells}{verdict}", flush=True)
 
 
 def rounds_beyond(spent: agreement.Spent, name: str, base: str) -> float:
