@@ -435,7 +435,7 @@ class RunContext(PayloadVerbs, ABC):
         self.hooks.call_positioned()
         mark = partial(setattr, self.work, "is_last_seen")
         if is_shared:
-            from .distributed.ranks.shared_control import read_together
+            from .distributed.ranks.common_batches import read_together
 
             rest = (0 if self.work.is_last_seen else None) if length is None else int(min(length, last)) - batch
             batches = read_together(batches, self.data, self.engine, rest, self.size_of, mark if ahead else None)

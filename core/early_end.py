@@ -83,6 +83,7 @@ def _finish_early(run: RunContext) -> BaseException | None:
         if run.control.is_rolling_back:
             run.control.discard_epoch()
         run.control.stop("the loop over the epochs was left", by="the caller")
+        run.control.agree()
         run.control.decide()
         if run.outcome.started:
             loop.finish(run)

@@ -137,7 +137,7 @@ def close_batch(run: RunContext) -> None:
         control.close_batch()
     judged = bool(hot.should_stop.chain)
     if (judged or control.pending or control.is_shared) and control.is_due(window=run.stepping.size, judged=judged):
-        boundary(run)
+        boundary(run, in_epoch=True)
 
 
 def step(run: RunContext, loss: Any, name: str | None = None) -> None:
@@ -194,11 +194,10 @@ def flush(run: RunContext) -> None:
     run.stepping.end_round(run.control)
 
 
-def boundary(run: RunContext) -> None:
+def boundary(run: RunContext, *, in_epoch: bool = False) -> None:
     """Serve the requests, give the last word to handlers of ShouldStop, then decide whether to leave."""
     control, should_stop = run.control, run.hot.should_stop
-    control.agree()
-    if pending := control.pending:
+    if pending := control.agree(in_epoch=in_epoch):
         serve(run)
     if run.in_boundary:  # of a resumed run: its state was saved here
         run.in_boundary = False
@@ -270,14 +269,14 @@ def close_epoch(run: RunContext) -> None:
     """Emit EpochEnd, then a boundary; one that ends early with a postponed validation stays open for a resumed run."""
     control = run.control
     finish_left_batch(run)
+    control.agree()
     if run.stepping.size and not control.is_rolling_back:
         flush(run)
         control.close_batch()
-    if control.is_rolling_back:
-        return
+        control.agree()
     run.loss = run.work.batch = None
     run.stepping.clear()
-    if control.keeps_epoch_open or not epoch_has_ended(run):
+    if control.is_rolling_back or control.keeps_epoch_open or not epoch_has_ended(run):
         return
     run.advance()
     run.emit(ev.EpochEnd(run.progress.epoch - 1))

@@ -453,8 +453,13 @@ class Control:
     def open(self) -> None:
         """Begin."""
 
-    def agree(self) -> None:
-        """Agree on the open requests."""
+    def agree(self, *, in_epoch: bool = False) -> bool:
+        """Agree on the open requests; return whether there are some to serve now.
+
+        Args:
+            in_epoch: whether the epoch continues, so that what some ranks ask for may wait until the next boundary.
+        """
+        return self.pending
 
     def agree_on_batch(self) -> None:
         """Agree on what becomes of a batch."""

@@ -10,7 +10,20 @@ import threading
 from pathlib import Path
 
 import torch
-from heliograph import BatchEnd, DDPEngine, Plugin, RankFailed, Run, RunClosed, RunFailed, Trainer, TrainStart, on
+from heliograph import (
+    BatchEnd,
+    BatchStart,
+    DDPEngine,
+    Event,
+    Plugin,
+    RankFailed,
+    Run,
+    RunClosed,
+    RunFailed,
+    Trainer,
+    TrainStart,
+    on,
+)
 from torch import Tensor, nn
 
 
@@ -27,10 +40,20 @@ def hang_for_ever() -> None:
 
 
 class Lose(Plugin):
-    """Loses one rank after the second step."""
+    """Loses one rank after the second step.
 
-    def __init__(self, rank: int, how: str) -> None:
+    Args:
+        rank: which.
+        how: `die`, `hang` or `stop`.
+        where: `batch_end`, or `batch_start`: of the next step, when this rank has voted and read no votes.
+        others: `ask` if the others ask for something then, and so wait for the votes.
+    """
+
+    asks = ("log",)
+
+    def __init__(self, rank: int, how: str, where: str, others: str) -> None:
         self.rank, self.act = rank, {"die": die, "hang": hang_for_ever, "stop": stop}[how]
+        self.where, self.others = where, others
         self.ended: list[str] = []
 
     @on(TrainStart)
@@ -39,29 +62,35 @@ class Lose(Plugin):
         assert run.engine.watch is not None
         run.engine.watch.limits.report_after = run.engine.watch.limits.grace = 1.0
 
-    @on(BatchEnd)
-    def lose(self, run: Run, event: BatchEnd) -> None:
-        if run.engine.rank == self.rank and run.progress.steps == 2:
-            self.act()
+    @on(BatchStart, BatchEnd)
+    def lose(self, run: Run, event: Event) -> None:
+        if event.name == self.where and run.progress.steps == 2:
+            if run.engine.rank == self.rank:
+                self.act()
+            elif self.others == "ask":
+                run.control.request_log("to wait for the votes")
 
     @on(RunFailed, RunClosed)
     def end(self, run: Run, event: RunFailed | RunClosed) -> None:
         self.ended.append(event.name)
 
 
-def train(folder: Path, rank: int, how: str) -> None:
+def train(folder: Path, rank: int, how: str, where: str = "batch_end", others: str = "work", batches: int = 4) -> None:
     """Train with two ranks and lose one of them; the other writes down what it saw of that.
 
     Args:
         folder: where to write.
         rank: which is lost.
-        how: `die`, `hang` or `stop`.
+        how: as `Lose`.
+        where: as `Lose`.
+        others: as `Lose`.
+        batches: of both together; after four the ranks wait for all votes, as the epoch ends.
     """
     engine = DDPEngine(timeout=60.0 if how == "die" else 3.0)
     handler = logging.FileHandler(folder / f"{engine.rank}.log")
     logging.getLogger("heliograph").addHandler(handler)
-    model, lose = nn.Linear(2, 1), Lose(rank, how)
-    data = [torch.ones(2, 2) for _ in range(4)]
+    model, lose = nn.Linear(2, 1), Lose(rank, how, where, others)
+    data = [torch.ones(2, 2) for _ in range(batches)]
     run = Trainer([lose], engine=engine).run(
         Task(model), data, optimizer=torch.optim.SGD(model.parameters(), 0.1), epochs=1
     )

@@ -89,10 +89,10 @@ FAULTS = (
     ),
     Fault("storage: another file is removed", "_digest(files, doomed.path) == doomed.sha256", "True"),
     # The ranks.
-    Fault("ranks: an interrupt is not voted on", "self.vetoed or self._interrupted or", "self.vetoed or"),
+    Fault("ranks: an interrupt is not voted on", "self._due or self._interrupted or", "self._due or"),
     Fault(
         "ranks: different places are not seen",
-        "if most_steps != fewest_steps or most_batches != fewest_batches:",
+        "if len(set(steps)) > 1 or len(set(batches)) > 1:",
         "if False:",
     ),
     Fault(

@@ -106,12 +106,13 @@ class Task(Supervised):
 
 
 class Act(Plugin):
-    """Asks for a validation and a save at step 2, and acts in one place from then on."""
+    """Asks for a validation and a save at step 2, and acts in one place from then on, once."""
 
     asks = ("validation", "save")
 
     def __init__(self, where: str, act: Callable[[], None], *, waits: bool) -> None:
         self.where, self.act, self.waits = where, act, waits
+        self.has_acted = False
         self.ended: list[str] = []
 
     @on(StepEnd, lane=Lane.DECIDE)
@@ -146,7 +147,8 @@ class Act(Plugin):
             self.act()
 
     def _receive(self, run: Run, event: str) -> None:
-        if event == self.where and run.progress.steps >= 2:
+        if event == self.where and run.progress.steps >= 2 and not self.has_acted:
+            self.has_acted = True
             self.act()
 
 
@@ -261,7 +263,7 @@ def test_an_interrupt_of_one_rank_ends_both_at_the_same_step(ranks: Pool, where:
     seen = ranks(2).run(train, where, interrupt, rank=rank)
     steps = {each.steps for each in seen}
     assert len(steps) == 1
-    assert steps <= {2, 3}
+    assert steps <= {2, 3, 4}  # 4: it came in the third step, and the other rank asked for nothing in that
     for each in seen:
         assert isinstance(each.error, KeyboardInterrupt)
         assert str(each.error) == f"on rank {rank}"

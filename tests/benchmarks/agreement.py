@@ -1,4 +1,4 @@
-"""What agreement costs two gloo ranks in every step, beside torch's DDP in a loop by hand.
+"""What two gloo ranks cost in every step, beside torch's DDP in a loop by hand.
 
 All loops take the same steps with the same model and batches, in turns: one after another in the same two processes,
 in shuffled order, which is the same on both ranks. In the end their weights must be equal, bit for bit. A step is timed
@@ -14,28 +14,30 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, median
+from tempfile import TemporaryDirectory, mkdtemp
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import heliograph as h
 import torch
 import torch.distributed as dist
 from heliograph.tests.benchmarks.harness import Batch, batches_of, sgd, tiny_model
-from heliograph.tests.benchmarks.votes import Averaging, Beside, CarriedVote, Vote
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 HAND, CONTROL = "DDP by hand", "DDP by hand, once more (control)"
-VOTE, HOOK, CARRIED = "by hand, and a blocking vote", "by hand, a hook that only averages", "by hand, a hook that votes"
-OURS, SELDOM = "heliograph", "heliograph, agree_every=10"
-BATCH_END, GRADIENTS = "heliograph, 1 handler of BatchEnd", "heliograph, 1 handler of GradientsReady"
-VARIANTS = (HAND, CONTROL, VOTE, HOOK, CARRIED, OURS, SELDOM, BATCH_END, GRADIENTS)
-COPY = "the copy of a bucket of 25 MiB"
+VOTE = "by hand, and a blocking vote by gloo"
+OURS, USUAL = "heliograph", "heliograph, the usual set"
+GLOO, GLOO_USUAL = "heliograph, as on several machines", "heliograph, usual, as on several machines"
+JUDGED = "heliograph, 1 handler of ShouldStop"
+VARIANTS = (HAND, CONTROL, VOTE, OURS, USUAL, JUDGED, GLOO, GLOO_USUAL)
 RANKS = 2
-ROUNDS, STEPS, WARM_UP = 6, 120, 20
-BUCKET = 25 * 2**20 // 4  # floats
+ROUNDS, STEPS, WARM_UP = 6, 220, 20
+LOG = 50
 
 Turn = Callable[[list[float]], nn.Module]
 Spent = dict[str, list[list[float]]]  # microseconds by name, turn and step
@@ -53,73 +55,105 @@ class Task(h.Task):
         inputs, targets = batch
         return mse_loss(self.model(inputs), targets)
 
+    def validation_step(self, run: h.Run, batch: Any) -> Tensor:
+        """Return the loss."""
+        inputs, targets = batch
+        return mse_loss(self.model(inputs), targets)
 
-def by_hand(batches: Sequence[Batch], beside: Beside | None, times: list[float]) -> nn.Module:
+
+def by_hand(batches: Sequence[Batch], votes: bool, times: list[float]) -> nn.Module:
     """Train as one does with DDP and without a framework."""
     model = DistributedDataParallel(tiny_model())
     optimizer = sgd(model.parameters())
-    if beside is not None:
-        beside.attach(model)
     for step, (inputs, targets) in enumerate(batches):
         times.append(perf_counter())
         loss = mse_loss(model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation here
         optimizer.step()
         optimizer.zero_grad()
-        if beside is not None:
-            beside.settle(step)
+        if votes:
+            vote = torch.tensor([0.0, perf_counter(), step, -step], dtype=torch.float64)
+            dist.all_reduce(vote, dist.ReduceOp.MAX)
+            assert vote[0].item() == 0.0
     inner: nn.Module = model.module
     return inner
 
 
-def fit(batches: Sequence[Batch], engine: h.DDPEngine, event: type[h.Event] | None, times: list[float]) -> nn.Module:
+def fit(
+    batches: Sequence[Batch],
+    engine: h.DDPEngine,
+    plugins: Callable[[], Sequence[h.Plugin]],
+    times: list[float],
+) -> nn.Module:
     """Train with heliograph, which deals the batches out itself."""
-    trainer, task = h.Trainer(engine=engine), Task(times)
-    if event is not None:
-        trainer.bus.on(event, ignore)
-    trainer.fit(task, batches, optimizer=sgd, epochs=1)
+    task = Task(times)
+    given = plugins()
+    validation = batches[:4] if any(isinstance(each, h.ValidationSchedule) for each in given) else None
+    h.Trainer(given, engine=engine).fit(task, batches, validation=validation, optimizer=sgd, epochs=1)
     return task.model
 
 
-def ignore(run: h.Run, event: h.Event) -> None:
-    """Do nothing."""
+class Judge(h.Plugin):
+    """Has a last word at every boundary, and says nothing."""
+
+    @h.on(h.ShouldStop)
+    def judge(self, run: h.Run, event: h.ShouldStop) -> None:
+        """Do nothing."""
+
+
+def usual(folder: Path) -> list[h.Plugin]:
+    """Return the usual set; its validations and saves, every 1,000 steps, are too rare for the 99th percentile."""
+    place = mkdtemp(dir=folder) if dist.get_rank() == 0 else None
+    shared: list[Any] = [place]
+    dist.broadcast_object_list(shared)
+    folder = Path(shared[0])
+    return [
+        h.ProgressBar(plain=False, file=Path(os.devnull).open("w")),
+        h.LogSchedule(h.Every(steps=LOG)),
+        h.TensorBoard(folder),
+        h.EarlyStopping(patience=10_000),
+        h.ValidationSchedule(h.Every(steps=1_000)),
+        h.SaveSchedule(h.Every(steps=1_000)),
+        h.Checkpoint(folder, keep_last=1),
+    ]
 
 
 def time_ranks(seed: int) -> Spent:
     """Return the microseconds of each step of each round on the first rank."""
-    spent: Spent = h.launch(race, seed, nprocs=RANKS)[0]
+    with TemporaryDirectory() as folder:
+        spent: Spent = h.launch(race, seed, Path(folder), nprocs=RANKS)[0]
     return spent
 
 
-def race(seed: int) -> Spent:
+def race(seed: int, folder: Path) -> Spent:
     """Be one of the ranks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=RANKS)
     with ExitStack() as stack:
         stack.callback(dist.destroy_process_group)
         stack.callback(gc.collect)  # wrappers are in cycles, and must not outlive the group
-        spent = in_turns(variants(stack), random.Random(seed).shuffle)
+        spent = in_turns(variants(stack, folder), random.Random(seed).shuffle)
         dist.barrier()
-    return {**spent, COPY: [copies()]}
+    return spent
 
 
-def variants(stack: ExitStack) -> dict[str, Turn]:
+def variants(stack: ExitStack, folder: Path) -> dict[str, Turn]:
     """Return what is raced, by name."""
     batches = batches_of(RANKS * STEPS)
     mine = batches[dist.get_rank() :: RANKS]
-    always, seldom = h.DDPEngine("gloo", device="cpu"), h.DDPEngine("gloo", device="cpu", agree_every=10)
-    for engine in (always, seldom):
-        stack.enter_context(engine.process())
+    engine, remote = h.DDPEngine("gloo", device="cpu"), h.DDPEngine("gloo", device="cpu")
+    stack.enter_context(engine.process())
+    with patch("heliograph.core.distributed.ranks.group.open_board", return_value=None):  # as on several machines
+        stack.enter_context(remote.process())
     return {
-        HAND: partial(by_hand, mine, None),
-        CONTROL: partial(by_hand, mine, None),
-        VOTE: partial(by_hand, mine, Vote()),
-        HOOK: partial(by_hand, mine, Averaging()),
-        CARRIED: partial(by_hand, mine, CarriedVote()),
-        OURS: partial(fit, batches, always, None),
-        SELDOM: partial(fit, batches, seldom, None),
-        BATCH_END: partial(fit, batches, always, h.BatchEnd),
-        GRADIENTS: partial(fit, batches, always, h.GradientsReady),
+        HAND: partial(by_hand, mine, False),
+        CONTROL: partial(by_hand, mine, False),
+        VOTE: partial(by_hand, mine, True),
+        OURS: partial(fit, batches, engine, list),
+        USUAL: partial(fit, batches, engine, partial(usual, folder)),
+        JUDGED: partial(fit, batches, engine, lambda: [Judge()]),
+        GLOO: partial(fit, batches, remote, list),
+        GLOO_USUAL: partial(fit, batches, remote, partial(usual, folder)),
     }
 
 
@@ -144,16 +178,6 @@ def in_turns(turns: dict[str, Turn], shuffle: Callable[[list[str]], None]) -> Sp
     return spent
 
 
-def copies() -> list[float]:
-    """Return the microseconds of appending a flag to a full bucket."""
-    bucket, flag, spent = torch.ones(BUCKET), torch.zeros(1), []
-    for _ in range(20):
-        begin = perf_counter()
-        torch.cat([bucket, flag])
-        spent.append((perf_counter() - begin) * 1e6)
-    return spent
-
-
 def in_tens(spent: Spent, name: str) -> list[float]:
-    """Return for each turn the median over its means of ten steps; some loops vote in every tenth."""
+    """Return for each turn the median over its means of ten steps."""
     return [median(fmean(turn[end - 10 : end]) for end in range(10, len(turn) + 1, 10)) for turn in spent[name]]

@@ -135,4 +135,5 @@ FIRST = (
     ),
     loader_row("lean, over a `DataLoader`", races.OURS, 3.5),  # the bars of lean and of loading what cannot draw
     *rank_rows("two gloo ranks", agreement.OURS, 1.15),
+    *rank_rows("two gloo ranks, usual set", agreement.USUAL, 1.15),
 )

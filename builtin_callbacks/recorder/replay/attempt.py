@@ -62,7 +62,7 @@ class AttemptReplay:
         self.run = ReplayRun(attempt, path, bus, findings.add, self._entries.rolls_back_to)
         self._requests = RecordedRequests(attempt, self._entries, self.run, replayed)
         self._failure = RecordedFailure(attempt, bus, self._entries)
-        self._boundary = Boundary(self.run, self._requests, findings, self._failure)
+        self._boundary = Boundary(self.run, self._requests, findings, self._failure, is_shared=attempt.world_size > 1)
         self._batches = BatchReplay(self.run, self._entries, self._requests, self._boundary, findings, self._failure)
         self._evaluations = Evaluations(
             attempt, self.run, self._requests, self._failure, findings, self._emit, self._emit_metrics

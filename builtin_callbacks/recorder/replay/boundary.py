@@ -28,14 +28,22 @@ class Boundary:
         requests: those of plugins that are not replayed.
         findings: where to note which requests were served.
         failure: how the run failed, if it did.
+        is_shared: whether several ranks were recorded: what only one of them asked for, they serve a boundary later.
     """
 
     def __init__(
-        self, run: ReplayRun, requests: RecordedRequests, findings: Findings, failure: RecordedFailure
+        self,
+        run: ReplayRun,
+        requests: RecordedRequests,
+        findings: Findings,
+        failure: RecordedFailure,
+        *,
+        is_shared: bool,
     ) -> None:
         self._run, self._requests, self._findings, self._failure = run, requests, findings, failure
         self._should_stop = run.bus.signal(ShouldStop)
-        self._is_open = self._is_due = self._is_last = False
+        self._is_shared = is_shared
+        self._is_open = self._is_due = self._is_last = self._is_waiting = False
         self._served = -1  # the index of the last verb that was served or removed
 
     def open(self, *, due: bool, last: bool = False) -> None:
@@ -76,18 +84,26 @@ class Boundary:
             return
         if not self._is_due or self._failure.interrupts_boundary(following):
             return
-        self._remove_until(len(SERVED))
         name = following.event if isinstance(following, EventEntry) else BATCHES
+        was_waiting, self._is_waiting = self._is_waiting, False
+        if self._is_shared and name == BATCHES and self._served < 0 and not was_waiting:
+            self._is_waiting = self._run.control.pending
+            self._give_last_word()
+            return
+        self._remove_until(len(SERVED))
         for taker, taken in TAKEN_BACK.items():  # what they took back was not served
             is_done = {"stop": name not in ENDS, "end_epoch": name == BATCHES or None}.get(taken, True)
             self._findings.decide(taker, did=is_done)
         if not self._is_last:
             self._run.control.release()
-            self._requests.add_votes()
-            if self._should_stop.chain:
-                with self._failure.limit_handlers(ShouldStop):
-                    self._should_stop.emit(self._run, SHOULD_STOP)
+            self._give_last_word()
             self._decide(name)
+
+    def _give_last_word(self) -> None:
+        self._requests.add_votes()
+        if self._should_stop.chain:
+            with self._failure.limit_handlers(ShouldStop):
+                self._should_stop.emit(self._run, SHOULD_STOP)
 
     def _remove_until(self, end: int) -> None:
         """Remove the requests that the recorded run would have served by now, and did not."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import inf
+from functools import cache
 from numbers import Real
-from typing import Any
+from struct import Struct
+from typing import Any, NoReturn, Protocol
 from zlib import crc32
 
 import torch
@@ -18,8 +20,8 @@ from torch.distributed.distributed_c10d import ProcessGroup
 
 from ....events.engine import Reduction
 
-SLOTS = 16  # numbers in what every collective begins with
 NAMED = 64  # bytes of a collective's name that the others get
+KIND = Struct(f"<{NAMED}sIq")  # what every collective begins with: its name, a checksum of that, and its size
 LENGTH = 8  # bytes
 
 
@@ -61,6 +63,59 @@ def _is_exact(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+class Rounds(Protocol):
+    """How each rank of a group gets a message of every other one, round by round.
+
+    At most 3 rounds are posted and not collected.
+
+    Attributes:
+        capacity: the bytes of a message at most.
+    """
+
+    capacity: int
+
+    def post(self, message: bytes) -> None:
+        """Post this rank's message of the next round, without a wait."""
+
+    def ready(self) -> list[bytes] | None:
+        """Return the messages of the oldest round that is not collected, by rank; None where one is missing yet."""
+
+    def collect(self) -> list[bytes]:
+        """Return the messages of the oldest round that is not collected, by rank.
+
+        Raises:
+            RuntimeError: a rank has left or died, or did not come in time.
+        """
+
+    def close(self) -> None:
+        """Keep nothing open."""
+
+
+class Collective:
+    """A context that shows in which collective this rank is; no generator, as there is one in every step.
+
+    Args:
+        exchange: of which group.
+        name: of the collective.
+    """
+
+    __slots__ = ("_before", "_began", "_exchange", "_name")
+
+    def __init__(self, exchange: Exchange, name: str) -> None:
+        self._exchange, self._name = exchange, name
+
+    def __enter__(self) -> None:
+        if self._exchange.refusal is not None:
+            self._exchange.refuse(self._name)
+        self._before, self._began = self._exchange.waiting_in, time.monotonic()
+        self._exchange.waiting_in = self._name, self._began
+
+    def __exit__(self, *_: object) -> None:
+        self._exchange.waiting_in = self._before
+        if self._before is None:
+            self._exchange.waited_seconds += time.monotonic() - self._began
+
+
 class Exchange:
     """The collectives of a group, by name. Every rank must call them, in one order.
 
@@ -76,18 +131,23 @@ class Exchange:
     Attributes:
         tensors: the torch process group for gradients and tensors on the device.
         control: that for all else.
+        rounds: how the collectives find each other, and votes travel.
         waited_seconds: how long this process was in collectives so far.
         waiting_in: the name of the collective that is under way, with `time.monotonic()` of its beginning; else None.
+        refusal: the plugin and the event of the handler that runs on some ranks only, if one does.
     """
 
     tensors: ProcessGroup
     control: ProcessGroup
+    rounds: Rounds
 
     def __init__(self, rank: int, world_size: int, backend: str, device: torch.device) -> None:
         self.rank, self.world_size, self.backend, self.device = rank, world_size, backend, device
         self.waiting_in: tuple[str, float] | None = None
         self.waited_seconds = 0.0
-        self._refusal: tuple[str, str] | None = None
+        self.refusal: tuple[str, str] | None = None
+        self._cast = 0  # votes that were cast, and of which no messages are here yet
+        self._arrived: deque[list[bytes]] = deque()  # the messages of those that are not read yet
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
         """Return a new tensor, or a number, reduced over all ranks.
@@ -134,78 +194,103 @@ class Exchange:
             self.meet("barrier")
 
     def vote(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each value over all ranks; up to 12 values."""
+        """Return the largest of each value over all ranks: up to 12, and one for each rank."""
         with self.collective("vote"):
-            return self.meet("vote", len(values), values)
+            return self._largest("vote", values)
+
+    def cast_vote(self, vote: bytes) -> None:
+        """Cast a vote without a wait for those of the others; `read_vote` returns them. At most two may be unread."""
+        if self.refusal is not None:
+            self.refuse("vote")
+        self.rounds.post(VOTE + vote)
+        self._cast += 1
+
+    def read_vote(self) -> list[bytes]:
+        """Return the votes of all ranks, by rank, of the oldest that was cast and not read; each begins with a `KIND`.
+
+        Raises:
+            RuntimeError: a rank was in another collective than a vote; says which.
+        """
+        if self._arrived:
+            votes = self._arrived.popleft()
+        else:
+            self._cast -= 1
+            found = self.rounds.ready()
+            if found is None:
+                with self.collective("vote"):
+                    found = self.rounds.collect()
+            votes = found
+        for vote in votes:
+            if not vote.startswith(VOTE):
+                self._check_kinds(votes)
+        return votes
 
     # What is known of them from outside.
 
     @contextmanager
     def refusing(self, plugin: str, event: str) -> Iterator[None]:
         """Refuse collectives within, where only some ranks are: they would wait for the others for ever."""
-        before, self._refusal = self._refusal, (plugin, event)
+        before, self.refusal = self.refusal, (plugin, event)
         try:
             yield
         finally:
-            self._refusal = before
+            self.refusal = before
 
-    @contextmanager
-    def collective(self, name: str) -> Iterator[None]:
-        """Say that a collective is under way, and refuse it where that is asked.
+    def collective(self, name: str) -> Collective:
+        """Return a context that says that a collective is under way; it is refused where not all ranks are."""
+        return Collective(self, name)
 
-        Raises:
-            RuntimeError: not all ranks are here; names who called it.
-        """
-        if self._refusal is not None:
-            plugin, event = self._refusal
-            raise RuntimeError(
-                f"{plugin} calls {name} on {event}, but its handlers run on some ranks only: the others would never "
-                f"come. Declare ranks = 'all' in the plugin, or exchange where every rank is."
-            )
-        before, began = self.waiting_in, time.monotonic()
-        self.waiting_in = name, began
-        try:
-            yield
-        finally:
-            self.waiting_in = before
-            if before is None:
-                self.waited_seconds += time.monotonic() - began
+    def refuse(self, name: str) -> NoReturn:
+        """Raise RuntimeError: not all ranks are here; names who called the collective."""
+        assert self.refusal is not None
+        plugin, event = self.refusal
+        raise RuntimeError(
+            f"{plugin} calls {name} on {event}, but its handlers run on some ranks only: the others would never "
+            f"come. Declare ranks = 'all' in the plugin, or exchange where every rank is."
+        )
 
     # How they travel; for use within `collective`.
 
-    def meet(self, name: str, size: int = 0, values: Sequence[float] = ()) -> list[float]:
-        """Begin a collective: one small all-reduce, which finds out whether the others begin the same one.
+    def meet(self, name: str, size: int = 0, message: bytes = b"") -> list[bytes]:
+        """Begin a collective with a round of messages, which finds out whether the others begin the same one.
 
         gloo ends a process whose peers exchange something else than it does, without saying who and what.
 
         Args:
             name: of the collective.
             size: what must be the same on all ranks, too.
-            values: some numbers to exchange on the occasion.
+            message: what to exchange on the occasion.
 
         Returns:
-            The largest of each value over all ranks.
+            The messages of all ranks, by rank.
 
         Raises:
             RuntimeError: the ranks are in different collectives; says which.
         """
-        kind = crc32(name.encode())
-        cast = [kind, -kind, size, -size, *map(float, values)]
-        assert len(cast) <= SLOTS
-        header = torch.tensor(cast + [-inf] * (SLOTS - len(cast)), dtype=torch.float64)
-        dist.all_reduce(header, dist.ReduceOp.MAX, self.control)
-        most_kind, least_kind, most, least, *largest = header.tolist()
-        if most_kind != -least_kind or most != -least:
-            raise RuntimeError(self._describe_difference(f"{name} ({size})" if size else name))
-        return largest[: len(values)]
+        self.rounds.post(_kind(name, size) + message)
+        while self._cast:
+            self._arrived.append(self.rounds.collect())  # nothing keeps it for us: this round may take its place
+            self._cast -= 1
+        messages = self.rounds.collect()
+        self._check_kinds(messages)
+        return [each[KIND.size :] for each in messages]
 
-    def _describe_difference(self, name: str) -> str:
-        """Return who is where, when all ranks know that they do not agree."""
-        own = torch.tensor([*name.encode()[:NAMED].ljust(NAMED)], dtype=torch.uint8)
-        names = [torch.empty_like(own) for _ in range(self.world_size)]
-        dist.all_gather(names, own, self.control)
-        where = "; ".join(f"rank {rank} in {bytes(each.tolist()).decode().strip()}" for rank, each in enumerate(names))
-        return (
+    def _largest(self, name: str, values: Sequence[float]) -> list[float]:
+        """Return the largest of each value over all ranks."""
+        numbers = _numbers(len(values))
+        given = numbers.pack(*values)
+        assert len(given) <= self.rounds.capacity - KIND.size
+        return [max(each) for each in zip(*map(numbers.unpack, self.meet(name, len(values), given)), strict=True)]
+
+    @staticmethod
+    def _check_kinds(messages: Sequence[bytes]) -> None:
+        first = messages[0][: KIND.size]
+        if all(each.startswith(first) for each in messages):
+            return
+        kinds = [KIND.unpack_from(each) for each in messages]
+        names = [name.rstrip(b"\0").decode(errors="replace") + f" ({size})" * bool(size) for name, _, size in kinds]
+        where = "; ".join(f"rank {rank} in {name}" for rank, name in enumerate(names))
+        raise RuntimeError(
             f"The ranks are in different collectives: {where}. Every rank must call the same ones, in one order: a "
             f"handler or a step does so on some ranks only, or in another order, or left before."
         )
@@ -253,13 +338,18 @@ class Exchange:
         ]
 
     def _gather_objects(self, value: Any, name: str) -> list[Any]:
+        """Return the objects of all ranks: in the messages that begin it where all are small enough."""
         pickled = pickle.dumps(value)
-        (longest,) = self.meet(name, values=[len(pickled)])
-        own = bytearray(len(pickled).to_bytes(LENGTH, "little") + pickled)
-        sent = torch.frombuffer(own.ljust(LENGTH + int(longest)), dtype=torch.uint8)
-        received = [torch.empty_like(sent) for _ in range(self.world_size)]
-        dist.all_gather(received, sent, self.control)
-        return [_unpickle(each.numpy().tobytes()) for each in received]
+        own = len(pickled).to_bytes(LENGTH, "little") + pickled
+        room = self.rounds.capacity - KIND.size
+        received = self.meet(name, message=own if len(own) <= room else own[:LENGTH])
+        longest = LENGTH + max(int.from_bytes(each[:LENGTH], "little") for each in received)
+        if longest > room:
+            sent = torch.frombuffer(bytearray(own).ljust(longest), dtype=torch.uint8)
+            whole = [torch.empty_like(sent) for _ in received]
+            dist.all_gather(whole, sent, self.control)
+            received = [each.numpy().tobytes() for each in whole]
+        return [_unpickle(each) for each in received]
 
     def _send(self, value: Any) -> None:
         """Give all ranks a value of this one: what it is first, for a tensor."""
@@ -280,6 +370,20 @@ class Exchange:
         )
         self.spread(received, source)
         return received.view(dtype).reshape(shape)
+
+
+@cache
+def _kind(name: str, size: int) -> bytes:
+    encoded = name.encode()
+    return KIND.pack(encoded[:NAMED], crc32(encoded), size)
+
+
+@cache
+def _numbers(count: int) -> Struct:
+    return Struct(f"<{count}d")
+
+
+VOTE = _kind("vote", 0)
 
 
 def plain_bytes(tensor: Tensor) -> Tensor:

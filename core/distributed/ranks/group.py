@@ -24,7 +24,9 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 from torch.distributed import distributed_c10d as c10d
 
+from .board import open_board
 from .exchange import Exchange
+from .gloo_rounds import GlooRounds
 from .membership import Membership
 
 
@@ -65,12 +67,21 @@ class Group(Exchange):
                 self._found(member, timeout)
             else:
                 self._join(timeout)
+            try:
+                board = open_board(self.rank, self.world_size, timeout, self.broadcast, self.gather_objects)
+            except BaseException:
+                self.leave()
+                raise
+        if board is not None:
+            self.rounds.close()
+            self.rounds = board
 
     def _join(self, timeout: float) -> None:
         """Make the groups next to the default one."""
         limit = timedelta(seconds=timeout)
         self.tensors = dist.new_group(backend=self.backend, timeout=limit)
         self.control = dist.new_group(backend="gloo", timeout=limit)
+        self.rounds = GlooRounds(self.control)
         self.store = PrefixStore(self.broadcast(uuid4().hex), c10d._get_default_store())
 
     def _found(self, member: Membership, timeout: float) -> None:
@@ -91,6 +102,7 @@ class Group(Exchange):
             )
             self.tensors = c10d._get_default_group()
             self.control = dist.new_group(backend="gloo", timeout=limit)
+            self.rounds = GlooRounds(self.control)
         except BaseException:
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -107,7 +119,8 @@ class Group(Exchange):
         """
         end = c10d._abort_process_group if aborting and self.backend == "nccl" else dist.destroy_process_group
         groups = [None] if self._owns_default else [self.control, self.tensors]
-        del self.control, self.tensors
+        self.rounds.close()
+        del self.control, self.tensors, self.rounds
         while groups:
             end(groups.pop())
 

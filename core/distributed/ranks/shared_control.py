@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from struct import Struct
 from typing import Any, Protocol, cast
 from uuid import uuid4
 from zlib import crc32
@@ -15,12 +14,12 @@ from zlib import crc32
 from ....events import Control, Event, Request, Run, ShouldStop
 from ....events.bus import Receiver
 from ....events.control import Pending, Verb
-from ...data.last_batch import with_last
-from ...data.order.sizes import batch_size
-from ...data.training_data import TrainingData
 from ...system.signals import SignalHook
+from .ballots import Ballot, Place, check_places, merge_requests, merge_withdrawals
+from .exchange import KIND
 
-UNEQUAL = "the ranks had unequally many batches: each epoch ended when the first of them had no more"
+VOTE = Struct(f"<{KIND.size}x2d4dd")  # whether a rank asks for something; whether it judges; its place; its clock
+COMPARED = VOTE.size - 8  # all but the clock
 
 
 class SharedRun(Run, Protocol):
@@ -30,11 +29,18 @@ class SharedRun(Run, Protocol):
         outcome: what becomes its result; ranks agree on its `exit_status`.
         pending_state: a state that is to be applied, and its file, if there is one.
         is_complete: whether the run has its length.
+        is_last_batch: whether the batch is the last of its epoch.
+        in_boundary: whether the run continues within the boundary in which its state was saved.
         engine: what connects the ranks.
     """
 
     outcome: Any
     pending_state: tuple[Mapping[str, Any], Path | None] | None
+    in_boundary: bool
+
+    @property
+    def is_last_batch(self) -> bool:
+        """See the class."""
 
     @property
     def is_complete(self) -> bool:
@@ -48,24 +54,18 @@ class SharedRun(Run, Protocol):
         """Call `action` when the run is closed."""
 
 
-@dataclass(slots=True)
-class Ballot:
-    """What one rank asks of all."""
-
-    requests: dict[Verb, Request]
-    vetoes: bool
-    interrupted: bool
-    vetoes_save: bool
-    withdrawn: dict[Verb, Request]
-
-
 class SharedControl(Control):
     """The control of a run on several ranks: what one of them asks, all of them do, at the same step.
 
-    At a step boundary every rank casts a few numbers in one small all-reduce: whether it asks for anything, where it
-    is, and the main rank's clock. Only where some rank asks, the ballots themselves are exchanged, and every rank
-    takes over the same requests, with the names of who asked. What came up while they were served is voted on once
-    more, so that no rank leaves the loop before the others know.
+    At each step boundary every rank casts one vote: whether it asks for anything, where it is, and its clock. A rank
+    that asks for nothing reads the votes at its next boundary; one that asks for something waits for them at once. If
+    all asked for something, they agree now; if only some did, all of them agree at the next boundary; if none did,
+    nothing happens. To agree is to exchange the ballots themselves: every rank takes over the same requests, with the
+    names of who asked.
+
+    A boundary at which nothing may stay open settles: the ranks wait for all votes and agree there. These are those of
+    the last batch, of the end of an epoch and of the run, the first of a resumed run, and whatever follows a request
+    that was served, so that no rank leaves the loop, or saves, before the others know. docs/ranks.md has the proof.
 
     Args:
         run: the run.
@@ -80,8 +80,11 @@ class SharedControl(Control):
         super().__init__(run.progress)
         self.is_shared = True
         self._run, self._engine = run, run.engine
-        self._every = int(getattr(run.engine, "agree_every", 1))
-        self._judges = self._interrupted = self._drops_alike = False
+        self._cast_vote: Callable[[bytes], None]
+        self._read_vote: Callable[[], list[bytes]]
+        self._unread = 0  # votes that were cast
+        self._open: list[list[bytes]] = []  # that were read, and are for the next boundary
+        self._is_open = self._judges = self._interrupted = self._drops_alike = False
         self._evaluations = self._optimizer_order = self._condition_order = 0
         self._token = ""
         self._withdrawn: dict[Verb, Request] = {}
@@ -97,6 +100,7 @@ class SharedControl(Control):
         asked = {verb for asks, _ in declared for verb in asks}
         self.votes_on_batches, self.votes_on_steps = "skip_batch" in asked, "skip_step" in asked
         self._token = declared[0][1]
+        self._cast_vote, self._read_vote = self._engine.cast_vote, self._engine.read_vote
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not None:
             self._hook.install()
             self._run.when_closed(self._hook.restore)
@@ -111,38 +115,40 @@ class SharedControl(Control):
 
     def is_due(self, *, window: int, judged: bool) -> bool:
         """Return whether the ranks vote after this batch: the same on all of them."""
-        if window:
-            return False
-        run, progress = self._run, self._progress
-        done = progress.steps + progress.skipped_steps
-        return done % self._every == 0 or run.is_last_batch or run.is_complete
+        return not window
 
-    def agree(self) -> None:
-        """Make the open requests the same on all ranks.
+    def agree(self, *, in_epoch: bool = False) -> bool:
+        """Make the open requests the same on all ranks; return whether there are some to serve now.
+
+        Args:
+            in_epoch: whether the epoch continues, so that what some ranks ask for may wait until the next boundary.
 
         Raises:
             KeyboardInterrupt: one of the ranks was interrupted; on all of them, in the same place.
-            RuntimeError: the ranks are at different steps.
+            RuntimeError: the ranks are at different steps; the user's own loop was left on some ranks only.
         """
-        progress = self._progress
-        steps, batches = progress.steps + progress.skipped_steps, progress.batches
-        clock = progress.own_seconds if self._engine.is_main else 0.0
-        news = self.pending or self.vetoed or self._interrupted or bool(self._withdrawn)
-        judges = bool(self._should_stop.chain)
-        order, changes = self._optimizer_order, self._condition_order
-        voted = [news, judges, clock, steps, -steps, batches, -batches, order, -order, changes, -changes]
-        any_news, any_judges, clock, *places = self._engine.vote([float(each) for each in voted])
-        self._check_places(places)
-        progress.set_seconds(clock)
-        self._judges = bool(any_judges)
-        if any_news:
+        self._is_open, run = False, self._run
+        if self._close_votes():
             self._exchange()
+        else:
+            self._vote(settles=not in_epoch or run.is_last_batch or run.is_complete or run.in_boundary)
+        if self._is_open and self.leaving:
+            raise RuntimeError(
+                "The loop over the batches was left on some ranks only: the others wait for the gradients of this one. "
+                "Leave it on all ranks after the same batch; or call control.end_epoch(reason), which is for all ranks."
+            )
+        return self.pending and not self._is_open
 
     def decide(self, *, served: bool = False, in_epoch: bool = True) -> None:
-        """Vote once more, where the boundary may have brought up something new; then decide."""
-        if served or self._judges:
+        """Vote once more, where the boundary may have brought up something new; then decide on what is agreed on."""
+        if self._is_open and self._judges:
+            self._vote(settles=False)
+        elif served or self._judges:
             self.agree()
-        super().decide(in_epoch=in_epoch)
+        if self._is_open:  # what is asked for, stays so
+            self._vetoed = False
+        else:
+            super().decide(in_epoch=in_epoch)
 
     def agree_on_batch(self) -> None:
         """Let a batch that one rank skips be skipped by all, where some plugin declares that it may.
@@ -217,7 +223,7 @@ class SharedControl(Control):
         self._evaluations += 1
         if self._engine.vote([float(self.cut_request is not None or self._interrupted)])[0]:
             own = {} if self.cut_request is None else {self.cut_request.verb: self.cut_request}
-            cut = next(iter(_merge(self._ballots(own)).values()), None)
+            cut = next(iter(merge_requests(self._ballots(own)).values()), None)
             if self.cut_request is None and cut is not None:
                 self.history.add(cut)
             self.cut_request = cut
@@ -235,9 +241,59 @@ class SharedControl(Control):
         if interrupted:
             self._ballots({})
 
+    def _vote(self, *, settles: bool) -> None:
+        """Cast a vote, and agree at once if that is due."""
+        has_news, judges = self._has_news, bool(self._should_stop.chain)
+        self._cast_vote(VOTE.pack(has_news, judges, *self._place, self._progress.own_seconds)[KIND.size :])
+        self._unread += 1
+        self._is_open = True
+        if settles or has_news:
+            self._read_votes()
+            if settles or all(VOTE.unpack(vote)[0] for vote in self._open[-1]):
+                self._is_open = False
+                if self._close_votes():
+                    self._exchange()
+
+    def _read_votes(self) -> None:
+        while self._unread:
+            self._open.append(self._read_vote())
+            self._unread -= 1
+
+    def _close_votes(self) -> bool:
+        """Apply the votes that are open, in their order; return whether any rank asked for something in them."""
+        self._read_votes()
+        asks = False
+        for votes in self._open:
+            first, read = votes[0][:COMPARED], votes[:1]  # if all say the same, as they nearly always do, one will do
+            for vote in votes:
+                if vote[:COMPARED] != first:
+                    read = votes
+            news, judges, *places, clocks = zip(*map(VOTE.unpack, read), strict=True)
+            if read is votes:
+                check_places(places)
+            self._progress.set_seconds(clocks[0])  # the main rank's
+            self._judges = any(judges)
+            asks = asks or any(news)
+        self._open.clear()
+        return asks
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether this rank asks for something."""
+        singles = self.stop_request or self._end_request or self._back_request
+        return bool(singles or self._due or self._interrupted or self._withdrawn or self._save_vetoed)
+
+    @property
+    def _place(self) -> Place:
+        progress = self._progress
+        steps = progress.steps + progress.skipped_steps
+        return steps, progress.batches, self._optimizer_order, self._condition_order
+
     def _exchange(self) -> None:
         ballots = self._ballots(self.open_requests())
-        agreed, withdrawn = _merge(ballots), _merge_withdrawals(ballots)
+        check_places([*zip(*(ballot.place for ballot in ballots), strict=True)])  # later than in the votes
+        self._judges = any(ballot.judges for ballot in ballots)
+        agreed, withdrawn = merge_requests(ballots), merge_withdrawals(ballots)
         for verb, request in withdrawn.items():
             if verb not in self._withdrawn:
                 self.history.add(request)
@@ -251,33 +307,14 @@ class SharedControl(Control):
 
     def _ballots(self, requests: dict[Verb, Request]) -> list[Ballot]:
         withdrawn = {verb: request for verb, request in self._withdrawn.items() if verb not in requests}
-        ballot = Ballot(requests, self.vetoed, self._interrupted, self._save_vetoed, withdrawn)
+        judges = bool(self._should_stop.chain)
+        ballot = Ballot(self._place, judges, requests, self.vetoed, self._interrupted, self._save_vetoed, withdrawn)
         ballots: list[Ballot] = self._engine.gather_objects(ballot)
         interrupted = [str(rank) for rank, each in enumerate(ballots) if each.interrupted]
         if interrupted:
             self.agreed = KeyboardInterrupt(f"on rank {', '.join(interrupted)}")
             raise self.agreed
         return ballots
-
-    def _check_places(self, places: Sequence[float]) -> None:
-        most_steps, fewest_steps, most_batches, fewest_batches, order, other_order, *changes = map(abs, places)
-        if most_steps != fewest_steps or most_batches != fewest_batches:
-            raise RuntimeError(
-                f"The ranks are at different positions: {fewest_steps:.0f} to {most_steps:.0f} steps, "
-                f"{fewest_batches:.0f} to {most_batches:.0f} batches. What a handler decides about a batch must be "
-                f"decided in the same way on all ranks."
-            )
-        if order != other_order:
-            raise RuntimeError(
-                "The ranks stepped different optimizers: training_step must yield the same names on all ranks, in one "
-                "order."
-            )
-        if changes[0] != changes[1]:
-            raise RuntimeError(
-                "The condition of a plugin held on some ranks only: what plugin.when(...) is given must say the same "
-                "on all of them. Let it read run.progress or the metrics of a validation, not the rank, a clock or a "
-                "loss; a plugin that is for one rank says so with ranks = 'main'."
-            )
 
     @staticmethod
     def _votes(verb: str, voted: bool, *, asked: bool) -> bool:
@@ -291,10 +328,14 @@ class SharedControl(Control):
     def _wrapped(self, receiver: Receiver, owner: str) -> Receiver:
         if self._run.plugins.ranks_of(owner) == "all":
             return receiver
+        group = self._engine.group
 
         def guarded(run: Run, *, event: Event) -> None:
-            with self._engine.refusing(owner, event.name):
+            before, group.refusal = group.refusal, (owner, event.name)  # without a context: a bar is called every step
+            try:
                 receiver(run, event=event)
+            finally:
+                group.refusal = before
 
         return guarded
 
@@ -302,90 +343,3 @@ class SharedControl(Control):
         if self._interrupted:
             raise KeyboardInterrupt
         self._interrupted = True
-
-
-def _merge(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
-    """Return what any rank asks, in the name of the lowest rank that asks it, unless all of them do."""
-    merged: dict[Verb, Request] = {}
-    for rank, ballot in enumerate(ballots):
-        for verb, request in ballot.requests.items():
-            everybody = all(verb in each.requests and each.requests[verb].by == request.by for each in ballots)
-            merged.setdefault(verb, request if everybody else replace(request, rank=rank))
-            merged[verb].required |= request.required
-    return merged
-
-
-def _merge_withdrawals(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
-    """Return what any rank takes back, in the name of the lowest rank that does."""
-    merged: dict[Verb, Request] = {}
-    for rank, ballot in enumerate(ballots):
-        for verb, request in ballot.withdrawn.items():
-            merged.setdefault(verb, replace(request, rank=rank))
-    return merged
-
-
-def read_together(
-    batches: Iterator[Any],
-    data: TrainingData,
-    engine: Any,
-    rest: int | None,
-    size_of: Callable[[Any], int],
-    mark_last: Callable[[bool], None] | None,
-) -> Iterator[Any]:
-    """Return the batches as far as every rank has one; what a rank has beyond the shortest one's end is not read.
-
-    Args:
-        batches: this rank's.
-        data: what they are read from; it learns how many samples all ranks have in hand.
-        engine: connects the ranks.
-        rest: how many batches are left, as the loader says; None where it does not.
-        size_of: returns the samples in a batch.
-        mark_last: called where a loader has no length, with whether the batch that is yielded next is the last; None
-            where that one is not to be read ahead.
-    """
-    data.together = None
-    if rest is None and mark_last is not None:
-        return _vote(with_last(batches), data, engine, size_of, mark_last)
-    if rest is None:
-        return _vote(((batch, False) for batch in batches), data, engine, size_of, None)
-    left = islice(batches, max(0, rest))
-    if data.source is not None and data.source.even and _goes_by_shape(size_of):
-        return left  # the ranks have equally many, and equally long ones
-    return _vote(((batch, False) for batch in left), data, engine, size_of, None)
-
-
-def _goes_by_shape(size_of: Callable[[Any], int]) -> bool:
-    """Return whether samples are not counted by code of the user's, which may find other numbers on each rank."""
-    if size_of is batch_size:
-        return True
-    from ...data.streams import StreamSizes
-
-    return isinstance(size_of, StreamSizes)
-
-
-def _vote(
-    batches: Iterator[tuple[Any, bool]],
-    data: TrainingData,
-    engine: Any,
-    size_of: Callable[[Any], int],
-    mark_last: Callable[[bool], None] | None,
-) -> Iterator[Any]:
-    """Yield batches until a rank has none, or had its last; each vote adds up how many samples they have."""
-    while True:
-        found = next(batches, None)
-        batch, is_last = (None, True) if found is None else found
-        sizes = [0.0] * engine.world_size
-        sizes[engine.rank] = 0.0 if found is None else float(size_of(batch))
-        misses, ends, continues, *sizes = engine.vote([found is None, is_last, not is_last, *sizes])
-        if misses:
-            if continues and data.together is not None:  # some had batches until now
-                data.note_once(UNEQUAL)
-            return
-        data.together = int(sum(sizes))
-        if mark_last is not None:
-            mark_last(bool(ends))
-        if ends and continues:
-            data.note_once(UNEQUAL)
-        yield batch
-        if ends:
-            return

@@ -46,7 +46,6 @@ class AccelerateEngine(ProcessEngine):
         deterministic: as `ProcessEngine`.
         cudnn_benchmark: as `ProcessEngine`.
         timeout: as `ProcessEngine`.
-        agree_every: as `ProcessEngine`.
         report_after: as `ProcessEngine`.
         grace: as `ProcessEngine`.
         options: further arguments of `Accelerator`, such as `deepspeed_plugin` or `kwargs_handlers`.
@@ -66,7 +65,6 @@ class AccelerateEngine(ProcessEngine):
         deterministic: bool = False,
         cudnn_benchmark: bool = False,
         timeout: float = 600.0,
-        agree_every: int = 1,
         report_after: float = 60.0,
         grace: float = 30.0,
         **options: Any,
@@ -82,7 +80,6 @@ class AccelerateEngine(ProcessEngine):
             deterministic=deterministic,
             cudnn_benchmark=cudnn_benchmark,
             timeout=timeout,
-            agree_every=agree_every,
             report_after=report_after,
             grace=grace,
         )

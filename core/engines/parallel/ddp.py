@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ....events.checks import check_number
-from ...distributed.ranks.exchange import average_gradients
+from ...distributed.ranks.exchange import Collective, average_gradients
 from ..options import PrecisionName
 from .processes import Backend, ProcessEngine
 
@@ -41,7 +41,6 @@ class DDPEngine(ProcessEngine):
         bucket_cap_mb: how many MiB of gradients travel together; 25 by default.
         gradient_as_bucket_view: let gradients lie in what travels, which spares their copies.
         timeout: seconds after which a rank stops waiting for another, in any exchange.
-        agree_every: how many steps apart the ranks agree on what was asked for.
         report_after: seconds in one exchange after which each rank logs where all of them are.
         grace: seconds that a run gets to end by itself once another rank has failed, before its process is ended.
 
@@ -63,7 +62,6 @@ class DDPEngine(ProcessEngine):
         bucket_cap_mb: float | None = None,
         gradient_as_bucket_view: bool = False,
         timeout: float = 600.0,
-        agree_every: int = 1,
         report_after: float = 60.0,
         grace: float = 30.0,
     ) -> None:
@@ -74,7 +72,6 @@ class DDPEngine(ProcessEngine):
             deterministic=deterministic,
             cudnn_benchmark=cudnn_benchmark,
             timeout=timeout,
-            agree_every=agree_every,
             report_after=report_after,
             grace=grace,
         )
@@ -93,6 +90,8 @@ class DDPEngine(ProcessEngine):
         self._wrapper: DistributedDataParallel | None = None
         self._parameters: list[nn.Parameter] = []
         self._trained: list[bool] = []
+        self._collective: Collective | None = None  # of backward passes
+        self._buffers: list[dict[str, Tensor | None]] = []  # of each module
         self._names: dict[int, str] = {}
         self._converted: Converted = []
         self._by_name = False  # whether losses come one by one, each with the name of its optimizer
@@ -109,17 +108,21 @@ class DDPEngine(ProcessEngine):
         """Move modules to the device, and give all ranks the weights and buffers of rank 0."""
         super().set_up(task, modules, optimizers)
         self._parameters = list(self._modules.parameters())
+        self._buffers = [each._buffers for each in self._modules.modules()]
         self._names = {
             id(value): f"{name}.{part}" for name, each in modules.items() for part, value in each.named_parameters()
         }
         self._by_name = bool(set(optimizers) - {"optimizer"})
-        if self.sync_batch_norm and self.group is not None:
+        if self.group is None:
+            return
+        self._collective = self.group.collective("backward")
+        if self.sync_batch_norm:
             self._converted = synchronize_batch_norm(modules.values(), self.group.tensors)
 
     def unwrap(self) -> None:
         """Drop torch's wrapper, and make batch norms what they were."""
-        self._step = self._wrapper = None
-        self._parameters, self._trained, self._names = [], [], {}
+        self._step = self._wrapper = self._collective = None
+        self._parameters, self._trained, self._buffers, self._names = [], [], [], {}
         self._holds = self._owes = self._is_armed = self._buffers_differ = False
         separate_batch_norm(self._converted)
         self._converted = []
@@ -158,7 +161,7 @@ class DDPEngine(ProcessEngine):
     @property
     def backward(self) -> Callable[[Tensor], None]:
         """What adds the gradients of a loss, averaged over all ranks."""
-        return super().backward if self._is_alone else partial(self.backward_scaled, scale=1.0)
+        return super().backward if self._is_alone else self._backward
 
     def backward_scaled(self, loss: Tensor, scale: float) -> None:
         """Add the gradients of `scale * loss`, averaged over all ranks.
@@ -167,12 +170,12 @@ class DDPEngine(ProcessEngine):
             RuntimeError: a parameter got no gradient, and that was not expected.
         """
         self._owes, armed, self._is_armed = self._holds, self._is_armed, False
-        if self.group is None or self._holds:
-            super().backward_scaled(loss, scale)
+        if self._collective is None or self._holds:
+            self.precision.backward_scaled(loss, scale)
             return
         self._buffers_differ = True
-        with self.group.collective("backward"):
-            super().backward_scaled(loss, scale)
+        with self._collective:
+            self.precision.backward_scaled(loss, scale)
             if armed:
                 self._check_averaged()
         if not armed:  # of a forward pass in a loop of the user's own
@@ -216,7 +219,8 @@ class DDPEngine(ProcessEngine):
     def _run_with_buffers(self, step: Callable[..., Any], *args: Any) -> Any:
         """Run a training step; each window begins with the buffers of rank 0."""
         if self._buffers_differ:
-            self.share_buffers()
+            if any(self._buffers):  # a walk through all modules would cost every step of a model without buffers
+                self.share_buffers()
             self._buffers_differ = False
         return step(*args)
 
@@ -237,6 +241,9 @@ class DDPEngine(ProcessEngine):
         # torch rebuilds its buckets after the first step, in the order in which gradients came. Then a resumed
         # run would add up its first step in another order than an uninterrupted one. So it rebuilds before the first.
         self._wrapper.reducer._push_all_rebuilt_params()
+
+    def _backward(self, loss: Tensor) -> None:
+        self.backward_scaled(loss, 1.0)
 
     def _average(self) -> None:
         """Average all gradients, which the wrapper did not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import sha256
 from inspect import isgeneratorfunction
@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ....events.checks import check_number, check_whole_number
+from ....events.checks import check_number
 from ....events.engine import Reduction
+from ...distributed.ranks.board import Board
 from ...distributed.ranks.exchange import Exchange, broadcast_tensors
 from ...distributed.ranks.failure import release_groups
 from ...distributed.ranks.group import Group
@@ -43,7 +44,6 @@ class ProcessEngine(DeviceEngine, ABC):
         deterministic: as `DeviceEngine`.
         cudnn_benchmark: as `DeviceEngine`.
         timeout: seconds after which a rank stops waiting for another, in any exchange.
-        agree_every: how many steps apart the ranks agree on what was asked for.
         report_after: seconds in one exchange after which each rank logs where all of them are.
         grace: seconds that a run gets to end by itself once another rank has failed, before its process is ended.
 
@@ -62,7 +62,6 @@ class ProcessEngine(DeviceEngine, ABC):
         deterministic: bool = False,
         cudnn_benchmark: bool = False,
         timeout: float = 600.0,
-        agree_every: int = 1,
         report_after: float = 60.0,
         grace: float = 30.0,
     ) -> None:
@@ -75,11 +74,10 @@ class ProcessEngine(DeviceEngine, ABC):
         )
         for name, value in (("timeout", timeout), ("report_after", report_after), ("grace", grace)):
             check_number(f"{name}=", value, of="seconds", more_than=0, finite=False)
-        agree_every = check_whole_number("agree_every=", agree_every, of="steps", at_least=1)
         self.rank, self.local_rank, self.world_size = member.rank, member.local_rank, member.world_size
         self.is_main, self.is_local_main = member.rank == 0, member.local_rank == 0
         self.backend = check_backend(backend, self.device)
-        self.timeout, self.agree_every = float(timeout), agree_every
+        self.timeout = float(timeout)
         self.limits = Limits(float(report_after), float(grace))
         self.group: Group | None = None
         self._contexts = 0
@@ -192,6 +190,16 @@ class ProcessEngine(DeviceEngine, ABC):
         """Return the largest of each value over all ranks."""
         return super().vote(values) if self._is_alone else self._joined("vote").vote(values)
 
+    @property
+    def cast_vote(self) -> Callable[[bytes], None]:
+        """What casts a vote of this rank's, without a wait for those of the others; at most two may be unread."""
+        return self._joined("cast_vote").cast_vote
+
+    @property
+    def read_vote(self) -> Callable[[], list[bytes]]:
+        """What returns the votes of all ranks, by rank, of the oldest that was cast and not read."""
+        return self._joined("read_vote").read_vote
+
     def exchanging(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which torch exchanges something by itself: the watch reports it as a collective."""
         return nullcontext() if self.group is None else self.group.collective(name)
@@ -229,7 +237,7 @@ class ProcessEngine(DeviceEngine, ABC):
             torch.cuda.set_device(self.device)
         group = self.group = Group(member, self.backend, self.device, self.timeout)
         if self.world_size > 1:
-            self.watch = Watch(
+            watch = self.watch = Watch(
                 group.store,
                 self.rank,
                 self.world_size,
@@ -238,6 +246,8 @@ class ProcessEngine(DeviceEngine, ABC):
                 limits=self.limits,
                 abort=group.tensors.abort if self.backend == "nccl" else None,
             )
+            if isinstance(group.rounds, Board):
+                group.rounds.has_failed = lambda: watch.failure() is not None
 
     def _fail(self, error: BaseException) -> BaseException:
         """Report an error that no run has reported to the others, or find which of theirs caused it; leave."""

@@ -77,7 +77,6 @@ class FSDPEngine(ProcessEngine):
         deterministic: as `ProcessEngine`.
         cudnn_benchmark: as `ProcessEngine`.
         timeout: as `ProcessEngine`.
-        agree_every: as `ProcessEngine`.
         report_after: as `ProcessEngine`.
         grace: as `ProcessEngine`.
 
@@ -102,7 +101,6 @@ class FSDPEngine(ProcessEngine):
         deterministic: bool = False,
         cudnn_benchmark: bool = False,
         timeout: float = 600.0,
-        agree_every: int = 1,
         report_after: float = 60.0,
         grace: float = 30.0,
     ) -> None:
@@ -113,7 +111,6 @@ class FSDPEngine(ProcessEngine):
             deterministic=deterministic,
             cudnn_benchmark=cudnn_benchmark,
             timeout=timeout,
-            agree_every=agree_every,
             report_after=report_after,
             grace=grace,
         )

@@ -68,7 +68,7 @@ def stopped_by_rank(rank: int) -> tuple[Any, ...]:
 
 
 def test_a_stop_on_one_rank_stops_all_and_main_hooks_run_on_the_main_rank(ranks: Pool) -> None:
-    stopped = (3, "stopped", "lightning_stop_on_rank")
+    stopped = (4, "stopped", "lightning_stop_on_rank")  # a step after it asked
     assert ranks(2).run(stopped_by_rank, 1) == [(*stopped, [0]), (*stopped, [])]
     assert ranks(2).run(stopped_by_rank, 0) == [(*stopped, [0]), (*stopped, [])]
 

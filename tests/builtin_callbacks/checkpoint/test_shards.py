@@ -338,11 +338,11 @@ def interrupt(folder: Path, sharded: bool) -> tuple[str, Path | None, tuple[str,
 def test_a_save_is_finished_together_after_an_interrupt(ranks: Pool, tmp_path: Path, sharded: bool) -> None:
     path = tmp_path / "run_epoch_0_iter_2.pth"
     resume = (
-        f"the newest checkpoint is {path}, of step 2, 1 step is lost; to resume it, "
+        f"the newest checkpoint is {path}, of step 2, 2 steps are lost; to resume it, "
         f"Checkpoint('{tmp_path}', resume='auto')"
     )
     assert ranks(2).run(interrupt, tmp_path, sharded) == [
-        ("interrupted", path, notes, [(3, path.name)]) for notes in ((resume,), ())
+        ("interrupted", path, notes, [(4, path.name)]) for notes in ((resume,), ())
     ]
     assert bool(storage.verify(path).shards) == sharded
 

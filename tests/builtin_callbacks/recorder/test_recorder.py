@@ -504,5 +504,5 @@ def test_on_several_ranks_the_main_one_records_what_all_ask(ranks: Pool, tmp_pat
     attempt = only(Path(path))
     (stop,) = [each.request for each in attempt.entries if isinstance(each, RequestEntry)]
     assert (stop.verb, stop.rank, stop.reason) == ("stop", 1, "rank 1 has enough")
-    assert (attempt.world_size, attempt.status, len(batches(attempt))) == (2, "stopped", 3)
+    assert (attempt.world_size, attempt.status, len(batches(attempt))) == (2, "stopped", 4)  # a step after it asked
     assert [each.counters.seconds for each in batches(attempt)] == [math.floor(each * 100) / 100 for each in clocks]

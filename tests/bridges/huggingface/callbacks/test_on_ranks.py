@@ -55,8 +55,8 @@ def stop_early(folder: Path, epochs: int) -> Any:
 
 def test_what_one_rank_asks_all_do(ranks: Pool, tmp_path: Path) -> None:
     first, second = ranks(2).run(ask_on_one_rank, tmp_path)
-    assert first[0] == [("evaluate", 2, True), ("save", 3, True)]
-    assert second[0] == [("evaluate", 2, False), ("save", 3, False)]
+    assert first[0] == [("evaluate", 3, True), ("save", 3, True)]  # the former asked for by one rank, after step 2
+    assert second[0] == [("evaluate", 3, False), ("save", 3, False)]
     assert first[1:] == second[1:] == (3, "on_one_rank", "should_training_stop = True in OnOneRank.on_step_end")
 
 

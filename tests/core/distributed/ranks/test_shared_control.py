@@ -99,7 +99,7 @@ def test_any_request_of_one_rank_is_served_on_all(ranks: Any, verb: str, rank: i
     expected = {"request_save": "save_point", "request_validation": "validation_end", "request_log": "log"}
     if verb != "end_epoch":
         assert (expected[verb], 0, 2) in first[3]
-    else:
+    else:  # at once, as the schedules of the other rank ask for something, too
         assert ("epoch_end", 1, 2) in first[3]
 
 
@@ -139,18 +139,6 @@ def veto_on_one_rank() -> Any:
 
 def test_a_veto_of_one_rank_holds_for_all(ranks: Any) -> None:
     assert ranks(2).run(veto_on_one_rank) == [5, 5]
-
-
-def agree_seldom(rank: int) -> Any:
-    return ask_seldom(rank).progress.steps
-
-
-def ask_seldom(rank: int) -> h.RunResult:
-    return fit(trainer_of(Asker("BatchEnd", "stop", rank), agree_every=4), validation=None)
-
-
-def test_with_agree_every_a_request_waits_for_the_next_vote(ranks: Any) -> None:
-    assert ranks(2).run(agree_seldom, 1) == [4, 4]
 
 
 def skip_on_one_rank(declared: bool, verb: str) -> Any:
@@ -209,18 +197,26 @@ def test_skipping_that_nobody_declared_is_refused(ranks: Any, verb: str) -> None
         ranks(2).run(skip_on_one_rank, False, verb)
 
 
-def clocks() -> Any:
+def clocks(*plugins: h.Plugin) -> Any:
     seconds: list[float] = []
-    trainer = trainer_of()
+    trainer = trainer_of(*plugins)
     trainer.bus.on(h.BatchEnd, lambda run, event: seconds.append(run.progress.seconds))
     result = fit(trainer, validation=None)
     return seconds, result.progress.seconds
 
 
 def test_all_ranks_go_by_the_main_ranks_clock(ranks: Any) -> None:
+    """At the beginning of an epoch by that of now, and after a step by that of the vote before: one more boundary."""
     first, second = ranks(2).run(clocks)
     assert first == second
-    assert len(set(first[0])) == 2 * STEPS
+    assert len(set(first[0])) == 2 * (STEPS - 1)
+    assert first[0] == sorted(first[0])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_go_by_one_clock_where_only_one_of_them_waited_for_the_votes(ranks: Any, rank: int) -> None:
+    first, second = ranks(2).run(clocks, Asker("BatchEnd", "request_log", rank))
+    assert first == second
     assert first[0] == sorted(first[0])
 
 
@@ -425,11 +421,11 @@ def count_otherwise(counter: str) -> tuple[str, int]:
     [("skipped_steps", "2 to 3 steps, 2 to 2 batches"), ("batch", "2 to 2 steps, 2 to 3 batches")],
 )
 def test_ranks_that_are_at_different_positions_are_stopped(ranks: Any, counter: str, positions: str) -> None:
-    """At the boundary of that step, on every rank: otherwise each would train on."""
+    """At the boundary after that step, in the same place on every rank: otherwise each would train on."""
     first, second = ranks(2).run(count_otherwise, counter)
     assert first[0] == second[0]
     assert first[0].startswith(f"The ranks are at different positions: {positions}.")
-    assert first[1] == 2
+    assert first[1] == second[1] - (counter == "batch") == 3
 
 
 def yield_other_names() -> Any:
@@ -506,7 +502,7 @@ def test_a_condition_is_asked_on_each_rank_and_must_say_the_same_on_all(ranks: A
     assert ranks(2).run(condition_on_ranks, "main") == [[4, 5, 6], []]
 
 
-def test_a_condition_that_differs_between_ranks_is_an_error_before_the_next_step(ranks: Any) -> None:
+def test_a_condition_that_differs_between_ranks_is_an_error(ranks: Any) -> None:
     with pytest.raises(RuntimeError, match="The condition of a plugin held on some ranks only"):
         ranks(2).run(condition_on_ranks, "different")
 

@@ -81,8 +81,6 @@ def test_collectives_outside_of_the_group_are_refused(second: None, name: str) -
         ({"timeout": "5"}, "timeout= must be a number of seconds, more than 0; got '5'"),
         ({"report_after": -1.0}, "report_after= must be a number of seconds, more than 0; got -1.0"),
         ({"grace": 0}, "grace= must be a number of seconds, more than 0; got 0"),
-        ({"agree_every": 0}, "agree_every= must be a whole number of steps, at least 1; got 0"),
-        ({"agree_every": 1.5}, "agree_every= must be a whole number of steps, at least 1; got 1.5"),
     ],
 )
 def test_refuses_what_it_cannot_do(options: dict[str, Any], message: str) -> None:

@@ -1,0 +1,72 @@
+"""What each rank asks of all, and what they do then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ....events import Request
+from ....events.control import Verb
+
+# Optimizer steps, with those that were skipped; micro-batches; a checksum of which optimizers were stepped; one of how
+# the conditions of plugins changed.
+Place = tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Ballot:
+    """What one rank asks of all, and what the others must know of it."""
+
+    place: Place
+    judges: bool
+    requests: dict[Verb, Request]
+    vetoes: bool
+    interrupted: bool
+    vetoes_save: bool
+    withdrawn: dict[Verb, Request]
+
+
+def check_places(places: Sequence[Sequence[float]]) -> None:
+    """Raise RuntimeError unless all ranks are at the same place.
+
+    Args:
+        places: for each part of a `Place`, its values on all ranks.
+    """
+    steps, batches, optimizers, conditions = places
+    if len(set(steps)) > 1 or len(set(batches)) > 1:
+        raise RuntimeError(
+            f"The ranks are at different positions: {min(steps):.0f} to {max(steps):.0f} steps, "
+            f"{min(batches):.0f} to {max(batches):.0f} batches. What a handler decides about a batch must be "
+            f"decided in the same way on all ranks."
+        )
+    if len(set(optimizers)) > 1:
+        raise RuntimeError(
+            "The ranks stepped different optimizers: training_step must yield the same names on all ranks, in one "
+            "order."
+        )
+    if len(set(conditions)) > 1:
+        raise RuntimeError(
+            "The condition of a plugin held on some ranks only: what plugin.when(...) is given must say the same "
+            "on all of them. Let it read run.progress or the metrics of a validation, not the rank, a clock or a "
+            "loss; a plugin that is for one rank says so with ranks = 'main'."
+        )
+
+
+def merge_requests(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
+    """Return what any rank asks, in the name of the lowest rank that asks it, unless all of them do."""
+    merged: dict[Verb, Request] = {}
+    for rank, ballot in enumerate(ballots):
+        for verb, request in ballot.requests.items():
+            everybody = all(verb in each.requests and each.requests[verb].by == request.by for each in ballots)
+            merged.setdefault(verb, request if everybody else replace(request, rank=rank))
+            merged[verb].required |= request.required
+    return merged
+
+
+def merge_withdrawals(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
+    """Return what any rank takes back, in the name of the lowest rank that does."""
+    merged: dict[Verb, Request] = {}
+    for rank, ballot in enumerate(ballots):
+        for verb, request in ballot.withdrawn.items():
+            merged.setdefault(verb, replace(request, rank=rank))
+    return merged

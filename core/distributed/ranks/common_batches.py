@@ -1,0 +1,79 @@
+"""The batches of an epoch, as far as every rank has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from ...data.last_batch import with_last
+from ...data.order.sizes import batch_size
+from ...data.training_data import TrainingData
+
+UNEQUAL = "the ranks had unequally many batches: each epoch ended when the first of them had no more"
+
+
+def read_together(
+    batches: Iterator[Any],
+    data: TrainingData,
+    engine: Any,
+    rest: int | None,
+    size_of: Callable[[Any], int],
+    mark_last: Callable[[bool], None] | None,
+) -> Iterator[Any]:
+    """Return the batches as far as every rank has one; what a rank has beyond the shortest one's end is not read.
+
+    Args:
+        batches: this rank's.
+        data: what they are read from; it learns how many samples all ranks have in hand.
+        engine: connects the ranks.
+        rest: how many batches are left, as the loader says; None where it does not.
+        size_of: returns the samples in a batch.
+        mark_last: called where a loader has no length, with whether the batch that is yielded next is the last; None
+            where that one is not to be read ahead.
+    """
+    data.together = None
+    if rest is None and mark_last is not None:
+        return _vote(with_last(batches), data, engine, size_of, mark_last)
+    if rest is None:
+        return _vote(((batch, False) for batch in batches), data, engine, size_of, None)
+    left = islice(batches, max(0, rest))
+    if data.source is not None and data.source.even and _goes_by_shape(size_of):
+        return left  # the ranks have equally many, and equally long ones
+    return _vote(((batch, False) for batch in left), data, engine, size_of, None)
+
+
+def _goes_by_shape(size_of: Callable[[Any], int]) -> bool:
+    """Return whether samples are not counted by code of the user's, which may find other numbers on each rank."""
+    if size_of is batch_size:
+        return True
+    from ...data.streams import StreamSizes
+
+    return isinstance(size_of, StreamSizes)
+
+
+def _vote(
+    batches: Iterator[tuple[Any, bool]],
+    data: TrainingData,
+    engine: Any,
+    size_of: Callable[[Any], int],
+    mark_last: Callable[[bool], None] | None,
+) -> Iterator[Any]:
+    """Yield batches until a rank has none, or had its last; each vote adds up how many samples they have."""
+    while True:
+        found = next(batches, None)
+        batch, is_last = (None, True) if found is None else found
+        own = None if found is None else size_of(batch), is_last
+        sizes, ends = zip(*engine.gather_objects(own), strict=True)
+        if None in sizes:
+            if not all(ends) and data.together is not None:  # some had batches until now
+                data.note_once(UNEQUAL)
+            return
+        data.together = sum(map(int, sizes))
+        if mark_last is not None:
+            mark_last(any(ends))
+        if any(ends) and not all(ends):
+            data.note_once(UNEQUAL)
+        yield batch
+        if any(ends):
+            return
