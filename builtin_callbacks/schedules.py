@@ -113,7 +113,7 @@ class Schedule(Plugin):
             self.ask(run, str(self.filter))
 
     def next_due(self, run: Run) -> Alarm | None:
-        """Return the count at which it is due."""
+        """Return the count at which it is due; None where it has to be asked at each."""
         idle_until = self.filter.idle_until
         return None if idle_until is None else idle_until(run)
 

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 from .progress import Progress
 
 Count = Callable[[Progress], float]
-Alarm = tuple[Count, float]  # a count of the progress, which never decreases, and the value of it that is waited for
+# A count of the progress, which never decreases, and the value of it that is waited for. No handler may move it: it is
+# looked at before the first one is called.
+Alarm = tuple[Count, float]
 Idle = Callable[[Any], Alarm | None]  # of the run; None where nothing of the kind is known
 Receiver = Callable[..., Any]
 Forgive = Callable[[str, Any, Any, BaseException], bool]  # of the owner, the run, the event and the error
@@ -48,7 +50,7 @@ class Alarms:
         progress = run.progress
         for count, due in self._dues:
             if count(progress) >= due:
-                self._origin = None
+                self._origin = None  # ask again at the next emission
                 return True
         return False
 
@@ -58,7 +60,7 @@ class Alarms:
         for until, owner in self._idle:
             try:
                 alarm = until(run)
-            except BaseException as error:  # as one of its handler
+            except BaseException as error:  # it counts as an error of its handler
                 if not self._forgive(owner, run, event, error):
                     raise
                 return None
@@ -97,4 +99,4 @@ def _idle_until(subscription: Any) -> Idle | None:
         idle: Idle | None = subscription.idle_until
     else:
         idle = getattr(subscription.when, "idle_until", None)
-    return idle
+    return idle if callable(idle) else None

@@ -108,12 +108,15 @@ class Filter(ABC):
 
     @property
     def idle_until(self) -> Idle | None:
-        """What says which count it waits for, so that the bus need not ask it before; None where it must be asked."""
-        asks_more = self.unit == "emissions" or type(self).__call__ is not Filter.__call__
+        """What says which count it waits for, so that the bus need not ask it before; None where it must be asked.
+
+        A handler may set the clock for those after it, as a recorder does, so seconds are always asked for.
+        """
+        asks_more = self.unit in ("emissions", "seconds") or type(self).__call__ is not Filter.__call__
         return None if asks_more else self._next_due
 
     def _next_due(self, run: Run) -> Alarm:
-        count = READ.get(self.unit, self._count)  # a copy of the filter has a copy of its own
+        count = READ[self.unit] if isinstance(self._count, attrgetter) else self._count  # that of a copy is a copy
         return count, self._due if run.origin is self._origin else -inf
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from ..events import Event, Lane
@@ -100,10 +100,15 @@ def on(*events: type[Event], **options: Unpack[Options]) -> Marker[Any]:
 
 
 def marked_methods(kind: type) -> Iterator[tuple[str, Marker[Any]]]:
-    """Yield the marked method names of a class; an override without a mark of its own keeps the inherited one."""
+    """Yield the marked method names of a class; an override without a mark of its own keeps the inherited one.
+
+    But not its `idle_until`: what the override has to do, that knows nothing of.
+    """
     marks: dict[str, Marker[Any]] = {}
     for base in reversed(kind.__mro__):
-        marks |= {
-            name: mark for name, method in vars(base).items() if isinstance(mark := getattr(method, _MARK, 0), Marker)
-        }
+        for name, method in vars(base).items():
+            if isinstance(mark := getattr(method, _MARK, 0), Marker):
+                marks[name] = mark
+            elif name in marks:
+                marks[name] = replace(marks[name], idle_until="")
     yield from marks.items()

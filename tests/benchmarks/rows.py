@@ -182,10 +182,10 @@ TABLES = (
         "Validation: 1,000 tiny batches",
         "µs of processor time per batch beyond a hand-written validation",
         (
-            *rows(evaluation.per_batch, figures.beyond, {evaluation.CONTROL: None}, evaluation.HAND),
-            *rows(evaluation.per_batch, figures.beyond, {evaluation.SUPERVISED: 2.0}, evaluation.HAND),
-            *rows(evaluation.per_batch, figures.beyond, {evaluation.OWN_TASK: 2.0}, evaluation.HAND),
-            *rows(evaluation.per_loaded_batch, figures.beyond, {evaluation.KEYED: None}, evaluation.HAND),
+            *rows(evaluation.per_batch, figures.beyond, {lean.CONTROL: None}, lean.HAND),
+            *rows(evaluation.per_batch, figures.beyond, {lean.SUPERVISED: 2.0}, lean.HAND),
+            *rows(evaluation.per_batch, figures.beyond, {lean.OWN_TASK: 2.0}, lean.HAND),
+            *rows(evaluation.per_loaded_batch, figures.beyond, {evaluation.KEYED: None}, lean.HAND),
         ),
     ),
     Table(

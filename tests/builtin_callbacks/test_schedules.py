@@ -494,6 +494,22 @@ def test_whether_data_are_required_may_change_at_a_resume(task: Make, batches: M
     assert (result.resume.guarantee, result.resume.reasons) == ("exact", ())
 
 
+def test_a_subclass_that_asks_in_its_own_way_is_called_at_every_batch(task: Make, batches: Make, sgd: Any) -> None:
+    """What the schedule waits for is not what its override waits for."""
+
+    class Mine(LogSchedule):
+        def __init__(self) -> None:
+            super().__init__(steps=4)
+            self.calls: list[int] = []
+
+        def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
+            self.calls.append(run.progress.steps)
+
+    mine = Mine()
+    Trainer([mine], device="cpu").fit(task(), batches(6), optimizer=sgd, epochs=1)
+    assert mine.calls == [1, 2, 3, 4, 5, 6, 6]
+
+
 def test_a_schedule_is_asked_where_one_is_due_only(
     monkeypatch: pytest.MonkeyPatch, task: Make, batches: Make, sgd: Any
 ) -> None:

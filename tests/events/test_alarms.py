@@ -134,6 +134,50 @@ def test_pausing_and_moving_begin_anew() -> None:
     assert awake.calls == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_clock_that_a_handler_sets_is_not_waited_for() -> None:
+    """A recorder sets it at each batch for all handlers after it, of the same emission."""
+    bus, place, calls = Bus(), Place(), list[int]()
+
+    def set_clock(run: Place, event: BatchEnd) -> None:
+        run.progress.set_seconds(run.progress.steps)
+
+    def note(run: Place, event: BatchEnd) -> None:
+        calls.append(run.progress.steps)
+
+    bus.on(BatchEnd, cast(Any, set_clock), lane=Lane.TRANSFORM)
+    bus.on(BatchEnd, cast(Any, note), when=Every(seconds=2))
+    emit(bus.signal(BatchEnd), place, range(1, 7))
+    assert calls == [2, 4, 6]
+
+
+def test_an_attribute_of_that_name_that_cannot_be_called_means_nothing() -> None:
+    calls: list[int] = []
+
+    class OwnFilter:
+        idle_until = 5
+
+        def __call__(self, run: Run) -> bool:
+            return run.progress.steps % 2 == 0
+
+    bus = Bus()
+    bus.on(BatchEnd, lambda run, event: calls.append(run.progress.steps), when=OwnFilter())
+    emit(bus.signal(BatchEnd), Place(), range(1, 5))
+    assert calls == [2, 4]
+
+
+def test_a_filter_that_counts_in_its_own_way_is_asked_by_its_own_count() -> None:
+    class OfHalves(Every):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self._count = lambda progress: progress.steps * 2
+
+    calls: list[int] = []
+    bus = Bus()
+    bus.on(BatchEnd, lambda run, event: calls.append(run.progress.steps), when=OfHalves(steps=4))
+    emit(bus.signal(BatchEnd), Place(), range(1, 9))
+    assert calls == [2, 4, 6, 8]
+
+
 FILTERS = st.one_of(
     st.builds(lambda n, after: Every(steps=n, after=after), st.integers(1, 9), st.none() | st.integers(1, 20)),
     st.builds(lambda n: Every(batches=n), st.integers(1, 9)),

@@ -19,7 +19,7 @@ from torchtnt.framework.unit import EvalUnit, TrainUnit
 from torchtnt.utils.early_stop_checker import EarlyStopChecker
 
 
-class Unit(TrainUnit[Any], EvalUnit[Any]):
+class Unit(TrainUnit[Any], EvalUnit[Any]):  # type: ignore[misc]  # the type checker does not see them
     """Steps as one does by hand; keeps what a log needs."""
 
     def __init__(self, loss: Loss) -> None:
@@ -47,7 +47,7 @@ class Unit(TrainUnit[Any], EvalUnit[Any]):
         self.validation += mse_loss(self.model(inputs), targets)
 
 
-class LogAndSave(Callback):
+class LogAndSave(Callback):  # type: ignore[misc]  # nor this one
     """Write the scalars of the hand-written loop every 50 steps, and its checkpoint every 1,000."""
 
     def __init__(self, folder: Path, unit: Unit) -> None:
