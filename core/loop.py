@@ -200,7 +200,7 @@ def boundary(run: RunContext, *, in_epoch: bool = False) -> None:
     if pending := control.agree(in_epoch=in_epoch):
         serve(run)
     if run.in_boundary:  # of a resumed run: its state was saved here
-        run.in_boundary = False
+        run.in_boundary, pending = False, True
         control.release()
     if should_stop.chain:
         should_stop.emit(run, SHOULD_STOP)

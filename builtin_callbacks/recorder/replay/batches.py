@@ -89,9 +89,9 @@ class BatchReplay:
                     batch(row, next(losses, UNREAD))
             due = control.is_due(window=run.window, judged=bool(should_stop.chain))
             if not left:
-                boundary.open(due=due)
+                boundary.open(due=due, in_epoch=True)
             elif due:
-                boundary.open(due=True)
+                boundary.open(due=True, in_epoch=True)
                 boundary.close(block)
 
     def _batch(self, row: Row, loss: float | Unrecorded) -> None:
@@ -178,4 +178,4 @@ class BatchReplay:
         run.window, run.is_last_seen, run.loss = block.window[-1], is_last, losses[-1]
         self._requests.add_of_finished_batches()
         run.control.close_batch()
-        self._boundary.open(due=run.control.is_due(window=run.window, judged=False))
+        self._boundary.open(due=run.control.is_due(window=run.window, judged=False), in_epoch=True)

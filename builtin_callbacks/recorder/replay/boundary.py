@@ -43,17 +43,18 @@ class Boundary:
         self._run, self._requests, self._findings, self._failure = run, requests, findings, failure
         self._should_stop = run.bus.signal(ShouldStop)
         self._is_shared = is_shared
-        self._is_open = self._is_due = self._is_last = self._is_waiting = False
+        self._is_open = self._is_due = self._is_last = self._in_epoch = self._is_waiting = False
         self._served = -1  # the index of the last verb that was served or removed
 
-    def open(self, *, due: bool, last: bool = False) -> None:
+    def open(self, *, due: bool, last: bool = False, in_epoch: bool = False) -> None:
         """Begin a boundary.
 
         Args:
             due: whether the loop has a boundary here, even if the recording does not show a request that it served.
             last: whether it is one after the training.
+            in_epoch: whether it follows a batch.
         """
-        self._is_open, self._is_due, self._is_last, self._served = True, due, last, -1
+        self._is_open, self._is_due, self._is_last, self._in_epoch, self._served = True, due, last, in_epoch, -1
 
     def serve(self, verb: Verb) -> None:
         """Note that the recorded run served a request, and did not serve those that come before it in a boundary."""
@@ -86,9 +87,10 @@ class Boundary:
             return
         name = following.event if isinstance(following, EventEntry) else BATCHES
         was_waiting, self._is_waiting = self._is_waiting, False
-        if self._is_shared and name == BATCHES and self._served < 0 and not was_waiting:
-            self._is_waiting = self._run.control.pending
+        if name == BATCHES and not was_waiting and self._waits():
+            self._is_waiting = True
             self._give_last_word()
+            self._run.own_control.adopt(self._run.own_control.open_requests(), vetoed=False)
             return
         self._remove_until(len(SERVED))
         for taker, taken in TAKEN_BACK.items():  # what they took back was not served
@@ -98,6 +100,16 @@ class Boundary:
             self._run.control.release()
             self._give_last_word()
             self._decide(name)
+
+    def _waits(self) -> bool:
+        """Return whether all that is asked for was asked for in the recorded run, which did not serve it here.
+
+        Then only some of its ranks had asked. What the recorded run did not ask for is taken as asked for by all ranks.
+        """
+        if not self._is_shared or not self._in_epoch or self._served >= 0:
+            return False
+        asked = self._run.own_control.open_requests().values()
+        return bool(asked) and all(map(self._requests.was_made, asked))
 
     def _give_last_word(self) -> None:
         self._requests.add_votes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 from ....events import Request
 from ....events.verbs import EVALUATION_VERB, VERBS
@@ -42,6 +42,12 @@ class RecordedRequests:
         self._votes: list[RequestEntry] = []
         self._done: set[int] = set()
         self._added: dict[int, Request] = {}
+        made = (entry.request for entry in attempt.entries if isinstance(entry, RequestEntry))
+        self._made = {_place_of(request) for request in made}
+
+    def was_made(self, request: Request) -> bool:
+        """Return whether the recorded run has such a request at the same place."""
+        return _place_of(request) in self._made
 
     def read(self, asked: RequestEntry) -> None:
         """Read the entry of a request: add it now, or later if it is about a later batch or of `ShouldStop`."""
@@ -116,6 +122,10 @@ class RecordedRequests:
         if request.by not in self._replayed:
             self.has_veto = self.has_veto or request.verb == "veto_stop"
             self._added[asked.number] = self._control.add_recorded(request)
+
+
+def _place_of(request: Request) -> tuple[Any, ...]:
+    return request.verb, request.by, request.epoch, request.batch, request.step
 
 
 def _is_of_batch(request: Request) -> bool:

@@ -24,6 +24,7 @@ class Ballot:
     interrupted: bool
     vetoes_save: bool
     withdrawn: dict[Verb, Request]
+    goes_back_to: str  # the file of the state that a roll-back is to apply, empty where there is no file
 
 
 def check_places(places: Sequence[Sequence[float]]) -> None:

@@ -149,20 +149,20 @@ def open_board(
     with suppress(OSError):  # no room, or nowhere to write
         if rank == 0 and fcntl is not None:
             own, path = _made(world_size, token)
-    path, token = broadcast((path, token))
-    if rank and path is not None and fcntl is not None:
-        own = _opened(path, token)
+    made, board = path, None
     try:
+        path, token = broadcast((path, token))
+        if rank and path is not None and fcntl is not None:
+            own = _opened(path, token)
         is_held = own is not None and _locked(own, rank)
-        is_everywhere = all(gather(is_held))
+        if all(gather(is_held)) and own is not None:
+            board = Board(own, rank, world_size, timeout)
     finally:
-        if rank == 0 and path is not None:
-            Path(path).unlink()
-    if own is not None and is_everywhere:
-        return Board(own, rank, world_size, timeout)
-    if own is not None:
-        os.close(own)
-    return None
+        if made is not None:
+            Path(made).unlink()
+        if own is not None and board is None:
+            os.close(own)
+    return board
 
 
 def _made(world_size: int, token: bytes) -> tuple[int, str]:

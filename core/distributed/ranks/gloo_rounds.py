@@ -51,7 +51,11 @@ class GlooRounds:
             RuntimeError: a rank has left or died, or did not come in time.
         """
         work, received = self._begun.popleft()
-        work.wait()
+        try:
+            work.wait()
+        except BaseException:
+            del work, received  # kept alive by the traceback, they would keep the connections that others wait on
+            raise
         return [_message(each.numpy().tobytes()) for each in received]
 
     def close(self) -> None:

@@ -88,6 +88,7 @@ class SharedControl(Control):
         self._evaluations = self._optimizer_order = self._condition_order = 0
         self._token = ""
         self._withdrawn: dict[Verb, Request] = {}
+        self._aside: dict[Verb, Request] = {}  # what this rank asks for, in the last word of an open boundary
         self._should_stop = run.bus.signal(ShouldStop)
         self._hook = SignalHook([signal.SIGINT], self._note_interrupt)
 
@@ -137,10 +138,28 @@ class SharedControl(Control):
                 "The loop over the batches was left on some ranks only: the others wait for the gradients of this one. "
                 "Leave it on all ranks after the same batch; or call control.end_epoch(reason), which is for all ranks."
             )
+        if self._is_open:
+            self._set_aside()
         return self.pending and not self._is_open
+
+    def _set_aside(self) -> None:
+        """Hide what is not agreed on from handlers of `ShouldStop`: to them, the ranks look alike."""
+        self._aside = self.open_requests()
+        self.stop_request = self._end_request = self._back_request = None
+        self._due = {}
+
+    def _take_back(self) -> None:
+        """Ask again for what was set aside."""
+        aside, self._aside = self._aside, {}
+        self.stop_request = self.stop_request or aside.pop("stop", None)
+        self._end_request = self._end_request or aside.pop("end_epoch", None)
+        self._back_request = self._back_request or aside.pop("roll_back", None)
+        self._due = {**aside, **self._due}
 
     def decide(self, *, served: bool = False, in_epoch: bool = True) -> None:
         """Vote once more, where the boundary may have brought up something new; then decide on what is agreed on."""
+        if self._is_open:
+            self._take_back()
         if self._is_open and self._judges:
             self._vote(settles=False)
         elif served or self._judges:
@@ -302,13 +321,18 @@ class SharedControl(Control):
         self._withdrawn, self._save_vetoed = {}, any(ballot.vetoes_save for ballot in ballots)
         askers = [rank for rank, ballot in enumerate(ballots) if "roll_back" in ballot.requests]
         self.adopt(agreed, vetoed=any(ballot.vetoes for ballot in ballots))
-        if askers and len(askers) < len(ballots):  # the others do not know where to
+        first = ballots[askers[0]].goes_back_to if askers else ""
+        if askers and not (first and all(ballot.goes_back_to == first for ballot in ballots)):  # not one file for all
             self._run.pending_state = self._engine.broadcast(self._run.pending_state, askers[0])
 
     def _ballots(self, requests: dict[Verb, Request]) -> list[Ballot]:
         withdrawn = {verb: request for verb, request in self._withdrawn.items() if verb not in requests}
         judges = bool(self._should_stop.chain)
-        ballot = Ballot(self._place, judges, requests, self.vetoed, self._interrupted, self._save_vetoed, withdrawn)
+        state = self._run.pending_state
+        back_to = "" if state is None else str(state[1] or "")
+        ballot = Ballot(
+            self._place, judges, requests, self.vetoed, self._interrupted, self._save_vetoed, withdrawn, back_to
+        )
         ballots: list[Ballot] = self._engine.gather_objects(ballot)
         interrupted = [str(rank) for rank, each in enumerate(ballots) if each.interrupted]
         if interrupted:
