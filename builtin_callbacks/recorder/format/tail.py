@@ -6,7 +6,8 @@ the hundredths of a second in between. Any other batch has a row with all its co
 the number of the head, and the mark of a batch after its row, so a kill within either leaves a 0.
 
 After the rows come notes: the lines that the recording gets with the block, without checksums, an array of their arrays
-for each moment. A newline before each is written last.
+for each moment. A newline before each is written last, after the 0 that follows it; a 0 for the first newline removes
+them all.
 """
 
 from __future__ import annotations
@@ -194,14 +195,14 @@ class Tail:
         begin, end = self._next_note, self._next_note + 1 + len(text)
         if self.obstacle is not None or end >= SIZE:  # a 0 follows
             return False
-        self.buffer[begin + 1 : end] = text
+        self.buffer[begin + 1 : end + 1] = text + b"\0"  # there may be notes that were cleared
         self.buffer[begin] = NEWLINE
         self._next_note = end
         return True
 
     def clear_notes(self) -> None:
         """Forget the lines that the recording has."""
-        self.buffer[NOTES : self._next_note] = bytes(self._next_note - NOTES)
+        self.buffer[NOTES] = 0  # one byte, so that neither a kill nor a reader finds them half cleared
         self._next_note = NOTES
 
     def rows(self, end: int) -> Rows:
