@@ -2,7 +2,8 @@
 
 A point is `<name>:<where>:<number>`: killed at the so-many-th `batch`, `validation` batch, or `save`; or `before`,
 `within` or `after` the so-many-th write of the recorder; or after beginning a block in the tail, before its number is
-written (`begin`); or within the so-many-th note in the tail (`note`).
+written (`begin`); or within the so-many-th note in the tail (`note`), or after the so-many-th time that the notes are
+cleared (`clear`).
 `none` is not killed. Children of one name share a folder, so that later ones resume.
 """
 
@@ -69,7 +70,7 @@ def patch_writes(witness: Witness) -> None:
             witness.act("begin")
             pack(buffer, at, *values)
 
-    note = tail.Tail.note
+    note, clear = tail.Tail.note, tail.Tail.clear_notes
 
     def noting(self: tail.Tail, arrays: list[str]) -> bool:
         begin = self.buffer.find(b"\0", tail.NOTES)
@@ -79,7 +80,12 @@ def patch_writes(witness: Witness) -> None:
         witness.act("note")
         return kept
 
+    def clearing(self: tail.Tail) -> None:
+        clear(self)
+        witness.act("clear")
+
     tail.Tail.note = noting  # type: ignore[method-assign, assignment]
+    tail.Tail.clear_notes = clearing  # type: ignore[method-assign]
     writer.os.write = killing  # type: ignore[attr-defined]
     tail.HEAD = Head  # type: ignore[assignment]
 
@@ -87,7 +93,7 @@ def patch_writes(witness: Witness) -> None:
 def train(folder: Path, where: str, number: int) -> None:
     """Train until the kill comes."""
     witness = Witness(folder / "witness", where, number)
-    if where in ("before", "within", "after", "begin", "note"):
+    if where in ("before", "within", "after", "begin", "note", "clear"):
         patch_writes(witness)
     plugins = [
         Recorder(folder),

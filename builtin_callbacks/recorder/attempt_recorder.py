@@ -166,12 +166,12 @@ class AttemptRecorder:
         except OSError as error:
             self._error = error
         self._begin_block()
+        if self._losses is not None:
+            self._losses[block.batches :] = [copy_loss(run.loss)]  # instead of that of a batch that was interrupted
         try:
             block.add(run)
         except OSError as error:
             self._error = error
-        if self._losses is not None:
-            self._losses.append(copy_loss(run.loss))
         free = self.timer.due - batches - 1 if self._is_fast and not self.timer.is_on else 0
         self._stop = block.stop = min(block.at + free, FIRST_ROW)
 
@@ -183,7 +183,7 @@ class AttemptRecorder:
         self._stop = self._marked = 0
         if rows is None:
             return
-        losses = None if self._losses is None else read_losses(self._losses, rows.skips)
+        losses = None if self._losses is None else read_losses(self._losses[: len(rows.table)], rows.skips)
         self._lines += map(to_json, rows.arrays(losses))
         self._number += 1
         self._last = counter_values(rows.last)

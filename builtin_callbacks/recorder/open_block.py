@@ -84,27 +84,32 @@ class OpenBlock:
         """
         at, progress = self.at, self.progress
         self.set_clock()
-        passed, self._of_last = self.hundredths - self._of_last, self.hundredths
-        self.at = at + 1
+        passed = self.hundredths - self._of_last
+        batch, steps, samples, size, rest = self.batch, self.steps, self.samples, self.size, self.rest
+        others = progress.skipped_steps + progress.skipped_batches + progress.tokens
         if (
-            progress.batch - at == self.batch
-            and progress.steps - at == self.steps
-            and progress.samples - at * self.size == self.samples
-            and progress.skipped_steps + progress.skipped_batches + progress.tokens == self.rest
+            progress.batch - at == batch
+            and progress.steps - at == steps
+            and progress.samples - at * size == samples
+            and others == rest
             and 0 <= passed <= LONGEST
         ):
             self.tail.add_mark(at, passed)
-            return
-        window = run.window
-        size = max(0, progress.samples - (at - 1) * self.size - self.samples)
-        self.batch, self.steps, self.samples = progress.batch - at, progress.steps - at, progress.samples - at * size
-        self.size, self.rest = size, progress.skipped_steps + progress.skipped_batches + progress.tokens
-        if window or not self._has_one_window:  # only a step of the only window leaves none
-            self.rest = NEVER
-        self.tail.add_row(
-            at, self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches, progress.samples,
-            window, progress.tokens, progress.batch, size,
+        else:
+            window = run.window
+            size = max(0, progress.samples - (at - 1) * size - samples)
+            batch, steps, samples = progress.batch - at, progress.steps - at, progress.samples - at * size
+            # Only a step of the only window leaves none.
+            rest = NEVER if window or not self._has_one_window else others
+            self.tail.add_row(
+                at, self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches, progress.samples,
+                window, progress.tokens, progress.batch, size,
+            )  # fmt: skip
+        # At once and last, so that a Ctrl-C at any line leaves a block with or without the batch.
+        self.batch, self.steps, self.samples, self.size, self.rest, self._of_last, self.at = (
+            batch, steps, samples, size, rest, self.hundredths, at + 1,
         )  # fmt: skip
+        self.tail.write_batch(at)
 
     # The clock.
 

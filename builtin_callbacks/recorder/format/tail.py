@@ -6,7 +6,8 @@ the hundredths of a second in between. Any other batch has a row with all its co
 the number of the head, and the mark of a batch after its row, so a kill within either leaves a 0.
 
 After the rows come notes: the lines that the recording gets with the block, without checksums, an array of their arrays
-for each moment. A newline before each is written last.
+for each moment. A newline before each is written last, after the 0 that follows it; a 0 for the first newline removes
+them all.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ NOTES = FIRST_ROW + ROWS * ROW.size
 SIZE = NOTES + 2**16
 REGULAR, HAS_ROW = 1, 255  # marks: the first of those that are regular, and that of a row
 NEWLINE = 10
+NO_ROW = BEGIN - 1, FIRST_ROW - ROW.size  # the offsets of the last mark that has a row, and of that row
 LONGEST = HAS_ROW - REGULAR - 1  # hundredths of a second between regular batches
 STEPS, SKIPPED, SAMPLES, TOKENS, BATCH, SIZE_OF_REST = 1, 3, 4, 6, 7, 8  # columns of a row
 LIMIT = 2**50  # larger than any real counter; times the batches of a block it is still a whole number of 64 bits
@@ -125,7 +127,7 @@ class Tail:
         self.path = path
         self.obstacle: OSError | None = None
         self.buffer: mmap.mmap | bytearray
-        self._file, self._next_row, self._next_note = -1, FIRST_ROW, NOTES
+        self._file, self._last_row, self._next_note = -1, NO_ROW, NOTES
         try:
             if path is None:
                 raise OSError("there is no file")
@@ -142,7 +144,7 @@ class Tail:
             OSError: the file is not mapped and cannot be written.
         """
         self.buffer[HEAD.size - 8 : FIRST_ROW] = bytes(FIRST_ROW - HEAD.size + 8)  # the number and the marks
-        self._next_row = FIRST_ROW
+        self._last_row = NO_ROW
         self.clear_notes()
         counters = counter_values(replace(first, tokens=0))
         HEAD.pack_into(self.buffer, 0, MAGIC, attempt.encode(), *counters, clock, first.tokens, number)
@@ -156,16 +158,13 @@ class Tail:
         Args:
             at: the offset of its mark.
             values: of `ROW`.
-
-        Raises:
-            OSError: the file is not mapped and cannot be written.
         """
-        row = self._next_row
+        last, row = self._last_row
+        if at > last:  # else it was interrupted, and is added again
+            row += ROW.size
         ROW.pack_into(self.buffer, row, *values)
         self.buffer[at] = HAS_ROW
-        self._next_row = row + ROW.size
-        self._write(row, row + ROW.size)
-        self._write(at, at + 1)
+        self._last_row = at, row
 
     def add_mark(self, at: int, hundredths: int) -> None:
         """Add a regular batch.
@@ -173,11 +172,21 @@ class Tail:
         Args:
             at: the offset of its mark.
             hundredths: of a second since the batch before; at most `LONGEST`.
-
-        Raises:
-            OSError: the file is not mapped and cannot be written.
         """
         self.buffer[at] = REGULAR + hundredths
+
+    def write_batch(self, at: int) -> None:
+        """Write the batch that was added last to the file, unless that is mapped.
+
+        Args:
+            at: the offset of its mark.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        last, row = self._last_row
+        if at == last:
+            self._write(row, row + ROW.size)
         self._write(at, at + 1)
 
     def note(self, arrays: Sequence[str]) -> bool:
@@ -186,21 +195,23 @@ class Tail:
         begin, end = self._next_note, self._next_note + 1 + len(text)
         if self.obstacle is not None or end >= SIZE:  # a 0 follows
             return False
-        self.buffer[begin + 1 : end] = text
+        self.buffer[begin + 1 : end + 1] = text + b"\0"  # there may be notes that were cleared
         self.buffer[begin] = NEWLINE
         self._next_note = end
         return True
 
     def clear_notes(self) -> None:
         """Forget the lines that the recording has."""
-        self.buffer[NOTES : self._next_note] = bytes(self._next_note - NOTES)
+        self.buffer[NOTES] = 0  # one byte, so that neither a kill nor a reader finds them half cleared
         self._next_note = NOTES
 
     def rows(self, end: int) -> Rows:
-        """Return the batches up to an offset of the marks."""
+        """Return the complete batches before an offset of the marks."""
         _, attempt, *first, clock, tokens, number = HEAD.unpack_from(self.buffer)
-        table = _table_of(bytes(self.buffer[BEGIN:end]), bytes(self.buffer[FIRST_ROW : self._next_row]))
-        return Rows(attempt.rstrip(b"\0").decode(), number, replace(Counters(*first), tokens=tokens), clock, table)
+        marks, _, _ = bytes(self.buffer[BEGIN:end]).partition(b"\0")
+        rows = bytes(self.buffer[FIRST_ROW : FIRST_ROW + marks.count(HAS_ROW) * ROW.size])
+        counters = replace(Counters(*first), tokens=tokens)
+        return Rows(attempt.rstrip(b"\0").decode(), number, counters, clock, _table_of(marks, rows))
 
     def close(self, *, remove: bool = True) -> None:
         """Close the file; if it is kept, the next writer of the recording adds its batches."""

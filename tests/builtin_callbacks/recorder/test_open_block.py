@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import heliograph as h
 import pytest
 from heliograph.builtin_callbacks.recorder import open_block
+from heliograph.builtin_callbacks.recorder.format import tail as tail_module
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry
-from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, FIRST_ROW, HAS_ROW, NOTES, ROW, Tail, tail_path
+from heliograph.builtin_callbacks.recorder.format.tail import (
+    BEGIN,
+    FIRST_ROW,
+    HAS_ROW,
+    NOTES,
+    ROW,
+    Tail,
+    parse_tail,
+    tail_path,
+)
 from heliograph.builtin_callbacks.recorder.open_block import OpenBlock
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.events import BatchEnd, Progress, Run
@@ -51,20 +63,31 @@ def test_the_tail_has_the_counters_of_every_batch(changes: list[Change], optimiz
     assert tail.rows(BEGIN + len(changes)).table.tolist() == expected
 
 
-def record(changes: list[Change], optimizers: int, now: list[float]) -> tuple[list[list[int]], Tail, int]:
-    """Return the counters after each batch, the tail, and how many of the batches have a row."""
-    progress = Progress(_since=0.0)
-    facts: dict[str, Any] = {"progress": progress, "window": 0, "optimizers": dict.fromkeys(range(optimizers))}
-    run = SimpleNamespace(**facts, engine=SimpleNamespace(world_size=1))
-    recorder, block, tail = Recorder("."), OpenBlock(cast("Run", run)), Tail(None)
-    block.offset = 0.0
-    tail.begin("a1", 1, Counters(), 0.0)
-    block.begin(tail, 0)
-    block.stop, recorder._block = FIRST_ROW, block
-    expected, hundredths = [], 0
-    for change in changes:
-        hundredths += change.hundredths
-        now[0] = (hundredths + 0.5) / 100
+class Recording:
+    """Batches that a recorder counts in an open block, and what the tail should have.
+
+    Args:
+        optimizers: how many the run has.
+        now: the time, in a list.
+    """
+
+    def __init__(self, optimizers: int, now: list[float]) -> None:
+        self.progress, self.hundredths, self.now = Progress(_since=0.0), 0, now
+        facts: dict[str, Any] = {"progress": self.progress, "window": 0, "optimizers": dict.fromkeys(range(optimizers))}
+        self.run = SimpleNamespace(**facts, engine=SimpleNamespace(world_size=1))
+        self.block, self.tail, self.expected = OpenBlock(cast("Run", self.run)), Tail(None), list[list[int]]()
+        self.block.offset = 0.0
+        self.tail.begin("a1", 1, Counters(), 0.0)
+        self.block.begin(self.tail, 0)
+        self.block.stop = FIRST_ROW
+        self.recorder = Recorder(".")
+        self.recorder._block = self.block
+
+    def add(self, change: Change) -> None:
+        """Count a batch."""
+        progress = self.progress
+        self.hundredths += change.hundredths
+        self.now[0] = (self.hundredths + 0.5) / 100
         progress.steps += change.steps
         progress.skipped_steps += change.skipped_steps
         progress.skipped_batches += change.skipped_batches
@@ -72,13 +95,123 @@ def record(changes: list[Change], optimizers: int, now: list[float]) -> tuple[li
         progress.tokens += change.tokens
         progress.batch += 1 + change.missed
         # A step of the only optimizer leaves no window.
-        run.window = 0 if change.steps and optimizers == 1 else change.window
-        recorder.count(cast("Run", run), BatchEnd())
-        expected.append([
-            hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches, progress.samples, run.window,
-            progress.tokens, progress.batch,
+        self.run.window = 0 if change.steps and len(self.run.optimizers) == 1 else change.window
+        self.expected.append([
+            self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches, progress.samples,
+            self.run.window, progress.tokens, progress.batch,
         ])  # fmt: skip
-    return expected, tail, tail.buffer[BEGIN:FIRST_ROW].count(HAS_ROW)
+        self.recorder.count(cast("Run", self.run), BatchEnd())
+
+
+def record(changes: list[Change], optimizers: int, now: list[float]) -> tuple[list[list[int]], Tail, int]:
+    """Return the counters after each batch, the tail, and how many of the batches have a row."""
+    recording = Recording(optimizers, now)
+    for change in changes:
+        recording.add(change)
+    tail = recording.tail
+    return recording.expected, tail, tail.buffer[BEGIN:FIRST_ROW].count(HAS_ROW)
+
+
+INTERRUPTED = {
+    "first": ([], REGULAR),
+    "mark": ([REGULAR] * 3, REGULAR._replace(hundredths=2)),
+    "row": ([REGULAR] * 3, REGULAR._replace(hundredths=2, tokens=5)),
+    "row after a pause": ([REGULAR] * 3, REGULAR._replace(hundredths=999)),
+    "row after a row": ([REGULAR, REGULAR._replace(samples=3)], REGULAR._replace(samples=5, missed=1)),
+}
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_a_ctrl_c_at_any_line_leaves_the_batch_out_or_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others are recorded as they are, also if later batches follow, and after a kill."""
+    now = [0.0]
+    monkeypatch.setattr(open_block, "monotonic", lambda: now[0])
+    monkeypatch.setattr("heliograph.builtin_callbacks.recorder.plugin.monotonic", lambda: now[0])
+    before, interrupted = INTERRUPTED[name]
+    outcomes = []
+    for line in count(1):
+        recording = Recording(1, now)
+        for change in before:
+            recording.add(change)
+        was_interrupted = interrupt(recording, interrupted, line)
+        if not was_interrupted:
+            break
+        block, expected = recording.block, recording.expected
+        has_it = block.batches == len(expected)
+        outcomes.append(has_it)
+        assert recording.tail.rows(block.at).table.tolist() == expected[: block.batches]
+        left = parse_tail(bytes(recording.tail.buffer))
+        assert (0 if left is None else len(left.table)) in (len(before), len(before) + 1)
+        assert left is None or left.table.tolist() == expected[: len(left.table)]
+        for change in (REGULAR, REGULAR._replace(hundredths=3), REGULAR._replace(tokens=1), REGULAR):
+            recording.add(change)
+        if not has_it:
+            del expected[len(before)]
+        assert recording.tail.rows(block.at).table.tolist() == expected
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {False, True}
+
+
+def interrupt(recording: Recording, change: Change, line: int) -> bool:
+    """Interrupt the so-many-th line of what adds a batch; return whether it has so many."""
+    left = line
+    files = {open_block.__file__, tail_module.__file__}
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in files:
+            return None
+        if event == "line":
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        recording.add(change)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(former)
+    return False
+
+
+def test_rows_end_with_the_first_incomplete_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(open_block, "monotonic", lambda: now[0])
+    expected, tail, _ = record([REGULAR, REGULAR._replace(tokens=1), REGULAR._replace(tokens=1)], 1, now)
+    tail.buffer[BEGIN + 1] = 0
+    assert tail.rows(BEGIN + 3).table.tolist() == expected[:1]
+
+
+@pytest.mark.parametrize("method", ["add_row", "add_mark", "write_batch"])
+@pytest.mark.parametrize("losses", [False, True])
+def test_the_recording_of_an_interrupted_run_has_its_end(
+    method: str, losses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = getattr(Tail, method), [0]
+
+    def interrupting(*arguments: int) -> None:
+        original(*arguments)
+        calls[0] += 1
+        if calls[0] == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tail, method, interrupting)
+    seconds = count()
+    monkeypatch.setattr(open_block, "monotonic", lambda: next(seconds) / 50)
+    accumulation = h.GradientAccumulation(2) if method == "add_row" else h.GradientAccumulation(1)
+    with pytest.raises(KeyboardInterrupt):
+        fit([Recorder(tmp_path, losses=losses), accumulation], batches=20, epochs=1, validation=None)
+    (attempt,) = read(tmp_path).attempts
+    assert not attempt.damage
+    batches = [batch.counters.batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
+    (failure,) = [each for each in attempt.entries if isinstance(each, EventEntry) and each.event == "run_failed"]
+    left_out = method != "write_batch"
+    assert batches == list(range(1, failure.counters.batch + 1 - left_out))
+    assert len(batches) >= 2
 
 
 def test_a_regular_batch_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,11 +262,11 @@ def logs(path: Path) -> int:
     """Return how many logs a recording has, each of which comes after its batch."""
     (attempt,) = read(path).attempts
     assert not attempt.damage
-    batch, count = 0, 0
+    batch, found = 0, 0
     for entry in attempt.entries:
         if isinstance(entry, Batches):
             batch = entry.last.batch
         elif isinstance(entry, EventEntry) and entry.event == "log":
-            count += 1
-            assert entry.counters.batch == batch == count
-    return count
+            found += 1
+            assert entry.counters.batch == batch == found
+    return found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from heliograph.builtin_callbacks.recorder.format.checksum import format_line, to_json
@@ -26,6 +29,7 @@ from heliograph.builtin_callbacks.recorder.format.tail import (
     ROW,
     SIZE,
     Tail,
+    parse_tail,
     read_tail,
     tail_path,
 )
@@ -243,6 +247,48 @@ def test_notes_that_the_file_has_are_not_added(tmp_path: Path) -> None:
         assert read(added).attempts[0].entries == (START, ASKED, log, block(0, 3))
     tail.begin("a1", 2, Counters(0, 3), 0.5)
     assert read(path).attempts[0].entries == (START,)
+
+
+class Moments(bytearray):
+    """A tail's content; reads it at every moment of being written: each write may be cut anywhere, from either end."""
+
+    found: list[list[list[Any]]]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        before = bytes(self)
+        super().__setitem__(at, value)
+        begin, end = (at.start, at.stop) if isinstance(at, slice) else (at, at + 1)
+        for former, later in ((bytes(self), before), (before, bytes(self))):
+            self.found += [notes_of(former[:cut] + later[cut:]) for cut in range(begin, end + 1)]
+
+
+def notes_of(content: bytes) -> list[list[Any]]:
+    """Return the notes of a tail with three batches."""
+    rows = parse_tail(content)
+    assert rows is not None
+    assert len(rows.table) == 3
+    return list(rows.notes)
+
+
+def test_at_every_moment_of_clearing_and_adding_notes_a_tail_has_its_batches(tmp_path: Path) -> None:
+    tail = fill(tmp_path / "x.recording", 1, 0, 3)
+    first, second, third = (to_json(items_of(each)) for each in (ASKED, replace(ASKED, number=1), START))
+    assert tail.note([first, second])
+    assert tail.note([third])
+    content = bytes(tail.buffer[: NOTES + 2_000])
+    tail.close()
+    tail.buffer = moments = Moments(content)
+    moments.found = [notes_of(content)]
+    tail.clear_notes()
+    cleared = bytes(moments)
+    assert tail.note([third])
+    assert tail.note([first])
+    former, *later = (
+        [json.loads(each) for each in notes] for notes in ((first, second, third), (), (third,), (third, first))
+    )
+    assert {str(each) for each in moments.found} == {str(each) for each in (former, *later)}
+    # A reader began before the notes were cleared, and ended after it.
+    assert all(notes_of(content[:cut] + cleared[cut:]) in (former, []) for cut in range(NOTES, len(content)))
 
 
 def test_a_tail_with_an_incomplete_head_is_ignored(tmp_path: Path) -> None:

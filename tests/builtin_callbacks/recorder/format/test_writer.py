@@ -190,8 +190,10 @@ def test_without_a_mapping_each_row_is_written_if_possible(
     for number in (1, 2):
         tail.begin("a1", number, Counters(), 0.0)
         tail.add_row(BEGIN, 1, 1, 0, 0, 3, 0, 0, 1, 3)
+        tail.write_batch(BEGIN)
         for batch in range(2, 4 - number):
             tail.add_mark(BEGIN + batch - 1, 0)
+            tail.write_batch(BEGIN + batch - 1)
     rows = read_tail(path)
     assert (None if rows is None else (rows.number, len(rows.table))) == ((2, 1) if obstacle != "open" else None)
     tail.close()
