@@ -119,7 +119,8 @@ class Compile(Plugin):
         """Return a function that continues uncompiled, for good, where the compiler fails."""
         if not self.fallback:
             return compiled
-        from torch._dynamo.exc import TorchDynamoException  # importing the compiler takes a second
+        # imported here, as that takes a second; the error at the limit of recompilations is of no common base
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
         chosen = compiled
 
@@ -127,8 +128,9 @@ class Compile(Plugin):
             nonlocal chosen
             try:
                 return chosen(*args, **kwargs)
-            except TorchDynamoException as error:
-                lines = [line.strip() for line in describe_error(error).splitlines() if line.strip()]
+            except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+                says_why = error.__cause__ if isinstance(error, FailOnRecompileLimitHit) else error
+                lines = [line.strip() for line in describe_error(says_why or error).splitlines() if line.strip()]
                 reason = " ".join(lines[:2])  # the second names the cause
             chosen = plain  # whoever calls this keeps it until the end of the epoch
             give_up()

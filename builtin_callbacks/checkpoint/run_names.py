@@ -31,7 +31,8 @@ def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExist
     """
     known, unknown = store.under(wanted)
     others = [each for each in known if each.training != training_id]
-    is_ours = len(others) < len(known) and store.pointed(wanted) not in {each.path.name for each in others}
+    # after a power cut, the pointer may be empty or an older one: only where it names one of ours, the name is ours
+    is_ours = store.pointed(wanted) in {each.path.name for each in known if each.training == training_id}
     if is_ours or not (others or unknown):
         store.write_as(training_id, wanted)
         return [], []

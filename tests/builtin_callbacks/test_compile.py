@@ -172,6 +172,18 @@ def test_a_step_that_is_not_one_function_runs_compiled_in_parts_and_the_result_s
     assert result.metrics == expected.metrics
 
 
+def test_a_step_with_more_shapes_than_the_compiler_takes_runs_compiled_in_parts(sgd: Any) -> None:
+    shapes = [(torch.randn(rows, 4), torch.randn(rows, 2)) for rows in range(2, 14)]
+    task, plain = made(), made()
+    result = trained(task, shapes, sgd, Compile(scope="step", backend="eager", dynamic=False))
+    (note,) = result.notes
+    assert note.startswith("the training step as a whole runs uncompiled: ")
+    assert "recompile_limit" in note
+    assert result.progress.steps == 24
+    trained(plain, shapes, sgd)
+    assert all(map(torch.equal, task.model.parameters(), plain.model.parameters()))
+
+
 def test_a_step_that_may_come_in_parts_does(batches: Make, sgd: Any) -> None:
     calls: list[int] = []
     compiled = Compile(scope="step", fullgraph=False, backend=counting(calls))

@@ -51,14 +51,15 @@ def write(
         moves: Moves = []
         try:
             entry = _write_aside(files, hidden, entry, state, read_back=read_back)
-            moves += _moves(files, hidden, entry, is_clear=is_clear)
-            _put_in_place(files, path.parent, moves)
+            aside = [] if is_clear else _moves_aside(files, hidden, path)
+            moves += [*aside, *_moves_into_place(hidden, entry)]
+            _put_in_place(files, path.parent, moves, replaces=bool(aside))
         except BaseException as error:
             _undo(files, hidden, moves, error)
             raise
     except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
         raise _failure(files, path, error) from error
-    if len(moves) > 2:
+    if aside:
         with suppress(OSError):  # the save is complete; the next one removes what is left, or raises
             files.unlink(hidden.former_data)
             files.remove_folder(hidden.former_shards)
@@ -79,8 +80,9 @@ def take_in(files: Files, hidden: Hidden, entry: Entry, source: Path) -> None:
         if entry.shards:
             files.rename(shards_path(source), hidden.shards)
         files.rename(source, hidden.data)
-        moves += _moves(files, hidden, entry)
-        _put_in_place(files, entry.path.parent, moves)
+        aside = _moves_aside(files, hidden, entry.path)
+        moves += [*aside, *_moves_into_place(hidden, entry)]
+        _put_in_place(files, entry.path.parent, moves, replaces=bool(aside))
     except BaseException as error:
         _undo(files, hidden, moves, error)
         raise
@@ -190,17 +192,21 @@ def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str,
     return entry
 
 
-def _moves(files: Files, hidden: Hidden, entry: Entry, *, is_clear: bool = False) -> Moves:
-    """Return the renames, the manifest last; files that have the names now are moved aside first, to be restored."""
-    path, manifest, shards = entry.path, manifest_path(entry.path), shards_path(entry.path)
+def _moves_aside(files: Files, hidden: Hidden, path: Path) -> Moves:
+    """Return the renames of the files that have the names now, to be restored if the save fails."""
+    manifest, shards = manifest_path(path), shards_path(path)
     former = [(manifest, hidden.former_manifest), (path, hidden.former_data), (shards, hidden.former_shards)]
-    new = [(hidden.shards, shards), (hidden.data, path), (hidden.manifest, manifest)]
-    there = [] if is_clear else [each for each in former if files.exists(each[0])]
-    return [*there, *(new if entry.shards else new[1:])]
+    return [each for each in former if files.exists(each[0])]
 
 
-def _put_in_place(files: Files, folder: Path, moves: Moves) -> None:
-    if len(moves) > 2:  # something is replaced: the hidden names must survive a power cut
+def _moves_into_place(hidden: Hidden, entry: Entry) -> Moves:
+    """Return the renames of what was written, the manifest last."""
+    new = [(hidden.data, entry.path), (hidden.manifest, manifest_path(entry.path))]
+    return [(hidden.shards, shards_path(entry.path)), *new] if entry.shards else new
+
+
+def _put_in_place(files: Files, folder: Path, moves: Moves, *, replaces: bool) -> None:
+    if replaces:  # the hidden names must survive a power cut
         files.sync_folder(folder)
     for old, new in moves:
         files.rename(old, new)

@@ -330,7 +330,8 @@ class Store:
         if reader.read_pointer(pointer) == path.name:
             return
         with self._changing():
-            # `prune` spares what is called the best; nothing relies on the last, which is not worth a wait for the disk
+            # `prune` spares what is called the best. The last is not worth a wait for the disk: a training that it does
+            # not name takes another name where others have checkpoints under this one, so that nothing is lost
             write_small(self._files, self._hidden.pointer, f"{path.name}\n".encode(), syncs=label == "best")
             self._files.rename(self._hidden.pointer, pointer)
 

@@ -1,4 +1,4 @@
-"""What the user's own classes and functions refer to, that of libraries is left alone; whether any runs in loading."""
+"""What the user's own classes and functions refer to; that of libraries is left alone."""
 
 from __future__ import annotations
 
@@ -7,22 +7,9 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
-from itertools import chain
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType, NoneType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
-
-import numpy as np
-import torch
-from torch.utils.data import (
-    ConcatDataset,
-    StackDataset,
-    Subset,
-    TensorDataset,
-    default_collate,
-    default_convert,
-)
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from .generators import KINDS
 
@@ -141,75 +128,3 @@ def _is_pythons(name: str, value: Any) -> bool:
     return name == "_abc_impl" or (
         name.startswith("__") and name.endswith("__") and not isinstance(value, FunctionType)
     )
-
-
-_DATA: Final = frozenset(
-    {NoneType, bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter, np.ndarray}
-    | set(np.sctypeDict.values())
-)
-_NESTED: Final = frozenset({list, tuple, dict})  # none of their subclasses, which may do anything when they are read
-_DEEPEST: Final = 16  # levels; what contains itself has no end
-_MANY: Final = 1000  # a longer container is looked through again only when its length is another one
-_DATASETS: Final = (TensorDataset, Subset, ConcatDataset, StackDataset)
-
-
-class Plainness:
-    """Whether a dataset is nothing but data, so that no code runs that could draw when it is read and collated.
-
-    That is: torch's own datasets, lists and tuples, of tensors, arrays, numbers and strings, nested in any way, of
-    exactly these types, collated by torch's own functions. What a list holds is looked at, too: a tensor or a mapping
-    of a class of the user's runs that one's code when it is collated.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, int]] = {}  # by id
-        self._former = self._known
-
-    def of(self, dataset: Any, collate: Any) -> bool:
-        """Return whether a dataset and what collates it are plain now.
-
-        Args:
-            dataset: map-style.
-            collate: makes a batch of its samples.
-        """
-        self._former, self._known = self._known, {}
-        own = {getattr(each, "__module__", None) for each in default_collate_fn_map.values()}  # anyone may add to it
-        is_torchs = any(collate is each for each in (default_collate, default_convert))
-        return is_torchs and own == {default_collate.__module__} and self._is_plain(dataset)
-
-    def _is_plain(self, dataset: Any) -> bool:
-        kind = type(dataset)
-        if kind in (list, tuple):
-            return self._holds_data(dataset)
-        if kind not in _DATASETS or any(map(callable, vars(dataset).values())):  # that would go before a method
-            return False
-        if kind is TensorDataset:
-            return _is_data([dataset.tensors])
-        if kind is Subset:
-            return self._are_indices(dataset.indices) and self._is_plain(dataset.dataset)
-        inner = dataset.datasets
-        return type(inner) in _NESTED and all(map(self._is_plain, inner.values() if type(inner) is dict else inner))
-
-    def _are_indices(self, indices: Any) -> bool:
-        return type(indices) is range or (type(indices) in (list, tuple) and self._holds_data(indices))
-
-    def _holds_data(self, items: Any) -> bool:
-        holder, length = self._former.get(id(items), (None, 0))
-        is_known = holder is items and length == len(items)
-        found = is_known or _is_data([items])
-        if found and len(items) > _MANY:
-            self._known[id(items)] = items, len(items)
-        return found
-
-
-def _is_data(level: list[Any]) -> bool:
-    for _ in range(_DEEPEST):
-        kinds = set(map(type, level))
-        if not kinds <= _DATA | _NESTED:
-            return False
-        if kinds <= _DATA:
-            return True
-        nested = [each for each in level if type(each) in _NESTED] if kinds & _DATA else level
-        keys = [each.values() for each in nested if type(each) is dict] if dict in kinds else []
-        level = list(chain(*keys, chain.from_iterable(nested)))
-    return False

@@ -20,7 +20,7 @@ from ..draws.equality import outline
 from ..draws.generators import isolated
 from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
 from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, Probe, identity
-from ..draws.users_code import Plainness
+from ..draws.plain_data import Plainness
 from ..order.choice import order_differs
 from ..order.dealt import Order, RankOrder, Unkeyed
 from ..order.shares import ALONE, Share
@@ -92,12 +92,11 @@ class MapSource(Rewired):
     def open(self, reading: Reading) -> Iterator[Any]:
         """Go to the position and read."""
         set_epoch(self.loader, reading.epoch)
-        is_plain = self._plainness.of(self.loader.dataset, self.loader.collate_fn)
-        is_keyed = not (is_plain and self._may_be_plain)
+        is_keyed = not (self._may_be_plain and self._is_plain())
         if is_keyed:
             with isolated():
                 self.dataset.keyed_held.begin(reading.seed, reading.epoch)  # for the workers, too
-            self._arm(reading, is_plain=is_plain)
+            self._arm(reading)
         self.order.begin(reading.seed, reading.epoch, 0 if self._its_own_way else reading.batch)
         if isinstance(self.order, RankOrder):
             self.order.within = reading.within
@@ -113,13 +112,16 @@ class MapSource(Rewired):
         seconds, sentences = (0.0, []) if self._probe is None else self._probe.read()
         return seconds, [*self._of_order, *sentences]
 
-    def _arm(self, reading: Reading, *, is_plain: bool) -> None:
+    def _is_plain(self) -> bool:
+        return self._plainness.of(self.loader.dataset, self.loader.collate_fn)
+
+    def _arm(self, reading: Reading) -> None:
         """Compare the first batch that is read, where that can show anything."""
         self.dataset.keyed_probe = None
         if self._is_armed or not reading.apart or not self._trains or self.worth() != EXACT:
             return
         self._is_armed = True
-        if not is_plain:
+        if not self._is_plain():
             name, workers = type(self.loader.dataset).__name__, bool(self.loader.num_workers)
             self._probe = Probe(name, shared=workers, limit=self.loader.timeout)
         if reading.probes:

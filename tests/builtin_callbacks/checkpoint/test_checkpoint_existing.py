@@ -302,18 +302,24 @@ def test_from_a_path_into_a_folder_that_holds_another(fit: Make, tmp_path: Path)
     assert checkpoint_names(there) == [FIRST]
 
 
-def test_a_checkpoint_that_was_brought_here_takes_no_name_away(fit: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pointer", [f"{FIRST}\n", "", "run_epoch", "run_epoch_0_iter_2.pth\n", None])
+def test_a_checkpoint_that_was_brought_here_takes_no_name_away(fit: Make, tmp_path: Path, pointer: str | None) -> None:
+    """Whatever a power cut made of the pointer: as it was, empty, cut short, an older one, or missing."""
     here, there = tmp_path / "here", tmp_path / "there"
     fit(Checkpoint(here), epochs=1)
     for _ in range(2):
         fit(Checkpoint(there, resume="auto"), epochs=2)
     for suffix in (".pth", ".json"):
         (there / SECOND).with_suffix(suffix).rename((here / SECOND).with_suffix(suffix))
+    (here / "run.last").unlink()
+    if pointer is not None:
+        (here / "run.last").write_text(pointer)
     result = fit(Checkpoint(here, resume="auto"), epochs=3)
 
     assert result.last_checkpoint == here / "run-2_epoch_3_iter_9.pth"
     assert checkpoint_names(here) == ["run-2_epoch_3_iter_9.pth", FIRST]
-    assert (here / "run.last").read_text() == f"{FIRST}\n"
+    assert (here / "run.last").exists() == (pointer is not None)
+    assert pointer is None or (here / "run.last").read_text() == pointer
 
 
 def test_switched_off_at_the_start_it_finds_its_name_when_it_is_switched_on(fit: Make, tmp_path: Path) -> None:

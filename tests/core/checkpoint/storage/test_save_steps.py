@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.checkpoint.storage import Files
+from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.save_steps import NO_STORAGES, Pickle
 from torch import nn
 
@@ -71,6 +72,22 @@ def test_a_save_under_a_new_name_syncs_both_files_and_the_folder(opened: Make, s
     store.save("b.pth", state(2), read_back=False)
 
     assert steps.done == [*SAVE, "rename b.pth", "rename b.json", "sync the folder"]
+
+
+def test_a_save_with_shards_under_a_new_name_replaces_nothing_either(opened: Make, state: Make, steps: Steps) -> None:
+    store = opened(files=steps)
+    store.save("a.pth", state(1))
+    shard = store.begin_shards(100) / "__0_0.distcp"
+    shard.write_bytes(b"shard")
+    steps.done.clear()
+    store.save("b.pth", {**state(2), "shards": {}}, shards={shard.name: digest_of(shard)})
+
+    moves = ["rename b.shards", "rename b.pth", "rename b.json"]
+    assert steps.done[steps.done.index("sync .run.manifest.tmp") :] == [
+        "sync .run.manifest.tmp",
+        *moves,
+        "sync the folder",
+    ]
 
 
 def test_a_save_that_replaces_makes_the_hidden_names_durable_first(opened: Make, state: Make, steps: Steps) -> None:

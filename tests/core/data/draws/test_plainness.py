@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws.users_code import Plainness
+from heliograph.core.data.draws import plain_data
+from heliograph.core.data.draws.plain_data import Plainness
 from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
@@ -104,7 +106,7 @@ def test_what_may_run_code(name: str) -> None:
 
 def test_what_contains_itself() -> None:
     data: list[Any] = [1]
-    data.append(data)
+    data += [data] * 3
 
     assert not Plainness().of(data, default_collate)
 
@@ -132,13 +134,45 @@ def test_what_changes_is_looked_at_again() -> None:
     assert not known.of(long, default_collate)
 
 
-def test_a_long_list_is_looked_through_once() -> None:
-    known, long = Plainness(), [1] * 2000
+def test_an_item_of_a_long_list_that_is_replaced_is_noticed() -> None:
+    known, long = Plainness(), [{"x": 1.0} for _ in range(2000)]
+
     assert known.of(long, default_collate)
-    long[0] = object()  # type: ignore[call-overload]  # as the search for generators, it goes by the length
+    long[3] = OrderedDict(x=1.0)
+    assert not known.of(long, default_collate)
+
+
+def test_what_is_in_the_items_of_a_long_list_is_looked_at_once() -> None:
+    known, long = Plainness(), [[1] for _ in range(2000)]
+    assert known.of(long, default_collate)
+    long[0][0] = object()  # type: ignore[call-overload]  # as the search for generators, it goes by the length
 
     assert known.of(long, default_collate)
     assert not Plainness().of(long, default_collate)
+
+
+def test_no_list_of_all_values_is_made() -> None:
+    data = [[7] * 1000] * 1000
+    tracemalloc.start()
+    try:
+        assert Plainness().of(data, default_collate)
+        assert tracemalloc.get_traced_memory()[1] < 200_000  # the values alone take 8 MB as one list
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_look_ends_at_the_first_that_is_not_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    look, looks = plain_data._is_data, list[Any]()
+
+    def counted(items: Any, *levels: int) -> bool:
+        looks.append(items)
+        return look(items, *levels)
+
+    monkeypatch.setattr(plain_data, "_is_data", counted)
+
+    assert not Plainness().of([[1], [object()], [2]], default_collate)
+    assert looks[1:] == [[1], looks[2]]
+    assert len(looks) == 3
 
 
 def test_no_list_is_kept_that_is_not_read_any_more() -> None:
