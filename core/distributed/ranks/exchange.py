@@ -194,7 +194,7 @@ class Exchange:
             self.meet("barrier")
 
     def vote(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each value over all ranks: up to 12, and one for each rank."""
+        """Return the largest of each value over all ranks; up to 12 values."""
         with self.collective("vote"):
             return self._largest("vote", values)
 
