@@ -21,7 +21,13 @@ from heliograph.tests.benchmarks.trackers import per_log
 from heliograph.tests.benchmarks.worker import LEAST
 
 HOSTED: list[Worker] = [hosted.in_huggingface, hosted.in_lightning, hosted.in_ignite]  # a dozen trainings of each
-SLOW = [imports.starts, time_ranks, per_log, *HOSTED]  # and interpreters, ranks, services of trackers
+SLOW = [
+    imports.starts,
+    imports.starts_and_ends,
+    time_ranks,
+    per_log,
+    *HOSTED,
+]  # and interpreters, ranks, services of trackers
 
 
 def workers() -> list[Worker]:

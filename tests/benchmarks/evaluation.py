@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 BATCHES = 1_000
 ROUNDS = 24
-WARM_UP = 2  # rounds
+WARM_UP = 1  # round
 KEYED = "heliograph, with RNGCapture"
 Validation = Iterable[Batch]
 

@@ -11,8 +11,13 @@ from heliograph.tests.benchmarks import harness
 
 MARK = "measured: "  # begins a line of results; libraries print others
 WHOLE, QUICK, LEAST = 1.0, 0.1, 0.0  # shares of the rounds
-ROUNDS = ("ROUNDS", "ROUNDS_INSIDE", "EPOCHS", "REPEATS", "CALLS", "SAVES")  # how the modules name them
-LARGE = {"STEPS": 100, "CHECKPOINTS": 2, "FLOATS": 2}  # what is large for a reason is small with the least share only
+ROUNDS = ("ROUNDS", "ROUNDS_INSIDE", "EPOCHS", "REPEATS", "CALLS", "SAVES", "SMALL_SAVES")  # how the modules name them
+LARGE = {
+    "STEPS": 100,
+    "BATCHES": 20,
+    "CHECKPOINTS": 2,
+    "FLOATS": 2,
+}  # what is large for a reason is small with the least share only
 
 
 def work(name: str, share: float, seed: int) -> Any:
