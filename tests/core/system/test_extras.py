@@ -26,6 +26,8 @@ def test_a_missing_extra_gives_the_exact_command() -> None:
 
 
 def test_a_missing_requirement_gives_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.startswith("tensorboard.")]:  # another test has imported them
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.setitem(sys.modules, "tqdm", None)
     with pytest.raises(ImportError, match=r"TensorBoard needs tensorboard, which .*: pip install tensorboard$"):
