@@ -30,13 +30,11 @@ class SharedRun(Run, Protocol):
         pending_state: a state that is to be applied, and its file, if there is one.
         is_complete: whether the run has its length.
         is_last_batch: whether the batch is the last of its epoch.
-        in_boundary: whether the run continues within the boundary in which its state was saved.
         engine: what connects the ranks.
     """
 
     outcome: Any
     pending_state: tuple[Mapping[str, Any], Path | None] | None
-    in_boundary: bool
 
     @property
     def is_last_batch(self) -> bool:
@@ -132,7 +130,7 @@ class SharedControl(Control):
         if self._close_votes():
             self._exchange()
         else:
-            self._vote(settles=not in_epoch or run.is_last_batch or run.is_complete or run.in_boundary)
+            self._vote(settles=not in_epoch or run.is_last_batch or run.is_complete)
         if self._is_open and self.leaving:
             raise RuntimeError(
                 "The loop over the batches was left on some ranks only: the others wait for the gradients of this one. "
