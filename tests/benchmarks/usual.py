@@ -156,6 +156,8 @@ def by_hand(
 class TakesTurns(h.Plugin):
     """Waits for its turn every 100 steps, at a log, so that the loader is one that heliograph knows."""
 
+    affects_training = False  # else each save compares all the batches that the turns hold
+
     def __init__(self, turns: Turns, steps: int) -> None:
         self.turns, self.steps = turns, steps
 
