@@ -50,6 +50,7 @@ class Large(h.Task):
 class Saves(h.Plugin):
     """Asks for a save when the former is written, times how long the loop waits, and does the same by hand between."""
 
+    affects_training = False  # else each save compares the tensors that it holds
     asks = ("save", "stop")
 
     def __init__(self, folder: Path, tensors: list[Tensor]) -> None:
