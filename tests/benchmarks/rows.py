@@ -215,8 +215,8 @@ TABLES = (
         "ms; the imports in processor time beyond that of `import torch`, the first steps by the clock from there",
         (
             *rows(imports.starts, figures.middle_half, {imports.PACKAGE: 50.0, imports.TRAINER: 50.0}, digits=1),
-            *rows(imports.starts, figures.middle_half, {imports.HAND_STEP: None, imports.FIT_STEP: 300.0}, digits=1),
-            *rows(imports.starts, figures.middle_half, {imports.MORE: None}, digits=1),
+            *rows(imports.starts, figures.middle_half, {imports.HAND_STEP: None, imports.FIT_STEP: None}, digits=1),
+            *rows(imports.starts, figures.middle_half, {imports.MORE: 300.0}, digits=1),
             *rows(imports.starts_and_ends, figures.middle_half, dict.fromkeys(imports.STARTS, 300.0), digits=1),
             *rows(imports.starts_and_ends, figures.middle_half, dict.fromkeys(imports.ENDS), digits=1),
             Row(FAR, resume.far_resume, figures.beyond(resume.DURING, resume.FRESH), 50.0, 1),
