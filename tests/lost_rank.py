@@ -24,6 +24,7 @@ from heliograph import (
     TrainStart,
     on,
 )
+from heliograph.tests.ranks_pool import Way, travelling
 from torch import Tensor, nn
 
 
@@ -75,8 +76,16 @@ class Lose(Plugin):
         self.ended.append(event.name)
 
 
-def train(folder: Path, rank: int, how: str, where: str = "batch_end", others: str = "work", batches: int = 4) -> None:
-    """Train with two ranks and lose one of them; the other writes down what it saw of that.
+def train(
+    folder: Path,
+    rank: int,
+    how: str,
+    where: str = "batch_end",
+    others: str = "work",
+    batches: int = 4,
+    way: Way = "board",
+) -> None:
+    """Train with several ranks and lose one of them; the others write down what they saw of that.
 
     Args:
         folder: where to write.
@@ -84,7 +93,8 @@ def train(folder: Path, rank: int, how: str, where: str = "batch_end", others: s
         how: as `Lose`.
         where: as `Lose`.
         others: as `Lose`.
-        batches: of both together; after four the ranks wait for all votes, as the epoch ends.
+        batches: of all together; after two of each rank they wait for all votes, as the epoch ends.
+        way: how messages travel.
     """
     engine = DDPEngine(timeout=60.0 if how == "die" else 3.0)
     handler = logging.FileHandler(folder / f"{engine.rank}.log")
@@ -95,7 +105,7 @@ def train(folder: Path, rank: int, how: str, where: str = "batch_end", others: s
         Task(model), data, optimizer=torch.optim.SGD(model.parameters(), 0.1), epochs=1
     )
     try:
-        with run:
+        with travelling(way), run:
             for _ in run.epochs():
                 for batch in run.batches():
                     run.step(run.forward(run, batch))

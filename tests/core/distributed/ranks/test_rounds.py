@@ -13,31 +13,28 @@ import pytest
 import torch
 from heliograph import DDPEngine
 from heliograph.core.distributed.ranks import board as boards
-from heliograph.core.distributed.ranks import group as groups
 from heliograph.core.distributed.ranks.board import HEAD, SLOTS, TOKEN, Board
 from heliograph.core.distributed.ranks.exchange import KIND
 from heliograph.core.distributed.ranks.failure import is_broken_collective
 from heliograph.core.distributed.ranks.gloo_rounds import GlooRounds
 from heliograph.core.distributed.ranks.group import Group
 from heliograph.core.distributed.ranks.membership import membership
-from heliograph.tests.ranks_pool import Pool
+from heliograph.tests.ranks_pool import Pool, Way, travelling
 from torch.distributed import DistError
 
 WAYS = ("board", "gloo")
 
 
 @contextmanager
-def joined(way: str, timeout: float = 60.0) -> Iterator[Group]:
-    with pytest.MonkeyPatch.context() as patch:
-        if way == "gloo":
-            patch.setattr(groups, "open_board", lambda *args: None)
+def joined(way: Way, timeout: float = 60.0) -> Iterator[Group]:
+    with travelling(way):
         group = Group(membership(), "gloo", torch.device("cpu"), timeout)
     assert isinstance(group.rounds, Board if way == "board" else GlooRounds)
     yield group
     group.leave()
 
 
-def votes_with_others_between(way: str) -> None:
+def votes_with_others_between(way: Way) -> None:
     with joined(way) as group:
         rank, others = group.rank, group.world_size
         for turn in range(3 * SLOTS):
@@ -57,12 +54,12 @@ def votes_with_others_between(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_votes_arrive_in_their_order_whatever_is_exchanged_before_they_are_read(ranks: Pool, way: str) -> None:
+def test_votes_arrive_in_their_order_whatever_is_exchanged_before_they_are_read(ranks: Pool, way: Way) -> None:
     ranks(2).run(votes_with_others_between, way)
     ranks(3).run(votes_with_others_between, way)
 
 
-def is_ahead(way: str) -> list[bool]:
+def is_ahead(way: Way) -> list[bool]:
     """Cast a vote on rank 0, which rank 1 has not cast yet, then on both."""
     with joined(way) as group:
         missing = []
@@ -78,11 +75,11 @@ def is_ahead(way: str) -> list[bool]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nobody_waits_who_only_casts_a_vote(ranks: Pool, way: str) -> None:
+def test_nobody_waits_who_only_casts_a_vote(ranks: Pool, way: Way) -> None:
     assert ranks(2).run(is_ahead, way) == [[True], []]
 
 
-def is_elsewhere(way: str, other: str) -> tuple[str, str]:
+def is_elsewhere(way: Way, other: str) -> tuple[str, str]:
     """Vote on rank 0 while rank 1 calls another collective; return what rank 1, then rank 0 learns."""
     with joined(way) as group:
         if group.rank == 0:
@@ -97,12 +94,12 @@ def is_elsewhere(way: str, other: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("other", ["barrier", "gather_objects"])
 @pytest.mark.parametrize("way", WAYS)
-def test_who_calls_another_collective_than_a_vote_is_named_to_all(ranks: Pool, way: str, other: str) -> None:
+def test_who_calls_another_collective_than_a_vote_is_named_to_all(ranks: Pool, way: Way, other: str) -> None:
     text = f"The ranks are in different collectives: rank 0 in vote; rank 1 in {other}"
     assert ranks(2).run(is_elsewhere, way, other) == [(text, "")] * 2
 
 
-def leaves_before_it_votes(way: str) -> bool:
+def leaves_before_it_votes(way: Way) -> bool:
     with joined(way) as group:
         if group.rank == 1:
             return True
@@ -114,11 +111,11 @@ def leaves_before_it_votes(way: str) -> bool:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_vote_with_a_rank_that_has_left_is_broken(ranks: Pool, way: str) -> None:
+def test_a_vote_with_a_rank_that_has_left_is_broken(ranks: Pool, way: Way) -> None:
     assert ranks(2).run(leaves_before_it_votes, way) == [True, True]
 
 
-def votes_and_leaves(way: str) -> list[bytes]:
+def votes_and_leaves(way: Way) -> list[bytes]:
     with joined(way) as group:
         group.cast_vote(bytes([group.rank]))
         return [each[KIND.size :] for each in group.read_vote()]
@@ -129,7 +126,7 @@ def test_who_has_voted_may_leave(ranks: Pool) -> None:
     assert ranks(2).run(votes_and_leaves, "board") == [[b"\0", b"\1"]] * 2
 
 
-def waits_for_nobody(way: str) -> str:
+def waits_for_nobody(way: Way) -> str:
     with joined(way, timeout=3.0) as group:
         if isinstance(group.rounds, Board):
             group.rounds._timeout = 0.2  # after the group has met, which may take longer
@@ -146,7 +143,7 @@ def waits_for_nobody(way: str) -> str:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_wait_ends_in_time(ranks: Pool, way: str) -> None:
+def test_a_wait_ends_in_time(ranks: Pool, way: Way) -> None:
     assert "Timed out" in ranks(2).run(waits_for_nobody, way)[0]  # as `Watch.explain` knows it
 
 
@@ -232,6 +229,34 @@ def test_there_is_no_board_where_one_rank_cannot_see_it(ranks: Pool, tmp_path: P
     assert ranks(2).run(cannot, what, tmp_path) == [[], []]
 
 
+def breaks_where_the_board_is_made(rank: int, folder: Path) -> tuple[str, str, list[str]]:
+    """Let the broadcast of the file's name fail on one rank."""
+
+    def fail(group: Group, value: object, source: int = 0) -> object:
+        if group.rank == rank:
+            raise OSError("no memory for that")
+        return broadcast(group, value, source)
+
+    broadcast = Group.broadcast
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((OSError, RuntimeError)) as caught:
+        patch.setattr(boards, "MEMORY", folder)
+        patch.setattr(Group, "broadcast", fail)
+        with joined("board"):
+            pass
+    return type(caught.value).__name__, str(caught.value), [each.name for each in folder.iterdir()]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_where_one_rank_fails_while_the_board_is_made_the_others_fail_too(
+    ranks: Pool, tmp_path: Path, rank: int
+) -> None:
+    outcomes = ranks(4).run(breaks_where_the_board_is_made, rank, tmp_path)
+    assert outcomes.pop(rank) == ("OSError", "no memory for that", [])
+    for kind, text, left in outcomes:
+        assert (kind, left) == ("RuntimeError", [])
+        assert text.startswith("Another rank left while all 4 met; rank ")
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[Board, Board]]:
     """Return the boards of two ranks, here in one process."""
@@ -294,7 +319,7 @@ def test_a_wait_that_is_not_over_at_once_sleeps(pair: tuple[Board, Board], monke
     assert slept[-1] == boards.LONGEST_SLEEP
 
 
-def dies(way: str) -> int:
+def dies(way: Way) -> int:
     """Fork a child within the group, as a loader's worker is, and let it end."""
     with joined(way) as group:
         child = os.fork()

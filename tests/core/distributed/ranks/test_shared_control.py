@@ -12,6 +12,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.tests.kit import random_batches
+from heliograph.tests.ranks_pool import Way, travelling
 from torch import nn
 
 STEPS = 6
@@ -300,6 +301,44 @@ def test_a_return_that_one_rank_asks_for_is_made_by_all(ranks: Any, rank: int) -
     first, second = ranks(2).run(roll_back_on_one_rank, rank)
     assert first == second
     assert first[:2] == ([(2, 2)], STEPS)
+
+
+def roll_back_one_step_apart(way: Way, first: int) -> Any:
+    """Return on one rank to what was saved after step 1, and a step later, on the other, to what was after step 2."""
+
+    class Returning(h.Plugin):
+        def __init__(self) -> None:
+            self.saved: list[Any] = []
+            self.asked = False
+
+        @h.on(h.BatchEnd)
+        def look(self, run: h.Run, event: h.BatchEnd) -> None:
+            is_first = run.engine.rank == first
+            if run.progress.steps == (4 if is_first else 5) and not self.asked:
+                self.asked = True
+                run.roll_back(self.saved[0 if is_first else 1])
+
+        @h.on(h.SavePoint)
+        def keep(self, run: h.Run, event: h.SavePoint) -> None:
+            self.saved.append(run.engine.broadcast(run.state_dict()))
+
+    seen: list[tuple[int, int]] = []
+    trainer = trainer_of(Returning(), h.RNGCapture(), h.SaveSchedule(h.At(steps=[1, 2])))
+    trainer.bus.on(h.CheckpointLoaded, lambda run, event: seen.append((run.progress.steps, run.progress.batch)))
+    task = made_task()
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
+    with travelling(way):
+        result = trainer.fit(task, random_batches(2 * STEPS), optimizer=optimizer, epochs=1)
+    return seen, result.progress.steps, task.model.state_dict()["weight"].tolist()
+
+
+@pytest.mark.parametrize("way", ["board", "gloo"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_returns_that_are_agreed_on_together_the_lowest_ranks_is_made(ranks: Any, first: int, way: Way) -> None:
+    mine, other = ranks(2).run(roll_back_one_step_apart, way, first)
+    assert mine == other
+    saved = 1 if first == 0 else 2
+    assert mine[:2] == ([(saved, saved)], STEPS)
 
 
 def where_plugins_run(scope: str, collective: bool) -> Any:
