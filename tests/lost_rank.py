@@ -46,8 +46,8 @@ class Lose(Plugin):
     Args:
         rank: which.
         how: `die`, `hang` or `stop`.
-        where: `batch_end`, or `batch_start`: of the next step, when this rank has voted and read no votes.
-        others: `ask` if the others ask for something then, and so wait for the votes.
+        where: `batch_end`, or `batch_start`: of the next step, when this rank has posted its summary and read none.
+        others: `ask` if the others ask for something then, and so wait for the summaries.
     """
 
     asks = ("log",)
@@ -69,7 +69,7 @@ class Lose(Plugin):
             if run.engine.rank == self.rank:
                 self.act()
             elif self.others == "ask":
-                run.control.request_log("to wait for the votes")
+                run.control.request_log("to wait for the summaries")
 
     @on(RunFailed, RunClosed)
     def end(self, run: Run, event: RunFailed | RunClosed) -> None:
@@ -93,7 +93,7 @@ def train(
         how: as `Lose`.
         where: as `Lose`.
         others: as `Lose`.
-        batches: of all together; after two of each rank they wait for all votes, as the epoch ends.
+        batches: of all together; after two of each rank they wait for all summaries, as the epoch ends.
         way: how messages travel.
     """
     engine = DDPEngine(timeout=60.0 if how == "die" else 3.0)

@@ -34,7 +34,7 @@ from .membership import Membership
 class Group(Exchange):
     """The group of one run, joined when it is made. Every rank must make it, and call its collectives in one order.
 
-    Tensors on the device travel by `backend`. Votes, objects and tensors on the CPU have a gloo group of their own:
+    Tensors on the device travel by `backend`. Numbers, objects and tensors on the CPU have a gloo group of their own:
     they never wait for the device, and never get between gradients.
 
     Where the default process group of `torch.distributed` was initialised by somebody else, the groups are made next to

@@ -254,7 +254,7 @@ def stop_with_a_veto(asker: int, vetoer: int, until: int) -> tuple[str, int, int
         @h.on(h.ShouldStop)
         def judge(self, run: h.Run, event: h.ShouldStop) -> None:
             self.judged += 1
-            run.engine.reduce(1.0)  # a handler may exchange, whoever waits for a vote
+            run.engine.reduce(1.0)  # a handler may exchange, whoever waits at the boundary
             if run.engine.rank == vetoer and run.progress.steps < until:
                 run.control.veto_stop("too early")
 
@@ -340,7 +340,7 @@ def test_an_exchange_in_the_last_word_that_only_one_rank_has_asked_for_is_an_err
     outcomes = ranks(2).run(exchange_on_one_rank, way, "after its own request")
     assert sorted(kind for kind, _ in outcomes) == ["RankFailed", "RuntimeError"]  # whoever notices it first
     for _, text in outcomes:
-        assert "The ranks are in different collectives: rank 0 in reduce; rank 1 in vote." in text
+        assert "The ranks are in different collectives: rank 0 in reduce; rank 1 in the boundary." in text
 
 
 def interrupt(way: Way, rank: int, times: int) -> tuple[str, int]:

@@ -14,7 +14,6 @@ import torch
 from heliograph import DDPEngine
 from heliograph.core.distributed.ranks import board as boards
 from heliograph.core.distributed.ranks.board import HEAD, SLOTS, TOKEN, Board
-from heliograph.core.distributed.ranks.exchange import KIND
 from heliograph.core.distributed.ranks.failure import is_broken_collective
 from heliograph.core.distributed.ranks.gloo_rounds import GlooRounds
 from heliograph.core.distributed.ranks.group import Group
@@ -34,58 +33,57 @@ def joined(way: Way, timeout: float = 60.0) -> Iterator[Group]:
     group.leave()
 
 
-def votes_with_others_between(way: Way) -> None:
+def posts_with_others_between(way: Way) -> None:
     with joined(way) as group:
         rank, others = group.rank, group.world_size
         for turn in range(3 * SLOTS):
-            group.cast_vote(bytes([turn, rank]))
+            group.post_summary(bytes([turn, rank]))
             if turn % 2:
-                group.cast_vote(bytes([turn + 100, rank]))
+                group.post_summary(bytes([turn + 100, rank]))
             if turn % 3 == 0:
                 for each in range(10):  # many more than a board has slots
                     assert group.reduce(each + rank, "max") == each + others - 1
             if turn % 5 == 0:
                 assert group.gather_objects("x" * 10_000 * rank) == ["x" * 10_000 * each for each in range(others)]
-            assert [each[KIND.size :] for each in group.read_vote()] == [bytes([turn, each]) for each in range(others)]
-            if turn % 2:
-                read = [each[KIND.size :] for each in group.read_vote()]
-                assert read == [bytes([turn + 100, each]) for each in range(others)]
+            numbers = (turn, turn + 100) if turn % 2 else (turn,)
+            assert group.read_summaries() == [[bytes([each, rank]) for rank in range(others)] for each in numbers]
+            assert group.read_summaries() == []
         assert group.vote([rank, -rank]) == [others - 1, 0]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_votes_arrive_in_their_order_whatever_is_exchanged_before_they_are_read(ranks: Pool, way: Way) -> None:
-    ranks(2).run(votes_with_others_between, way)
-    ranks(3).run(votes_with_others_between, way)
+def test_summaries_arrive_in_their_order_whatever_is_exchanged_before_they_are_read(ranks: Pool, way: Way) -> None:
+    ranks(2).run(posts_with_others_between, way)
+    ranks(3).run(posts_with_others_between, way)
 
 
 def is_ahead(way: Way) -> list[bool]:
-    """Cast a vote on rank 0, which rank 1 has not cast yet, then on both."""
+    """Post a summary on rank 0, which rank 1 has not posted yet, then on both."""
     with joined(way) as group:
         missing = []
         if group.rank == 0:
-            group.cast_vote(b"0")
+            group.post_summary(b"0")
             missing.append(group.rounds.ready() is None)
-            group.store.set("cast", "")
+            group.store.set("posted", "")
         else:
-            group.store.wait(["cast"])
-            group.cast_vote(b"1")
-        assert [each[KIND.size :] for each in group.read_vote()] == [b"0", b"1"]
+            group.store.wait(["posted"])
+            group.post_summary(b"1")
+        assert group.read_summaries() == [[b"0", b"1"]]
         return missing
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nobody_waits_who_only_casts_a_vote(ranks: Pool, way: Way) -> None:
+def test_nobody_waits_who_only_posts_a_summary(ranks: Pool, way: Way) -> None:
     assert ranks(2).run(is_ahead, way) == [[True], []]
 
 
 def is_elsewhere(way: Way, other: str) -> tuple[str, str]:
-    """Vote on rank 0 while rank 1 calls another collective; return what rank 1, then rank 0 learns."""
+    """Read summaries on rank 0 while rank 1 calls another collective; return what rank 1, then rank 0 learns."""
     with joined(way) as group:
         if group.rank == 0:
-            group.cast_vote(b"")
+            group.post_summary(b"")
             with pytest.raises(RuntimeError) as caught:
-                group.read_vote()
+                group.read_summaries()
         else:
             with pytest.raises(RuntimeError) as caught:
                 group.barrier() if other == "barrier" else group.gather_objects("x" * 10_000)
@@ -94,36 +92,36 @@ def is_elsewhere(way: Way, other: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("other", ["barrier", "gather_objects"])
 @pytest.mark.parametrize("way", WAYS)
-def test_who_calls_another_collective_than_a_vote_is_named_to_all(ranks: Pool, way: Way, other: str) -> None:
-    text = f"The ranks are in different collectives: rank 0 in vote; rank 1 in {other}"
+def test_who_calls_another_collective_than_a_boundary_is_named_to_all(ranks: Pool, way: Way, other: str) -> None:
+    text = f"The ranks are in different collectives: rank 0 in the boundary; rank 1 in {other}"
     assert ranks(2).run(is_elsewhere, way, other) == [(text, "")] * 2
 
 
-def leaves_before_it_votes(way: Way) -> bool:
+def leaves_before_it_posts(way: Way) -> bool:
     with joined(way) as group:
         if group.rank == 1:
             return True
-        group.cast_vote(b"")
+        group.post_summary(b"")
         with pytest.raises(RuntimeError) as caught:
-            group.read_vote()
+            group.read_summaries()
         assert group.waiting_in is None
         return is_broken_collective(caught.value)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_vote_with_a_rank_that_has_left_is_broken(ranks: Pool, way: Way) -> None:
-    assert ranks(2).run(leaves_before_it_votes, way) == [True, True]
+def test_summaries_of_a_rank_that_has_left_are_waited_for_in_vain(ranks: Pool, way: Way) -> None:
+    assert ranks(2).run(leaves_before_it_posts, way) == [True, True]
 
 
-def votes_and_leaves(way: Way) -> list[bytes]:
+def posts_and_leaves(way: Way) -> list[list[bytes]]:
     with joined(way) as group:
-        group.cast_vote(bytes([group.rank]))
-        return [each[KIND.size :] for each in group.read_vote()]
+        group.post_summary(bytes([group.rank]))
+        return group.read_summaries()
 
 
-def test_who_has_voted_may_leave(ranks: Pool) -> None:
-    """On the board a vote stays; gloo's is with the others only when they have all received it."""
-    assert ranks(2).run(votes_and_leaves, "board") == [[b"\0", b"\1"]] * 2
+def test_who_has_posted_may_leave(ranks: Pool) -> None:
+    """On the board a summary stays; gloo's is with the others only when they have all received it."""
+    assert ranks(2).run(posts_and_leaves, "board") == [[[b"\0", b"\1"]]] * 2
 
 
 def waits_for_nobody(way: Way) -> str:
@@ -131,9 +129,9 @@ def waits_for_nobody(way: Way) -> str:
         if isinstance(group.rounds, Board):
             group.rounds._timeout = 0.2  # after the group has met, which may take longer
         if group.rank == 0:
-            group.cast_vote(b"")
+            group.post_summary(b"")
             with pytest.raises(RuntimeError) as caught:
-                group.read_vote()
+                group.read_summaries()
             assert is_broken_collective(caught.value)
             group.store.set("done", "")
             return str(caught.value)

@@ -207,7 +207,7 @@ def clocks(*plugins: h.Plugin) -> Any:
 
 
 def test_all_ranks_go_by_the_main_ranks_clock(ranks: Any) -> None:
-    """At the beginning of an epoch by that of now, and after a step by that of the vote before: one more boundary."""
+    """At the beginning of an epoch by that of now, and after a step by that of the boundary before."""
     first, second = ranks(2).run(clocks)
     assert first == second
     assert len(set(first[0])) == 2 * (STEPS - 1)
@@ -215,7 +215,7 @@ def test_all_ranks_go_by_the_main_ranks_clock(ranks: Any) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_all_ranks_go_by_one_clock_where_only_one_of_them_waited_for_the_votes(ranks: Any, rank: int) -> None:
+def test_all_ranks_go_by_one_clock_where_only_one_of_them_waited_for_the_summaries(ranks: Any, rank: int) -> None:
     first, second = ranks(2).run(clocks, Asker("BatchEnd", "request_log", rank))
     assert first == second
     assert first[0] == sorted(first[0])
@@ -432,7 +432,7 @@ def observe_and_exchange() -> Any:
 
 
 def test_ranks_that_are_in_different_collectives_are_reported_with_them(ranks: Any) -> None:
-    with pytest.raises(RuntimeError, match="rank 0 in reduce; rank 1 in vote"):
+    with pytest.raises(RuntimeError, match="rank 0 in reduce; rank 1 in the boundary"):
         ranks(2).run(observe_and_exchange)
 
 
