@@ -317,6 +317,28 @@ def test_a_wait_that_is_not_over_at_once_sleeps(pair: tuple[Board, Board], monke
     assert slept[-1] == boards.LONGEST_SLEEP
 
 
+def test_time_for_which_a_process_is_stopped_is_not_waited(
+    pair: tuple[Board, Board], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all ranks were stopped and continued, one that still computes posts only after a while."""
+    one, other = pair
+    moments = [0.0]
+
+    def sleep(seconds: float) -> None:
+        moments.append(moments[-1] + (1_000.0 if len(moments) == 3 else seconds))
+        if len(moments) == 8:
+            other.post(b"")
+
+    monkeypatch.setattr(boards, "sleep", sleep)
+    monkeypatch.setattr(boards, "SPIN", 0.0)
+    monkeypatch.setattr(boards, "monotonic", lambda: moments[-1])
+    monkeypatch.setattr(one, "_gone", list)  # a process has no locks against itself
+    one._timeout = 1.0
+    one.post(b"")
+    assert one.collect() == [b"", b""]
+    assert moments[-1] > 1_000.0
+
+
 def dies(way: Way) -> int:
     """Fork a child within the group, as a loader's worker is, and let it end."""
     with joined(way) as group:
