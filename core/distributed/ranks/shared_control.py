@@ -145,12 +145,14 @@ class SharedControl(Control):
         self._due = {}
 
     def _take_back(self) -> None:
-        """Ask again for what was set aside."""
+        """Ask again for what was set aside, in the name of who asked first; of states to go back to, the latest."""
         aside, self._aside = self._aside, {}
-        self.stop_request = self.stop_request or aside.pop("stop", None)
-        self._end_request = self._end_request or aside.pop("end_epoch", None)
-        self._back_request = self._back_request or aside.pop("roll_back", None)
-        self._due = {**aside, **self._due}
+        back = self._back_request or aside.get("roll_back")
+        for verb, request in self.open_requests().items():
+            aside.setdefault(verb, request).required |= request.required
+        self.stop_request, self._end_request = aside.pop("stop", None), aside.pop("end_epoch", None)
+        aside.pop("roll_back", None)
+        self._back_request, self._due = back, aside
 
     def decide(self, *, served: bool = False, in_epoch: bool = True) -> None:
         """Post once more, where the boundary may have brought up something new; then decide on what is agreed on."""
@@ -205,6 +207,8 @@ class SharedControl(Control):
 
     def withdraw(self, verb: Pending, reason: str, *, by: str | None = None) -> bool:
         """Take back what any rank has requested, when they agree, unless this rank requests it again before that."""
+        if verb in self._aside and not self._aside[verb].required:
+            del self._aside[verb]
         if not super().withdraw(verb, reason, by=by):
             self.record(cast("Verb", f"withdraw_{verb}"), reason, by)
         self._withdrawn[verb] = next(each for each in reversed(self.history) if each.verb == f"withdraw_{verb}")

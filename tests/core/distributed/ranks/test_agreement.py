@@ -235,6 +235,61 @@ def test_mixed_requests(ranks: Pool, asked: Asked, happened: Happened) -> None:
     assert [each[:3] for each in outcomes] == [("completed", STEPS, [*happened, (STEPS, "epoch_end")])] * 2
 
 
+def withdraw_in_the_last_word(asker: int, withdrawer: int, when: int, required: bool) -> tuple[Happened, list[str]]:
+    """Ask for a save after the third step on a rank; take it back on a rank in the last word after a step."""
+
+    class Plugin(h.Plugin):
+        @h.on(h.BatchEnd)
+        def ask(self, run: h.Run, event: h.BatchEnd) -> None:
+            if run.progress.steps == 3 and run.engine.rank == asker:
+                run.control.request_save("asked", required=required)
+
+        @h.on(h.ShouldStop)
+        def take_back(self, run: h.Run, event: h.ShouldStop) -> None:
+            if run.progress.steps == when and run.engine.rank == withdrawer:
+                run.control.withdraw("save", "taken back")
+
+    script = Script({})
+    result, _ = train([script, Plugin()])
+    return script.happened, [each.verb for each in result.history if each.by == "plugin"]
+
+
+@pytest.mark.parametrize("asker", [0, 1])
+@pytest.mark.parametrize("withdrawer", [0, 1])
+def test_what_is_open_is_taken_back_in_the_last_word(ranks: Pool, asker: int, withdrawer: int) -> None:
+    outcomes = ranks(2).run(withdraw_in_the_last_word, asker, withdrawer, 3, False)
+    assert [each[0] for each in outcomes] == [[(STEPS, "epoch_end")]] * 2
+    assert "withdraw_save" in outcomes[0][1]
+    assert "withdraw_save" in outcomes[1][1]
+    outcomes = ranks(2).run(withdraw_in_the_last_word, asker, withdrawer, 3, True)
+    assert [each[0] for each in outcomes] == [[(4, "save"), (STEPS, "epoch_end")]] * 2
+    outcomes = ranks(2).run(withdraw_in_the_last_word, asker, withdrawer, 4, False)  # served by then
+    assert [each[0] for each in outcomes] == [[(4, "save"), (STEPS, "epoch_end")]] * 2
+
+
+def stop_twice(rank: int) -> tuple[str, str | None, int]:
+    """Stop on a rank as Preemption does, and again in the last word; try to take that back a step later."""
+
+    class First(h.Plugin):
+        @h.on(h.BatchEnd)
+        def ask(self, run: h.Run, event: h.BatchEnd) -> None:
+            if run.progress.steps == 3 and run.engine.rank == rank:
+                run.control.stop("the machine is taken away", required=True)
+
+        @h.on(h.ShouldStop)
+        def take_back(self, run: h.Run, event: h.ShouldStop) -> None:
+            if run.progress.steps == 4:
+                run.control.withdraw("stop", "too early")
+
+    result, _ = train([First(), Script({3: {rank: ("stop",)}}, h.ShouldStop)])
+    return result.status, result.stopped_by, result.progress.steps
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stop_that_is_asked_for_again_while_it_is_open_is_that_of_the_first(ranks: Pool, rank: int) -> None:
+    assert ranks(2).run(stop_twice, rank) == [("stopped", "first", 4)] * 2
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("askers", "stops_at"), [((0, 1), 3), ((0,), 4), ((1,), 4)])
 def test_a_stop_in_the_last_word_is_agreed_on_in_the_same_way(
