@@ -24,6 +24,8 @@ from heliograph import (
     TrainStart,
     on,
 )
+from heliograph.core.distributed.ranks.board import Board
+from heliograph.core.distributed.ranks.gloo_rounds import GlooRounds
 from heliograph.tests.ranks_pool import Way, travelling
 from torch import Tensor, nn
 
@@ -101,11 +103,14 @@ def train(
     logging.getLogger("heliograph").addHandler(handler)
     model, lose = nn.Linear(2, 1), Lose(rank, how, where, others)
     data = [torch.ones(2, 2) for _ in range(batches)]
-    run = Trainer([lose], engine=engine).run(
-        Task(model), data, optimizer=torch.optim.SGD(model.parameters(), 0.1), epochs=1
-    )
+    with travelling(way):
+        run = Trainer([lose], engine=engine).run(
+            Task(model), data, optimizer=torch.optim.SGD(model.parameters(), 0.1), epochs=1
+        )
+    assert engine.group is not None
+    assert isinstance(engine.group.rounds, Board if way == "board" else GlooRounds)
     try:
-        with travelling(way), run:
+        with run:
             for _ in run.epochs():
                 for batch in run.batches():
                     run.step(run.forward(run, batch))

@@ -14,11 +14,17 @@ from zlib import crc32
 from ....events import Control, Event, Request, Run, ShouldStop
 from ....events.bus import Receiver
 from ....events.control import Pending, Verb
+from ....events.errors import error_text
 from ...system.signals import SignalHook
 from .ballots import Ballot, Place, check_places, merge_requests, merge_withdrawals
 
 SUMMARY = Struct("<2d4dd")  # whether a rank asks for something; whether it judges; its place; its clock
 COMPARED = SUMMARY.size - 8  # all but the clock
+TIMED_OUT = "Timed out"  # what gloo, and the board, say of a rank that lives and did not come
+LEFT = (
+    "The loop over the batches was left on some ranks only: the others wait for the gradients of this one. Leave it on "
+    "all ranks after the same batch; or call control.end_epoch(reason), which is for all ranks."
+)
 
 
 class SharedRun(Run, Protocol):
@@ -124,16 +130,18 @@ class SharedControl(Control):
             KeyboardInterrupt: one of the ranks was interrupted; on all of them, in the same place.
             RuntimeError: the ranks are at different steps; the user's own loop was left on some ranks only.
         """
-        self._is_open, run = False, self._run
-        if self._close_summaries():
-            self._exchange()
-        else:
-            self._post(settles=not in_epoch or run.is_last_batch or run.is_complete)
+        self._is_open, run, end = False, self._run, self._end_request
+        try:
+            if self._close_summaries():
+                self._exchange()
+            else:
+                self._post(settles=not in_epoch or run.is_last_batch or run.is_complete)
+        except RuntimeError as error:
+            if self.leaving and end is not None and end.by == "the caller" and TIMED_OUT in error_text(error):
+                raise RuntimeError(f"{LEFT} ({error_text(error)})") from error
+            raise
         if self._is_open and self.leaving:
-            raise RuntimeError(
-                "The loop over the batches was left on some ranks only: the others wait for the gradients of this one. "
-                "Leave it on all ranks after the same batch; or call control.end_epoch(reason), which is for all ranks."
-            )
+            raise RuntimeError(LEFT)
         if self._is_open:
             self._set_aside()
         return self.pending and not self._is_open
