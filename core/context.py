@@ -259,7 +259,7 @@ class RunContext(PayloadVerbs, ABC):
 
     @property
     def ranks_meet(self) -> bool:
-        """Whether the ranks vote when this batch is done."""
+        """Whether the ranks meet when this batch is done."""
         return self.control.is_shared and self.control.is_due(window=self.window, judged=False)
 
     # Metrics.

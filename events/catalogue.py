@@ -153,7 +153,7 @@ class CheckpointPruned(Event):
 
 
 class ShouldStop(Event):
-    """The last word at a boundary: plugins vote with `control.stop` or `control.veto_stop`, then the loop decides."""
+    """The last word at a boundary: plugins ask for a stop or veto one, with `control`, then the loop decides."""
 
 
 class EpochEnd(Event):

@@ -195,8 +195,8 @@ class Control:
     def withdraw(self, verb: Pending, reason: str, *, by: str | None = None) -> bool:
         """Take back what was requested for the next boundary, by whomever, and was not served yet.
 
-        Who asks again afterwards is served. On several ranks it is a vote like a request, and takes back what any rank
-        has asked for until then.
+        Who asks again afterwards is served. On several ranks they agree on it as on a request, and it takes back what
+        any rank has asked for until then.
 
         Args:
             verb: `stop`, `end_epoch`, `log`, `validation` or `save`.
@@ -204,7 +204,7 @@ class Control:
             by: who takes it back; by default the plugin whose handler calls.
 
         Returns:
-            Whether there was something to take back, and it was not required; on several ranks True: they vote on it.
+            Whether there was something to take back, and it was not required; on several ranks True: they agree on it.
         """
         if verb not in get_args(Pending):
             raise ValueError(f"control.withdraw takes one of {', '.join(get_args(Pending))}; got {verb!r}.")

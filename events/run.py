@@ -250,7 +250,7 @@ class Run(Protocol):
 
     @property
     def ranks_meet(self) -> bool:
-        """Whether the ranks vote when this batch is done: the same on all of them; never in a single process."""
+        """Whether the ranks meet when this batch is done: the same on all of them; never in a single process."""
 
     @property
     def tracks(self) -> bool:

@@ -24,6 +24,9 @@ from heliograph import (
     TrainStart,
     on,
 )
+from heliograph.core.distributed.ranks.board import Board
+from heliograph.core.distributed.ranks.gloo_rounds import GlooRounds
+from heliograph.tests.ranks_pool import Way, travelling
 from torch import Tensor, nn
 
 
@@ -45,8 +48,8 @@ class Lose(Plugin):
     Args:
         rank: which.
         how: `die`, `hang` or `stop`.
-        where: `batch_end`, or `batch_start`: of the next step, when this rank has voted and read no votes.
-        others: `ask` if the others ask for something then, and so wait for the votes.
+        where: `batch_end`, or `batch_start`: of the next step, when this rank has posted its summary and read none.
+        others: `ask` if the others ask for something then, and so wait for the summaries.
     """
 
     asks = ("log",)
@@ -68,15 +71,23 @@ class Lose(Plugin):
             if run.engine.rank == self.rank:
                 self.act()
             elif self.others == "ask":
-                run.control.request_log("to wait for the votes")
+                run.control.request_log("to wait for the summaries")
 
     @on(RunFailed, RunClosed)
     def end(self, run: Run, event: RunFailed | RunClosed) -> None:
         self.ended.append(event.name)
 
 
-def train(folder: Path, rank: int, how: str, where: str = "batch_end", others: str = "work", batches: int = 4) -> None:
-    """Train with two ranks and lose one of them; the other writes down what it saw of that.
+def train(
+    folder: Path,
+    rank: int,
+    how: str,
+    where: str = "batch_end",
+    others: str = "work",
+    batches: int = 4,
+    way: Way = "board",
+) -> None:
+    """Train with several ranks and lose one of them; the others write down what they saw of that.
 
     Args:
         folder: where to write.
@@ -84,16 +95,20 @@ def train(folder: Path, rank: int, how: str, where: str = "batch_end", others: s
         how: as `Lose`.
         where: as `Lose`.
         others: as `Lose`.
-        batches: of both together; after four the ranks wait for all votes, as the epoch ends.
+        batches: of all together; after two of each rank they wait for all summaries, as the epoch ends.
+        way: how messages travel.
     """
     engine = DDPEngine(timeout=60.0 if how == "die" else 3.0)
     handler = logging.FileHandler(folder / f"{engine.rank}.log")
     logging.getLogger("heliograph").addHandler(handler)
     model, lose = nn.Linear(2, 1), Lose(rank, how, where, others)
     data = [torch.ones(2, 2) for _ in range(batches)]
-    run = Trainer([lose], engine=engine).run(
-        Task(model), data, optimizer=torch.optim.SGD(model.parameters(), 0.1), epochs=1
-    )
+    with travelling(way):
+        run = Trainer([lose], engine=engine).run(
+            Task(model), data, optimizer=torch.optim.SGD(model.parameters(), 0.1), epochs=1
+        )
+    assert engine.group is not None
+    assert isinstance(engine.group.rounds, Board if way == "board" else GlooRounds)
     try:
         with run:
             for _ in run.epochs():

@@ -18,7 +18,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -26,11 +26,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
+from unittest.mock import patch
 
 TESTS = Path(__file__).parent
 GRACE = 20.0  # seconds that a call has left when one of its ranks has failed
 SINGLE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+Way = Literal["board", "gloo"]  # of the messages between ranks
+
+
+@contextmanager
+def travelling(way: Way) -> Iterator[None]:
+    """Let messages travel by gloo within, as between machines; or as they do on one."""
+    with (
+        patch("heliograph.core.distributed.ranks.group.open_board", return_value=None)
+        if way == "gloo"
+        else nullcontext()
+    ):
+        yield
 
 
 class LostRankError(RuntimeError):

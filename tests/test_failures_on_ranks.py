@@ -234,7 +234,7 @@ def test_errors_of_both_ranks_are_each_their_own(ranks: Pool) -> None:
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("where", ["training_step", "save_point"])
 def test_four_ranks_name_the_one_that_failed(ranks: Pool, where: str, rank: int) -> None:
-    """Whether the others wait for gradients or in a vote: the one that failed is not everybody's neighbour."""
+    """Whether the others wait for gradients or at a boundary: the one that failed is not everybody's neighbour."""
     seen = ranks(4).run(train, where, fail, rank=rank)
     assert isinstance(seen.pop(rank).error, OwnError)
     assert [str(each.error) for each in seen] == [

@@ -97,9 +97,10 @@ class Board:
         Raises:
             DistError: a rank has left or died, or did not come in time.
         """
-        began, pause, looked = monotonic(), FIRST_SLEEP, 0.0
+        now, waited, looked, pause = monotonic(), 0.0, 0.0, FIRST_SLEEP
         while (found := self.ready()) is None:
-            waited = monotonic() - began
+            before, now = now, monotonic()
+            waited += min(now - before, LOOK)  # while this process was stopped (SIGSTOP), it has not waited
             if waited < SPIN:  # without a yield: where others wait for the core, it comes back late
                 continue
             sleep(pause)

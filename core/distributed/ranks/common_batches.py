@@ -34,13 +34,13 @@ def read_together(
     """
     data.together = None
     if rest is None and mark_last is not None:
-        return _vote(with_last(batches), data, engine, size_of, mark_last)
+        return _read_by_turns(with_last(batches), data, engine, size_of, mark_last)
     if rest is None:
-        return _vote(((batch, False) for batch in batches), data, engine, size_of, None)
+        return _read_by_turns(((batch, False) for batch in batches), data, engine, size_of, None)
     left = islice(batches, max(0, rest))
     if data.source is not None and data.source.even and _goes_by_shape(size_of):
         return left  # the ranks have equally many, and equally long ones
-    return _vote(((batch, False) for batch in left), data, engine, size_of, None)
+    return _read_by_turns(((batch, False) for batch in left), data, engine, size_of, None)
 
 
 def _goes_by_shape(size_of: Callable[[Any], int]) -> bool:
@@ -52,24 +52,24 @@ def _goes_by_shape(size_of: Callable[[Any], int]) -> bool:
     return isinstance(size_of, StreamSizes)
 
 
-def _vote(
+def _read_by_turns(
     batches: Iterator[tuple[Any, bool]],
     data: TrainingData,
     engine: Any,
     size_of: Callable[[Any], int],
     mark_last: Callable[[bool], None] | None,
 ) -> Iterator[Any]:
-    """Yield batches until a rank has none, or had its last; each vote adds up how many samples they have."""
+    """Yield batches until a rank has none, or had its last; before each, add up how many samples they have."""
     while True:
         found = next(batches, None)
         batch, is_last = (None, True) if found is None else found
-        own = None if found is None else size_of(batch), is_last
+        own = None if found is None else int(size_of(batch)), is_last
         sizes, ends = zip(*engine.gather_objects(own), strict=True)
         if None in sizes:
             if not all(ends) and data.together is not None:  # some had batches until now
                 data.note_once(UNEQUAL)
             return
-        data.together = sum(map(int, sizes))
+        data.together = sum(sizes)
         if mark_last is not None:
             mark_last(any(ends))
         if any(ends) and not all(ends):

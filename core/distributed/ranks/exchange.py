@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -119,7 +118,7 @@ class Collective:
 class Exchange:
     """The collectives of a group, by name. Every rank must call them, in one order.
 
-    Tensors on the device travel by `backend`. Votes, objects and tensors on the CPU have a gloo group of their own:
+    Tensors on the device travel by `backend`. Numbers, objects and tensors on the CPU have a gloo group of their own:
     they never wait for the device, and never get between gradients.
 
     Args:
@@ -131,7 +130,7 @@ class Exchange:
     Attributes:
         tensors: the torch process group for gradients and tensors on the device.
         control: that for all else.
-        rounds: how the collectives find each other, and votes travel.
+        rounds: how the collectives find each other, and summaries travel.
         waited_seconds: how long this process was in collectives so far.
         waiting_in: the name of the collective that is under way, with `time.monotonic()` of its beginning; else None.
         refusal: the plugin and the event of the handler that runs on some ranks only, if one does.
@@ -146,8 +145,8 @@ class Exchange:
         self.waiting_in: tuple[str, float] | None = None
         self.waited_seconds = 0.0
         self.refusal: tuple[str, str] | None = None
-        self._cast = 0  # votes that were cast, and of which no messages are here yet
-        self._arrived: deque[list[bytes]] = deque()  # the messages of those that are not read yet
+        self._missing = 0  # summaries that were posted, and of which those of the others are not here yet
+        self._arrived: list[list[bytes]] = []  # those that are not read yet, in their order
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
         """Return a new tensor, or a number, reduced over all ranks.
@@ -194,36 +193,36 @@ class Exchange:
             self.meet("barrier")
 
     def vote(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each value over all ranks; up to 12 values."""
+        """Return the largest of each value over all ranks."""
         with self.collective("vote"):
-            return self._largest("vote", values)
+            every = self._gather_objects([float(value) for value in values], "vote", len(values))
+        return [max(each) for each in zip(*every, strict=True)]
 
-    def cast_vote(self, vote: bytes) -> None:
-        """Cast a vote without a wait for those of the others; `read_vote` returns them. At most two may be unread."""
+    def post_summary(self, summary: bytes) -> None:
+        """Post a summary at a boundary, without a wait for those of the others. At most two may be unread."""
         if self.refusal is not None:
-            self.refuse("vote")
-        self.rounds.post(VOTE + vote)
-        self._cast += 1
+            self.refuse("post_summary")
+        self.rounds.post(SUMMARY + summary)
+        self._missing += 1
 
-    def read_vote(self) -> list[bytes]:
-        """Return the votes of all ranks, by rank, of the oldest that was cast and not read; each begins with a `KIND`.
+    def read_summaries(self) -> list[list[bytes]]:
+        """Return, for each summary that was posted and not read, those of all ranks, by rank; in their order.
 
         Raises:
-            RuntimeError: a rank was in another collective than a vote; says which.
+            RuntimeError: a rank was in another collective than a boundary; says which.
         """
-        if self._arrived:
-            votes = self._arrived.popleft()
-        else:
-            self._cast -= 1
+        while self._missing:
             found = self.rounds.ready()
             if found is None:
-                with self.collective("vote"):
+                with self.collective(BOUNDARY):
                     found = self.rounds.collect()
-            votes = found
-        for vote in votes:
-            if not vote.startswith(VOTE):
-                self._check_kinds(votes)
-        return votes
+            self._keep(found)
+        read, self._arrived = self._arrived, []
+        for summaries in read:
+            for summary in summaries:
+                if not summary.startswith(SUMMARY):
+                    self._check_kinds(summaries)
+        return [[summary[KIND.size :] for summary in summaries] for summaries in read]
 
     # What is known of them from outside.
 
@@ -268,19 +267,15 @@ class Exchange:
             RuntimeError: the ranks are in different collectives; says which.
         """
         self.rounds.post(_kind(name, size) + message)
-        while self._cast:
-            self._arrived.append(self.rounds.collect())  # nothing keeps it for us: this round may take its place
-            self._cast -= 1
+        while self._missing:
+            self._keep(self.rounds.collect())  # nothing else keeps them: this round may take their place
         messages = self.rounds.collect()
         self._check_kinds(messages)
         return [each[KIND.size :] for each in messages]
 
-    def _largest(self, name: str, values: Sequence[float]) -> list[float]:
-        """Return the largest of each value over all ranks."""
-        numbers = _numbers(len(values))
-        given = numbers.pack(*values)
-        assert len(given) <= self.rounds.capacity - KIND.size
-        return [max(each) for each in zip(*map(numbers.unpack, self.meet(name, len(values), given)), strict=True)]
+    def _keep(self, summaries: list[bytes]) -> None:
+        self._arrived.append(summaries)
+        self._missing -= 1
 
     @staticmethod
     def _check_kinds(messages: Sequence[bytes]) -> None:
@@ -337,12 +332,12 @@ class Exchange:
             for each, length, (shape, dtype) in zip(received, lengths, kinds, strict=True)
         ]
 
-    def _gather_objects(self, value: Any, name: str) -> list[Any]:
+    def _gather_objects(self, value: Any, name: str, size: int = 0) -> list[Any]:
         """Return the objects of all ranks: in the messages that begin it where all are small enough."""
         pickled = pickle.dumps(value)
         own = len(pickled).to_bytes(LENGTH, "little") + pickled
         room = self.rounds.capacity - KIND.size
-        received = self.meet(name, message=own if len(own) <= room else own[:LENGTH])
+        received = self.meet(name, size, own if len(own) <= room else own[:LENGTH])
         longest = LENGTH + max(int.from_bytes(each[:LENGTH], "little") for each in received)
         if longest > room:
             sent = torch.frombuffer(bytearray(own).ljust(longest), dtype=torch.uint8)
@@ -378,12 +373,8 @@ def _kind(name: str, size: int) -> bytes:
     return KIND.pack(encoded[:NAMED], crc32(encoded), size)
 
 
-@cache
-def _numbers(count: int) -> Struct:
-    return Struct(f"<{count}d")
-
-
-VOTE = _kind("vote", 0)
+BOUNDARY = "the boundary"  # a step's end, where ranks read each other's summaries
+SUMMARY = _kind(BOUNDARY, 0)
 
 
 def plain_bytes(tensor: Tensor) -> Tensor:

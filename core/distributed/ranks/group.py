@@ -26,6 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .board import open_board
 from .exchange import Exchange
+from .failure import is_broken_collective
 from .gloo_rounds import GlooRounds
 from .membership import Membership
 
@@ -33,7 +34,7 @@ from .membership import Membership
 class Group(Exchange):
     """The group of one run, joined when it is made. Every rank must make it, and call its collectives in one order.
 
-    Tensors on the device travel by `backend`. Votes, objects and tensors on the CPU have a gloo group of their own:
+    Tensors on the device travel by `backend`. Numbers, objects and tensors on the CPU have a gloo group of their own:
     they never wait for the device, and never get between gradients.
 
     Where the default process group of `torch.distributed` was initialised by somebody else, the groups are made next to
@@ -54,7 +55,7 @@ class Group(Exchange):
 
     Raises:
         TimeoutError: not every rank came; says which.
-        RuntimeError: the ranks cannot reach each other.
+        RuntimeError: the ranks cannot reach each other; one left while they met.
     """
 
     store: Store
@@ -69,9 +70,14 @@ class Group(Exchange):
                 self._join(timeout)
             try:
                 board = open_board(self.rank, self.world_size, timeout, self.broadcast, self.gather_objects)
-            except BaseException:
+            except BaseException as error:
                 self.leave()
-                raise
+                if not is_broken_collective(error):
+                    raise
+                raise RuntimeError(
+                    f"Another rank left while all {self.world_size} met; rank {self.rank} was there. Look at what the "
+                    f"others printed: one of them failed before its training began, for a reason of its own."
+                ) from error
         if board is not None:
             self.rounds.close()
             self.rounds = board

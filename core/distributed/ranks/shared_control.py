@@ -14,12 +14,17 @@ from zlib import crc32
 from ....events import Control, Event, Request, Run, ShouldStop
 from ....events.bus import Receiver
 from ....events.control import Pending, Verb
+from ....events.errors import error_text
 from ...system.signals import SignalHook
 from .ballots import Ballot, Place, check_places, merge_requests, merge_withdrawals
-from .exchange import KIND
 
-VOTE = Struct(f"<{KIND.size}x2d4dd")  # whether a rank asks for something; whether it judges; its place; its clock
-COMPARED = VOTE.size - 8  # all but the clock
+SUMMARY = Struct("<2d4dd")  # whether a rank asks for something; whether it judges; its place; its clock
+COMPARED = SUMMARY.size - 8  # all but the clock
+TIMED_OUT = "Timed out"  # what gloo, and the board, say of a rank that lives and did not come
+LEFT = (
+    "The loop over the batches was left on some ranks only: the others wait for the gradients of this one. Leave it on "
+    "all ranks after the same batch; or call control.end_epoch(reason), which is for all ranks."
+)
 
 
 class SharedRun(Run, Protocol):
@@ -55,14 +60,14 @@ class SharedRun(Run, Protocol):
 class SharedControl(Control):
     """The control of a run on several ranks: what one of them asks, all of them do, at the same step.
 
-    At each step boundary every rank casts one vote: whether it asks for anything, where it is, and its clock. A rank
-    that asks for nothing reads the votes at its next boundary; one that asks for something waits for them at once. If
-    all asked for something, they agree now; if only some did, all of them agree at the next boundary; if none did,
+    At each step boundary every rank posts a summary: whether it asks for anything, where it is, and its clock. A rank
+    that asks for nothing reads the summaries at its next boundary; one that asks for something waits for them at once.
+    If all asked for something, they agree now; if only some did, all of them agree at the next boundary; if none did,
     nothing happens. To agree is to exchange the ballots themselves: every rank takes over the same requests, with the
     names of who asked.
 
-    A boundary at which nothing may stay open settles: the ranks wait for all votes and agree there. These are those of
-    the last batch, of the end of an epoch and of the run, the first of a resumed run, and whatever follows a request
+    A boundary at which nothing may stay open settles: the ranks wait for all summaries and agree there. These are those
+    of the last batch, of the end of an epoch and of the run, the first of a resumed run, and whatever follows a request
     that was served, so that no rank leaves the loop, or saves, before the others know. docs/ranks.md has the proof.
 
     Args:
@@ -78,10 +83,9 @@ class SharedControl(Control):
         super().__init__(run.progress)
         self.is_shared = True
         self._run, self._engine = run, run.engine
-        self._cast_vote: Callable[[bytes], None]
-        self._read_vote: Callable[[], list[bytes]]
-        self._unread = 0  # votes that were cast
-        self._open: list[list[bytes]] = []  # that were read, and are for the next boundary
+        self._post_summary: Callable[[bytes], None]
+        self._read_summaries: Callable[[], list[list[bytes]]]
+        self._open: list[list[bytes]] = []  # summaries that were read, and are for the next boundary
         self._is_open = self._judges = self._interrupted = self._drops_alike = False
         self._evaluations = self._optimizer_order = self._condition_order = 0
         self._token = ""
@@ -91,15 +95,15 @@ class SharedControl(Control):
         self._hook = SignalHook([signal.SIGINT], self._note_interrupt)
 
     def open(self) -> None:
-        """Turn a Ctrl-C into a flag that joins the vote, and keep handlers of one rank out of collectives.
+        """Turn a Ctrl-C into a flag that joins the requests, and keep handlers of one rank out of collectives.
 
-        What is voted on is decided here, for all ranks: their plugins may differ, and be switched off on some.
+        What they vote on is decided here, for all ranks: their plugins may differ, and be switched off on some.
         """
         declared = self._engine.gather_objects((list(self._run.plugins.declared("asks")), uuid4().hex))
         asked = {verb for asks, _ in declared for verb in asks}
         self.votes_on_batches, self.votes_on_steps = "skip_batch" in asked, "skip_step" in asked
         self._token = declared[0][1]
-        self._cast_vote, self._read_vote = self._engine.cast_vote, self._engine.read_vote
+        self._post_summary, self._read_summaries = self._engine.post_summary, self._engine.read_summaries
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not None:
             self._hook.install()
             self._run.when_closed(self._hook.restore)
@@ -113,7 +117,7 @@ class SharedControl(Control):
         return True
 
     def is_due(self, *, window: int, judged: bool) -> bool:
-        """Return whether the ranks vote after this batch: the same on all of them."""
+        """Return whether a boundary follows this batch: the same on all ranks."""
         return not window
 
     def agree(self, *, in_epoch: bool = False) -> bool:
@@ -126,16 +130,18 @@ class SharedControl(Control):
             KeyboardInterrupt: one of the ranks was interrupted; on all of them, in the same place.
             RuntimeError: the ranks are at different steps; the user's own loop was left on some ranks only.
         """
-        self._is_open, run = False, self._run
-        if self._close_votes():
-            self._exchange()
-        else:
-            self._vote(settles=not in_epoch or run.is_last_batch or run.is_complete)
+        self._is_open, run, end = False, self._run, self._end_request
+        try:
+            if self._close_summaries():
+                self._exchange()
+            else:
+                self._post(settles=not in_epoch or run.is_last_batch or run.is_complete)
+        except RuntimeError as error:
+            if self.leaving and end is not None and end.by == "the caller" and TIMED_OUT in error_text(error):
+                raise RuntimeError(f"{LEFT} ({error_text(error)})") from error
+            raise
         if self._is_open and self.leaving:
-            raise RuntimeError(
-                "The loop over the batches was left on some ranks only: the others wait for the gradients of this one. "
-                "Leave it on all ranks after the same batch; or call control.end_epoch(reason), which is for all ranks."
-            )
+            raise RuntimeError(LEFT)
         if self._is_open:
             self._set_aside()
         return self.pending and not self._is_open
@@ -147,19 +153,21 @@ class SharedControl(Control):
         self._due = {}
 
     def _take_back(self) -> None:
-        """Ask again for what was set aside."""
+        """Ask again for what was set aside, in the name of who asked first; of states to go back to, the latest."""
         aside, self._aside = self._aside, {}
-        self.stop_request = self.stop_request or aside.pop("stop", None)
-        self._end_request = self._end_request or aside.pop("end_epoch", None)
-        self._back_request = self._back_request or aside.pop("roll_back", None)
-        self._due = {**aside, **self._due}
+        back = self._back_request or aside.get("roll_back")
+        for verb, request in self.open_requests().items():
+            aside.setdefault(verb, request).required |= request.required
+        self.stop_request, self._end_request = aside.pop("stop", None), aside.pop("end_epoch", None)
+        aside.pop("roll_back", None)
+        self._back_request, self._due = back, aside
 
     def decide(self, *, served: bool = False, in_epoch: bool = True) -> None:
-        """Vote once more, where the boundary may have brought up something new; then decide on what is agreed on."""
+        """Post once more, where the boundary may have brought up something new; then decide on what is agreed on."""
         if self._is_open:
             self._take_back()
         if self._is_open and self._judges:
-            self._vote(settles=False)
+            self._post(settles=False)
         elif served or self._judges:
             self.agree()
         if self._is_open:  # what is asked for, stays so
@@ -202,18 +210,20 @@ class SharedControl(Control):
             self.drops_step = self.touched = True
 
     def note_optimizer(self, name: str) -> None:
-        """Note which of several optimizers is next; the next vote finds out whether it was the same on all ranks."""
+        """Note which of several optimizers is next; the next summary shows whether it was the same on all ranks."""
         self._optimizer_order = crc32(name.encode(), self._optimizer_order)
 
     def withdraw(self, verb: Pending, reason: str, *, by: str | None = None) -> bool:
-        """Take back what any rank has requested, at the next vote, unless this rank requests it again before that."""
+        """Take back what any rank has requested, when they agree, unless this rank requests it again before that."""
+        if verb in self._aside and not self._aside[verb].required:
+            del self._aside[verb]
         if not super().withdraw(verb, reason, by=by):
             self.record(cast("Verb", f"withdraw_{verb}"), reason, by)
         self._withdrawn[verb] = next(each for each in reversed(self.history) if each.verb == f"withdraw_{verb}")
         return True
 
     def note_condition(self, change: str) -> None:
-        """Note a change of a plugin's condition; the next vote finds out whether it was the same on all ranks."""
+        """Note a change of a plugin's condition; the next summary shows whether it was the same on all ranks."""
         self._condition_order = crc32(change.encode(), self._condition_order)
 
     def is_cut(self) -> bool:
@@ -249,7 +259,7 @@ class SharedControl(Control):
         """Let all ranks exit with the same status, the highest that any asked for.
 
         Raises:
-            KeyboardInterrupt: one of the ranks was interrupted since the last vote.
+            KeyboardInterrupt: one of the ranks was interrupted since they agreed.
         """
         mine = self._run.outcome.exit_status
         is_news = self._interrupted and self.agreed is None
@@ -258,35 +268,30 @@ class SharedControl(Control):
         if interrupted:
             self._ballots({})
 
-    def _vote(self, *, settles: bool) -> None:
-        """Cast a vote, and agree at once if that is due."""
+    def _post(self, *, settles: bool) -> None:
+        """Post a summary, and agree at once if that is due."""
         has_news, judges = self._has_news, bool(self._should_stop.chain)
-        self._cast_vote(VOTE.pack(has_news, judges, *self._place, self._progress.own_seconds)[KIND.size :])
-        self._unread += 1
+        self._post_summary(SUMMARY.pack(has_news, judges, *self._place, self._progress.own_seconds))
         self._is_open = True
         if settles or has_news:
-            self._read_votes()
-            if settles or all(VOTE.unpack(vote)[0] for vote in self._open[-1]):
+            self._open += self._read_summaries()
+            if settles or all(SUMMARY.unpack(each)[0] for each in self._open[-1]):
                 self._is_open = False
-                if self._close_votes():
+                if self._close_summaries():
                     self._exchange()
 
-    def _read_votes(self) -> None:
-        while self._unread:
-            self._open.append(self._read_vote())
-            self._unread -= 1
-
-    def _close_votes(self) -> bool:
-        """Apply the votes that are open, in their order; return whether any rank asked for something in them."""
-        self._read_votes()
+    def _close_summaries(self) -> bool:
+        """Apply the summaries that are open, in their order; return whether any rank asked for something in them."""
+        self._open += self._read_summaries()
         asks = False
-        for votes in self._open:
-            first, read = votes[0][:COMPARED], votes[:1]  # if all say the same, as they nearly always do, one will do
-            for vote in votes:
-                if vote[:COMPARED] != first:
-                    read = votes
-            news, judges, *places, clocks = zip(*map(VOTE.unpack, read), strict=True)
-            if read is votes:
+        for summaries in self._open:
+            first = summaries[0][:COMPARED]
+            read = summaries[:1]  # if all say the same, as they nearly always do, one will do
+            for each in summaries:
+                if each[:COMPARED] != first:
+                    read = summaries
+            news, judges, *places, clocks = zip(*map(SUMMARY.unpack, read), strict=True)
+            if read is summaries:
                 check_places(places)
             self._progress.set_seconds(clocks[0])  # the main rank's
             self._judges = any(judges)
@@ -308,7 +313,7 @@ class SharedControl(Control):
 
     def _exchange(self) -> None:
         ballots = self._ballots(self.open_requests())
-        check_places([*zip(*(ballot.place for ballot in ballots), strict=True)])  # later than in the votes
+        check_places([*zip(*(ballot.place for ballot in ballots), strict=True)])  # later than in the summaries
         self._judges = any(ballot.judges for ballot in ballots)
         agreed, withdrawn = merge_requests(ballots), merge_withdrawals(ballots)
         for verb, request in withdrawn.items():

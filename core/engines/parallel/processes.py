@@ -191,14 +191,14 @@ class ProcessEngine(DeviceEngine, ABC):
         return super().vote(values) if self._is_alone else self._joined("vote").vote(values)
 
     @property
-    def cast_vote(self) -> Callable[[bytes], None]:
-        """What casts a vote of this rank's, without a wait for those of the others; at most two may be unread."""
-        return self._joined("cast_vote").cast_vote
+    def post_summary(self) -> Callable[[bytes], None]:
+        """What posts a summary of this rank's, without a wait for those of the others; at most two may be unread."""
+        return self._joined("post_summary").post_summary
 
     @property
-    def read_vote(self) -> Callable[[], list[bytes]]:
-        """What returns the votes of all ranks, by rank, of the oldest that was cast and not read."""
-        return self._joined("read_vote").read_vote
+    def read_summaries(self) -> Callable[[], list[list[bytes]]]:
+        """What returns those of all ranks, by rank, for each that was posted and not read."""
+        return self._joined("read_summaries").read_summaries
 
     def exchanging(self, name: str) -> AbstractContextManager[None]:
         """Return a context in which torch exchanges something by itself: the watch reports it as a collective."""

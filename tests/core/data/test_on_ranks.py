@@ -369,7 +369,7 @@ def ended() -> tuple[Any, ...]:
         trainer.bus.on(kind, lambda run, event: events.append(event.name))
     trainer.bus.on(TrainEnd, lambda run, event: run.control.request_save("at the end"))
     trainer.bus.on(SavePoint, lambda run, event: events.append(event.name))
-    trainer.bus.on(ShouldStop, lambda run, event: None)  # so that the ranks vote once more
+    trainer.bus.on(ShouldStop, lambda run, event: None)  # so that the ranks post once more
     result = trainer.fit(task, DataLoader(OnceOnly(10, 4), 2), optimizer=sgd(), steps=99)
     weights = [each.tolist() for each in task.model.state_dict().values()]
     return result.status, result.reason, result.warnings, result.progress.steps, result.progress.epoch, events, weights

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.distributed.ranks import group as groups
+from heliograph.core.distributed.ranks.board import Board
 from heliograph.tests.kit import random_batches
-from heliograph.tests.ranks_pool import Pool
+from heliograph.tests.ranks_pool import Pool, Way, travelling
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -36,7 +35,7 @@ class Script(h.Plugin):
         self.asked, self.event = asked, event
         self.happened: Happened = []
 
-    @h.on(h.BatchEnd, h.ShouldStop)
+    @h.on(h.BatchEnd, h.SavePoint, h.ShouldStop)
     def ask(self, run: h.Run, event: h.Event) -> None:
         if not isinstance(event, self.event) or not run.progress.batch:
             return
@@ -66,14 +65,6 @@ class Kill(h.Plugin):
             raise ArithmeticError("killed")
 
 
-@contextmanager
-def travelling(way: str) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if way == "gloo":
-            patch.setattr(groups, "open_board", lambda *args: None)
-        yield
-
-
 def train(plugins: list[h.Plugin]) -> tuple[h.RunResult, list[Any]]:
     torch.manual_seed(0)
     task = h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
@@ -88,7 +79,7 @@ def train(plugins: list[h.Plugin]) -> tuple[h.RunResult, list[Any]]:
     return result, [each.tolist() for each in task.model.parameters()]
 
 
-def follow_script(way: str, asked: Asked, event: str = "BatchEnd") -> tuple[str, int, Happened, list[str]]:
+def follow_script(way: Way, asked: Asked, event: str = "BatchEnd") -> tuple[str, int, Happened, list[str]]:
     script = Script(asked, getattr(h, event))
     with travelling(way):
         result, _ = train([script])
@@ -131,7 +122,7 @@ LAW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthChec
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("count", [2, 3])
-def test_any_script_happens_as_it_is_defined(ranks: Pool, way: str, count: int) -> None:
+def test_any_script_happens_as_it_is_defined(ranks: Pool, way: Way, count: int) -> None:
     @LAW
     @given(scripts(count))
     def law(asked: Asked) -> None:
@@ -141,41 +132,68 @@ def test_any_script_happens_as_it_is_defined(ranks: Pool, way: str, count: int) 
     law()
 
 
-def follow_and_resume(asked: Asked, folder: Path, rank: int, step: int | None) -> tuple[str, Happened, list[Any]]:
-    """Follow a script, from the newest checkpoint on; a rank may fail at a step."""
-    script = Script(asked)
+def follow_and_resume(
+    way: Way, scripts: Mapping[str, Asked], folder: Path, rank: int, step: int | None
+) -> tuple[str, Happened, list[Any]]:
+    """Follow scripts, each of an event, from the newest checkpoint on; a rank may fail at a step."""
+    followed = [Script(asked, getattr(h, event)) for event, asked in scripts.items()]
+    for each in followed:
+        each.name = f"script_{each.event.name}"
     try:
-        result, weights = train([h.RNGCapture(), script, h.Checkpoint(folder, resume="auto"), Kill(rank, step)])
+        with travelling(way):
+            saves = [h.SaveSchedule(h.Every(steps=2))] if "SavePoint" in scripts else []
+            plugins = [h.RNGCapture(), *followed, *saves, h.Checkpoint(folder, resume="auto"), Kill(rank, step)]
+            result, weights = train(plugins)
     except (ArithmeticError, h.RankFailed) as error:
-        return type(error).__name__, script.happened, []
-    return result.status, script.happened, weights
+        return type(error).__name__, followed[0].happened, []
+    return result.status, followed[0].happened, weights
 
 
-def test_a_script_that_is_killed_and_resumed_happens_as_if_it_had_not_been(ranks: Pool, tmp_path: Path) -> None:
+def check_kill(pool: Pool, way: Way, scripts: Mapping[str, Asked], folder: Path, rank: int, step: int) -> None:
+    """Assert that a run that is killed on a rank in a step, and resumed, is the uninterrupted one."""
+    run = pool(2).run
+    expected = run(follow_and_resume, way, scripts, folder / "whole", 0, None)
+    first = run(follow_and_resume, way, scripts, folder / "killed", rank, step)
+    if first[0][0] == expected[0][0]:  # it ended before it was to be killed
+        return
+    assert {each[0] for each in first} == {"ArithmeticError", "RankFailed"}
+    second = run(follow_and_resume, way, scripts, folder / "killed", 0, None)
+    for mine, again, all_of_it in zip(first, second, expected, strict=True):
+        status, happened, weights = all_of_it
+        saves = [index for index, each in enumerate(mine[1]) if each[1] == "save"]
+        done = mine[1][: saves[-1] + 1] if saves else []
+        assert (again[0], done + again[1], again[2]) == (status, happened, weights)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("events", [("BatchEnd",), ("BatchEnd", "SavePoint", "ShouldStop")])
+def test_a_script_that_is_killed_and_resumed_happens_as_if_it_had_not_been(
+    ranks: Pool, tmp_path: Path, events: tuple[str, ...], way: Way
+) -> None:
     numbers = iter(range(1_000))
 
     @LAW
-    @given(scripts(2), st.integers(0, 1), st.integers(1, STEPS - 1))
-    def law(asked: Asked, rank: int, step: int) -> None:
-        whole, folder = (tmp_path / str(next(numbers)) for _ in range(2))
-        expected = ranks(2).run(follow_and_resume, asked, whole, 0, None)
-        first = ranks(2).run(follow_and_resume, asked, folder, rank, step)
-        if first[0][0] == expected[0][0]:  # it ended before it was to be killed
-            return
-        assert {each[0] for each in first} == {"ArithmeticError", "RankFailed"}
-        second = ranks(2).run(follow_and_resume, asked, folder, 0, None)
-        for mine, again, all_of_it in zip(first, second, expected, strict=True):
-            status, happened, weights = all_of_it
-            saves = [index for index, each in enumerate(mine[1]) if each[1] == "save"]
-            done = mine[1][: saves[-1] + 1] if saves else []
-            assert (again[0], done + again[1], again[2]) == (status, happened, weights)
+    @given(st.fixed_dictionaries(dict.fromkeys(events, scripts(2))), st.integers(0, 1), st.integers(1, STEPS - 1))
+    def law(asked: Mapping[str, Asked], rank: int, step: int) -> None:
+        check_kill(ranks, way, asked, tmp_path / str(next(numbers)), rank, step)
 
     law()
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("event", ["SavePoint", "ShouldStop"])
+@pytest.mark.parametrize("verb", ["log", "validation", "save"])
+@pytest.mark.parametrize("asker", [0, 1])
+def test_what_one_rank_asks_while_or_after_the_state_is_saved_is_in_it(
+    ranks: Pool, tmp_path: Path, event: str, verb: str, asker: int, way: Way
+) -> None:
+    scripts = {"BatchEnd": {3: {0: ("save",), 1: ("save",)}}, event: {3: {asker: (verb,)}}}
+    check_kill(ranks, way, scripts, tmp_path, 1 - asker, 3)
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_one_rank_asks_happens_one_step_later_on_all(ranks: Pool, rank: int, way: str) -> None:
+def test_what_one_rank_asks_happens_one_step_later_on_all(ranks: Pool, rank: int, way: Way) -> None:
     asked = {3: {rank: ("log",)}, 5: {rank: ("stop",)}}
     outcomes = ranks(2).run(follow_script, way, asked)
     assert [each[:3] for each in outcomes] == [("stopped", 6, [(4, "log")])] * 2
@@ -188,7 +206,7 @@ def test_what_one_rank_asks_happens_one_step_later_on_all(ranks: Pool, rank: int
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_all_ranks_ask_alike_happens_at_once(ranks: Pool, way: str) -> None:
+def test_what_all_ranks_ask_alike_happens_at_once(ranks: Pool, way: Way) -> None:
     asked = {3: {0: ("log",), 1: ("log",)}, 5: {0: ("stop",), 1: ("stop",)}}
     outcomes = ranks(2).run(follow_script, way, asked)
     lines = ["epoch 0 batch 3 step 3  script: log - the script says so"]
@@ -218,10 +236,65 @@ def test_mixed_requests(ranks: Pool, asked: Asked, happened: Happened) -> None:
     assert [each[:3] for each in outcomes] == [("completed", STEPS, [*happened, (STEPS, "epoch_end")])] * 2
 
 
+def withdraw_in_the_last_word(asker: int, withdrawer: int, when: int, required: bool) -> tuple[Happened, list[str]]:
+    """Ask for a save after the third step on a rank; take it back on a rank in the last word after a step."""
+
+    class Plugin(h.Plugin):
+        @h.on(h.BatchEnd)
+        def ask(self, run: h.Run, event: h.BatchEnd) -> None:
+            if run.progress.steps == 3 and run.engine.rank == asker:
+                run.control.request_save("asked", required=required)
+
+        @h.on(h.ShouldStop)
+        def take_back(self, run: h.Run, event: h.ShouldStop) -> None:
+            if run.progress.steps == when and run.engine.rank == withdrawer:
+                run.control.withdraw("save", "taken back")
+
+    script = Script({})
+    result, _ = train([script, Plugin()])
+    return script.happened, [each.verb for each in result.history if each.by == "plugin"]
+
+
+@pytest.mark.parametrize("asker", [0, 1])
+@pytest.mark.parametrize("withdrawer", [0, 1])
+def test_what_is_open_is_taken_back_in_the_last_word(ranks: Pool, asker: int, withdrawer: int) -> None:
+    outcomes = ranks(2).run(withdraw_in_the_last_word, asker, withdrawer, 3, False)
+    assert [each[0] for each in outcomes] == [[(STEPS, "epoch_end")]] * 2
+    assert "withdraw_save" in outcomes[0][1]
+    assert "withdraw_save" in outcomes[1][1]
+    outcomes = ranks(2).run(withdraw_in_the_last_word, asker, withdrawer, 3, True)
+    assert [each[0] for each in outcomes] == [[(4, "save"), (STEPS, "epoch_end")]] * 2
+    outcomes = ranks(2).run(withdraw_in_the_last_word, asker, withdrawer, 4, False)  # served by then
+    assert [each[0] for each in outcomes] == [[(4, "save"), (STEPS, "epoch_end")]] * 2
+
+
+def stop_twice(rank: int) -> tuple[str, str | None, int]:
+    """Stop on a rank as Preemption does, and again in the last word; try to take that back a step later."""
+
+    class First(h.Plugin):
+        @h.on(h.BatchEnd)
+        def ask(self, run: h.Run, event: h.BatchEnd) -> None:
+            if run.progress.steps == 3 and run.engine.rank == rank:
+                run.control.stop("the machine is taken away", required=True)
+
+        @h.on(h.ShouldStop)
+        def take_back(self, run: h.Run, event: h.ShouldStop) -> None:
+            if run.progress.steps == 4:
+                run.control.withdraw("stop", "too early")
+
+    result, _ = train([First(), Script({3: {rank: ("stop",)}}, h.ShouldStop)])
+    return result.status, result.stopped_by, result.progress.steps
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stop_that_is_asked_for_again_while_it_is_open_is_that_of_the_first(ranks: Pool, rank: int) -> None:
+    assert ranks(2).run(stop_twice, rank) == [("stopped", "first", 4)] * 2
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("askers", "stops_at"), [((0, 1), 3), ((0,), 4), ((1,), 4)])
 def test_a_stop_in_the_last_word_is_agreed_on_in_the_same_way(
-    ranks: Pool, askers: tuple[int, ...], stops_at: int, way: str
+    ranks: Pool, askers: tuple[int, ...], stops_at: int, way: Way
 ) -> None:
     asked = {3: dict.fromkeys(askers, ("stop",))}
     for status, steps, happened, _ in ranks(2).run(follow_script, way, asked, "ShouldStop"):
@@ -237,7 +310,7 @@ def stop_with_a_veto(asker: int, vetoer: int, until: int) -> tuple[str, int, int
         @h.on(h.ShouldStop)
         def judge(self, run: h.Run, event: h.ShouldStop) -> None:
             self.judged += 1
-            run.engine.reduce(1.0)  # a handler may exchange, whoever waits for a vote
+            run.engine.reduce(1.0)  # a handler may exchange, whoever waits at the boundary
             if run.engine.rank == vetoer and run.progress.steps < until:
                 run.control.veto_stop("too early")
 
@@ -254,7 +327,79 @@ def test_a_veto_of_one_rank_postpones_the_stop_of_one_rank(ranks: Pool, asker: i
     assert ranks(2).run(stop_with_a_veto, asker, vetoer, until) == [("stopped", steps, steps + 2)] * 2
 
 
-def interrupt(way: str, rank: int, times: int) -> tuple[str, int]:
+def exchange_if(way: Way, name: str, asked: Asked, event: str) -> tuple[list[tuple[int, bool]], Happened]:
+    """Read a property of the control in the last word, and exchange something where it is true."""
+
+    class Judge(h.Plugin):
+        seen: list[tuple[int, bool]]
+
+        @h.on(h.ShouldStop)
+        def judge(self, run: h.Run, event: h.ShouldStop) -> None:
+            self.seen.append((run.progress.steps, getattr(run.control, name)))
+            if self.seen[-1][1]:
+                assert run.engine.reduce(float(run.engine.rank), "max") == run.engine.vote([1.0])[0] == 1.0
+
+    script, judge = Script(asked, getattr(h, event)), Judge()
+    judge.seen = []
+    with travelling(way):
+        train([script, judge])
+    return judge.seen, script.happened
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "verb", "holds_after"),
+    [("should_stop", "stop", {4}), ("should_end_epoch", "end_epoch", {4}), ("should_save", "save", set())],
+)
+def test_what_the_last_word_reads_is_the_same_on_all_ranks_so_it_may_exchange(
+    ranks: Pool, name: str, verb: str, holds_after: set[int], rank: int, way: Way
+) -> None:
+    """A save has been served by then."""
+    first, second = ranks(2).run(exchange_if, way, name, {3: {rank: (verb,)}}, "BatchEnd")
+    assert first == second
+    assert {step for step, holds in first[0] if holds} == holds_after
+    assert first[1][:1] == {"stop": [], "end_epoch": [(4, "epoch_end")], "save": [(4, "save")]}[verb]
+
+
+def exchange_on_one_rank(way: Way, how: str) -> tuple[str, str]:
+    """Exchange in the last word of the third step, on one rank only; return the error of this rank."""
+
+    class Judge(h.Plugin):
+        ranks = "main" if how == "of the main rank" else "all"
+
+        @h.on(h.ShouldStop)
+        def judge(self, run: h.Run, event: h.ShouldStop) -> None:
+            if run.progress.steps == 3 and (how == "of the main rank" or run.control.should_stop):
+                run.engine.reduce(1.0)
+
+    plugins: list[h.Plugin] = [Judge()]
+    if how == "after its own request":
+        plugins.insert(0, Script({3: {0: ("stop",)}}, h.ShouldStop))
+    with travelling(way), pytest.raises(RuntimeError) as caught:
+        train(plugins)
+    return type(caught.value).__name__, str(caught.value)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exchange_in_the_last_word_of_one_rank_is_an_error_on_all(ranks: Pool, way: Way) -> None:
+    first, second = ranks(2).run(exchange_on_one_rank, way, "of the main rank")
+    assert first[1].startswith("judge calls reduce on should_stop, but its handlers run on some ranks only")
+    assert second[0] == "RankFailed"
+    assert "judge calls reduce on should_stop" in second[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exchange_in_the_last_word_that_only_one_rank_has_asked_for_is_an_error_on_all(
+    ranks: Pool, way: Way
+) -> None:
+    outcomes = ranks(2).run(exchange_on_one_rank, way, "after its own request")
+    assert sorted(kind for kind, _ in outcomes) == ["RankFailed", "RuntimeError"]  # whoever notices it first
+    for _, text in outcomes:
+        assert "The ranks are in different collectives: rank 0 in reduce; rank 1 in the boundary." in text
+
+
+def interrupt(way: Way, rank: int, times: int) -> tuple[str, int]:
     """Send a Ctrl-C in the third step."""
 
     class Sender(h.Plugin):
@@ -278,7 +423,7 @@ def interrupt(way: str, rank: int, times: int) -> tuple[str, int]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_ctrl_c_ends_all_one_step_later_and_a_second_one_its_rank_at_once(ranks: Pool, rank: int, way: str) -> None:
+def test_a_ctrl_c_ends_all_one_step_later_and_a_second_one_its_rank_at_once(ranks: Pool, rank: int, way: Way) -> None:
     assert ranks(2).run(interrupt, way, rank, 1) == [(f"on rank {rank}", 4)] * 2
     outcomes = ranks(2).run(interrupt, way, rank, 2)
     assert outcomes[rank] == ("", 3)
@@ -344,6 +489,39 @@ def leave_a_loop(leavers: tuple[int, ...]) -> tuple[str, int, int]:
                 if epoch == 0 and index == 2 and engine.rank in leavers:
                     break
     return run.result.status, run.result.progress.epoch, run.result.progress.steps
+
+
+def leave_a_window(leavers: tuple[int, ...]) -> str:
+    """Leave the loop over the batches in the second window, on some ranks; return the number of steps, or the error."""
+    torch.manual_seed(0)
+    task = h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
+    engine = h.DDPEngine(device="cpu", timeout=60)
+    run = h.Trainer([h.GradientAccumulation(4)], engine=engine).run(
+        task, random_batches(STEPS * 2), optimizer=torch.optim.SGD(task.model.parameters(), lr=0.1), epochs=2
+    )
+    if leavers == (engine.rank,):
+        assert engine.group is not None
+        assert isinstance(engine.group.rounds, Board)
+        engine.group.rounds._timeout = 2.0  # the time of the others is longer: this rank's ends first
+    try:
+        with run:
+            for epoch in run.epochs():
+                for index, batch in enumerate(run.batches()):
+                    run.step(run.forward(run, batch))
+                    if epoch == 0 and index == 5 and engine.rank in leavers:
+                        break
+    except RuntimeError as error:
+        return str(error)
+    return f"{run.result.progress.steps} steps"
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_who_has_left_within_a_window_is_named_when_its_wait_ends(ranks: Pool, leaver: int) -> None:
+    """Until then the others wait for its gradients, where nothing can reach them."""
+    assert ranks(2).run(leave_a_window, (0, 1)) == ["4 steps"] * 2
+    outcomes = ranks(2).run(leave_a_window, (leaver,))
+    assert outcomes[leaver].startswith("The loop over the batches was left on some ranks only")
+    assert outcomes[1 - leaver].startswith(f"rank {leaver} failed with RuntimeError: {outcomes[leaver]}")
 
 
 def test_a_loop_of_ones_own_is_left_on_all_ranks_or_that_is_an_error(ranks: Pool) -> None:

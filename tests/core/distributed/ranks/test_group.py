@@ -145,6 +145,7 @@ def broadcasts() -> None:
             group.broadcast(1, 2)
         group.barrier()
         assert group.vote([float(rank), -float(rank), 2.0**53 - 1]) == [1.0, 0.0, 2.0**53 - 1]
+        assert group.vote([(each + rank) % 2 for each in range(1_000)]) == [1.0] * 1_000
 
 
 def test_broadcasts_what_the_others_do_not_know_and_votes(ranks: Pool) -> None:

@@ -13,82 +13,77 @@ import pytest
 import torch
 from heliograph import DDPEngine
 from heliograph.core.distributed.ranks import board as boards
-from heliograph.core.distributed.ranks import group as groups
 from heliograph.core.distributed.ranks.board import HEAD, SLOTS, TOKEN, Board
-from heliograph.core.distributed.ranks.exchange import KIND
 from heliograph.core.distributed.ranks.failure import is_broken_collective
 from heliograph.core.distributed.ranks.gloo_rounds import GlooRounds
 from heliograph.core.distributed.ranks.group import Group
 from heliograph.core.distributed.ranks.membership import membership
-from heliograph.tests.ranks_pool import Pool
+from heliograph.tests.ranks_pool import Pool, Way, travelling
 from torch.distributed import DistError
 
 WAYS = ("board", "gloo")
 
 
 @contextmanager
-def joined(way: str, timeout: float = 60.0) -> Iterator[Group]:
-    with pytest.MonkeyPatch.context() as patch:
-        if way == "gloo":
-            patch.setattr(groups, "open_board", lambda *args: None)
+def joined(way: Way, timeout: float = 60.0) -> Iterator[Group]:
+    with travelling(way):
         group = Group(membership(), "gloo", torch.device("cpu"), timeout)
     assert isinstance(group.rounds, Board if way == "board" else GlooRounds)
     yield group
     group.leave()
 
 
-def votes_with_others_between(way: str) -> None:
+def posts_with_others_between(way: Way) -> None:
     with joined(way) as group:
         rank, others = group.rank, group.world_size
         for turn in range(3 * SLOTS):
-            group.cast_vote(bytes([turn, rank]))
+            group.post_summary(bytes([turn, rank]))
             if turn % 2:
-                group.cast_vote(bytes([turn + 100, rank]))
+                group.post_summary(bytes([turn + 100, rank]))
             if turn % 3 == 0:
                 for each in range(10):  # many more than a board has slots
                     assert group.reduce(each + rank, "max") == each + others - 1
             if turn % 5 == 0:
                 assert group.gather_objects("x" * 10_000 * rank) == ["x" * 10_000 * each for each in range(others)]
-            assert [each[KIND.size :] for each in group.read_vote()] == [bytes([turn, each]) for each in range(others)]
-            if turn % 2:
-                read = [each[KIND.size :] for each in group.read_vote()]
-                assert read == [bytes([turn + 100, each]) for each in range(others)]
+            numbers = (turn, turn + 100) if turn % 2 else (turn,)
+            assert group.read_summaries() == [[bytes([each, rank]) for rank in range(others)] for each in numbers]
+            assert group.read_summaries() == []
         assert group.vote([rank, -rank]) == [others - 1, 0]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_votes_arrive_in_their_order_whatever_is_exchanged_before_they_are_read(ranks: Pool, way: str) -> None:
-    ranks(2).run(votes_with_others_between, way)
-    ranks(3).run(votes_with_others_between, way)
+def test_summaries_arrive_in_their_order_whatever_is_exchanged_before_they_are_read(ranks: Pool, way: Way) -> None:
+    ranks(2).run(posts_with_others_between, way)
+    ranks(3).run(posts_with_others_between, way)
 
 
-def is_ahead(way: str) -> list[bool]:
-    """Cast a vote on rank 0, which rank 1 has not cast yet, then on both."""
+def is_ahead(way: Way) -> list[bool]:
+    """Post a summary on rank 0, which rank 1 has not posted yet, then on both."""
     with joined(way) as group:
         missing = []
         if group.rank == 0:
-            group.cast_vote(b"0")
+            group.post_summary(b"0")
             missing.append(group.rounds.ready() is None)
-            group.store.set("cast", "")
+            group.store.set("posted", "")
         else:
-            group.store.wait(["cast"])
-            group.cast_vote(b"1")
-        assert [each[KIND.size :] for each in group.read_vote()] == [b"0", b"1"]
+            group.store.wait(["posted"])
+            group.post_summary(b"1")
+        assert group.read_summaries() == [[b"0", b"1"]]
         return missing
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nobody_waits_who_only_casts_a_vote(ranks: Pool, way: str) -> None:
+def test_nobody_waits_who_only_posts_a_summary(ranks: Pool, way: Way) -> None:
     assert ranks(2).run(is_ahead, way) == [[True], []]
 
 
-def is_elsewhere(way: str, other: str) -> tuple[str, str]:
-    """Vote on rank 0 while rank 1 calls another collective; return what rank 1, then rank 0 learns."""
+def is_elsewhere(way: Way, other: str) -> tuple[str, str]:
+    """Read summaries on rank 0 while rank 1 calls another collective; return what rank 1, then rank 0 learns."""
     with joined(way) as group:
         if group.rank == 0:
-            group.cast_vote(b"")
+            group.post_summary(b"")
             with pytest.raises(RuntimeError) as caught:
-                group.read_vote()
+                group.read_summaries()
         else:
             with pytest.raises(RuntimeError) as caught:
                 group.barrier() if other == "barrier" else group.gather_objects("x" * 10_000)
@@ -97,46 +92,46 @@ def is_elsewhere(way: str, other: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("other", ["barrier", "gather_objects"])
 @pytest.mark.parametrize("way", WAYS)
-def test_who_calls_another_collective_than_a_vote_is_named_to_all(ranks: Pool, way: str, other: str) -> None:
-    text = f"The ranks are in different collectives: rank 0 in vote; rank 1 in {other}"
+def test_who_calls_another_collective_than_a_boundary_is_named_to_all(ranks: Pool, way: Way, other: str) -> None:
+    text = f"The ranks are in different collectives: rank 0 in the boundary; rank 1 in {other}"
     assert ranks(2).run(is_elsewhere, way, other) == [(text, "")] * 2
 
 
-def leaves_before_it_votes(way: str) -> bool:
+def leaves_before_it_posts(way: Way) -> bool:
     with joined(way) as group:
         if group.rank == 1:
             return True
-        group.cast_vote(b"")
+        group.post_summary(b"")
         with pytest.raises(RuntimeError) as caught:
-            group.read_vote()
+            group.read_summaries()
         assert group.waiting_in is None
         return is_broken_collective(caught.value)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_vote_with_a_rank_that_has_left_is_broken(ranks: Pool, way: str) -> None:
-    assert ranks(2).run(leaves_before_it_votes, way) == [True, True]
+def test_summaries_of_a_rank_that_has_left_are_waited_for_in_vain(ranks: Pool, way: Way) -> None:
+    assert ranks(2).run(leaves_before_it_posts, way) == [True, True]
 
 
-def votes_and_leaves(way: str) -> list[bytes]:
+def posts_and_leaves(way: Way) -> list[list[bytes]]:
     with joined(way) as group:
-        group.cast_vote(bytes([group.rank]))
-        return [each[KIND.size :] for each in group.read_vote()]
+        group.post_summary(bytes([group.rank]))
+        return group.read_summaries()
 
 
-def test_who_has_voted_may_leave(ranks: Pool) -> None:
-    """On the board a vote stays; gloo's is with the others only when they have all received it."""
-    assert ranks(2).run(votes_and_leaves, "board") == [[b"\0", b"\1"]] * 2
+def test_who_has_posted_may_leave(ranks: Pool) -> None:
+    """On the board a summary stays; gloo's is with the others only when they have all received it."""
+    assert ranks(2).run(posts_and_leaves, "board") == [[[b"\0", b"\1"]]] * 2
 
 
-def waits_for_nobody(way: str) -> str:
+def waits_for_nobody(way: Way) -> str:
     with joined(way, timeout=3.0) as group:
         if isinstance(group.rounds, Board):
             group.rounds._timeout = 0.2  # after the group has met, which may take longer
         if group.rank == 0:
-            group.cast_vote(b"")
+            group.post_summary(b"")
             with pytest.raises(RuntimeError) as caught:
-                group.read_vote()
+                group.read_summaries()
             assert is_broken_collective(caught.value)
             group.store.set("done", "")
             return str(caught.value)
@@ -146,7 +141,7 @@ def waits_for_nobody(way: str) -> str:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_wait_ends_in_time(ranks: Pool, way: str) -> None:
+def test_a_wait_ends_in_time(ranks: Pool, way: Way) -> None:
     assert "Timed out" in ranks(2).run(waits_for_nobody, way)[0]  # as `Watch.explain` knows it
 
 
@@ -232,6 +227,34 @@ def test_there_is_no_board_where_one_rank_cannot_see_it(ranks: Pool, tmp_path: P
     assert ranks(2).run(cannot, what, tmp_path) == [[], []]
 
 
+def breaks_where_the_board_is_made(rank: int, folder: Path) -> tuple[str, str, list[str]]:
+    """Let the broadcast of the file's name fail on one rank."""
+
+    def fail(group: Group, value: object, source: int = 0) -> object:
+        if group.rank == rank:
+            raise OSError("no memory for that")
+        return broadcast(group, value, source)
+
+    broadcast = Group.broadcast
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((OSError, RuntimeError)) as caught:
+        patch.setattr(boards, "MEMORY", folder)
+        patch.setattr(Group, "broadcast", fail)
+        with joined("board"):
+            pass
+    return type(caught.value).__name__, str(caught.value), [each.name for each in folder.iterdir()]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_where_one_rank_fails_while_the_board_is_made_the_others_fail_too(
+    ranks: Pool, tmp_path: Path, rank: int
+) -> None:
+    outcomes = ranks(4).run(breaks_where_the_board_is_made, rank, tmp_path)
+    assert outcomes.pop(rank) == ("OSError", "no memory for that", [])
+    for kind, text, left in outcomes:
+        assert (kind, left) == ("RuntimeError", [])
+        assert text.startswith("Another rank left while all 4 met; rank ")
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[Board, Board]]:
     """Return the boards of two ranks, here in one process."""
@@ -294,7 +317,29 @@ def test_a_wait_that_is_not_over_at_once_sleeps(pair: tuple[Board, Board], monke
     assert slept[-1] == boards.LONGEST_SLEEP
 
 
-def dies(way: str) -> int:
+def test_time_for_which_a_process_is_stopped_is_not_waited(
+    pair: tuple[Board, Board], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all ranks were stopped and continued, one that still computes posts only after a while."""
+    one, other = pair
+    moments = [0.0]
+
+    def sleep(seconds: float) -> None:
+        moments.append(moments[-1] + (1_000.0 if len(moments) == 3 else seconds))
+        if len(moments) == 8:
+            other.post(b"")
+
+    monkeypatch.setattr(boards, "sleep", sleep)
+    monkeypatch.setattr(boards, "SPIN", 0.0)
+    monkeypatch.setattr(boards, "monotonic", lambda: moments[-1])
+    monkeypatch.setattr(one, "_gone", list)  # a process has no locks against itself
+    one._timeout = 1.0
+    one.post(b"")
+    assert one.collect() == [b"", b""]
+    assert moments[-1] > 1_000.0
+
+
+def dies(way: Way) -> int:
     """Fork a child within the group, as a loader's worker is, and let it end."""
     with joined(way) as group:
         child = os.fork()

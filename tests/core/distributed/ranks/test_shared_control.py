@@ -12,6 +12,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.tests.kit import random_batches
+from heliograph.tests.ranks_pool import Way, travelling
 from torch import nn
 
 STEPS = 6
@@ -206,7 +207,7 @@ def clocks(*plugins: h.Plugin) -> Any:
 
 
 def test_all_ranks_go_by_the_main_ranks_clock(ranks: Any) -> None:
-    """At the beginning of an epoch by that of now, and after a step by that of the vote before: one more boundary."""
+    """At the beginning of an epoch by that of now, and after a step by that of the boundary before."""
     first, second = ranks(2).run(clocks)
     assert first == second
     assert len(set(first[0])) == 2 * (STEPS - 1)
@@ -214,7 +215,7 @@ def test_all_ranks_go_by_the_main_ranks_clock(ranks: Any) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_all_ranks_go_by_one_clock_where_only_one_of_them_waited_for_the_votes(ranks: Any, rank: int) -> None:
+def test_all_ranks_go_by_one_clock_where_only_one_of_them_waited_for_the_summaries(ranks: Any, rank: int) -> None:
     first, second = ranks(2).run(clocks, Asker("BatchEnd", "request_log", rank))
     assert first == second
     assert first[0] == sorted(first[0])
@@ -300,6 +301,44 @@ def test_a_return_that_one_rank_asks_for_is_made_by_all(ranks: Any, rank: int) -
     first, second = ranks(2).run(roll_back_on_one_rank, rank)
     assert first == second
     assert first[:2] == ([(2, 2)], STEPS)
+
+
+def roll_back_one_step_apart(way: Way, first: int) -> Any:
+    """Return on one rank to what was saved after step 1, and a step later, on the other, to what was after step 2."""
+
+    class Returning(h.Plugin):
+        def __init__(self) -> None:
+            self.saved: list[Any] = []
+            self.asked = False
+
+        @h.on(h.BatchEnd)
+        def look(self, run: h.Run, event: h.BatchEnd) -> None:
+            is_first = run.engine.rank == first
+            if run.progress.steps == (4 if is_first else 5) and not self.asked:
+                self.asked = True
+                run.roll_back(self.saved[0 if is_first else 1])
+
+        @h.on(h.SavePoint)
+        def keep(self, run: h.Run, event: h.SavePoint) -> None:
+            self.saved.append(run.engine.broadcast(run.state_dict()))
+
+    seen: list[tuple[int, int]] = []
+    trainer = trainer_of(Returning(), h.RNGCapture(), h.SaveSchedule(h.At(steps=[1, 2])))
+    trainer.bus.on(h.CheckpointLoaded, lambda run, event: seen.append((run.progress.steps, run.progress.batch)))
+    task = made_task()
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
+    with travelling(way):
+        result = trainer.fit(task, random_batches(2 * STEPS), optimizer=optimizer, epochs=1)
+    return seen, result.progress.steps, task.model.state_dict()["weight"].tolist()
+
+
+@pytest.mark.parametrize("way", ["board", "gloo"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_returns_that_are_agreed_on_together_the_lowest_ranks_is_made(ranks: Any, first: int, way: Way) -> None:
+    mine, other = ranks(2).run(roll_back_one_step_apart, way, first)
+    assert mine == other
+    saved = 1 if first == 0 else 2
+    assert mine[:2] == ([(saved, saved)], STEPS)
 
 
 def where_plugins_run(scope: str, collective: bool) -> Any:
@@ -393,7 +432,7 @@ def observe_and_exchange() -> Any:
 
 
 def test_ranks_that_are_in_different_collectives_are_reported_with_them(ranks: Any) -> None:
-    with pytest.raises(RuntimeError, match="rank 0 in reduce; rank 1 in vote"):
+    with pytest.raises(RuntimeError, match="rank 0 in reduce; rank 1 in the boundary"):
         ranks(2).run(observe_and_exchange)
 
 
