@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ...data.draws.users_code import attributes_of, is_users
 
 LEAVES: Final = 100_000  # plain values in one attribute that are copied
-FEW: Final = 100  # of a dataset or sampler
+FEW: Final = 100  # of a dataset or sampler, numbers of tensors too
 TEXT: Final = 64 * 1024  # characters or bytes in one of them
 BITS: Final = 2000
 NUMBERS: Final = 65_536  # in a tensor
@@ -41,15 +41,18 @@ def encode(value: Any, *, is_data: bool = False, package: str = "") -> dict[str,
 
     Args:
         value: of the attribute.
-        is_data: whether it belongs to a dataset or sampler: only a sample of large data is read.
+        is_data: whether it belongs to a dataset or sampler, and so is never restored: only a sample of large data is
+            read, and of what is plain and not large, the digest is enough.
         package: the package of the attribute's holder, whose classes count as the user's even if it is installed.
     """
     if type(value) in SCALARS and not _is_long(value):
         return {"value": value}
-    try:
-        return {"value": _copy(value, [FEW if is_data else LEAVES])}
-    except (TypeError, RecursionError):
-        pass
+    with suppress(TypeError, RecursionError):
+        if not is_data:
+            return {"value": _copy(value, [LEAVES], torch.clone)}
+        if _numbers(plain := _copy(value, [FEW], Tensor.detach)) <= FEW:
+            return {"value": _copy(plain, [FEW], torch.clone)}
+        return {"digest": Fingerprint(plain).digest, "kind": describe(value)}
     try:
         fingerprint, kind = Fingerprint(value, is_data=is_data, package=package), describe(value)
     except Exception as error:  # noqa: BLE001  # the user's classes may raise anything; a save must not fail for it
@@ -67,6 +70,8 @@ def equal(one: Value, other: Value) -> bool:
         return _same(one["value"], other["value"])
     if one.keys() & NOT_SEEN or other.keys() & NOT_SEEN:
         return True
+    if "value" in one and "digest" in other:
+        return bool(Fingerprint(one["value"]).digest == other["digest"])  # older checkpoints hold tensors of data whole
     return one.get("digest") == other.get("digest") and one.keys() == other.keys()
 
 
@@ -104,7 +109,15 @@ def describe(value: Any) -> str:
     return f"{article} {name} of {len(value)}" if hasattr(value, "__len__") else f"{article} {name}"
 
 
-def _copy(value: Any, left: list[int]) -> Any:
+def _numbers(value: Any) -> int:
+    """Return how many numbers the tensors in a plain value have."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_numbers, items))
+
+
+def _copy(value: Any, left: list[int], copy_tensor: Callable[[Tensor], Tensor]) -> Any:
     """Return a copy of a plain value; `left` holds how many more values may be copied.
 
     Raises:
@@ -117,13 +130,13 @@ def _copy(value: Any, left: list[int]) -> Any:
     if (kind in SCALARS and not _is_long(value)) or (kind in (str, bytes) and len(value) <= TEXT):
         return value
     if kind in (list, tuple):
-        return kind(_copy(each, left) for each in value)
+        return kind(_copy(each, left, copy_tensor) for each in value)
     if kind in (dict, OrderedDict, Counter):
-        return kind({_copy(key, left): _copy(item, left) for key, item in value.items()})
+        return kind({_copy(key, left, copy_tensor): _copy(item, left, copy_tensor) for key, item in value.items()})
     if kind is np.float64:
         return float(value)
     if kind is Tensor and _is_plain(value):
-        return value.detach().clone()
+        return copy_tensor(value)
     raise TypeError
 
 
