@@ -176,7 +176,8 @@ def _scheduler_attributes(scheduler: Any, where: str) -> Iterator[tuple[str, Att
 def _reader_attributes(reader: Any, where: str) -> Iterator[tuple[str, Attribute]]:
     """Yield the attributes of the user's own dataset, sampler or function, inside of torch's wrappers too."""
     if isinstance(reader, Subset):
-        yield f"{where}.indices", Attribute(list(reader.indices), is_data=True)
+        indices = reader.indices if type(reader.indices) is list else list(reader.indices)
+        yield f"{where}.indices", Attribute(indices, is_data=True)
         yield from _reader_attributes(reader.dataset, where)
     elif isinstance(reader, ConcatDataset):
         for number, each in enumerate(reader.datasets):
