@@ -113,6 +113,7 @@ CHECKSUM, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own dige
 YEARS_1_TO_9999 = (-6e10, 2.5e11)  # about, in seconds since 1970
 JudgedBy = tuple[str, str, float | None]
 Claim = tuple[str, int]
+_JSON = json.JSONEncoder(sort_keys=True, allow_nan=False)
 
 
 class MissingManifestError(ValueError):
@@ -362,8 +363,12 @@ def _checksum_matches(content: bytes) -> bool:
 
 
 def _canonical(facts: Mapping[str, Any]) -> bytes:
-    """Return canonical JSON, so that any changed byte is damage, even if it means the same."""
-    return (json.dumps(facts, sort_keys=True, indent=2, allow_nan=False) + "\n").encode("ascii")
+    """Return canonical JSON, so that any changed byte is damage, even if it means the same.
+
+    A line for each fact: where `json` indents by itself, it does all of its work in python.
+    """
+    lines = [f'  "{name}": {_JSON.encode(facts[name])}' for name in sorted(facts)]
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode("ascii")
 
 
 def _to_json(value: float | None) -> float | str | None:
