@@ -130,7 +130,7 @@ def copied(state: Any) -> Any:
 
 
 def _copied(state: Any, memo: dict[int, Any]) -> Any:
-    kind = type(state)
+    kind: Any = type(state)
     if kind in PLAIN:
         return state
     if kind is not dict and kind is not list:

@@ -215,6 +215,8 @@ def ignored_names(holder: Any) -> Collection[str]:
         TypeError: it is not a tuple, list or set of names.
     """
     names = getattr(type(holder), "resume_ignores", ())
+    if type(names) is tuple and not names:
+        return ()
     if not isinstance(names, tuple | list | set | frozenset) or not all(isinstance(each, str) for each in names):
         raise TypeError(
             f"{type(holder).__name__}.resume_ignores must be a tuple of names of attributes, got {names!r}."

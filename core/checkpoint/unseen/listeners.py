@@ -76,7 +76,8 @@ def describe_listeners(run: Run, connected: Connections | None = None) -> dict[s
         connected: what listens, if that is known.
     """
     found: dict[str, list[Listener]] = {}
-    observers = {name for name in run.plugins.names() if not affects_training(run.plugins[name])}
+    named = zip(run.plugins.names(), run.plugins, strict=True)
+    observers = {name for name, plugin in named if not affects_training(plugin)}
     for event, listeners in connected or connections(run):
         if event in AFTERWARDS or not any(_is_users(receiver) for receiver, _ in listeners):
             continue

@@ -47,12 +47,14 @@ def encode(value: Any, *, is_data: bool = False, package: str = "") -> dict[str,
     """
     if type(value) in SCALARS and not _is_long(value):
         return {"value": value}
-    with suppress(TypeError, RecursionError):
+    try:
         if not is_data:
             return {"value": _copy(value, [LEAVES], torch.clone)}
         if _numbers(plain := _copy(value, [FEW], Tensor.detach)) <= FEW:
             return {"value": _copy(plain, [FEW], torch.clone)}
         return {"digest": _digest(plain), "kind": describe(value)}
+    except (TypeError, RecursionError):
+        pass
     try:
         fingerprint, kind = Fingerprint(value, is_data=is_data, package=package), describe(value)
     except Exception as error:  # noqa: BLE001  # the user's classes may raise anything; a save must not fail for it
@@ -71,7 +73,7 @@ def equal(one: Value, other: Value) -> bool:
     if one.keys() & NOT_SEEN or other.keys() & NOT_SEEN:
         return True
     if "value" in one and "digest" in other:
-        return _digest(one["value"]) == other["digest"]  # older checkpoints hold the tensors of data
+        return bool(_digest(one["value"]) == other["digest"])  # older checkpoints hold the tensors of data
     return one.get("digest") == other.get("digest") and one.keys() == other.keys()
 
 
@@ -345,7 +347,7 @@ class Fingerprint:
         elif isinstance(value, np.ndarray):
             self._hash.update(np.ascontiguousarray(value).tobytes())
         else:
-            self._hash.update(tensor_bytes(value))
+            self._hash.update(_memory(value))
 
     def _sample(self, value: Tensor | np.ndarray[Any, Any]) -> None:
         """Add the first values of large data, and values at equal distances."""
@@ -354,7 +356,7 @@ class Fingerprint:
                 return
             flat = value.detach().reshape(-1)
             for part in (flat[:SAMPLE], flat[:: 1 + flat.numel() // SAMPLE]):
-                self._hash.update(tensor_bytes(part))
+                self._hash.update(_memory(part))
         elif value.flags.c_contiguous:
             row = value.reshape(-1)
             for piece in (row[:SAMPLE], row[:: 1 + row.size // SAMPLE]):
@@ -363,9 +365,14 @@ class Fingerprint:
 
 def tensor_bytes(value: Tensor) -> bytes:
     """Return the bits of a tensor, whatever its device, layout and type."""
+    return bytes(_memory(value))
+
+
+def _memory(value: Tensor) -> memoryview:
+    """Return the bits of a tensor; where they lie as they are to be read, its own memory."""
     dense = value.detach().cpu()
     dense = (dense if dense.layout is torch.strided else dense.to_dense()).resolve_conj().resolve_neg().contiguous()
-    return bytes(dense.reshape(-1).view(torch.uint8).numpy().data)
+    return dense.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _capture(function: FunctionType) -> Iterator[Any]:

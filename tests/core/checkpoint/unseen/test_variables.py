@@ -215,7 +215,7 @@ def test_functions_of_the_same_name_are_numbered() -> None:
     bus = h.Bus()
     for number in (1, 2):
         bus.on(h.BatchEnd, made(number))
-    plugins = SimpleNamespace(names=list)
+    plugins = h.Plugins(bus)
     run: Any = SimpleNamespace(task=None, modules={}, optimizers={}, schedulers={}, plugins=plugins, bus=bus)
     found = {where.partition(".<locals>.made")[2]: each["value"] for where, each in find_numbers(run).items()}
     assert found == {".<locals>.listen": 1, ".<locals>.listen (2)": 2}
