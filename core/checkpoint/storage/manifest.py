@@ -255,7 +255,7 @@ def decode(content: bytes, path: Path, data: Path | None = None) -> Entry:
     if MARK not in content:
         raise ValueError(f"{path} is damaged, or no manifest of a heliograph checkpoint.")
     try:
-        facts = json.loads(content)
+        facts = json.loads(content.decode())  # given bytes, it would look for their encoding
     except (ValueError, RecursionError) as error:
         raise ValueError(f"The manifest {path} is damaged, or of something else: {error}.") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
@@ -336,10 +336,10 @@ def _typed(value: Any, name: str, *kinds: type) -> Any:
 
 def _each(values: Any, name: str, *kinds: type) -> dict[str, Any]:
     """Return a dict whose values all have exactly one of these types."""
-    found = set(map(type, _typed(values, name, dict).values()))
-    if not found.issubset(kinds):
-        wrong = " and ".join(sorted(each.__name__ for each in found.difference(kinds)))
-        raise TypeError(f"{name} holds {wrong}, not {' or '.join(each.__name__ for each in kinds)}")
+    found = {*map(type, _typed(values, name, dict).values())}
+    if wrong := found.difference(kinds):
+        names = " and ".join(sorted(each.__name__ for each in wrong))
+        raise TypeError(f"{name} holds {names}, not {' or '.join(each.__name__ for each in kinds)}")
     return values  # type: ignore[no-any-return]  # just checked
 
 
