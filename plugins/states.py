@@ -130,12 +130,13 @@ def copied(state: Any) -> Any:
 
 
 def _copied(state: Any, memo: dict[int, Any]) -> Any:
-    kind: Any = type(state)
+    kind = type(state)
     if kind in PLAIN:
         return state
     if kind is not dict and kind is not list:
         return deepcopy(state, memo)
-    if (copy := memo.get(id(state))) is None:
+    copy: Any = memo.get(id(state))
+    if copy is None:
         copy = memo[id(state)] = kind()
         if kind is list:
             copy += [each if type(each) in PLAIN else _copied(each, memo) for each in state]

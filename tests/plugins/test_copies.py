@@ -47,7 +47,12 @@ def test_what_is_shared_stays_shared_and_what_holds_itself_ends() -> None:
 
 def test_plain_values_and_what_holds_them_are_not_given_to_deepcopy(monkeypatch: pytest.MonkeyPatch) -> None:
     given_to = list[Any]()
-    monkeypatch.setattr(states, "deepcopy", lambda state, memo: given_to.append(state) or "copy")
+
+    def deepcopy(state: Any, memo: dict[int, Any]) -> str:
+        given_to.append(state)
+        return "copy"
+
+    monkeypatch.setattr(states, "deepcopy", deepcopy)
     weight = torch.zeros(2)
     copy = copied({"python": [3, [1] * 625, None], "mixed": [1, {"a": b"c"}, weight], 2: ("b", 1)})
 

@@ -17,7 +17,7 @@ from ....events import Run
 from ...data.draws.equality import set_by_epoch
 from ...data.draws.users_code import is_users
 from ...data.streams import Streams
-from .values import GENERATORS, encode
+from .values import GENERATORS, HEAVY, Weigh, encode_and_weigh
 
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
 MODULE_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -247,6 +247,16 @@ def find_holder(run: Run, where: str) -> tuple[Any, str]:
     return None, name
 
 
-def encode_attributes(found: Mapping[str, Attribute]) -> dict[str, dict[str, Any]]:
-    """Return attributes as plain data."""
-    return {where: encode(each.value, is_data=each.is_data, package=each.package) for where, each in found.items()}
+def encode_attributes(found: Mapping[str, Attribute], weigh: Weigh | None = None) -> dict[str, dict[str, Any]]:
+    """Return attributes as plain data.
+
+    Args:
+        found: the attributes, by where they are.
+        weigh: called with where each is that takes long, and with the microseconds.
+    """
+    encoded: dict[str, dict[str, Any]] = {}
+    for where, each in found.items():
+        encoded[where], weight = encode_and_weigh(each.value, is_data=each.is_data, package=each.package)
+        if weight > HEAVY and weigh is not None:
+            weigh(where, weight)
+    return encoded

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ...data.draws.users_code import attributes_of, is_users
 
 LEAVES: Final = 100_000  # plain values in one attribute that are copied
-FEW: Final = 100  # of a dataset or sampler, numbers of tensors too
+FEW: Final = 100  # of what is compared only, numbers of tensors too
 TEXT: Final = 64 * 1024  # characters or bytes in one of them
 BITS: Final = 2000
 NUMBERS: Final = 65_536  # in a tensor
@@ -33,37 +33,49 @@ EXACT: Final = (bool, int, str, type(None))  # equal only to the same bits
 SHOWN: Final = 60  # characters of a value in a sentence
 NOT_SEEN: Final = frozenset({"opaque", "unseen"})
 MISSING: Final = {"missing": True}
+HEAVY: Final = 5_000  # microseconds that it takes at each save to look at an attribute: worth a note
 Value = Mapping[str, Any]
+Weigh = Callable[[str, int], None]
 
 
-def encode(value: Any, *, is_data: bool = False, package: str = "") -> dict[str, Any]:
+def encode(value: Any, *, is_data: bool = False, is_kept: bool = True, package: str = "") -> dict[str, Any]:
     """Return an attribute as plain data: `value`, or `digest` with `kind`, or `opaque`, or `unseen` with the reason.
 
     Args:
         value: of the attribute.
-        is_data: whether it belongs to a dataset or sampler, and so is never restored: only a sample of large data is
-            read, and of what is plain and not large, the digest is enough.
+        is_data: whether it belongs to a dataset or sampler: only a sample of large data is read.
+        is_kept: whether it may be restored; else it is compared only, and the digest of what is not small is enough.
         package: the package of the attribute's holder, whose classes count as the user's even if it is installed.
     """
+    return encode_and_weigh(value, is_data=is_data, is_kept=is_kept, package=package)[0]
+
+
+def encode_and_weigh(
+    value: Any, *, is_data: bool = False, is_kept: bool = True, package: str = ""
+) -> tuple[dict[str, Any], int]:
+    """Return an attribute as `encode` does, and about how many microseconds that takes."""
     if type(value) in SCALARS and not _is_long(value):
-        return {"value": value}
+        return {"value": value}, 0
     try:
-        if not is_data:
-            return {"value": _copy(value, [LEAVES], torch.clone)}
-        if _numbers(plain := _copy(value, [FEW], Tensor.detach)) <= FEW:
-            return {"value": _copy(plain, [FEW], torch.clone)}
-        return {"digest": _digest(plain), "kind": describe(value)}
+        left = [FEW if is_data else LEAVES]
+        plain = _copy(value, left)
     except (TypeError, RecursionError):
         pass
+    else:
+        leaves = (FEW if is_data else LEAVES) - left[0]
+        if (is_kept and not is_data) or max(leaves, _numbers(plain)) <= FEW:
+            return {"value": _cloned(plain)}, leaves
+        fingerprint = Fingerprint(plain, is_whole=True)
+        return {"digest": fingerprint.digest, "kind": describe(value)}, fingerprint.weight
     try:
         fingerprint, kind = Fingerprint(value, is_data=is_data, package=package), describe(value)
     except Exception as error:  # noqa: BLE001  # the user's classes may raise anything; a save must not fail for it
-        return {"unseen": f"could not be looked at ({type(error).__name__})", "kind": type(value).__name__}
+        return {"unseen": f"could not be looked at ({type(error).__name__})", "kind": type(value).__name__}, 0
     if fingerprint.unseen:
-        return {"unseen": fingerprint.unseen, "kind": kind}
+        return {"unseen": fingerprint.unseen, "kind": kind}, fingerprint.weight
     if fingerprint.is_opaque:
-        return {"opaque": type(value).__name__}
-    return {"digest": fingerprint.digest, "kind": kind}
+        return {"opaque": type(value).__name__}, fingerprint.weight
+    return {"digest": fingerprint.digest, "kind": kind}, fingerprint.weight
 
 
 def equal(one: Value, other: Value) -> bool:
@@ -73,7 +85,7 @@ def equal(one: Value, other: Value) -> bool:
     if one.keys() & NOT_SEEN or other.keys() & NOT_SEEN:
         return True
     if "value" in one and "digest" in other:
-        return bool(_digest(one["value"]) == other["digest"])  # older checkpoints hold the tensors of data
+        return bool(Fingerprint(one["value"], is_whole=True).digest == other["digest"])  # of an older checkpoint
     return one.get("digest") == other.get("digest") and one.keys() == other.keys()
 
 
@@ -111,11 +123,6 @@ def describe(value: Any) -> str:
     return f"{article} {name} of {len(value)}" if hasattr(value, "__len__") else f"{article} {name}"
 
 
-def _digest(plain: Any) -> str:
-    """Return the digest of all of a plain value; of large tensors, SHA-256 takes a third of the time on most machines."""
-    return Fingerprint(plain, make_hash=sha256).digest
-
-
 def _numbers(value: Any) -> int:
     """Return how many numbers the tensors in a plain value have."""
     if isinstance(value, Tensor):
@@ -124,8 +131,8 @@ def _numbers(value: Any) -> int:
     return sum(map(_numbers, items))
 
 
-def _copy(value: Any, left: list[int], copy_tensor: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of a plain value; `left` holds how many more values may be copied.
+def _copy(value: Any, left: list[int]) -> Any:
+    """Return a copy of a plain value, with the same tensors; `left` holds how many more values may be copied.
 
     Raises:
         TypeError: it is too large, or not plain.
@@ -137,14 +144,26 @@ def _copy(value: Any, left: list[int], copy_tensor: Callable[[Tensor], Tensor]) 
     if (kind in SCALARS and not _is_long(value)) or (kind in (str, bytes) and len(value) <= TEXT):
         return value
     if kind in (list, tuple):
-        return kind(_copy(each, left, copy_tensor) for each in value)
+        return kind(_copy(each, left) for each in value)
     if kind in (dict, OrderedDict, Counter):
-        return kind({_copy(key, left, copy_tensor): _copy(item, left, copy_tensor) for key, item in value.items()})
+        return kind({_copy(key, left): _copy(item, left) for key, item in value.items()})
     if kind is np.float64:
         return float(value)
     if kind is Tensor and _is_plain(value):
-        return copy_tensor(value)
+        return value.detach()  # another object each time: a fingerprint counts what is shared
     raise TypeError
+
+
+def _cloned(plain: Any) -> Any:
+    """Return a plain value with its tensors as they are now."""
+    kind = type(plain)
+    if kind is Tensor:
+        return plain.clone()
+    if kind in (list, tuple):
+        return kind(map(_cloned, plain))
+    if kind in (dict, OrderedDict, Counter):
+        return kind({key: _cloned(item) for key, item in plain.items()})
+    return plain
 
 
 def _is_plain(value: Tensor) -> bool:
@@ -200,7 +219,7 @@ class Fingerprint:
         is_data: whether it belongs to a dataset or sampler: only a sample of large data is read, and the states of
             generators do not count, since draws are keyed.
         package: a package whose objects count as the user's own although it is installed.
-        make_hash: makes what digests.
+        is_whole: whether to read all of it, however large; by SHA-256, which is three times as fast on large tensors.
 
     Attributes:
         unseen: why the value cannot be compared; empty if all of it was read.
@@ -213,21 +232,29 @@ class Fingerprint:
         *,
         is_data: bool = False,
         package: str = "",
-        make_hash: Callable[[], Any] = partial(blake2b, digest_size=16),
+        is_whole: bool = False,
     ) -> None:
         self.unseen = ""
-        self._hash, self._is_data, self._package = make_hash(), is_data, package
+        self._hash = sha256() if is_whole else blake2b(digest_size=16)
+        self._is_data, self._package = is_data, package
         self._numbers: dict[int, int] = {}
         self._held: list[Any] = []  # keeps temporary objects alive, so that no id is used twice
-        self._left, self._bytes = NODES, SAMPLE_BYTES if is_data else BYTES
-        self._names = 0
+        self._left, self._bytes, self._depth = NODES, SAMPLE_BYTES if is_data else BYTES, DEPTH
+        if is_whole:
+            self._left = self._bytes = self._depth = sys.maxsize
+        self._names = self._walked = self._digested = 0
         self._add(value, 0)
         self.is_opaque = self._names == 1 and not self.unseen
 
     @property
     def digest(self) -> str:
         """The digest, in hexadecimal."""
-        return str(self._hash.hexdigest())
+        return self._hash.hexdigest()
+
+    @property
+    def weight(self) -> int:
+        """About how many microseconds it takes: one for each value, and for each kilobyte of tensors and arrays."""
+        return self._walked + self._digested // 1000
 
     def _stop(self) -> None:
         if not self._is_data:
@@ -238,7 +265,8 @@ class Fingerprint:
 
     def _add(self, value: Any, depth: int) -> None:
         self._left -= 1
-        if self._left < 0 or depth > DEPTH:
+        self._walked += 1
+        if self._left < 0 or depth > self._depth:
             self._stop()
             return
         if isinstance(value, (*PLAIN, *NAMED)):
@@ -271,6 +299,7 @@ class Fingerprint:
         elif isinstance(value, set | frozenset):
             each_one = partial(Fingerprint, is_data=self._is_data, package=self._package)
             digests = (each_one(each).digest for each in islice(value, NODES))
+            self._walked += len(value)
             self._each(f"set of {len(value)}", sorted(digests), depth)
         elif isinstance(value, FunctionType | MethodType | partial | type | BuiltinFunctionType):
             self._code(value, depth)
@@ -344,7 +373,9 @@ class Fingerprint:
         self._bytes -= value.nbytes
         if self._bytes < 0:
             self._stop()
-        elif isinstance(value, np.ndarray):
+            return
+        self._digested += value.nbytes
+        if isinstance(value, np.ndarray):
             self._hash.update(np.ascontiguousarray(value).tobytes())
         else:
             self._hash.update(_memory(value))

@@ -8,7 +8,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.checkpoint.unseen.values import encode, equal, show_both
+from heliograph.core.checkpoint.unseen.values import encode, encode_and_weigh, equal, show_both
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -73,6 +73,75 @@ def test_data_equals_what_older_checkpoints_hold_of_it(value: Any) -> None:
 def test_data_that_changed_differs_from_what_older_checkpoints_hold_of_it() -> None:
     assert not equal({"value": LARGE}, encode(changed(LARGE), is_data=True))
     assert not equal({"value": [LARGE, 1]}, encode([LARGE, 2], is_data=True))
+
+
+@given(VALUES)
+def test_options_equal_what_older_checkpoints_hold_of_them(value: Any) -> None:
+    assert equal({"value": [deepcopy(value), deepcopy(value)]}, encode([value, value], is_kept=False))
+
+
+def test_options_of_many_values_are_kept_as_a_digest_of_all_of_them() -> None:
+    many = [*range(1_000), {"deep": [[[[[[[[[[[[[[1]]]]]]]]]]]]]]}]
+    encoded = encode(many, is_kept=False)
+    assert encoded.keys() == {"digest", "kind"}
+    assert encoded["kind"] == "a list of 1001"
+    assert equal({"value": many}, encoded)
+    assert not equal(encoded, encode([*many[:-1], {"deep": [[[[[[[[[[[[[[2]]]]]]]]]]]]]]}], is_kept=False))
+    assert encode([0.1, "a"], is_kept=False) == {"value": [0.1, "a"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "weight"),
+    [
+        (1, 0),
+        ("text", 1),
+        (list(range(10)), 11),
+        (list(range(1_000)), 1_001),
+        ([torch.zeros(1_000) for _ in range(50)], 251),
+        (set(range(1_000)), 2_001),
+        (torch.zeros(2_000_000), 8_001),
+    ],
+)
+def test_what_it_takes_to_look_at_a_value(value: Any, weight: int) -> None:
+    assert encode_and_weigh(value, is_kept=False)[1] == weight
+
+
+class Hoarder(h.Plugin):
+    """Keeps a lot."""
+
+    def __init__(self) -> None:
+        self.samples = [torch.zeros(2) for _ in range(10_000)]
+        self.few = [1, 2, 3]
+
+    @h.on(h.StepEnd)
+    def look(self, run: h.Run, event: h.StepEnd) -> None:
+        run.state_dict()
+
+
+class Watching(Hoarder):
+    """Only looks."""
+
+    affects_training = False
+
+
+class Ignoring(Hoarder):
+    """Says so."""
+
+    resume_ignores = ("samples",)
+
+
+@pytest.mark.parametrize(("kind", "is_noted"), [(Hoarder, True), (Watching, False), (Ignoring, False)])
+def test_what_makes_every_save_longer_is_said_once(kind: type[Hoarder], is_noted: bool) -> None:
+    task = h.Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
+    trainer = h.Trainer([h.RNGCapture(), kind().named("hoarder")], device="cpu")
+    batches = [(torch.zeros(2, 1), torch.zeros(2, 1))] * 2
+    result = trainer.fit(task, batches, optimizer=lambda each: torch.optim.SGD(each, 0.01), epochs=1)
+
+    assert [each for each in result.notes if "every save" in each] == [
+        "every save looks at all of samples of plugin 'hoarder', to compare it at a resume, which takes about 10 ms: "
+        "name it in the class's resume_ignores, if no bit of the training depends on it, or set affects_training = "
+        "False on a plugin that only looks"
+    ] * is_noted
 
 
 class Cut(h.Plugin):
