@@ -184,6 +184,7 @@ class Store:
         Raises:
             OSError: there is not enough space, or the folder could not be created.
         """
+        self._is_tidy = self._has_just_looked = False  # until a save has renamed the folder, or removed it
         sweep(self._files, self.folder, self.run_name)
         if needed > (free := self._files.free(self.folder)):
             raise OSError(
