@@ -13,7 +13,7 @@ from .attributes import CLASS, Attribute, encode_attributes, find_attributes, fi
 from .listeners import compare_listeners, describe_listeners
 from .program import compare_programs, describe_program, encode_options, list_overridden
 from .values import MISSING, Value, differing, equal, show, show_both
-from .variables import connections, find_numbers
+from .variables import Chains, connections, find_numbers
 
 logger = logging.getLogger("heliograph")
 MAX_NAMES: Final = 5  # attributes that a note lists
@@ -32,6 +32,7 @@ class UnseenState:
         saved: the saved state, until its listeners are compared.
         early_changes: the listeners that differed before the epoch began; None if it had begun.
         heavy: what is noted to take long at each save.
+        without_users: the listeners of events none of which is the user's, as they were at the last save.
     """
 
     at_start: dict[str, dict[str, Any]]
@@ -40,6 +41,7 @@ class UnseenState:
     saved: Mapping[str, Any] | None = None
     early_changes: list[str] | None = None
     heavy: set[str] = field(default_factory=set)
+    without_users: Chains = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> UnseenState:
@@ -48,7 +50,7 @@ class UnseenState:
 
     def state_dict(self, run: Run) -> dict[str, Any]:
         """Return the attributes, which of them the training has changed, the listeners and the program."""
-        connected, weigh = connections(run), partial(self._note_heavy, run)
+        connected, weigh = connections(run, self.without_users), partial(self._note_heavy, run)
         attributes, counted = encode_attributes(find_attributes(run), weigh), find_numbers(run, connected)
         self.changed.update(where for where, *_ in differing(self.at_start, attributes | counted))
         for where, value in attributes.items():

@@ -78,7 +78,7 @@ def describe_listeners(run: Run, connected: Connections | None = None) -> dict[s
     found: dict[str, list[Listener]] = {}
     named = zip(run.plugins.names(), run.plugins, strict=True)
     observers = {name for name, plugin in named if not affects_training(plugin)}
-    for event, listeners in connected or connections(run):
+    for event, listeners in connections(run) if connected is None else connected:
         if event in AFTERWARDS or not any(_is_users(receiver) for receiver, _ in listeners):
             continue
         compared = [(receiver, each) for receiver, each in listeners if _plugin(each) not in observers]

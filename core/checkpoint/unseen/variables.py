@@ -20,6 +20,7 @@ from .values import encode
 MOST: Final = 5_000  # functions and classes
 Receivers = list[tuple[Callable[..., Any], Subscription]]
 Connections = list[tuple[type[Event], Receivers]]
+Chains = dict[type[Event], tuple[Callable[..., Any], ...]]
 CALLED: Final = frozenset({FunctionType, MethodType, partial})
 WRAPPERS: Final = (staticmethod, classmethod)
 BITS: Final = 63  # of a whole number: what `torch.load` reads safely
@@ -41,9 +42,33 @@ class Variable(NamedTuple):
     is_default: bool = False
 
 
-def connections(run: Run) -> Connections:
-    """Return what listens to each event, in order: looked at once for all that a save compares."""
-    return [(signal.event, list(signal.listeners())) for signal in run.bus.signals() if signal.subscriptions]
+def connections(run: Run, without: Chains | None = None) -> Connections:
+    """Return what listens to each event, in order, where any of it is the user's; looked at once for a save.
+
+    Args:
+        run: the run.
+        without: the chains in which nothing was the user's, by their events; those that are the same are not looked at
+            again. They are kept here, so that no other chain can be taken for one of them.
+    """
+    found, known = Connections(), {} if without is None else without
+    for signal in run.bus.signals():
+        if signal.subscriptions and known.get(signal.event) is not signal.chain:
+            known.pop(signal.event, None)
+            chain, listeners = signal.chain, list(signal.listeners())
+            if any(_is_of_users(receiver) for receiver, _ in listeners):
+                found.append((signal.event, listeners))
+            else:
+                known[signal.event] = chain
+    return found
+
+
+def _is_of_users(receiver: Callable[..., Any]) -> bool:
+    """Return whether a receiver is the user's, or a method of an object of a class of the user's."""
+    while isinstance(receiver, partial):
+        receiver = receiver.func
+    holder = receiver.__self__ if isinstance(receiver, MethodType) else receiver
+    kinds = (receiver, holder, type(holder))
+    return any(is_users(str(module)) for each in kinds if (module := getattr(each, "__module__", None)) is not None)
 
 
 def find_numbers(run: Run, connected: Connections | None = None) -> dict[str, dict[str, Any]]:
@@ -57,7 +82,8 @@ def find_numbers(run: Run, connected: Connections | None = None) -> dict[str, di
         run: the run.
         connected: what listens, if that is known.
     """
-    receivers = [each for _, listeners in connected or connections(run) for each in listeners]
+    connected = connections(run) if connected is None else connected
+    receivers = [each for _, listeners in connected for each in listeners]
     pending, seen = deque[Any](_roots(run, receivers)), set[int]()
     found = {variable.key: variable for variable in _object_variables(run, receivers) if is_number(variable.value)}
     while pending and len(seen) < MOST:
