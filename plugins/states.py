@@ -125,23 +125,25 @@ class States:
 
 
 def copied(state: Any) -> Any:
-    """Return a deep copy: `deepcopy` copies number by number, and the state of a random generator is a thousand."""
-    return deepcopy(state, {id(each): each.copy() for each in _plain_lists(state)})  # what it need not copy again
+    """Return a deep copy: most states are plain values in dicts and lists, each of which `deepcopy` asks ten things."""
+    return _copied(state, {})
 
 
-def _plain_lists(state: Any) -> Iterator[list[Any]]:
-    """Yield the lists in a state that hold plain values only."""
-    pending, seen = [state], set[int]()
-    while pending:
-        each = pending.pop()
-        if type(each) not in (dict, list, tuple) or id(each) in seen:
-            continue
-        seen.add(id(each))
-        items = list(each.values()) if type(each) is dict else each
-        if not PLAIN.issuperset(map(type, items)):
-            pending += items
-        elif type(each) is list:
-            yield each
+def _copied(state: Any, memo: dict[int, Any]) -> Any:
+    kind = type(state)
+    if kind in PLAIN:
+        return state
+    if kind is not dict and kind is not list:
+        return deepcopy(state, memo)
+    copy: Any = memo.get(id(state))
+    if copy is None:
+        copy = memo[id(state)] = kind()
+        if kind is list:
+            copy += [each if type(each) in PLAIN else _copied(each, memo) for each in state]
+        else:
+            for key, each in state.items():
+                copy[_copied(key, memo)] = each if type(each) in PLAIN else _copied(each, memo)
+    return copy
 
 
 OTHER_FORM = (

@@ -287,7 +287,7 @@ class Checkpoint(Plugin):
             store, training_id = self._open_store(run), run.training_id
             is_claimed = self._name and store.training_id == training_id
             notes = [] if is_claimed else self._claim_name(store, training_id, run.name)
-            own, self._own = self._own or store.own(), []
+            own, self._own = (self._own if is_claimed else []) or store.own(), []  # another plugin may resume another
             self._kept.begin(own, self._found.damaged)
             is_newest = bool(own) and event.path is not None and event.path.resolve() == own[0].path.resolve()
             return next(iter(own), None), self._best(), is_newest, self._name, notes

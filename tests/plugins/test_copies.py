@@ -45,11 +45,16 @@ def test_what_is_shared_stays_shared_and_what_holds_itself_ends() -> None:
     assert copy["own"] is copy
 
 
-def test_long_lists_are_not_copied_number_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    memos: list[dict[int, Any]] = []
-    monkeypatch.setattr(states, "deepcopy", lambda state, memo: memos.append(memo))
-    python, numpy, mixed = [1] * 625, [2] * 624, [1, [2]]
-    copied({"python": [3, python, None], "numpy": {"keys": numpy}, "mixed": mixed})
+def test_plain_values_and_what_holds_them_are_not_given_to_deepcopy(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_to = list[Any]()
 
-    assert {id(python), id(numpy), id(mixed[1])} == set(memos[0])
-    assert memos[0][id(python)] == python
+    def deepcopy(state: Any, memo: dict[int, Any]) -> str:
+        given_to.append(state)
+        return "copy"
+
+    monkeypatch.setattr(states, "deepcopy", deepcopy)
+    weight = torch.zeros(2)
+    copy = copied({"python": [3, [1] * 625, None], "mixed": [1, {"a": b"c"}, weight], 2: ("b", 1)})
+
+    assert [id(weight), ("b", 1)] == [id(given_to[0]), given_to[1]]
+    assert copy == {"python": [3, [1] * 625, None], "mixed": [1, {"a": b"c"}, "copy"], 2: "copy"}

@@ -26,8 +26,10 @@ def versions() -> dict[str, str]:
     """Return the versions of the installed software, for a snapshot."""
     from ...system.extras import version
 
-    software = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": str(np.__version__)}
-    return {"heliograph": version(), **software}
+    return {"heliograph": version(), **_SOFTWARE}
+
+
+_SOFTWARE = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": str(np.__version__)}
 
 
 def training_of(saved: Mapping[str, Any]) -> str:
@@ -134,20 +136,23 @@ def _is_small_and_plain(value: Any) -> bool:
     """Return whether a walk of few items finds nothing wrong, as in most states: it needs no path to each of them."""
     level, met = [value], 0
     for _ in range(DEPTH):
-        inner: list[Any] = []
+        keys, items = list[Any](), list[Any]()
         for each in level:
             if type(each) in MAPPINGS:
-                if not PLAIN.issuperset(map(type, each)):
-                    return False
-                inner += [item for item in each.values() if type(item) not in PLAIN]
+                keys += each
+                items += each.values()
             elif type(each) in SEQUENCES:
-                inner += [item for item in each if type(item) not in PLAIN]
+                items += [item for item in each if type(item) not in PLAIN]
             elif not isinstance(each, Tensor):
                 return False
-        met += len(inner)
-        if not inner or met > FEW:
-            return not inner
-        level = inner
+            if len(items) > FEW:
+                return False
+        if not PLAIN.issuperset(map(type, keys)):
+            return False
+        level = [item for item in items if type(item) not in PLAIN]
+        met += len(level)
+        if not level or met > FEW:
+            return not level
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,26 +36,18 @@ def _contents(state: Any) -> tuple[list[Tensor], int]:
     """Return the tensors of a state, and about how many bytes the rest needs."""
     tensors, size, level = list[Tensor](), 0, [state]
     while level:
-        inner: list[Any] = []
+        keys, items = list[Any](), list[Any]()
         for each in level:
-            if isinstance(each, Tensor):
-                tensors.append(each)
-                continue
-            items = each
             if type(each) in MAPPINGS:
-                size += PER_VALUE * len(each) + sum([len(key) for key in each if type(key) in TEXTS])
-                items = each.values()
-            elif type(each) not in SEQUENCES:
-                continue
-            size += PER_VALUE * len(each)
-            if type(each) in SEQUENCES and NUMBERS.issuperset(map(type, each)):
-                continue  # lists of a thousand numbers are common
-            for item in items:
-                if type(item) in TEXTS:
-                    size += len(item)
-                elif type(item) not in NUMBERS:
-                    inner.append(item)
-        level = inner
+                keys += each
+                items += each.values()
+            elif type(each) in SEQUENCES:
+                size += PER_VALUE * len(each)
+                items += [item for item in each if type(item) not in NUMBERS]  # lists of a thousand are common
+            elif isinstance(each, Tensor):
+                tensors.append(each)
+        size += PER_VALUE * len(keys) + sum([len(each) for each in chain(keys, items) if type(each) in TEXTS])
+        level = [item for item in items if type(item) not in PLAIN]
     return tensors, size
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
+from stat import S_ISLNK
 from time import sleep
 from typing import Any, TypeVar
 
@@ -71,9 +72,13 @@ class Files:
 
     def remove_folder(self, path: Path) -> None:
         """Remove a folder with its files, if it exists; of a symbolic link to one, only the link."""
-        if path.is_symlink():
+        try:
+            is_link = S_ISLNK(os.lstat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        if is_link:
             path.unlink()
-        elif path.exists():
+        else:
             shutil.rmtree(path)
 
     def sync_folder(self, folder: Path) -> None:

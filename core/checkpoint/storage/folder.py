@@ -136,9 +136,9 @@ class Manifests:
             entry = decode(content, place, path)
         except ValueError as error:
             return FoundFile(path, has_data, stamp, None, error, claim_of(content))
-        if entry.path.name != path.name:  # a pair may have been renamed
+        if entry.path is not path:  # a pair may have been renamed
             entry = replace(entry, path=path)
-        return FoundFile(entry.path, has_data, stamp, entry, None, entry.claim)
+        return FoundFile(path, has_data, stamp, entry, None, entry.claim)
 
 
 class _VanishedError(Exception):

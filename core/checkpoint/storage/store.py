@@ -73,6 +73,7 @@ class Store:
         self._is_tidy = False  # whether nothing failed since the last sweep
         self._has_just_looked = False  # at the folder, when the store was opened
         self._sequence: int | None = None  # the highest so far, while the store is open
+        self._absent: set[Path] = set()  # pointers that are not there, as this store has seen to it
 
     def open(self, patience: float = 0.0) -> list[str]:
         """Acquire the lock, and finish or undo what an interrupted writer began; return notes on that.
@@ -109,6 +110,7 @@ class Store:
     def close(self) -> None:
         """Release the lock; closing twice does nothing."""
         self._sequence = None
+        self._absent.clear()
         if self._own_lock is not None:
             self._own_lock.release()
         self._own_lock, self.name = None, self.run_name
@@ -165,7 +167,8 @@ class Store:
             raise ValueError(f"A state of training {training} was given to the store of {self.training_id}.")
         path, is_new = self._free_path(self.folder / check_name(name), training, replace_unknown)
         entry = self._entry(path, state, newest + 1 if sequence is None else sequence, judged_by)
-        entry = replace(entry, shards=dict(shards or {}), replaces=self._unknown(path) if replace_unknown else "")
+        if shards or replace_unknown:
+            entry = replace(entry, shards=dict(shards or {}), replaces=self._unknown(path) if replace_unknown else "")
         is_clear = is_new and self._is_tidy
         with self._changing():
             entry = write(self._files, self._hidden, entry, state, read_back=read_back, is_clear=is_clear)
@@ -181,6 +184,7 @@ class Store:
         Raises:
             OSError: there is not enough space, or the folder could not be created.
         """
+        self._is_tidy = self._has_just_looked = False  # until a save has renamed the folder, or removed it
         sweep(self._files, self.folder, self.run_name)
         if needed > (free := self._files.free(self.folder)):
             raise OSError(
@@ -320,20 +324,24 @@ class Store:
         Raises:
             OSError: it could not be written.
         """
-        pointer = pointer_path(self.folder, self.name, label)
+        pointer, name = pointer_path(self.folder, self.name, label), None if path is None else path.name
+        if name is None and pointer in self._absent:  # nobody else writes it while the lock is held
+            return
         if pointer.is_dir():  # not worth failing for
             logger.warning("A folder has the name of the pointer %s, which is not written: move it away", pointer)
             return
-        if path is None:
+        if name is None:
             self._files.unlink(pointer)
+            self._absent.add(pointer)
             return
-        if reader.read_pointer(pointer) == path.name:
+        if reader.read_pointer(pointer) == name:
             return
         with self._changing():
             # `prune` spares what is called the best. The last is not worth a wait for the disk: a training that it does
             # not name takes another name where others have checkpoints under this one, so that nothing is lost
-            write_small(self._files, self._hidden.pointer, f"{path.name}\n".encode(), syncs=label == "best")
+            write_small(self._files, self._hidden.pointer, f"{name}\n".encode(), syncs=label == "best")
             self._files.rename(self._hidden.pointer, pointer)
+        self._absent.discard(pointer)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:

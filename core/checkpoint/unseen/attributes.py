@@ -17,7 +17,7 @@ from ....events import Run
 from ...data.draws.equality import set_by_epoch
 from ...data.draws.users_code import is_users
 from ...data.streams import Streams
-from .values import GENERATORS, encode
+from .values import GENERATORS, HEAVY, Weigh, encode_and_weigh
 
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
 MODULE_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -176,7 +176,8 @@ def _scheduler_attributes(scheduler: Any, where: str) -> Iterator[tuple[str, Att
 def _reader_attributes(reader: Any, where: str) -> Iterator[tuple[str, Attribute]]:
     """Yield the attributes of the user's own dataset, sampler or function, inside of torch's wrappers too."""
     if isinstance(reader, Subset):
-        yield f"{where}.indices", Attribute(list(reader.indices), is_data=True)
+        indices = reader.indices if type(reader.indices) is list else list(reader.indices)
+        yield f"{where}.indices", Attribute(indices, is_data=True)
         yield from _reader_attributes(reader.dataset, where)
     elif isinstance(reader, ConcatDataset):
         for number, each in enumerate(reader.datasets):
@@ -214,6 +215,8 @@ def ignored_names(holder: Any) -> Collection[str]:
         TypeError: it is not a tuple, list or set of names.
     """
     names = getattr(type(holder), "resume_ignores", ())
+    if type(names) is tuple and not names:
+        return ()
     if not isinstance(names, tuple | list | set | frozenset) or not all(isinstance(each, str) for each in names):
         raise TypeError(
             f"{type(holder).__name__}.resume_ignores must be a tuple of names of attributes, got {names!r}."
@@ -244,6 +247,16 @@ def find_holder(run: Run, where: str) -> tuple[Any, str]:
     return None, name
 
 
-def encode_attributes(found: Mapping[str, Attribute]) -> dict[str, dict[str, Any]]:
-    """Return attributes as plain data."""
-    return {where: encode(each.value, is_data=each.is_data, package=each.package) for where, each in found.items()}
+def encode_attributes(found: Mapping[str, Attribute], weigh: Weigh | None = None) -> dict[str, dict[str, Any]]:
+    """Return attributes as plain data.
+
+    Args:
+        found: the attributes, by where they are.
+        weigh: called with where each is that takes long, and with the microseconds.
+    """
+    encoded: dict[str, dict[str, Any]] = {}
+    for where, each in found.items():
+        encoded[where], weight = encode_and_weigh(each.value, is_data=each.is_data, package=each.package)
+        if weight > HEAVY and weigh is not None:
+            weigh(where, weight)
+    return encoded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from ....events import Run
@@ -12,7 +13,7 @@ from .attributes import CLASS, Attribute, encode_attributes, find_attributes, fi
 from .listeners import compare_listeners, describe_listeners
 from .program import compare_programs, describe_program, encode_options, list_overridden
 from .values import MISSING, Value, differing, equal, show, show_both
-from .variables import connections, find_numbers
+from .variables import Chains, connections, find_numbers
 
 logger = logging.getLogger("heliograph")
 MAX_NAMES: Final = 5  # attributes that a note lists
@@ -30,6 +31,8 @@ class UnseenState:
         changed: the attributes that the training has changed, in the runs that this one resumes too.
         saved: the saved state, until its listeners are compared.
         early_changes: the listeners that differed before the epoch began; None if it had begun.
+        heavy: what is noted to take long at each save.
+        without_users: the listeners of events none of which is the user's, as they were at the last save.
     """
 
     at_start: dict[str, dict[str, Any]]
@@ -37,6 +40,8 @@ class UnseenState:
     changed: set[str] = field(default_factory=set)
     saved: Mapping[str, Any] | None = None
     early_changes: list[str] | None = None
+    heavy: set[str] = field(default_factory=set)
+    without_users: Chains = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> UnseenState:
@@ -45,8 +50,8 @@ class UnseenState:
 
     def state_dict(self, run: Run) -> dict[str, Any]:
         """Return the attributes, which of them the training has changed, the listeners and the program."""
-        connected = connections(run)
-        attributes, counted = encode_attributes(find_attributes(run)), find_numbers(run, connected)
+        connected, weigh = connections(run, self.without_users), partial(self._note_heavy, run)
+        attributes, counted = encode_attributes(find_attributes(run), weigh), find_numbers(run, connected)
         self.changed.update(where for where, *_ in differing(self.at_start, attributes | counted))
         for where, value in attributes.items():
             if "unseen" in value:
@@ -58,8 +63,17 @@ class UnseenState:
             "changed": sorted(self.changed),
             "options": self.options,
             "listening": describe_listeners(run, connected),
-            **describe_program(run),
+            **describe_program(run, weigh),
         }
+
+    def _note_heavy(self, run: Run, where: str, weight: int) -> None:
+        """Say once that an attribute is so large that looking at it makes every save longer."""
+        if where not in self.heavy:
+            self.heavy.add(where)
+            run.note(
+                f"every save looks at all of {where}, to compare it at a resume, which takes about {weight / 1000:.0f} "
+                f"ms: {MEND}, or set affects_training = False on a plugin that only looks"
+            )
 
     def resume(self, run: Run, saved: Mapping[str, Any], *, restores: bool, is_roll_back: bool) -> list[str]:
         """Compare the attributes with the saved ones: restore those that can be, report the others as doubts.

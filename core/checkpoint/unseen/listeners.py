@@ -76,8 +76,9 @@ def describe_listeners(run: Run, connected: Connections | None = None) -> dict[s
         connected: what listens, if that is known.
     """
     found: dict[str, list[Listener]] = {}
-    observers = {name for name in run.plugins.names() if not affects_training(run.plugins[name])}
-    for event, listeners in connected or connections(run):
+    named = zip(run.plugins.names(), run.plugins, strict=True)
+    observers = {name for name, plugin in named if not affects_training(plugin)}
+    for event, listeners in connections(run) if connected is None else connected:
         if event in AFTERWARDS or not any(_is_users(receiver) for receiver, _ in listeners):
             continue
         compared = [(receiver, each) for receiver, each in listeners if _plugin(each) not in observers]

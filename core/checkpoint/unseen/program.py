@@ -13,7 +13,7 @@ from ....events.bus import Handle
 from ....events.guarantee import Guarantee
 from ...data.draws.users_code import is_users
 from .attributes import ignored_names, package_of
-from .values import differing, encode, show_both
+from .values import HEAVY, SCALARS, Weigh, differing, encode, encode_and_weigh, show_both
 
 Program = Mapping[str, Mapping[str, Any]]
 WORDS: Final = {
@@ -33,8 +33,13 @@ ACCUMULATES: Final = "accumulation"  # what a plugin claims that says how many m
 DECIDES: Final = ("precision", "dtype")  # the others change only how numbers are rounded
 
 
-def describe_program(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the settings and the plugins of a run as plain data."""
+def describe_program(run: Run, weigh: Weigh | None = None) -> dict[str, dict[str, Any]]:
+    """Return the settings and the plugins of a run as plain data.
+
+    Args:
+        run: the run.
+        weigh: called with each attribute of a plugin that takes long, in words, and with the microseconds.
+    """
     engine = run.engine
     device = torch.device(str(engine.device))
     model = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -51,7 +56,8 @@ def describe_program(run: Run) -> dict[str, dict[str, Any]]:
         "cudnn": [cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32],
         "matmul": torch.get_float32_matmul_precision(),
     }
-    return {"settings": settings, "plugins": {name: _plugin(run, name) for name in run.plugins.names()}}
+    named = zip(run.plugins.names(), run.plugins, strict=True)
+    return {"settings": settings, "plugins": {name: _plugin(run, name, plugin, weigh) for name, plugin in named}}
 
 
 def compare_programs(before: Program, now: Program) -> Iterator[tuple[Guarantee, str]]:
@@ -102,15 +108,15 @@ def _plugin_changes(
         yield "not exact", f"{what} had {name} = {was} and has {value}{mend}"
 
 
-def _plugin(run: Run, name: str) -> dict[str, Any]:
-    plugin, plugins = run.plugins[name], run.plugins
+def _plugin(run: Run, name: str, plugin: Any, weigh: Weigh | None) -> dict[str, Any]:
     affects = affects_training(plugin)
-    options = plugin_options(plugin) if affects else {}
+    weigh_option = None if weigh is None else lambda option, weight: weigh(f"{option} of plugin {name!r}", weight)
+    options = plugin_options(plugin, weigh_option) if affects else {}
     kind = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
     facts: dict[str, Any] = {
         "class": kind,
         "affects_training": affects,
-        "enabled": plugins.is_enabled(name),
+        "enabled": run.plugins.is_enabled(name),
         "options": options,
     }
     if ignored := sorted(ignored_names(plugin)):
@@ -146,20 +152,30 @@ def has_state(plugin: Any) -> bool:
     return hasattr(plugin, "state_dict") and bool(plugin.state_dict())
 
 
-def plugin_options(plugin: Any) -> dict[str, Any]:
-    """Return the attributes of a plugin: the public ones of a built-in, all of the user's."""
-    skip = {"name", *ignored_names(plugin)}
-    names = [name for name in vars(plugin) if name not in skip and not (_is_ours(plugin) and name.startswith("_"))]
-    package, values = package_of(plugin), {name: getattr(plugin, name) for name in names}
-    return {
-        name: LISTENS if isinstance(value, Handle) else encode(_plain(value), package=package)
-        for name, value in values.items()
-    }
+def plugin_options(plugin: Any, weigh: Weigh | None = None) -> dict[str, Any]:
+    """Return the attributes of a plugin: the public ones of a built-in, all of the user's.
+
+    Args:
+        plugin: the plugin.
+        weigh: called with the name of each that takes long, and with the microseconds.
+    """
+    skip, is_ours = {"name", *ignored_names(plugin)}, _is_ours(plugin)
+    names = [name for name in vars(plugin) if name not in skip and not (is_ours and name.startswith("_"))]
+    package, encoded = package_of(plugin), dict[str, Any]()
+    for name in names:
+        value, weight = getattr(plugin, name), 0
+        if isinstance(value, Handle):
+            encoded[name] = LISTENS
+        else:
+            encoded[name], weight = encode_and_weigh(_plain(value), is_kept=False, package=package)
+        if weight > HEAVY and weigh is not None:
+            weigh(name, weight)
+    return encoded
 
 
 def _plain(option: Any) -> Any:
     """Return an option as plain data: of a class of heliograph its `str`, if it has one, else its attributes."""
-    if not _is_ours(option):
+    if type(option) in SCALARS or not _is_ours(option):
         return option
     if any("__str__" in vars(kind) for kind in type(option).__mro__[:-1]):
         return str(option)

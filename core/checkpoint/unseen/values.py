@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from io import IOBase
 from itertools import chain, islice
 from math import isnan
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ...data.draws.users_code import attributes_of, is_users
 
 LEAVES: Final = 100_000  # plain values in one attribute that are copied
-FEW: Final = 100  # of a dataset or sampler
+FEW: Final = 100  # of what is compared only, numbers of tensors too
 TEXT: Final = 64 * 1024  # characters or bytes in one of them
 BITS: Final = 2000
 NUMBERS: Final = 65_536  # in a tensor
@@ -33,32 +33,49 @@ EXACT: Final = (bool, int, str, type(None))  # equal only to the same bits
 SHOWN: Final = 60  # characters of a value in a sentence
 NOT_SEEN: Final = frozenset({"opaque", "unseen"})
 MISSING: Final = {"missing": True}
+HEAVY: Final = 5_000  # microseconds that it takes at each save to look at an attribute: worth a note
 Value = Mapping[str, Any]
+Weigh = Callable[[str, int], None]
 
 
-def encode(value: Any, *, is_data: bool = False, package: str = "") -> dict[str, Any]:
+def encode(value: Any, *, is_data: bool = False, is_kept: bool = True, package: str = "") -> dict[str, Any]:
     """Return an attribute as plain data: `value`, or `digest` with `kind`, or `opaque`, or `unseen` with the reason.
 
     Args:
         value: of the attribute.
         is_data: whether it belongs to a dataset or sampler: only a sample of large data is read.
+        is_kept: whether it may be restored; else it is compared only, and the digest of what is not small is enough.
         package: the package of the attribute's holder, whose classes count as the user's even if it is installed.
     """
+    return encode_and_weigh(value, is_data=is_data, is_kept=is_kept, package=package)[0]
+
+
+def encode_and_weigh(
+    value: Any, *, is_data: bool = False, is_kept: bool = True, package: str = ""
+) -> tuple[dict[str, Any], int]:
+    """Return an attribute as `encode` does, and about how many microseconds that takes."""
     if type(value) in SCALARS and not _is_long(value):
-        return {"value": value}
+        return {"value": value}, 0
     try:
-        return {"value": _copy(value, [FEW if is_data else LEAVES])}
+        left = [FEW if is_data else LEAVES]
+        plain = _copy(value, left)
     except (TypeError, RecursionError):
         pass
+    else:
+        leaves = (FEW if is_data else LEAVES) - left[0]
+        if (is_kept and not is_data) or max(leaves, _numbers(plain)) <= FEW:
+            return {"value": _cloned(plain)}, leaves
+        fingerprint = Fingerprint(plain, is_whole=True)
+        return {"digest": fingerprint.digest, "kind": describe(value)}, fingerprint.weight
     try:
         fingerprint, kind = Fingerprint(value, is_data=is_data, package=package), describe(value)
     except Exception as error:  # noqa: BLE001  # the user's classes may raise anything; a save must not fail for it
-        return {"unseen": f"could not be looked at ({type(error).__name__})", "kind": type(value).__name__}
+        return {"unseen": f"could not be looked at ({type(error).__name__})", "kind": type(value).__name__}, 0
     if fingerprint.unseen:
-        return {"unseen": fingerprint.unseen, "kind": kind}
+        return {"unseen": fingerprint.unseen, "kind": kind}, fingerprint.weight
     if fingerprint.is_opaque:
-        return {"opaque": type(value).__name__}
-    return {"digest": fingerprint.digest, "kind": kind}
+        return {"opaque": type(value).__name__}, fingerprint.weight
+    return {"digest": fingerprint.digest, "kind": kind}, fingerprint.weight
 
 
 def equal(one: Value, other: Value) -> bool:
@@ -67,6 +84,8 @@ def equal(one: Value, other: Value) -> bool:
         return _same(one["value"], other["value"])
     if one.keys() & NOT_SEEN or other.keys() & NOT_SEEN:
         return True
+    if "value" in one and "digest" in other:
+        return bool(Fingerprint(one["value"], is_whole=True).digest == other["digest"])  # of an older checkpoint
     return one.get("digest") == other.get("digest") and one.keys() == other.keys()
 
 
@@ -104,8 +123,16 @@ def describe(value: Any) -> str:
     return f"{article} {name} of {len(value)}" if hasattr(value, "__len__") else f"{article} {name}"
 
 
+def _numbers(value: Any) -> int:
+    """Return how many numbers the tensors in a plain value have."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_numbers, items))
+
+
 def _copy(value: Any, left: list[int]) -> Any:
-    """Return a copy of a plain value; `left` holds how many more values may be copied.
+    """Return a copy of a plain value, with the same tensors; `left` holds how many more values may be copied.
 
     Raises:
         TypeError: it is too large, or not plain.
@@ -123,8 +150,20 @@ def _copy(value: Any, left: list[int]) -> Any:
     if kind is np.float64:
         return float(value)
     if kind is Tensor and _is_plain(value):
-        return value.detach().clone()
+        return value.detach()  # another object each time: a fingerprint counts what is shared
     raise TypeError
+
+
+def _cloned(plain: Any) -> Any:
+    """Return a plain value with its tensors as they are now."""
+    kind = type(plain)
+    if kind is Tensor:
+        return plain.clone()
+    if kind in (list, tuple):
+        return kind(map(_cloned, plain))
+    if kind in (dict, OrderedDict, Counter):
+        return kind({key: _cloned(item) for key, item in plain.items()})
+    return plain
 
 
 def _is_plain(value: Tensor) -> bool:
@@ -180,19 +219,30 @@ class Fingerprint:
         is_data: whether it belongs to a dataset or sampler: only a sample of large data is read, and the states of
             generators do not count, since draws are keyed.
         package: a package whose objects count as the user's own although it is installed.
+        is_whole: whether to read all of it, however large; by SHA-256, which is three times as fast on large tensors.
 
     Attributes:
         unseen: why the value cannot be compared; empty if all of it was read.
         is_opaque: whether nothing but its class can be read.
     """
 
-    def __init__(self, value: Any, *, is_data: bool = False, package: str = "") -> None:
+    def __init__(
+        self,
+        value: Any,
+        *,
+        is_data: bool = False,
+        package: str = "",
+        is_whole: bool = False,
+    ) -> None:
         self.unseen = ""
-        self._hash, self._is_data, self._package = blake2b(digest_size=16), is_data, package
+        self._hash = sha256() if is_whole else blake2b(digest_size=16)
+        self._is_data, self._package = is_data, package
         self._numbers: dict[int, int] = {}
         self._held: list[Any] = []  # keeps temporary objects alive, so that no id is used twice
-        self._left, self._bytes = NODES, SAMPLE_BYTES if is_data else BYTES
-        self._names = 0
+        self._left, self._bytes, self._depth = NODES, SAMPLE_BYTES if is_data else BYTES, DEPTH
+        if is_whole:
+            self._left = self._bytes = self._depth = sys.maxsize
+        self._names = self._walked = self._digested = 0
         self._add(value, 0)
         self.is_opaque = self._names == 1 and not self.unseen
 
@@ -200,6 +250,11 @@ class Fingerprint:
     def digest(self) -> str:
         """The digest, in hexadecimal."""
         return self._hash.hexdigest()
+
+    @property
+    def weight(self) -> int:
+        """About how many microseconds it takes: one for each value, and for each kilobyte of tensors and arrays."""
+        return self._walked + self._digested // 1000
 
     def _stop(self) -> None:
         if not self._is_data:
@@ -210,7 +265,8 @@ class Fingerprint:
 
     def _add(self, value: Any, depth: int) -> None:
         self._left -= 1
-        if self._left < 0 or depth > DEPTH:
+        self._walked += 1
+        if self._left < 0 or depth > self._depth:
             self._stop()
             return
         if isinstance(value, (*PLAIN, *NAMED)):
@@ -243,6 +299,7 @@ class Fingerprint:
         elif isinstance(value, set | frozenset):
             each_one = partial(Fingerprint, is_data=self._is_data, package=self._package)
             digests = (each_one(each).digest for each in islice(value, NODES))
+            self._walked += len(value)
             self._each(f"set of {len(value)}", sorted(digests), depth)
         elif isinstance(value, FunctionType | MethodType | partial | type | BuiltinFunctionType):
             self._code(value, depth)
@@ -316,10 +373,12 @@ class Fingerprint:
         self._bytes -= value.nbytes
         if self._bytes < 0:
             self._stop()
-        elif isinstance(value, np.ndarray):
+            return
+        self._digested += value.nbytes
+        if isinstance(value, np.ndarray):
             self._hash.update(np.ascontiguousarray(value).tobytes())
         else:
-            self._hash.update(tensor_bytes(value))
+            self._hash.update(_memory(value))
 
     def _sample(self, value: Tensor | np.ndarray[Any, Any]) -> None:
         """Add the first values of large data, and values at equal distances."""
@@ -328,7 +387,7 @@ class Fingerprint:
                 return
             flat = value.detach().reshape(-1)
             for part in (flat[:SAMPLE], flat[:: 1 + flat.numel() // SAMPLE]):
-                self._hash.update(tensor_bytes(part))
+                self._hash.update(_memory(part))
         elif value.flags.c_contiguous:
             row = value.reshape(-1)
             for piece in (row[:SAMPLE], row[:: 1 + row.size // SAMPLE]):
@@ -337,9 +396,14 @@ class Fingerprint:
 
 def tensor_bytes(value: Tensor) -> bytes:
     """Return the bits of a tensor, whatever its device, layout and type."""
+    return bytes(_memory(value))
+
+
+def _memory(value: Tensor) -> memoryview:
+    """Return the bits of a tensor; where they lie as they are to be read, its own memory."""
     dense = value.detach().cpu()
     dense = (dense if dense.layout is torch.strided else dense.to_dense()).resolve_conj().resolve_neg().contiguous()
-    return bytes(dense.reshape(-1).view(torch.uint8).numpy().data)
+    return dense.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _capture(function: FunctionType) -> Iterator[Any]:

@@ -20,7 +20,9 @@ from .values import encode
 MOST: Final = 5_000  # functions and classes
 Receivers = list[tuple[Callable[..., Any], Subscription]]
 Connections = list[tuple[type[Event], Receivers]]
+Chains = dict[type[Event], tuple[Callable[..., Any], ...]]
 CALLED: Final = frozenset({FunctionType, MethodType, partial})
+WRAPPERS: Final = (staticmethod, classmethod)
 BITS: Final = 63  # of a whole number: what `torch.load` reads safely
 
 
@@ -40,9 +42,33 @@ class Variable(NamedTuple):
     is_default: bool = False
 
 
-def connections(run: Run) -> Connections:
-    """Return what listens to each event, in order: looked at once for all that a save compares."""
-    return [(signal.event, list(signal.listeners())) for signal in run.bus.signals() if signal.subscriptions]
+def connections(run: Run, without: Chains | None = None) -> Connections:
+    """Return what listens to each event, in order, where any of it is the user's; looked at once for a save.
+
+    Args:
+        run: the run.
+        without: the chains in which nothing was the user's, by their events; those that are the same are not looked at
+            again. They are kept here, so that no other chain can be taken for one of them.
+    """
+    found, known = Connections(), {} if without is None else without
+    for signal in run.bus.signals():
+        if signal.subscriptions and known.get(signal.event) is not signal.chain:
+            known.pop(signal.event, None)
+            chain, listeners = signal.chain, list(signal.listeners())
+            if any(_is_of_users(receiver) for receiver, _ in listeners):
+                found.append((signal.event, listeners))
+            else:
+                known[signal.event] = chain
+    return found
+
+
+def _is_of_users(receiver: Callable[..., Any]) -> bool:
+    """Return whether a receiver is the user's, or a method of an object of a class of the user's."""
+    while isinstance(receiver, partial):
+        receiver = receiver.func
+    holder = receiver.__self__ if isinstance(receiver, MethodType) else receiver
+    kinds = (receiver, holder, type(holder))
+    return any(is_users(str(module)) for each in kinds if (module := getattr(each, "__module__", None)) is not None)
 
 
 def find_numbers(run: Run, connected: Connections | None = None) -> dict[str, dict[str, Any]]:
@@ -56,7 +82,8 @@ def find_numbers(run: Run, connected: Connections | None = None) -> dict[str, di
         run: the run.
         connected: what listens, if that is known.
     """
-    receivers = [each for _, listeners in connected or connections(run) for each in listeners]
+    connected = connections(run) if connected is None else connected
+    receivers = [each for _, listeners in connected for each in listeners]
     pending, seen = deque[Any](_roots(run, receivers)), set[int]()
     found = {variable.key: variable for variable in _object_variables(run, receivers) if is_number(variable.value)}
     while pending and len(seen) < MOST:
@@ -84,8 +111,7 @@ def receiver_object(run: Run, receiver: Callable[..., Any]) -> Any:
     holder = receiver.__self__ if isinstance(receiver, MethodType) else receiver
     if isinstance(holder, FunctionType | type | nn.Module) or not is_users(type(holder).__module__):
         return None
-    plugins = (run.plugins[name] for name in run.plugins.names())
-    compared = (run.task, *run.optimizers.values(), *run.schedulers.values(), *plugins)
+    compared = (run.task, *run.optimizers.values(), *run.schedulers.values(), *run.plugins)
     return None if any(holder is each for each in compared) else holder
 
 
@@ -97,7 +123,7 @@ def _roots(run: Run, receivers: Receivers) -> Iterator[Any]:
         for value in attributes_of(each).values():
             if type(value) in CALLED:
                 yield from _functions_in(value)
-    plugins = {name: run.plugins[name] for name in run.plugins.names()}
+    plugins = dict(zip(run.plugins.names(), run.plugins, strict=True))
     for receiver, subscription in receivers:
         owner = subscription.owner
         if owner not in plugins or isinstance(owner, FunctionName) or affects_training(plugins[owner]):
@@ -113,7 +139,7 @@ def _objects(run: Run) -> Iterator[Any]:
         yield from module.modules()
     yield from run.optimizers.values()
     yield from run.schedulers.values()
-    yield from (plugin for name in run.plugins.names() if affects_training(plugin := run.plugins[name]))
+    yield from filter(affects_training, run.plugins)
 
 
 def _object_variables(run: Run, receivers: Receivers) -> Iterator[Variable]:
@@ -161,20 +187,24 @@ def _functions_in(value: Any) -> Iterator[Any]:
     """Yield the user's function or class that a value is, or wraps."""
     kind = type(value)
     found: tuple[Any, ...] = ()
-    if issubclass(kind, FunctionType | type):
+    if _is_code(kind):
         found = (value,)
-    elif issubclass(kind, MethodType):
+    elif kind is MethodType:
         found = value.__func__, value.__self__ if isinstance(value.__self__, type) else type(value.__self__)
-    elif issubclass(kind, staticmethod | classmethod):
+    elif issubclass(kind, WRAPPERS):
         found = (value.__func__,)
     elif kind is property:
         found = value.fget, value.fset
     elif kind is partial:
         found = (value.func,)
     for each in found:
-        is_code = issubclass(type(each), FunctionType | type)
-        if is_code and type(each.__module__) is str and is_users(each.__module__):
+        if _is_code(type(each)) and type(each.__module__) is str and is_users(each.__module__):
             yield each
+
+
+def _is_code(kind: type) -> bool:
+    """Return whether objects of a type are functions or classes."""
+    return kind is FunctionType or issubclass(kind, type)
 
 
 def _encode_by_name(variables: Iterable[Variable]) -> dict[str, dict[str, Any]]:

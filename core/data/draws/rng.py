@@ -1,14 +1,16 @@
-"""Random generators: seed, capture and restore them all, as plain types and tensors."""
+"""Random generators: seed, capture and restore them all, as plain types and tensors; thousands of words as bytes."""
 
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .generators import Generator
 
@@ -31,21 +33,19 @@ def name_seed(seed: int) -> None:
 
 def capture() -> dict[str, Any]:
     """Return the state of every global generator."""
-    version, internal, gauss = random.getstate()
     return {
-        "python": [version, list(internal), gauss],
+        "python": _packed(random.getstate()),
         "numpy": _plain(np.random.get_state(legacy=False)),
-        "torch": torch.get_rng_state(),
+        "torch": _bytes(torch.get_rng_state()),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
 
 
 def restore(state: Mapping[str, Any]) -> None:
     """Set every global generator; CUDA states are for the devices that there are."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
+    random.setstate(_unpacked(state["python"]))
     np.random.set_state(_from_plain(state["numpy"]))
-    torch.set_rng_state(state["torch"])
+    torch.set_rng_state(_tensor(state["torch"]))
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
 
@@ -72,9 +72,8 @@ def generator_state(generator: Generator) -> Any:
     if isinstance(generator, np.random.RandomState):
         return _plain(generator.get_state(legacy=False))
     if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    version, internal, gauss = generator.getstate()
-    return [version, list(internal), gauss]
+        return _bytes(generator.get_state())
+    return _packed(generator.getstate())
 
 
 def set_generator_state(generator: Generator, state: Any) -> None:
@@ -91,22 +90,51 @@ def set_generator_state(generator: Generator, state: Any) -> None:
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(_from_plain(state))
     elif isinstance(generator, torch.Generator):
-        generator.set_state(state)
+        generator.set_state(_tensor(state))
     else:
-        version, internal, gauss = state
-        generator.setstate((version, tuple(internal), gauss))
+        generator.setstate(_unpacked(state))
+
+
+def _packed(state: tuple[int, Any, float | None]) -> list[Any]:
+    """Return a state of python's as plain types: its words as bytes, of which nothing must look at each."""
+    version, words, gauss = state
+    return [version, struct.pack(f"<{len(words)}I", *words), gauss]
+
+
+def _unpacked(state: Any) -> tuple[int, Any, float | None]:
+    """Return a state for python; in older checkpoints, its words are a list."""
+    version, words, gauss = state
+    words = struct.unpack(f"<{len(words) // 4}I", words) if isinstance(words, bytes) else tuple(words)
+    return version, words, gauss
+
+
+def _bytes(state: Tensor) -> bytes:
+    return state.numpy().tobytes()
+
+
+def _tensor(state: Any) -> Tensor:
+    """Return a state for torch; in older checkpoints, it is a tensor."""
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8) if isinstance(state, bytes) else state
 
 
 def _plain(value: Any) -> Any:
-    """Return nested NumPy states as dicts, lists and numbers."""
+    """Return nested NumPy states as dicts, numbers and bytes."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
-        return {"dtype": value.dtype.name, "values": value.tolist()}
+        return {"dtype": value.dtype.name, "values": value.astype(_little(value.dtype)).tobytes()}
     return value
 
 
 def _from_plain(value: Any) -> Any:
+    """Return nested states for NumPy; in older checkpoints, words are lists."""
     if isinstance(value, Mapping) and value.keys() == {"dtype", "values"}:
-        return np.array(value["values"], dtype=value["dtype"])
+        words, dtype = value["values"], np.dtype(value["dtype"])
+        return (
+            np.frombuffer(words, _little(dtype)).astype(dtype) if isinstance(words, bytes) else np.array(words, dtype)
+        )
     return {key: _from_plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _little(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype.newbyteorder("<")

@@ -16,6 +16,8 @@ from heliograph import (
     CheckpointPruned,
     EpochEnd,
     Every,
+    Lane,
+    LogSchedule,
     Plugin,
     RollBack,
     Run,
@@ -23,6 +25,7 @@ from heliograph import (
     SaveSchedule,
     Supervised,
     Trainer,
+    TrainStart,
     on,
 )
 from heliograph.core.checkpoint import storage
@@ -385,3 +388,35 @@ def test_a_training_whose_newest_is_damaged_never_becomes_another_one(fit: Make,
     assert result.last_checkpoint.name.startswith("run-3_")
     assert any(f"resume one of them by its path, resume={former.last_checkpoint}" in note for note in result.notes)
     assert former.last_checkpoint.read_bytes() == kept
+
+
+class ResumesAnother(Plugin):
+    """Resumes a state when `Checkpoint` has chosen its own."""
+
+    affects_training = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @on(TrainStart, lane=Lane.REPORT)
+    def resume(self, run: Run, event: TrainStart) -> None:
+        run.resume(storage.load(self.path), self.path)
+
+
+def test_where_another_plugin_resumes_another_training_only_its_own_checkpoints_count(
+    fit: Make, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"keep_best": 1, "monitor": "train/loss", "keep_last": None}
+    fit(Checkpoint(tmp_path / "a", **options), LogSchedule(Every(epochs=1)))
+    other = fit(Checkpoint(tmp_path / "b", **options), LogSchedule(Every(epochs=1)))
+    best = list[Path | None]()
+
+    class Watch(Plugin):
+        @on(EpochEnd)
+        def look(self, run: Run, event: EpochEnd) -> None:
+            best.append(run.best_checkpoint)
+
+    again = Checkpoint(tmp_path / "a", resume="auto", **options)
+    assert other.last_checkpoint is not None
+    fit(again, LogSchedule(Every(epochs=1)), ResumesAnother(other.last_checkpoint), Watch(), epochs=3)
+    assert best == [None]

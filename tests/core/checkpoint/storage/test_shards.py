@@ -134,6 +134,14 @@ def test_what_a_killed_writer_of_shards_left_is_removed(tmp_path: Path, opened: 
     assert notes == ["An interrupted save left .run.shards.tmp: removed."]
 
 
+def test_shards_that_were_never_saved_go_at_the_next_save(opened: Make, state: Make, names: Make) -> None:
+    store = opened()
+    store.save("a.pth", state(1))
+    (store.begin_shards(100) / "__0_0.distcp").write_bytes(b"half")
+    store.save("b.pth", state(2))
+    assert names() == ["a.json", "a.pth", "b.json", "b.pth"]
+
+
 def test_there_must_be_room_for_all_shards(tmp_path: Path, opened: Make, names: Make) -> None:
     store = opened()
     with pytest.raises(OSError, match=r"The shards of a checkpoint in .* need [\d.]+ MB, [\d.]+ MB are free"):

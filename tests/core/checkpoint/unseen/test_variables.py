@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.checkpoint.unseen.variables import find_numbers, is_number
+from heliograph.core.checkpoint.unseen.variables import Chains, connections, find_numbers, is_number
 from heliograph.tests.kit import sgd
 from torch import Tensor, nn
 
@@ -215,7 +215,43 @@ def test_functions_of_the_same_name_are_numbered() -> None:
     bus = h.Bus()
     for number in (1, 2):
         bus.on(h.BatchEnd, made(number))
-    plugins = SimpleNamespace(names=list)
+    plugins = h.Plugins(bus)
     run: Any = SimpleNamespace(task=None, modules={}, optimizers={}, schedulers={}, plugins=plugins, bus=bus)
     found = {where.partition(".<locals>.made")[2]: each["value"] for where, each in find_numbers(run).items()}
     assert found == {".<locals>.listen": 1, ".<locals>.listen (2)": 2}
+
+
+def test_events_that_only_the_library_listens_to_are_looked_at_once() -> None:
+    bus, known = h.Bus(), Chains()
+    plugins = h.Plugins(bus)
+    plugins.register(h.EarlyStopping())
+    run: Any = SimpleNamespace(bus=bus)
+    assert connections(run, known) == []
+    assert known.keys() >= {h.TrainStart, h.ValidationEnd}
+    signal = bus.signal(h.ValidationEnd)
+    looked = list[str]()
+    signal.listeners, ask = lambda: looked.append("again") or ask(), signal.listeners  # type: ignore[method-assign, func-returns-value]
+    assert connections(run, known) == []
+    assert looked == []
+
+    def listen(run: h.Run, event: h.ValidationEnd) -> None:
+        return
+
+    handle = bus.on(h.ValidationEnd, listen)
+    [(event, listeners)] = connections(run, known)
+    assert event is h.ValidationEnd
+    assert listen in [receiver for receiver, _ in listeners]
+    handle.pause()
+    assert connections(run, known) == []
+    handle.resume()
+    assert len(connections(run, known)) == 1
+
+
+class Listening(h.LogSchedule):
+    """A class of the user's whose handlers are the library's."""
+
+
+def test_methods_of_the_library_on_an_object_of_the_user_count_as_the_user_s() -> None:
+    bus = h.Bus()
+    h.Plugins(bus).register(Listening(h.Every(steps=1)))
+    assert connections(SimpleNamespace(bus=bus)) != []

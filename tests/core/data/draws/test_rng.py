@@ -71,6 +71,40 @@ def test_capture_is_a_copy() -> None:
     assert draw() == first
 
 
+def test_states_of_older_checkpoints_are_restored() -> None:
+    rng.seed_all(1)
+    draw()
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+    key = {"dtype": "uint32", "values": numpy["state"]["key"].tolist()}
+    older = {
+        "python": [python[0], list(python[1]), python[2]],
+        "numpy": {**numpy, "state": {**numpy["state"], "key": key}},
+        "torch": torch.get_rng_state(),
+        "cuda": [],
+    }
+    first = draw()
+    rng.restore(older)
+
+    assert draw() == first
+
+
+def test_the_state_has_few_values_to_look_at() -> None:
+    state, count = [rng.capture()], 0
+    while state:
+        each = state.pop()
+        count += 1
+        state += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+
+    assert count < 30
+
+
+def test_python_s_words_are_the_same_on_every_machine() -> None:
+    rng.seed_all(1)
+    words = random.getstate()[1]
+
+    assert rng.capture()["python"][1][:8] == words[0].to_bytes(4, "little") + words[1].to_bytes(4, "little")
+
+
 def test_the_state_is_plain_and_loads_safely(tmp_path: Path) -> None:
     rng.seed_all(1)
     state = rng.capture()

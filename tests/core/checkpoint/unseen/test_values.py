@@ -1,0 +1,195 @@
+"""Values as plain data: what is copied, what is digested, and what older checkpoints hold of it."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import heliograph as h
+import pytest
+import torch
+from heliograph.core.checkpoint.unseen.values import encode, encode_and_weigh, equal, show_both
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
+
+NUMBERS = 5_000
+LARGE = torch.arange(float(NUMBERS)).reshape(NUMBERS, 1)
+
+
+def changed(tensor: Tensor) -> Tensor:
+    other = tensor.clone()
+    other[-2] += 1
+    return other
+
+
+def test_a_large_tensor_of_data_is_kept_as_a_digest_of_all_of_it() -> None:
+    encoded = encode(LARGE, is_data=True)
+    assert encoded.keys() == {"digest", "kind"}
+    assert encoded["kind"] == "a tensor [5000, 1]"
+    assert equal(encoded, encode(LARGE.clone(), is_data=True))
+    assert not equal(encoded, encode(changed(LARGE), is_data=True))
+    assert not equal(encoded, encode(LARGE.double(), is_data=True))
+    assert not equal(encoded, encode(LARGE.reshape(-1), is_data=True))
+
+
+def test_a_large_tensor_that_can_be_restored_is_kept_whole() -> None:
+    assert torch.equal(encode(LARGE)["value"], LARGE)
+
+
+def test_few_numbers_of_data_are_kept_and_shown() -> None:
+    assert torch.equal(encode(torch.arange(100), is_data=True)["value"], torch.arange(100))
+    assert encode([torch.zeros(60), torch.zeros(60)], is_data=True).keys() == {"digest", "kind"}
+    assert show_both(encode(torch.tensor(3), is_data=True), encode(torch.tensor(4), is_data=True)) == (
+        "tensor(3)",
+        "tensor(4)",
+    )
+
+
+def test_what_is_kept_of_data_does_not_change_with_it() -> None:
+    data = torch.zeros(3)
+    kept = encode([data], is_data=True)["value"]
+    data += 1
+    assert kept[0].tolist() == [0, 0, 0]
+
+
+TENSORS = st.builds(lambda size, value: torch.full((size,), value), st.integers(0, 300), st.floats(width=32))
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | TENSORS
+VALUES = st.recursive(
+    LEAVES,
+    lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(max_size=3), each, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_data_equals_what_older_checkpoints_hold_of_it(value: Any) -> None:
+    shared = [value, value]
+    assert equal({"value": deepcopy(value)}, encode(value, is_data=True))
+    assert equal({"value": [deepcopy(value), deepcopy(value)]}, encode(shared, is_data=True))
+
+
+def test_data_that_changed_differs_from_what_older_checkpoints_hold_of_it() -> None:
+    assert not equal({"value": LARGE}, encode(changed(LARGE), is_data=True))
+    assert not equal({"value": [LARGE, 1]}, encode([LARGE, 2], is_data=True))
+
+
+@given(VALUES)
+def test_options_equal_what_older_checkpoints_hold_of_them(value: Any) -> None:
+    assert equal({"value": [deepcopy(value), deepcopy(value)]}, encode([value, value], is_kept=False))
+
+
+def test_options_of_many_values_are_kept_as_a_digest_of_all_of_them() -> None:
+    many = [*range(1_000), {"deep": [[[[[[[[[[[[[[1]]]]]]]]]]]]]]}]
+    encoded = encode(many, is_kept=False)
+    assert encoded.keys() == {"digest", "kind"}
+    assert encoded["kind"] == "a list of 1001"
+    assert equal({"value": many}, encoded)
+    assert not equal(encoded, encode([*many[:-1], {"deep": [[[[[[[[[[[[[[2]]]]]]]]]]]]]]}], is_kept=False))
+    assert encode([0.1, "a"], is_kept=False) == {"value": [0.1, "a"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "weight"),
+    [
+        (1, 0),
+        ("text", 1),
+        (list(range(10)), 11),
+        (list(range(1_000)), 1_001),
+        ([torch.zeros(1_000) for _ in range(50)], 251),
+        (set(range(1_000)), 2_001),
+        (torch.zeros(2_000_000), 8_001),
+    ],
+)
+def test_what_it_takes_to_look_at_a_value(value: Any, weight: int) -> None:
+    assert encode_and_weigh(value, is_kept=False)[1] == weight
+
+
+class Hoarder(h.Plugin):
+    """Keeps a lot."""
+
+    def __init__(self) -> None:
+        self.samples = [torch.zeros(2) for _ in range(10_000)]
+        self.few = [1, 2, 3]
+
+    @h.on(h.StepEnd)
+    def look(self, run: h.Run, event: h.StepEnd) -> None:
+        run.state_dict()
+
+
+class Watching(Hoarder):
+    """Only looks."""
+
+    affects_training = False
+
+
+class Ignoring(Hoarder):
+    """Says so."""
+
+    resume_ignores = ("samples",)
+
+
+@pytest.mark.parametrize(("kind", "is_noted"), [(Hoarder, True), (Watching, False), (Ignoring, False)])
+def test_what_makes_every_save_longer_is_said_once(kind: type[Hoarder], is_noted: bool) -> None:
+    task = h.Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
+    trainer = h.Trainer([h.RNGCapture(), kind().named("hoarder")], device="cpu")
+    batches = [(torch.zeros(2, 1), torch.zeros(2, 1))] * 2
+    result = trainer.fit(task, batches, optimizer=lambda each: torch.optim.SGD(each, 0.01), epochs=1)
+
+    assert [each for each in result.notes if "every save" in each] == [
+        "every save looks at all of samples of plugin 'hoarder', to compare it at a resume, which takes about 10 ms: "
+        "name it in the class's resume_ignores, if no bit of the training depends on it, or set affects_training = "
+        "False on a plugin that only looks"
+    ] * is_noted
+
+
+class Cut(h.Plugin):
+    """Keeps the state of the second step, or resumes one."""
+
+    affects_training = False
+
+    def __init__(self, saved: dict[str, Any], *, resumes: bool = False) -> None:
+        self.saved, self.resumes = saved, resumes
+
+    @h.on(h.TrainStart)
+    def resume(self, run: h.Run, event: h.TrainStart) -> None:
+        if self.resumes:
+            run.resume(self.saved)
+
+    @h.on(h.StepEnd)
+    def keep(self, run: h.Run, event: h.StepEnd) -> None:
+        if run.progress.steps == 2 and not self.resumes:
+            self.saved |= deepcopy(run.state_dict())
+
+
+def loader(data: Tensor, weights: Tensor, indices: list[int]) -> DataLoader[Any]:
+    subset = Subset(TensorDataset(data, torch.zeros(NUMBERS, 1)), indices)
+    return DataLoader(subset, 50, sampler=WeightedRandomSampler(weights, 200))  # type: ignore[arg-type]  # it takes one
+
+
+@pytest.mark.parametrize("older", [True, False])
+@pytest.mark.parametrize("changes", [(), (0,), (1,), (2,)])
+def test_a_resume_compares_data_with_checkpoints_of_both_forms(older: bool, changes: tuple[int, ...]) -> None:
+    saved: dict[str, Any] = {}
+    weights, indices = torch.linspace(0.5, 1, NUMBERS, dtype=torch.float64), list(range(NUMBERS))
+    places = ("dataset.tensors 0", "sampler.weights", "dataset.indices")
+
+    def fit(*parts: Any, resumes: bool) -> tuple[str, ...]:
+        torch.manual_seed(0)
+        task = h.Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
+        trainer = h.Trainer([h.RNGCapture(), Cut(saved, resumes=resumes)], device="cpu")
+        result = trainer.fit(task, loader(*parts), optimizer=lambda each: torch.optim.SGD(each, 0.01), steps=3)
+        return () if result.resume is None else result.resume.reasons
+
+    fit(LARGE, weights, indices, resumes=False)
+    attributes = saved["unseen"]["attributes"]
+    assert all("value" not in attributes[place] for place in places)
+    if older:
+        attributes[places[0]], attributes[places[1]] = {"value": LARGE.clone()}, {"value": weights.clone()}
+    others = [changed(LARGE), changed(weights), [1, *indices[1:]]]
+    now = [others[n] if n in changes else part for n, part in enumerate((LARGE, weights, indices))]
+    found = [each for each in fit(*now, resumes=True) if " in the program, and is " in each]
+
+    kinds = ("a tensor [5000, 1]", "a tensor [5000]", "a list of 5000")
+    assert found == [f"{places[n]} was {kinds[n]} in the program, and is one with other values" for n in changes]
