@@ -116,6 +116,41 @@ def test_what_user_code_puts_in_place_of_numpys_bit_generator_is_replaced() -> N
         assert draw() == expected
 
 
+@pytest.mark.parametrize("step", [1, 3, -2, 0])
+@pytest.mark.parametrize("rest", [(), (2,), (2, 5)])
+def test_seeds_that_are_made_ahead_are_those_of_their_keys(step: int, rest: tuple[int, ...]) -> None:
+    seeds = generators._Seeds()
+    keys = [(7, 1, 5 + step * number, *rest) for number in range(70)]
+    keys += [(7, 2, 5, *rest), (7, 2, 6, *rest), (7, 2, 8, *rest), (7, 2, 9, *rest, 1), (7, 2), (7,), (), (7, 2, 9)]
+
+    assert [seeds.of(key) for key in keys] == [generators._SEEDS.unpack(digest(*key, size=36)) for key in keys]
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_seeds_are_made_for_many_batches_at_once(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+
+    def count(*key: int, size: int) -> bytes:
+        made.append(key)
+        return digest(*key, size=size)
+
+    monkeypatch.setattr(generators, "digest", count)
+    seeds, digests = generators._Seeds(), []
+    for number in range(70):
+        seeds.of((7, 1, step * number, 0))
+        digests.append(len(made))
+
+    assert digests == [1] + [33] * 32 + [65] * 32 + [97] * 5
+
+
+def test_of_a_key_that_comes_again_only_its_own_seeds_are_made() -> None:
+    seeds = generators._Seeds()
+    for _ in range(3):
+        seeds.of((7, 1, 5))
+
+    assert not seeds._ahead
+
+
 # Python's generator as memory.
 
 
