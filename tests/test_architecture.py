@@ -160,11 +160,12 @@ def test_folders_are_small() -> None:
     """One file for each plugin beside the folders of the larger ones; else at most 16 in a folder, 20 for a run.
 
     Core had 169 files before votes could travel in two ways, each in a file, and ballots and common batches had one;
-    174 before the look at plain data was apart from the search for what the user's own code refers to.
+    174 before the look at plain data was apart from the search for what the user's own code refers to, and 175 before
+    what the generators are in memory was apart from how they are seeded.
     """
     limits = {"builtin_callbacks": 30, "core": 20}
     assert not {folder: count for folder, count in folder_sizes().items() if count > limits.get(folder, 16)}
-    assert len(files("core")) <= 175
+    assert len(files("core")) <= 176
 
 
 def test_tests_mirror_the_rooms() -> None:

@@ -6,9 +6,9 @@ out where the loader drops its last batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count, cycle, islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch.utils.data import (
     BatchSampler,
@@ -28,6 +28,8 @@ from .samplers import (
 )
 from .shares import Share
 from .sizes import length_of
+
+Indices = TypeVar("Indices", bound=list[Any])
 
 
 @runtime_checkable
@@ -103,15 +105,19 @@ class SeekableOrder(RankOrder):
         self.kind = {**_order_facts(sampler), "drop_last": drop_last}
 
     def __iter__(self) -> Iterator[KeyedBatch]:
-        for batch, chosen in enumerate(self.unkeyed(), self.batch):
-            yield keyed_batch(chosen, self.position(batch, self.batch_size))
+        for batch, chosen in enumerate(self._chosen(KeyedBatch), self.batch):
+            chosen.position = self.position(batch, self.batch_size)
+            yield chosen
 
     def unkeyed(self) -> Iterator[list[int]]:
-        """Yield the indices of the same batches, without their positions."""
+        """Return the indices of the same batches, without their positions."""
+        return self._chosen(list)
+
+    def _chosen(self, kind: Callable[[Iterable[int]], Indices]) -> Iterator[Indices]:
         size = self.batch_size
         start = min(self.batch * size + self.within, len(self.sampler))  # the last batch may be smaller
         indices, wanted = self.sampler.indices(self.seed, self.epoch, start), size - self.within
-        while len(chosen := list(islice(indices, wanted))) == wanted or (chosen and not self.drop_last):
+        while len(chosen := kind(islice(indices, wanted))) == wanted or (chosen and not self.drop_last):
             yield chosen
             wanted = size
 

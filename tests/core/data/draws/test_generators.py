@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws import generators
+from heliograph.core.data.draws import generators, memory
 from heliograph.core.data.draws.generators import digest, isolated, key_generators, seed_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,48 +115,39 @@ def test_what_user_code_puts_in_place_of_numpys_bit_generator_is_replaced() -> N
         assert draw() == expected
 
 
-# Python's generator as memory.
+@pytest.mark.parametrize("step", [1, 3, -2, 0])
+@pytest.mark.parametrize("rest", [(), (2,), (2, 5)])
+def test_seeds_that_are_made_ahead_are_those_of_their_keys(step: int, rest: tuple[int, ...]) -> None:
+    seeds = generators._Seeds()
+    keys = [(7, 1, 5 + step * number, *rest) for number in range(70)]
+    keys += [(7, 2, 5, *rest), (7, 2, 6, *rest), (7, 2, 8, *rest), (7, 2, 9, *rest, 1), (7, 2), (7,), (), (7, 2, 9)]
+
+    assert [seeds.of(key) for key in keys] == [generators._SEEDS.unpack(digest(*key, size=36)) for key in keys]
 
 
-def test_the_memory_of_this_interpreters_generator_is_known() -> None:
-    assert isinstance(generators._STATE, generators._Words)
-    assert generators._STATE.is_right()
+@pytest.mark.parametrize("step", [1, 3])
+def test_seeds_are_made_for_many_batches_at_once(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+
+    def count(*key: int, size: int) -> bytes:
+        made.append(key)
+        return digest(*key, size=size)
+
+    monkeypatch.setattr(generators, "digest", count)
+    seeds, digests = generators._Seeds(), []
+    for number in range(70):
+        seeds.of((7, 1, step * number, 0))
+        digests.append(len(made))
+
+    assert digests == [1] + [33] * 32 + [65] * 32 + [97] * 5
 
 
-@given(before=st.integers(0, 1500), between=st.integers(0, 1500), normal=st.booleans())
-def test_the_words_are_those_that_python_gives(before: int, between: int, normal: bool) -> None:
-    generator = random.Random(1)
-    words = generators._Words(generator)
-    for _ in range(before):
-        generator.getrandbits(32)
-    if normal:
-        generator.gauss(0, 1)
-    saved, expected = words.save(), generator.getstate()
+def test_of_a_key_that_comes_again_only_its_own_seeds_are_made() -> None:
+    seeds = generators._Seeds()
+    for _ in range(3):
+        seeds.of((7, 1, 5))
 
-    assert words.is_right()
-    for _ in range(between):
-        generator.getrandbits(32)
-    generator.gauss(0, 1)
-    words.restore(saved)
-    assert generator.getstate() == expected
-
-
-@pytest.mark.parametrize(
-    ("where", "name", "value"),
-    [
-        (sys.implementation, "name", "another"),
-        (sysconfig, "get_config_var", lambda name: name == "Py_GIL_DISABLED"),
-        (generators, "_PYTHON", type("Own", (random.Random,), {})(1)),
-        (generators, "_HEAD", generators._HEAD + 4),  # the words lie elsewhere
-        (generators, "_HEAD", generators._HEAD + 8),  # and beyond the object
-    ],
-)
-def test_of_another_interpreter_only_the_numbers_are_taken(
-    where: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(where, name, value)
-
-    assert not generators._is_memory_known()
+    assert not seeds._ahead
 
 
 def test_this_numpy_takes_its_entropy_where_it_can_be_keyed() -> None:
@@ -197,15 +187,19 @@ def test_a_large_pool_of_entropy() -> None:
     assert first != second
 
 
-@pytest.fixture(params=[generators._Words, generators._Numbers])
-def state_of_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Keep python's generator in each of the two ways."""
-    state = request.param(generators._PYTHON)
-    monkeypatch.setattr(generators, "_STATE", state)
-    return state
+@pytest.fixture(params=[memory.Memory, memory.Methods])
+def kept_as(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Keep the generators in each of the two ways."""
+    if request.param is memory.Methods:
+        monkeypatch.setattr(sys.implementation, "name", "another")
+        monkeypatch.setattr(memory, "_FARTHEST", 0)
+    for name, make in (("_PYTHON", memory.of_python), ("_NORMAL", memory.of_normal), ("_TORCH", memory.of_torch)):
+        state = make()
+        assert isinstance(state, request.param)
+        monkeypatch.setattr(generators, name, state)
 
 
-@pytest.mark.usefixtures("state_of_python")
+@pytest.mark.usefixtures("kept_as")
 @pytest.mark.parametrize("normals", [0, 1, 2, 3])
 @pytest.mark.parametrize("inside", [0, 1])
 def test_isolation_leaves_the_streams_bit_exact(normals: int, inside: int) -> None:
@@ -270,7 +264,7 @@ def test_the_contexts_need_no_more_bit_generators_than_are_nested(monkeypatch: p
     assert used <= set(map(id, spares))
 
 
-@pytest.mark.usefixtures("state_of_python")
+@pytest.mark.usefixtures("kept_as")
 def test_isolation_ends_with_an_exception() -> None:
     seed_all(1)
     expected = draw()
@@ -306,7 +300,7 @@ def test_what_user_code_does_to_numpy_inside_stays_inside() -> None:
     assert numbers == expected
 
 
-@pytest.mark.usefixtures("state_of_python")
+@pytest.mark.usefixtures("kept_as")
 def test_isolations_nest() -> None:
     def streams(depth: int, nest: bool) -> list[Any]:
         seed_all(depth)
