@@ -66,7 +66,11 @@ FAULTS = (
     ),
     Fault("loop: ShouldStop comes at no boundary", "        should_stop.emit(run, SHOULD_STOP)\n", "        pass\n"),
     # The storage.
-    Fault("storage: data is not synced", "        files.sync(file)\n    if read_back", "    if read_back"),
+    Fault(
+        "storage: data is not synced",
+        "        files.sync(data)\n        files.sync(manifest)\n",
+        "        files.sync(manifest)\n",
+    ),
     Fault(
         "storage: the folder is not synced",
         "        files.rename(old, new)\n    files.sync_folder(folder)\n",
@@ -74,8 +78,8 @@ FAULTS = (
     ),
     Fault(
         "storage: the manifest is renamed first",
-        "(hidden.data, path), (hidden.manifest, manifest)]",
-        "(hidden.manifest, manifest), (hidden.data, path)]",
+        "new = [(hidden.data, entry.path), (hidden.manifest, manifest_path(entry.path))]",
+        "new = [(hidden.manifest, manifest_path(entry.path)), (hidden.data, entry.path)]",
     ),
     Fault(
         "storage: nothing is read back",
