@@ -54,6 +54,13 @@ def linear_classifier(**options: Any) -> Supervised:
     return Supervised(nn.Linear(4, 2), nn.functional.cross_entropy, **options)
 
 
+def dropout_task() -> Supervised:
+    """Return a task for batches of 16 inputs and 1 target, with buffers and draws, that begins the same every time."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 1))
+    return Supervised(model, nn.functional.mse_loss)
+
+
 def sgd(rate: float = 0.1, **options: Any) -> partial[torch.optim.SGD]:
     """Return a maker of optimizers that can be pickled."""
     return partial(torch.optim.SGD, lr=rate, **options)
