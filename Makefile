@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+PEERS := .venv/peers/ready
 SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.bridges -p heliograph.builtin_callbacks -p heliograph.cli \
 	-p heliograph.core -p heliograph.demo -p heliograph.events -p heliograph.plugins -p heliograph.presets \
 	-p heliograph.publishing -p heliograph.testing
@@ -55,7 +56,7 @@ torture: $(READY)
 	$(BIN)/python tests/torture/workers.py
 	$(BIN)/python tests/torture/trainings.py
 
-bench: $(READY)
+bench: $(PEERS)
 	$(BIN)/python tests/benchmarks/bench.py
 
 bench-ray: $(READY)
@@ -77,12 +78,15 @@ clean:
 
 # The link lets the type checker see the repository's root as the package that it is. torchvision lies apart: its compiled
 # part does not fit torch's build for CPUs, so the other libraries, which import it where they see it, must not see it.
-# TorchTNT, which only the bench uses, lies apart too: it imports what setuptools has removed since.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,examples]'
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .venv/vision timm torchvision
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/peers \
-		torchtnt==0.2.4 pyre-extensions==0.0.32 tabulate==0.10.0 typing-inspect==0.9.0 mypy-extensions==1.2.0 setuptools==80.10.2
 	mkdir -p .venv/src && ln -sfn ../.. .venv/src/heliograph
 	touch $(READY)
+
+# TorchTNT, which only the bench uses, lies apart too: it imports what setuptools has removed since.
+$(PEERS): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/peers \
+		torchtnt==0.2.4 pyre-extensions==0.0.32 tabulate==0.10.0 typing-inspect==0.9.0 mypy-extensions==1.2.0 setuptools==80.10.2
+	touch $(PEERS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from .progress import Progress
@@ -30,51 +30,53 @@ class Alarms:
     A state that is loaded gives the run a new `origin`, at which nothing that was known before counts any more.
 
     Args:
-        idle: what says until when each of the receivers is idle, with the owner's name.
+        chain: all receivers, in their order.
+        idle: what says until when each of them is idle, None where it never is, with the owner's name.
         forgive: returns whether the emission continues in spite of an owner's error.
     """
 
-    __slots__ = ("_dues", "_forgive", "_idle", "_origin")
+    __slots__ = ("_awake", "_chain", "_dues", "_forgive", "_idle", "_origin")
 
-    def __init__(self, idle: Iterable[tuple[Idle, str]], forgive: Forgive) -> None:
-        self._idle, self._forgive = tuple(idle), forgive
+    def __init__(self, chain: tuple[Receiver, ...], idle: Iterable[tuple[Idle | None, str]], forgive: Forgive) -> None:
+        self._chain, self._idle, self._forgive = chain, tuple(idle), forgive
         self._origin: Progress | None = None
-        self._dues: tuple[Alarm, ...] | None = None
+        self._awake = chain
+        self._dues: tuple[Alarm, ...] = ()
 
-    def are_due(self, run: Place, event: object) -> bool:
-        """Return whether a receiver may have something to do now."""
+    def receivers(self, run: Place, event: object) -> tuple[Receiver, ...]:
+        """Return all if one may have something to do now, else those that do not say until when they are idle."""
         if self._origin is not run.origin:
-            self._origin, self._dues = run.origin, self._ask(run, event)
-        if self._dues is None:
-            return True
+            self._ask(run, event)
         progress = run.progress
         for count, due in self._dues:
             if count(progress) >= due:
                 self._origin = None  # ask again at the next emission
-                return True
-        return False
+                return self._chain
+        return self._awake
 
-    def _ask(self, run: Place, event: object) -> tuple[Alarm, ...] | None:
-        """Return the least due value of each count; None where a receiver does not say one, or fails to."""
+    def _ask(self, run: Place, event: object) -> None:
+        """Take the least due value of each count; who says none, or fails to, is awake."""
         dues: dict[Count, float] = {}
-        for until, owner in self._idle:
+        awake = list[Receiver]()
+        for receiver, (until, owner) in zip(self._chain, self._idle, strict=True):
+            alarm = None
             try:
-                alarm = until(run)
+                alarm = None if until is None else until(run)
             except BaseException as error:  # it counts as an error of its handler
                 if not self._forgive(owner, run, event, error):
                     raise
-                return None
             if alarm is None:
-                return None
-            count, due = alarm
-            dues[count] = min(due, dues.get(count, due))
-        return tuple(dues.items())
+                awake.append(receiver)
+            else:
+                count, due = alarm
+                dues[count] = min(due, dues.get(count, due))
+        self._origin, self._awake, self._dues = run.origin, tuple(awake), tuple(dues.items())
 
 
 def alarms_of(
-    known: Mapping[Any, Any], positions: Mapping[Any, Any], chain: Sequence[Receiver], forgive: Forgive
-) -> tuple[tuple[Receiver, ...], Alarms | None]:
-    """Return the receivers of a chain that are called at every emission, and the alarms of the others, if any.
+    known: Mapping[Any, Any], positions: Mapping[Any, Any], chain: tuple[Receiver, ...], forgive: Forgive
+) -> Alarms | None:
+    """Return the alarms of a chain, None if none of its receivers is ever idle.
 
     Args:
         known: the `Subscription` of each receiver, by blinker's key.
@@ -82,13 +84,8 @@ def alarms_of(
         chain: the receivers by their position.
         forgive: see `Alarms`.
     """
-    idle, awake = list[tuple[Idle, str]](), list[Receiver]()
-    for key, receiver in zip(sorted(positions, key=positions.__getitem__), chain, strict=True):
-        if (until := _idle_until(known[key])) is None:
-            awake.append(receiver)
-        else:
-            idle.append((until, known[key].owner))
-    return tuple(awake), Alarms(idle, forgive) if idle else None
+    idle = [(_idle_until(known[key]), known[key].owner) for key in sorted(positions, key=positions.__getitem__)]
+    return Alarms(chain, idle, forgive) if any(until is not None for until, _ in idle) else None
 
 
 def _idle_until(subscription: Any) -> Idle | None:

@@ -83,7 +83,7 @@ class OrderedSignal(Signal, Generic[E]):
     """
 
     # What an emission reads: a slot is found in a third of the time that an entry of blinker's `__dict__` takes.
-    __slots__ = ("_alarms", "_awake", "_bus", "_owners", "chain", "is_muted", "probe")
+    __slots__ = ("_alarms", "_bus", "_owners", "chain", "is_muted", "probe")
 
     def __init__(self, bus: Bus, event: type[E]) -> None:
         super().__init__(event.__doc__)
@@ -95,8 +95,7 @@ class OrderedSignal(Signal, Generic[E]):
         self._owners: dict[int, str] = {}
         self._positions: list[Position] = []  # of the chain's receivers
         self._chained: dict[Any, Position] = {}
-        self._awake: tuple[Receiver, ...] = ()  # those of the chain that do not say until when they are idle
-        self._alarms: Alarms | None = None  # of the others, if there are some
+        self._alarms: Alarms | None = None  # of the receivers that say until when they are idle, if there are some
         self._may_idle = False
         self._arrivals = count()
         self._lock = RLock()  # weak receivers may die in any thread
@@ -153,7 +152,7 @@ class OrderedSignal(Signal, Generic[E]):
         if self.is_muted:
             return
         alarms, owners = self._alarms, self._owners
-        receivers = iter(self.chain if alarms is None or alarms.are_due(run, event) else self._awake)
+        receivers = iter(self.chain if alarms is None else alarms.receivers(run, event))
         if self.probe is not None:
             receivers = self.probe(receivers, owners)
         while True:
@@ -231,7 +230,7 @@ class OrderedSignal(Signal, Generic[E]):
         if self._may_idle:
             from .alarms import alarms_of  # loaded where somebody may be idle
 
-            self._awake, self._alarms = alarms_of(self.subscriptions, self._chained, self.chain, self._bus.forgive)
+            self._alarms = alarms_of(self.subscriptions, self._chained, self.chain, self._bus.forgive)
 
     def _sort(self) -> list[tuple[Any, Subscription]]:
         known = self.subscriptions.copy().items()  # weak receivers may die in any thread

@@ -12,6 +12,7 @@ from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack
 from .catalogue import CATALOGUE, Event
 
 COMPARISONS = {"at_least": ge, "more_than": gt, "at_most": le, "less_than": lt}
+PLAIN = frozenset({bool, int, float, str, bytes, type(None)})  # types whose values are saved as they are
 N = TypeVar("N", int, float)
 
 

@@ -14,7 +14,7 @@ from .progress import Progress, Skips
 Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back", "veto_save", "withdraw_stop", "withdraw_end_epoch", "withdraw_log", "withdraw_validation", "withdraw_save"]  # fmt: skip  # noqa: E501
 Pending = Literal["stop", "end_epoch", "log", "validation", "save"]  # what can be withdrawn
 Counter = Literal["skipped_steps", "skipped_batches"]  # of the progress
-_COUNTED = ("hold_step", "scale_loss", "veto_stop", "veto_save")  # for every batch or boundary: counted, not listed
+COUNTED = ("hold_step", "scale_loss", "veto_stop", "veto_save")  # for every batch or boundary: counted, not listed
 # The verbs that have an effect from handlers of one event only.
 _ONLY_IN: Mapping[Verb, tuple[str, str]] = {
     "skip_batch": ("BatchStart", "batch_start"),
@@ -66,7 +66,7 @@ class History(deque[Request]):
 
     def add(self, request: Request) -> Request:
         """Append a request, or count it where its plugin has just made the same one."""
-        for latest in islice(reversed(self), 8) if request.verb in _COUNTED else ():
+        for latest in islice(reversed(self), 8) if request.verb in COUNTED else ():
             if (latest.verb, latest.by, latest.reason) == (request.verb, request.by, request.reason):
                 latest.times += 1
                 return latest

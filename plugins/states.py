@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..events import Progress
+from ..events.checks import PLAIN
 from ..events.errors import describe_error
 from .entry import PluginEntry
 
 Check = Callable[[Any, str], None]  # of a state and its name: raises TypeError where it cannot be saved
-PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 Forgive = Callable[[PluginEntry, str, str, BaseException], bool]
 
 

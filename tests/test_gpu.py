@@ -10,7 +10,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.tests.kit import Batch, random_batches, sgd
+from heliograph.tests.kit import Batch, dropout_task, random_batches, sgd
 from heliograph.tests.waits import NoWaits, keep_a_gpu_busy, no_waits_on_a_gpu
 from torch import Tensor, nn
 
@@ -21,18 +21,12 @@ pytestmark = [
 STEPS = 24
 
 
-def made_task() -> h.Supervised:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 1))
-    return h.Supervised(model, nn.functional.mse_loss)
-
-
 def batches(count: int = STEPS) -> list[Batch]:
     return random_batches(count, 8, inputs=16, outputs=1)
 
 
 def weights_after(*plugins: Any, precision: str = "fp32", **options: Any) -> list[Tensor]:
-    task = made_task()
+    task = dropout_task()
     trainer = h.Trainer([h.RNGCapture(), *plugins], device="cuda", precision=precision, deterministic=True)  # type: ignore[arg-type]
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05, momentum=0.9)
     trainer.fit(task, batches(), optimizer=optimizer, **options)
@@ -85,7 +79,7 @@ OTHERS: dict[str, Callable[[Path], list[Any]]] = {
 def test_a_steady_state_step_never_waits_for_the_device(name: str, precision: Any, tmp_path: Path) -> None:
     watch, others = NoWaits(no_waits_on_a_gpu, range(4, STEPS - 4)), OTHERS[name](tmp_path)
     pinned = [(inputs.pin_memory(), targets.pin_memory()) for inputs, targets in batches(2 * STEPS)]
-    task = made_task()
+    task = dropout_task()
     plugins = [h.RNGCapture(), *others, h.LogSchedule(h.Every(epochs=1)), watch]
     trainer = h.Trainer(plugins, device="cuda", precision=precision)
     trainer.fit(task, pinned, optimizer=torch.optim.SGD(task.model.parameters(), lr=0.05), epochs=1)
@@ -116,7 +110,7 @@ def test_a_guard_waits_for_the_forward_pass_only(action: Any) -> None:
     def look(run: h.Run, event: h.GradientsReady) -> None:
         busy.append(not torch.cuda.current_stream().query())
 
-    base = made_task()
+    base = dropout_task()
     trainer = h.Trainer([h.NaNGuard(action)], device="cuda")
     trainer.bus.on(h.GradientsReady, look, lane=h.Lane.REPORT)
     trainer.fit(Slow(base.model, base.loss_fn), batches(3), optimizer=sgd(), epochs=1)
@@ -146,7 +140,7 @@ def test_fp16_counts_the_steps_that_its_scaler_skips() -> None:
             # Small, so that none overflows by itself: the scale begins at 65,536.
             return loss * (float("inf") if run.progress.batch == 3 else 2**-10)
 
-    base = made_task()
+    base = dropout_task()
     task = Overflowing(base.model, base.loss_fn)
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)

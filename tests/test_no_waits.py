@@ -14,7 +14,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.tests.kit import random_batches, sgd
+from heliograph.tests.kit import dropout_task, random_batches, sgd
 from heliograph.tests.waits import NoWaits, WaitedError, no_reads
 from torch import Tensor, nn
 
@@ -44,8 +44,6 @@ OTHERS: dict[str, Plugins] = {
 
 
 def train(*plugins: Any) -> tuple[NoWaits, h.RunResult]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 1))
     watch = NoWaits(no_reads, range(4, 20))
     trainer = h.Trainer([h.RNGCapture(), h.LogSchedule(epochs=1), *plugins, watch], device="cpu")
     has_rate, accumulates = (
@@ -53,8 +51,7 @@ def train(*plugins: Any) -> tuple[NoWaits, h.RunResult]:
     )
     scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=5) if has_rate else None
     data = random_batches(24 * (1 + accumulates), 8, inputs=16, outputs=1)
-    task = h.Supervised(model, nn.functional.mse_loss)
-    return watch, trainer.fit(task, data, optimizer=sgd(), scheduler=scheduler, epochs=1)
+    return watch, trainer.fit(dropout_task(), data, optimizer=sgd(), scheduler=scheduler, epochs=1)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.checkpoint import storage
 from ...core.checkpoint.state.compatibility import CHANGES, BatchChange
@@ -48,6 +48,9 @@ from .run_names import ON_EXISTING, OnExisting, claim_name
 from .save_requests import SaveRequests
 from .weights_only import Capture, NoProof, check_options, full_ones, warn_at_start
 from .writers import BackgroundWriter, LoopWriter, Writer
+
+if TYPE_CHECKING:
+    from ...events.alarms import Alarm
 
 
 class Checkpoint(Plugin):
@@ -308,10 +311,15 @@ class Checkpoint(Plugin):
             if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
                 self._tidy(run, event.path, None, [])
 
-    @on(BatchEnd, EpochEnd)
+    @on(BatchEnd, EpochEnd, idle_until="next_due")
     def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
         """Ask for a save, with `every`."""
         self._requests.ask_when_due(run)
+
+    def next_due(self, run: Run) -> Alarm | None:
+        """Return the count at which `every` is due; None where it has to be asked at each."""
+        idle_until = None if self.every is None else self.every.idle_until
+        return None if idle_until is None else idle_until(run)
 
     @on(LastBoundary)
     def ask_at_end(self, run: Run, event: LastBoundary) -> None:

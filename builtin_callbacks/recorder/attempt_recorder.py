@@ -15,7 +15,7 @@ from .attempt_facts import attempt_of
 from .format.checksum import seal, to_json
 from .format.lines import Items, attempt_items, counter_values, event_items, items_of, mark_items
 from .format.records import Counters
-from .format.tail import FIRST_ROW, Tail, tail_path
+from .format.tail import BEGIN, FIRST_ROW, Tail, tail_path
 from .format.writer import Writer
 from .handler_times import HandlerTimer
 from .losses import copy_loss, read_losses
@@ -54,7 +54,7 @@ class AttemptRecorder:
         self._tail = Tail(None)
         self._is_fast = False
         self._began, self._times_due = monotonic(), FIRST_TIMES
-        self._batches, self._number, self._marked, self._stop = 0, 1, 0, 0
+        self._batches, self._number, self._marked, self._stop = 0, 1, BEGIN, 0
         self._lines: list[str] = []  # without checksums
         self._noted: list[str] = []  # those that are in the tail
         self._later_lines: list[str] | None = None
@@ -177,18 +177,18 @@ class AttemptRecorder:
 
     def end_block(self) -> None:
         """Turn the batches into lines."""
-        block, self._batches = self.block, self.batches
-        rows = block.tail.rows(block.at) if block.batches else None
-        block.end()
-        self._stop = self._marked = 0
-        if rows is None:
+        block, losses = self.block, self._losses
+        self._stop = block.stop = 0
+        if not block.batches:
+            block.at = 0
             return
-        losses = None if self._losses is None else read_losses(self._losses[: len(rows.table)], rows.skips)
-        self._lines += map(to_json, rows.arrays(losses))
-        self._number += 1
-        self._last = counter_values(rows.last)
-        if self._losses is not None:
-            self._losses.clear()
+        rows = block.tail.rows(block.at)
+        known = None if losses is None else read_losses(losses[: len(rows.table)], rows.skips)
+        lines, last, batches = list(map(to_json, rows.arrays(known))), counter_values(rows.last), self.batches
+        # At once and last, so that a Ctrl-C at any line leaves the open block or its lines.
+        self._lines, self._last, self._batches, self._number, self._losses, self._marked, block.at = (
+            [*self._lines, *lines], last, batches, self._number + 1, None if losses is None else [], BEGIN, 0,
+        )  # fmt: skip
 
     def _begin_block(self) -> None:
         if self.block.at:
@@ -204,13 +204,12 @@ class AttemptRecorder:
             validations=progress.validations,
             evaluated=progress.evaluated,
         )
-        self.block.begin(tail, first.samples)
-        self._marked = self.block.at
         clock = max(0.0, first.seconds - self.block.offset - self._began)  # the attempt's at the run's last time
         try:
             tail.begin(self.attempt.name, self._number, first, clock)
         except OSError as error:
             self._error = error
+        self.block.begin(tail, first.samples)  # last: a Ctrl-C before it leaves none, and the tail is begun again
 
     # The file.
 

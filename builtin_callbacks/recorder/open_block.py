@@ -54,12 +54,9 @@ class OpenBlock:
             tail: a block was begun there.
             samples: the counter before the first batch.
         """
-        self.at, self.tail, self.buffer = BEGIN, tail, tail.buffer
-        self.size, self.samples, self.rest = 0, samples, NEVER
-
-    def end(self) -> None:
-        """End it: the next batch needs another one."""
-        self.at = self.stop = 0
+        self.size, self.samples, self.rest, self.tail, self.buffer, self.at = (
+            0, samples, NEVER, tail, tail.buffer, BEGIN,
+        )  # fmt: skip
 
     @property
     def batches(self) -> int:

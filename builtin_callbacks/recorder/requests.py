@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...events import History, Request
+from ...events.control import COUNTED
 from ...events.verbs import TAKEN_BACK
 from .format.plain import CHARACTERS, NAME, shorten
 from .format.records import RepeatEntry, RequestEntry
@@ -46,7 +47,8 @@ class RequestTracker:
         kept = min(total - self.seen, len(history))  # of very many at once, the history has dropped the first
         for number in range(total - kept, total):
             request = history[number - total]
-            self._latest.append(_Counted(number, request, request.times))
+            if request.verb in COUNTED:
+                self._latest.append(_Counted(number, request, request.times))
             self._take_back(request)
             pending = self._pending.setdefault(request.verb, [])
             if len(pending) < MAX_SERVED:

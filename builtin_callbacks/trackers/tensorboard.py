@@ -63,6 +63,12 @@ class TensorBoard(Tracker):
         if run.hyper_parameters:
             _summaries()
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Import what draws the records that the checkpoint had waiting, if they are not all metrics."""
+        super().load_state_dict(state)
+        if any(each.kind != "scalars" for each in self._waiting):
+            _summaries()
+
     # In the thread.
 
     def open(self, page: Page) -> str:
@@ -121,7 +127,7 @@ class TensorBoard(Tracker):
         self._close_file()
 
     def _put_payload(self, run: Run, event: Event) -> None:
-        _summaries()  # not in the thread: a process that is forked during an import may wait for its end for ever
+        _summaries()
         super()._put_payload(run, event)
 
     def _scalars(self, values: Mapping[str, float]) -> list[Any]:
@@ -152,5 +158,8 @@ class TensorBoard(Tracker):
 
 
 def _summaries() -> Any:
-    """Return what draws all but curves; imported where something is drawn, as it takes a third of a usual start."""
+    """Return what draws all but curves; imported where something is logged, as it takes a third of a usual start.
+
+    The first call is not in the thread: a process that is forked during an import may wait for its end for ever.
+    """
     return require("torch.utils.tensorboard.summary", "TensorBoard")

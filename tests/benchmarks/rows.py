@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -68,6 +68,19 @@ def rows(
     return tuple(Row(name, worker, figure(name, *bases), bar, digits) for name, bar in bars.items())
 
 
+def rows_from_base(
+    worker: Worker,
+    base: str,
+    figure: Callable[..., Figure],
+    names: Iterable[str],
+    beyond: Callable[..., Figure],
+    digits: int = 2,
+) -> tuple[Row, ...]:
+    """Return a row for a base, and one for each of these names, beyond it; without bars."""
+    first = rows(worker, figure, {base: None}, digits=digits)
+    return (*first, *rows(worker, beyond, dict.fromkeys(names), base, digits))
+
+
 def usual_rows(name: str) -> tuple[Row, Row]:
     """Return the parts of a row of the usual set."""
     worker = usual.race_usual
@@ -79,11 +92,8 @@ def usual_rows(name: str) -> tuple[Row, Row]:
 
 def hosted_rows(loop: str, worker: Worker) -> tuple[Row, ...]:
     """Return what our plugins take in a loop of others."""
-    kinds = dict.fromkeys((hosted.NOTHING, hosted.PREEMPTION, hosted.THREE))
-    each = (
-        *rows(worker, figures.tenth, {hosted.IDLE: None}, digits=1),
-        *rows(worker, figures.tenth, kinds, hosted.IDLE, digits=1),
-    )
+    kinds = hosted.NOTHING, hosted.PREEMPTION, hosted.THREE
+    each = rows_from_base(worker, hosted.IDLE, figures.tenth, kinds, figures.tenth, digits=1)
     return tuple(
         row._replace(name=f"{loop}, {row.name}" + (", beyond it" if index else "")) for index, row in enumerate(each)
     )
@@ -229,15 +239,13 @@ TABLES = (
         "ranks",
         "Agreement of two gloo ranks: the tiny model, batch 8 on each",
         "µs per step, medians; of all but the first row, what ten steps take beyond it, a step",
-        (
-            *rows(agreement.time_ranks, figures.each_step, {agreement.HAND: None}, digits=0),
-            *rows(
-                agreement.time_ranks,
-                figures.each_step_beyond,
-                dict.fromkeys(agreement.VARIANTS[1:]),
-                agreement.HAND,
-                digits=0,
-            ),
+        rows_from_base(
+            agreement.time_ranks,
+            agreement.HAND,
+            figures.each_step,
+            agreement.VARIANTS[1:],
+            figures.each_step_beyond,
+            digits=0,
         ),
     ),
     Table(

@@ -12,11 +12,12 @@ from .checksum import format_line, is_intact, parse_array, parse_line
 from .gc_pause import gc_paused
 from .lines import FORMAT, decode, decode_attempt
 from .records import AttemptRecord, Batches, Entry, Recording
-from .tail import Rows, read_tail
+from .tail import Rows, notes_in, parse_tail, read_tail
 from .walk import slice_block
 
 SUFFIX = ".recording"
 MIN_BATCHES, BATCHES_PER_BYTE = 1_000_000, 8  # a line of 4,096 batches has several hundred bytes
+READINGS = 10  # of the files of a run that changes them each time
 UNKNOWN = AttemptRecord("", "train", "", "", 1, None, None, (), (), {}, {}, losses=False, plan={}, entries=())
 
 
@@ -115,11 +116,12 @@ def read(path: str | Path) -> Recording:
     file = find_recording(Path(path))
     rows: Rows | None = None
     damage: list[str] = []
+    tail, content = _read_files(file)
     try:
-        rows = read_tail(file)  # first: rows that leave the tail meanwhile are in the file by then
+        rows = parse_tail(tail)
     except ValueError as error:
         damage.append(str(error))
-    attempts = _parse_file(file)
+    attempts = _parse_file(file, content)
     for line in () if rows is None else _missing_lines(attempts, rows):
         attempts[-1].add(parse_line(line))
     for last in attempts[-1:]:
@@ -154,9 +156,23 @@ def read_leftover(path: Path) -> list[str]:
     Raises:
         ValueError: it is not a recording, has a newer format, or the tail is damaged.
     """
-    rows = read_tail(path)
-    attempts = _parse_file(path)
+    rows = parse_tail(read_tail(path))
+    attempts = _parse_file(path, path.read_bytes())
     return [] if rows is None else _missing_lines(attempts, rows)
+
+
+def _read_files(path: Path) -> tuple[bytes, bytes]:
+    """Return the contents of a recording's tail and of its file, of one moment although a run may be writing them.
+
+    That is so where the run does nothing meanwhile but add batches: no note and no line, which would come after batches
+    that were not read; nor does it begin another block then, which it does after writing the lines of the former.
+    """
+    for _ in range(READINGS):
+        size, former, tail = path.stat().st_size, read_tail(path), read_tail(path)
+        content = path.read_bytes()
+        if len(content) == size and notes_in(former) == notes_in(tail):
+            break
+    return tail, content
 
 
 def _missing_lines(attempts: list[_Attempt], rows: Rows) -> list[str]:
@@ -168,13 +184,12 @@ def _missing_lines(attempts: list[_Attempt], rows: Rows) -> list[str]:
     return notes + [format_line(*items) for items in parts]
 
 
-def _parse_file(path: Path) -> list[_Attempt]:
+def _parse_file(path: Path, content: bytes) -> list[_Attempt]:
     """Parse each line of a file on its own.
 
     Raises:
         ValueError: it is not a recording, or has a newer format.
     """
-    content = path.read_bytes()
     limit, lines = _BatchLimit(len(content)), content.split(b"\n")
     head_is_damaged = _check_head(path, lines)
     attempts: list[_Attempt] = []

@@ -257,16 +257,17 @@ def _allocate(file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def read_tail(path: Path) -> Rows | None:
-    """Return the rows in the tail of a recording, None if there are none.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+def read_tail(path: Path) -> bytes:
+    """Return the content of a recording's tail, empty if there is none."""
     try:
-        return parse_tail(tail_path(path).read_bytes())
+        return tail_path(path).read_bytes()
     except FileNotFoundError:
-        return None
+        return b""
+
+
+def notes_in(data: bytes) -> bytes:
+    """Return the text of all notes of a tail."""
+    return data[NOTES:].partition(b"\0")[0]
 
 
 def parse_tail(data: bytes) -> Rows | None:
@@ -284,7 +285,7 @@ def parse_tail(data: bytes) -> Rows | None:
     if not _is_plausible([*first, abs(clock), tokens, number], table):  # a clock may begin slightly below 0
         raise ValueError("the tail is damaged")
     name = attempt.rstrip(b"\0").decode(errors="replace")
-    notes = _parse_notes(data[NOTES:].partition(b"\0")[0])
+    notes = _parse_notes(notes_in(data))
     if not len(table) and not notes:
         return None
     return Rows(name, number, replace(Counters(*first), tokens=tokens), clock, table, notes)

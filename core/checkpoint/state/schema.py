@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ....events.checks import PLAIN
+
 SCHEMA = 3
 
 
@@ -116,7 +118,6 @@ def _oldest() -> int:
     return min(STEPS, default=SCHEMA)
 
 
-PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 MAPPINGS = (dict, OrderedDict, Counter)
 SEQUENCES = (list, tuple)
 CONTAINERS = (*MAPPINGS, *SEQUENCES)

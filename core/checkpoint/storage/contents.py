@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..state.schema import MAPPINGS, PLAIN, SEQUENCES
+from ....events.checks import PLAIN
+from ..state.schema import MAPPINGS, SEQUENCES
 
 View = tuple[Any, ...]
 SLACK = 64 * 1024  # the archive's directory, the manifest, a pointer

@@ -13,7 +13,8 @@ from typing import IO, Any, cast
 
 import torch
 
-from ..state.schema import CONTAINERS, PLAIN
+from ....events.checks import PLAIN
+from ..state.schema import CONTAINERS
 from .contents import compacted
 from .files import Files, HashingWriter
 from .manifest import Entry, Hidden, encode, manifest_path, shards_path

@@ -31,7 +31,7 @@ LIGHTNING, HUGGINGFACE = "Lightning Trainer", "Hugging Face Trainer"
 OURS = "heliograph, Supervised"
 FILES = {TORCHTNT: "torchtnt", FABRIC: "fabric", LIGHTNING: "lightning", HUGGINGFACE: "huggingface"}
 KINDS = {"lean": tuple(FILES), "usual": (TORCHTNT, LIGHTNING, HUGGINGFACE)}
-ASIDE = Path(sys.prefix) / "peers"  # where the development set-up has TorchTNT
+ASIDE = Path(sys.prefix) / "peers"  # where `make bench` puts TorchTNT
 
 Loops = dict[str, Callable[..., None]]
 
@@ -49,7 +49,7 @@ def loops(kind: str) -> Loops:
 
 
 def _torchtnt_is_installed() -> bool:
-    """Return whether it can be imported; where the development set-up puts it, no other library sees what it brings."""
+    """Return whether it can be imported; where `make bench` puts it, no other library sees what it brings."""
     if str(ASIDE) not in sys.path:
         sys.path.append(str(ASIDE))
     return find_spec("torchtnt") is not None

@@ -19,6 +19,7 @@ from heliograph import (
     Trainer,
     on,
 )
+from heliograph.builtin_callbacks.checkpoint.save_requests import SaveRequests
 from heliograph.tests.kit import Losses, checkpoint_names, class_batches, fit, linear_classifier, sgd
 from heliograph.tests.ranks_pool import Pool
 
@@ -65,6 +66,31 @@ def test_without_it_no_handler_is_called_at_each_batch(tmp_path: Path) -> None:
     trainer = Trainer([SaveSchedule(epochs=1), Checkpoint(tmp_path)], device="cpu")
     owners = [str(each.owner) for each in trainer.bus.signal(BatchEnd).subscriptions.values()]
     assert owners == ["save_schedule"]
+
+
+@pytest.mark.parametrize(
+    ("every", "asked"),
+    [
+        (Every(steps=4), [1, 4, 8, 10]),
+        (Every(epochs=1), [1, 5, 6, 10]),
+        (At(fraction=[0.5, 0.7]), [1, 5, 7, 10]),
+        (Every(seconds=600), [1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 10]),  # a handler may set the clock
+    ],
+)
+def test_its_filter_is_asked_when_it_is_due(
+    tmp_path: Path, every: Any, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And at the first batch and the first end of an epoch; each of both learns by itself what is due next."""
+    steps: list[int] = []
+    ask = SaveRequests.ask_when_due
+
+    def noting(requests: SaveRequests, run: Run) -> None:
+        steps.append(run.progress.steps)
+        ask(requests, run)
+
+    monkeypatch.setattr(SaveRequests, "ask_when_due", noting)
+    saves(Checkpoint(tmp_path, every=every))
+    assert steps == asked
 
 
 @pytest.mark.parametrize("every", [100, "epoch", {"epochs": 1}])

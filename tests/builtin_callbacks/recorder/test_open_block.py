@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Container
 from itertools import count
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import heliograph as h
 import pytest
 from heliograph.builtin_callbacks.recorder import open_block
+from heliograph.builtin_callbacks.recorder.attempt_recorder import AttemptRecorder
 from heliograph.builtin_callbacks.recorder.format import tail as tail_module
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry
@@ -27,6 +29,7 @@ from heliograph.builtin_callbacks.recorder.format.tail import (
 from heliograph.builtin_callbacks.recorder.open_block import OpenBlock
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.events import BatchEnd, Progress, Run
+from heliograph.tests import kit
 from heliograph.tests.recordings import fit
 from hypothesis import given
 from hypothesis import strategies as st
@@ -154,28 +157,75 @@ def test_a_ctrl_c_at_any_line_leaves_the_batch_out_or_in(name: str, monkeypatch:
 
 def interrupt(recording: Recording, change: Change, line: int) -> bool:
     """Interrupt the so-many-th line of what adds a batch; return whether it has so many."""
-    left = line
-    files = {open_block.__file__, tail_module.__file__}
+    return interrupt_at(line, lambda: recording.add(change), {open_block.__file__, tail_module.__file__})
+
+
+def interrupt_at(number: int, work: Callable[[], object], files: Container[str]) -> bool:
+    """Interrupt the so-many-th line, call or return in some files; return whether there are so many."""
+    left = number
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
         if frame.f_code.co_filename not in files:
             return None
-        if event == "line":
-            left -= 1
-            if not left:
-                raise KeyboardInterrupt
+        left -= event != "exception"
+        if not left:
+            raise KeyboardInterrupt
         return trace
 
     former = sys.gettrace()
     sys.settrace(trace)
     try:
-        recording.add(change)
+        work()
     except KeyboardInterrupt:
         return True
     finally:
         sys.settrace(former)
     return False
+
+
+@pytest.mark.parametrize("method", ["end_block", "_begin_block"])
+@pytest.mark.parametrize("losses", [False, True])
+def test_a_ctrl_c_while_a_block_ends_or_begins_loses_no_batch_and_doubles_none(
+    method: str, losses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each batch one line, call or return further, until nothing is left to interrupt."""
+    files = {str(each) for each in Path(open_block.__file__).parent.rglob("*.py")}
+    ended, original = [False], getattr(AttemptRecorder, method)
+    number = count(1)
+
+    def interrupting(attempt: AttemptRecorder) -> None:
+        if attempt.batches > 2:
+            ended[0] = ended[0] or not interrupt_at(next(number), lambda: original(attempt), files)
+        original(attempt)
+
+    monkeypatch.setattr(AttemptRecorder, method, interrupting)
+
+    class Ends(h.Plugin):
+        @h.on(h.BatchEnd, lane=h.Lane.REPORT)
+        def end(self, run: h.Run, event: h.BatchEnd) -> None:
+            assert recorder._attempt is not None
+            assert run.recording is not None
+            recorder._attempt.end_block()
+            if run.progress.steps % 25 == 0:
+                assert batches_of(run.recording) == [*range(1, run.progress.steps + 1)]
+
+    recorder, kept = Recorder(tmp_path, losses=losses), kit.Losses()
+    result, _ = fit([recorder, kept, Ends()], batches=400, epochs=1, validation=None)
+    assert ended[0]
+    assert result.recording is not None
+    assert batches_of(result.recording) == [*range(1, 401)]
+    if losses:
+        (attempt,) = read(result.recording).attempts
+        blocks = [entry for entry in attempt.entries if isinstance(entry, Batches)]
+        assert [loss for block in blocks for loss in block.losses or ()] == kept.values
+
+
+def batches_of(path: Path) -> list[int]:
+    """Return the numbers of the batches of a recording, which is not damaged."""
+    (attempt,) = read(path).attempts
+    assert not attempt.damage
+    return [batch.counters.batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
 
 
 def test_rows_end_with_the_first_incomplete_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ from heliograph import (
     ValidationSchedule,
     replay,
 )
+from heliograph.builtin_callbacks.trackers.records import SAVED, Place, Record
 from heliograph.builtin_callbacks.trackers.tensorboard_file import EventFile
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from torch.optim.lr_scheduler import StepLR
@@ -503,3 +504,21 @@ def test_what_draws_is_imported_in_the_thread_of_the_loop(
     trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path / "with")], device="cpu")
     trainer.fit(task(), batches(1), optimizer=sgd, epochs=1, hyper_parameters={"rate": 0.1})
     assert threads == ["MainThread", "heliograph-tensorboard"]
+
+
+@pytest.mark.parametrize("waits", SAVED)
+def test_for_what_a_checkpoint_had_waiting_it_is_imported_there_too(
+    waits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    monkeypatch.setattr(module, "_summaries", lambda: threads.append(threading.current_thread().name))
+    place = Place(1, 1.0, 2, 0.1, 1, 0)
+    arguments: dict[str, tuple[Any, ...]] = {
+        "scalars": (place, {"a": 1.0}),
+        "text": (place, "words", "some"),
+        "hyper_parameters": ({"rate": 1.0},),
+    }
+    tracker = TensorBoard(tmp_path)
+    tracker.load_state_dict({**tracker.state_dict(), "waiting": [Record(waits, arguments[waits]).as_plain()]})
+    assert threads == ["MainThread"] * (waits != "scalars")
+    assert [each.kind for each in tracker._waiting] == [waits]

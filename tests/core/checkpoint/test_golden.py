@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,9 +26,10 @@ from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.conversion import migrate
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.weights import load_weights
+from heliograph.tests.kit import GOLDEN, load_golden
 from heliograph.tests.ranks_pool import Pool
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "schema_3"
+FORMER = GOLDEN / "schema_3"
 STEPS = (4, 6)
 METRICS = {  # of the whole run; floating point may differ by machine
     "train/loss": 0.055523077646891274,
@@ -48,24 +47,13 @@ golden: stopped by rule_controller
   window.metrics.eval_loss[0] < window.metrics.eval_loss[1]
   requested during validation_end, at epoch 3, batch 0, step 12
 """
-
-
-def load_maker() -> ModuleType:
-    spec = spec_from_file_location("golden_make", Path(__file__).parents[2] / "golden" / "make.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-make = load_maker()
+make = load_golden("make")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a copy of the files."""
-    return shutil.copytree(GOLDEN, tmp_path / "golden")
+    return shutil.copytree(FORMER, tmp_path / "golden")
 
 
 def recording_in(folder: Path) -> Path:
@@ -82,7 +70,7 @@ def resume(folder: Path, logs: Path, step: int, ranks: int = 1) -> RunResult:
         monitor="validation/loss",
         resume=folder / f"golden_epoch_1_iter_{step}.pth",
     )
-    rules = RuleController(GOLDEN / "rules.yaml")
+    rules = RuleController(FORMER / "rules.yaml")
     result: RunResult = make.fit(
         checkpoint, logs, rules, Recorder(folder, losses=True), epochs=make.EPOCHS, ranks=ranks
     )
@@ -91,7 +79,7 @@ def resume(folder: Path, logs: Path, step: int, ranks: int = 1) -> RunResult:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_they_are_of_the_first_schema_that_others_were_given(step: int) -> None:
-    for place in (GOLDEN, GOLDEN / "ranks"):
+    for place in (FORMER, FORMER / "ranks"):
         assert torch.load(place / f"golden_epoch_1_iter_{step}.pth", weights_only=True)["schema"] == 3
         assert storage.load(place / f"golden_epoch_1_iter_{step}.pth")["schema"] == SCHEMA
 
@@ -107,7 +95,7 @@ def test_the_rest_of_the_run_equals_an_uninterrupted_one(step: int, folder: Path
     assert result.resume is not None
     assert (result.resume.fresh_plugins, result.resume.unclaimed_states) == ((), ())
     assert result.stopped_by == "rule_controller"
-    rules = RuleController(GOLDEN / "rules.yaml")
+    rules = RuleController(FORMER / "rules.yaml")
     whole = make.fit(Checkpoint(tmp_path / "whole"), tmp_path / "logs", rules, epochs=make.EPOCHS)
     assert whole.metrics == pytest.approx(METRICS, rel=1e-4)
 

@@ -295,7 +295,7 @@ def test_a_tail_with_an_incomplete_head_is_ignored(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, 3)
     tail.buffer[BEGIN - 20 : BEGIN] = bytes(20)
-    assert read_tail(path) is None
+    assert parse_tail(read_tail(path)) is None
     assert read(path).attempts[0].entries == (START,)
 
 
@@ -319,7 +319,7 @@ def test_a_full_block_and_the_next_one(tmp_path: Path) -> None:
     tail = fill(path, 1, 0, ROWS)
     assert len(tail.rows(FIRST_ROW).table) == ROWS
     tail.begin("a1", 2, Counters(0, ROWS), 0.0)
-    assert read_tail(path) is None  # the rows of the former block are cleared
+    assert parse_tail(read_tail(path)) is None  # the rows of the former block are cleared
 
 
 def test_entries_that_were_written_before_their_block_are_between_its_batches(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from heliograph.builtin_callbacks.recorder.format import tail as tails
 from heliograph.builtin_callbacks.recorder.format import writer as writing
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry
-from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, SIZE, Tail, read_tail, tail_path
+from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, SIZE, Tail, parse_tail, read_tail, tail_path
 from heliograph.builtin_callbacks.recorder.format.writer import Writer
 from heliograph.tests.recordings import PLAIN, attempt, encode, encode_attempt, write
 
@@ -194,7 +194,7 @@ def test_without_a_mapping_each_row_is_written_if_possible(
         for batch in range(2, 4 - number):
             tail.add_mark(BEGIN + batch - 1, 0)
             tail.write_batch(BEGIN + batch - 1)
-    rows = read_tail(path)
+    rows = parse_tail(read_tail(path))
     assert (None if rows is None else (rows.number, len(rows.table))) == ((2, 1) if obstacle != "open" else None)
     tail.close()
     assert not tail_path(path).exists()

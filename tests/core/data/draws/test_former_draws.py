@@ -5,32 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from heliograph import Checkpoint, Recorder, RunResult
 from heliograph.__main__ import main
 from heliograph.core.checkpoint import storage
+from heliograph.tests.kit import GOLDEN, load_golden
 from heliograph.tests.ranks_pool import Pool
 
-GOLDEN = Path(__file__).parents[3] / "golden"
 FORMER = GOLDEN / "draws_1"
 ALONE = [("alone", 4), ("alone", 6), ("workers", 6)]
-
-
-def load_maker() -> ModuleType:
-    spec = spec_from_file_location("golden_make_draws", GOLDEN / "make_draws.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-make = load_maker()
+make = load_golden("make_draws")
 
 
 @pytest.fixture
