@@ -59,17 +59,17 @@ class Alarms:
         dues: dict[Count, float] = {}
         awake = list[Receiver]()
         for receiver, (until, owner) in zip(self._chain, self._idle, strict=True):
-            alarm = None
             try:
                 alarm = None if until is None else until(run)
+                if alarm is not None:
+                    count, due = alarm
+                    dues[count] = min(due, dues.get(count, due))
+                    continue
             except BaseException as error:  # it counts as an error of its handler
+                error.add_note(f"{owner!r} was asked until when a handler is idle: give (count, due value), or None")
                 if not self._forgive(owner, run, event, error):
                     raise
-            if alarm is None:
-                awake.append(receiver)
-            else:
-                count, due = alarm
-                dues[count] = min(due, dues.get(count, due))
+            awake.append(receiver)
         self._origin, self._awake, self._dues = run.origin, tuple(awake), tuple(dues.items())
 
 

@@ -200,7 +200,7 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
         _check_without_handlers(plugin)
     for method_name, mark in marks:
         method: Callable[..., Any] = getattr(plugin, method_name)
-        if mark.idle_until and not callable(getattr(plugin, mark.idle_until, None)):
+        if mark.idle_until and not callable(getattr(plugin, str(mark.idle_until), None)):
             kind = type(plugin).__name__
             raise TypeError(
                 f"{kind}.{method_name} is marked with idle_until={mark.idle_until!r}, and {kind} has no such method: "

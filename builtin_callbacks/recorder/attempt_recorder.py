@@ -241,8 +241,9 @@ class AttemptRecorder:
 
     def _pop_lines(self) -> list[str]:
         """Return all lines that are not in the file."""
-        lines, self._noted, self._lines = [*self._noted, *self._lines], [], []
-        return list(map(seal, lines))
+        lines = list(map(seal, [*self._noted, *self._lines]))  # first: a Ctrl-C within it loses none
+        self._noted, self._lines = [], []
+        return lines
 
     def close(self) -> None:
         """Write all lines, and close the file; another one may be opened.

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset, random_split
 
 
 class Notice(h.Plugin):
-    """Stop when the machine of rank 1 is to be given back: here, after 75 steps, within an epoch."""
+    """Stop when the machine of rank 1 is to be given back: here, after 75 steps; all ranks stop one step later."""
 
     asks = ("stop",)
 

@@ -289,6 +289,18 @@ def test_an_error_in_it_is_one_of_the_handler() -> None:
     assert any("failing on batch_end" in note for note in raised.value.__notes__)
 
 
+@pytest.mark.parametrize("answer", [5, (STEPS, 5, 6), ("steps",)])
+def test_an_answer_of_another_form_is_an_error_that_says_which_is_expected(answer: Any) -> None:
+    class Wrong(Idle):
+        def next_due(self, run: Run) -> Any:
+            return answer
+
+    with pytest.raises((TypeError, ValueError), match="unpack") as raised:
+        fit(Wrong())
+    notes = "\n".join(raised.value.__notes__)
+    assert "'wrong' was asked until when a handler is idle: give (count, due value), or None" in notes
+
+
 def test_an_error_of_an_observer_is_listed_and_its_handler_is_called() -> None:
     plugin = FailingObserver()
     result = fit(plugin, train=class_batches(3))

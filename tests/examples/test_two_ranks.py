@@ -11,7 +11,7 @@ import pytest
 from heliograph.tests.examples.running import EXAMPLES, environment, run_example
 
 pytestmark = pytest.mark.whole
-STOPPED = "stopped after 75 steps: this machine is given back, asked notice on rank 1"
+STOPPED = "stopped after 76 steps: this machine is given back, asked notice on rank 1"
 HELD_OUT = 297
 
 

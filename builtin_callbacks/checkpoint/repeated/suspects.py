@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from ....events import Bus, EpochStart, Run
 from ....plugins import Plugins
 
-HIDDEN_STATE = "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict"
+HIDDEN_STATE = (
+    "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict; or the data have "
+    "changed"
+)
 
 
 def likely_causes(run: Run) -> tuple[str, ...]:

@@ -129,6 +129,7 @@ class Store:
             if self._own_lock is not None:
                 self._own_lock.release()
             self._own_lock = lock
+            self._absent.clear()  # others may have written those of this name
         self.training_id, self.name = training_id, name
 
     def save(

@@ -252,11 +252,11 @@ def encode_attributes(found: Mapping[str, Attribute], weigh: Weigh | None = None
 
     Args:
         found: the attributes, by where they are.
-        weigh: called with where each is that takes long, and with the microseconds.
+        weigh: called with where each is that takes long, with what is kept of it, and with the microseconds.
     """
     encoded: dict[str, dict[str, Any]] = {}
     for where, each in found.items():
         encoded[where], weight = encode_and_weigh(each.value, is_data=each.is_data, package=each.package)
         if weight > HEAVY and weigh is not None:
-            weigh(where, weight)
+            weigh(where, encoded[where], weight)
     return encoded

@@ -18,6 +18,7 @@ from .variables import Chains, connections, find_numbers
 logger = logging.getLogger("heliograph")
 MAX_NAMES: Final = 5  # attributes that a note lists
 MEND: Final = "name it in the class's resume_ignores, if no bit of the training depends on it"
+MEND_PLUGIN: Final = f"{MEND}, or set affects_training = False on a plugin that only looks"
 OBSERVE: Final = "or let an observer count it, if no bit of the training depends on it"
 
 
@@ -50,8 +51,9 @@ class UnseenState:
 
     def state_dict(self, run: Run) -> dict[str, Any]:
         """Return the attributes, which of them the training has changed, the listeners and the program."""
-        connected, weigh = connections(run, self.without_users), partial(self._note_heavy, run)
-        attributes, counted = encode_attributes(find_attributes(run), weigh), find_numbers(run, connected)
+        connected, note = connections(run, self.without_users), partial(self._note_heavy, run)
+        attributes = encode_attributes(find_attributes(run), partial(note, MEND))
+        counted = find_numbers(run, connected)
         self.changed.update(where for where, *_ in differing(self.at_start, attributes | counted))
         for where, value in attributes.items():
             if "unseen" in value:
@@ -63,17 +65,18 @@ class UnseenState:
             "changed": sorted(self.changed),
             "options": self.options,
             "listening": describe_listeners(run, connected),
-            **describe_program(run, weigh),
+            **describe_program(run, partial(note, MEND_PLUGIN)),
         }
 
-    def _note_heavy(self, run: Run, where: str, weight: int) -> None:
+    def _note_heavy(self, run: Run, mend: str, where: str, value: Value, weight: int) -> None:
         """Say once that an attribute is so large that looking at it makes every save longer."""
-        if where not in self.heavy:
-            self.heavy.add(where)
-            run.note(
-                f"every save looks at all of {where}, to compare it at a resume, which takes about {weight / 1000:.0f} "
-                f"ms: {MEND}, or set affects_training = False on a plugin that only looks"
-            )
+        if where in self.heavy:
+            return
+        self.heavy.add(where)
+        looks = f"{where}, to compare it at a resume"
+        if "unseen" in value:
+            looks = f"much of {where}, and a resume cannot compare it, as {value['unseen']}"
+        run.note(f"every save looks at {looks}; that takes about {weight / 1000:.0f} ms: {mend}")
 
     def resume(self, run: Run, saved: Mapping[str, Any], *, restores: bool, is_roll_back: bool) -> list[str]:
         """Compare the attributes with the saved ones: restore those that can be, report the others as doubts.

@@ -38,7 +38,8 @@ def describe_program(run: Run, weigh: Weigh | None = None) -> dict[str, dict[str
 
     Args:
         run: the run.
-        weigh: called with each attribute of a plugin that takes long, in words, and with the microseconds.
+        weigh: called with each attribute of a plugin that takes long, in words, with what is kept of it, and with the
+            microseconds.
     """
     engine = run.engine
     device = torch.device(str(engine.device))
@@ -110,8 +111,7 @@ def _plugin_changes(
 
 def _plugin(run: Run, name: str, plugin: Any, weigh: Weigh | None) -> dict[str, Any]:
     affects = affects_training(plugin)
-    weigh_option = None if weigh is None else lambda option, weight: weigh(f"{option} of plugin {name!r}", weight)
-    options = plugin_options(plugin, weigh_option) if affects else {}
+    options = plugin_options(plugin, name, weigh) if affects else {}
     kind = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
     facts: dict[str, Any] = {
         "class": kind,
@@ -152,12 +152,13 @@ def has_state(plugin: Any) -> bool:
     return hasattr(plugin, "state_dict") and bool(plugin.state_dict())
 
 
-def plugin_options(plugin: Any, weigh: Weigh | None = None) -> dict[str, Any]:
+def plugin_options(plugin: Any, called: str = "", weigh: Weigh | None = None) -> dict[str, Any]:
     """Return the attributes of a plugin: the public ones of a built-in, all of the user's.
 
     Args:
         plugin: the plugin.
-        weigh: called with the name of each that takes long, and with the microseconds.
+        called: its name.
+        weigh: called with each that takes long; see `describe_program`.
     """
     skip, is_ours = {"name", *ignored_names(plugin)}, _is_ours(plugin)
     names = [name for name in vars(plugin) if name not in skip and not (is_ours and name.startswith("_"))]
@@ -169,7 +170,7 @@ def plugin_options(plugin: Any, weigh: Weigh | None = None) -> dict[str, Any]:
         else:
             encoded[name], weight = encode_and_weigh(_plain(value), is_kept=False, package=package)
         if weight > HEAVY and weigh is not None:
-            weigh(name, weight)
+            weigh(f"{name} of plugin {called!r}", encoded[name], weight)
     return encoded
 
 

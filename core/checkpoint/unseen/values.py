@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ....events.checks import PLAIN
 from ...data.draws.users_code import attributes_of, is_users
 
 LEAVES: Final = 100_000  # plain values in one attribute that are copied
@@ -35,7 +36,7 @@ NOT_SEEN: Final = frozenset({"opaque", "unseen"})
 MISSING: Final = {"missing": True}
 HEAVY: Final = 5_000  # microseconds that it takes at each save to look at an attribute: worth a note
 Value = Mapping[str, Any]
-Weigh = Callable[[str, int], None]
+Weigh = Callable[[str, Value, int], None]
 
 
 def encode(value: Any, *, is_data: bool = False, is_kept: bool = True, package: str = "") -> dict[str, Any]:
@@ -56,17 +57,15 @@ def encode_and_weigh(
     """Return an attribute as `encode` does, and about how many microseconds that takes."""
     if type(value) in SCALARS and not _is_long(value):
         return {"value": value}, 0
+    counted = _Counted(FEW if is_data else LEAVES)
     try:
-        left = [FEW if is_data else LEAVES]
-        plain = _copy(value, left)
+        plain = _copy(value, counted)
     except (TypeError, RecursionError):
         pass
     else:
-        leaves = (FEW if is_data else LEAVES) - left[0]
-        if (is_kept and not is_data) or max(leaves, _numbers(plain)) <= FEW:
-            return {"value": _cloned(plain)}, leaves
-        fingerprint = Fingerprint(plain, is_whole=True)
-        return {"digest": fingerprint.digest, "kind": describe(value)}, fingerprint.weight
+        if (is_kept and not is_data) or max(counted.values, counted.numbers) <= FEW:
+            return {"value": _cloned(plain)}, counted.weight
+        return {"digest": _digest(plain), "kind": describe(value)}, counted.weight
     try:
         fingerprint, kind = Fingerprint(value, is_data=is_data, package=package), describe(value)
     except Exception as error:  # noqa: BLE001  # the user's classes may raise anything; a save must not fail for it
@@ -85,7 +84,7 @@ def equal(one: Value, other: Value) -> bool:
     if one.keys() & NOT_SEEN or other.keys() & NOT_SEEN:
         return True
     if "value" in one and "digest" in other:
-        return bool(Fingerprint(one["value"], is_whole=True).digest == other["digest"])  # of an older checkpoint
+        return bool(_digest(one["value"]) == other["digest"])  # of an older checkpoint
     return one.get("digest") == other.get("digest") and one.keys() == other.keys()
 
 
@@ -123,35 +122,76 @@ def describe(value: Any) -> str:
     return f"{article} {name} of {len(value)}" if hasattr(value, "__len__") else f"{article} {name}"
 
 
-def _numbers(value: Any) -> int:
-    """Return how many numbers the tensors in a plain value have."""
-    if isinstance(value, Tensor):
-        return value.numel()
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return sum(map(_numbers, items))
+class _Counted:
+    """What a plain value has been found to hold.
+
+    Args:
+        limit: how many values there may be.
+
+    Attributes:
+        values: the values.
+        numbers: the numbers in tensors, the characters in texts and the bytes.
+    """
+
+    __slots__ = ("limit", "numbers", "values")
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.values, self.numbers = limit, 0, 0
+
+    @property
+    def weight(self) -> int:
+        """About how many microseconds it takes to keep or digest them."""
+        return self.values + self.numbers // 250
 
 
-def _copy(value: Any, left: list[int]) -> Any:
-    """Return a copy of a plain value, with the same tensors; `left` holds how many more values may be copied.
+def _copy(value: Any, counted: _Counted) -> Any:
+    """Return a copy of a plain value, with the same tensors.
 
     Raises:
         TypeError: it is too large, or not plain.
     """
-    left[0] -= 1
-    if left[0] < 0:
+    counted.values += 1
+    if counted.values > counted.limit:
         raise TypeError
     kind = type(value)
-    if (kind in SCALARS and not _is_long(value)) or (kind in (str, bytes) and len(value) <= TEXT):
+    if kind in SCALARS and not _is_long(value):
+        return value
+    if kind in (str, bytes) and len(value) <= TEXT:
+        counted.numbers += len(value)
         return value
     if kind in (list, tuple):
-        return kind(_copy(each, left) for each in value)
+        return kind(_copy(each, counted) for each in value)
     if kind in (dict, OrderedDict, Counter):
-        return kind({_copy(key, left): _copy(item, left) for key, item in value.items()})
+        return kind({_copy(key, counted): _copy(item, counted) for key, item in value.items()})
     if kind is np.float64:
         return float(value)
     if kind is Tensor and _is_plain(value):
-        return value.detach()  # another object each time: a fingerprint counts what is shared
+        counted.numbers += value.numel()
+        return value.detach()
     raise TypeError
+
+
+def _digest(plain: Any) -> str:
+    """Return the digest of all of a plain value; SHA-256 takes a third of the time that others do on large tensors."""
+    digested, left = sha256(), [plain]
+    while left:
+        value = left.pop()
+        kind = type(value)
+        items: list[Any] = []
+        if kind in (list, tuple):
+            items = list(value)
+        elif kind in (dict, OrderedDict, Counter):
+            items = [each for pair in value.items() for each in pair]
+        if not PLAIN.issuperset(map(type, items)):
+            digested.update(f"{kind.__name__} of {len(items)};".encode())
+            left += reversed(items)
+        elif kind is Tensor:
+            digested.update(f"{value.dtype} {list(value.shape)};".encode())
+            digested.update(_memory(value))
+        else:  # of many values at once: one by one, most of the time goes into the calls
+            text = f"{kind.__name__}:{value if kind in PLAIN else items!r};"
+            digested.update(text.encode("utf-8", "surrogatepass"))
+    return digested.hexdigest()
 
 
 def _cloned(plain: Any) -> Any:
@@ -201,7 +241,7 @@ DEPTH: Final = 12
 BYTES: Final = 64 * 2**20  # of tensors and arrays in one attribute
 SAMPLE: Final = 1000  # items of a container of data; numbers of a large array, twice
 SAMPLE_BYTES: Final = 2**16
-PLAIN: Final = (bool, int, float, complex, str, bytes, bytearray, type(None))
+WRITTEN: Final = (bool, int, float, complex, str, bytes, bytearray, type(None))  # as Python writes them
 NAMED: Final = (np.generic, np.dtype, torch.dtype, torch.device, torch.Size, Path, Enum, range, slice)
 GENERATORS: Final = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 SCHEDULERS: Final = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
@@ -219,29 +259,18 @@ class Fingerprint:
         is_data: whether it belongs to a dataset or sampler: only a sample of large data is read, and the states of
             generators do not count, since draws are keyed.
         package: a package whose objects count as the user's own although it is installed.
-        is_whole: whether to read all of it, however large; by SHA-256, which is three times as fast on large tensors.
 
     Attributes:
         unseen: why the value cannot be compared; empty if all of it was read.
         is_opaque: whether nothing but its class can be read.
     """
 
-    def __init__(
-        self,
-        value: Any,
-        *,
-        is_data: bool = False,
-        package: str = "",
-        is_whole: bool = False,
-    ) -> None:
+    def __init__(self, value: Any, *, is_data: bool = False, package: str = "") -> None:
         self.unseen = ""
-        self._hash = sha256() if is_whole else blake2b(digest_size=16)
-        self._is_data, self._package = is_data, package
+        self._hash, self._is_data, self._package = blake2b(digest_size=16), is_data, package
         self._numbers: dict[int, int] = {}
         self._held: list[Any] = []  # keeps temporary objects alive, so that no id is used twice
-        self._left, self._bytes, self._depth = NODES, SAMPLE_BYTES if is_data else BYTES, DEPTH
-        if is_whole:
-            self._left = self._bytes = self._depth = sys.maxsize
+        self._left, self._bytes = NODES, SAMPLE_BYTES if is_data else BYTES
         self._names = self._walked = self._digested = 0
         self._add(value, 0)
         self.is_opaque = self._names == 1 and not self.unseen
@@ -253,7 +282,7 @@ class Fingerprint:
 
     @property
     def weight(self) -> int:
-        """About how many microseconds it takes: one for each value, and for each kilobyte of tensors and arrays."""
+        """About how many microseconds it takes: one for each value, and for each kilobyte."""
         return self._walked + self._digested // 1000
 
     def _stop(self) -> None:
@@ -261,15 +290,16 @@ class Fingerprint:
             self.unseen = "it is too large to be compared"
 
     def _write(self, text: str) -> None:
+        self._digested += len(text)
         self._hash.update(text.encode("utf-8", "surrogatepass"))
 
     def _add(self, value: Any, depth: int) -> None:
         self._left -= 1
         self._walked += 1
-        if self._left < 0 or depth > self._depth:
+        if self._left < 0 or depth > DEPTH:
             self._stop()
             return
-        if isinstance(value, (*PLAIN, *NAMED)):
+        if isinstance(value, (*WRITTEN, *NAMED)):
             self._names += 2
             self._write(f"{type(value).__name__}:{value!r};")
             return

@@ -40,26 +40,30 @@ class _Seeds:
     """
 
     def __init__(self) -> None:
-        self._last: tuple[int, ...] = ()
+        self._last: dict[tuple[int, ...], tuple[int, ...]] = {}  # of each seed and epoch: several streams alternate
         self._ahead: dict[tuple[int, ...], tuple[Any, ...]] = {}
 
     def of(self, key: tuple[int, ...]) -> tuple[Any, ...]:
         """Return the seeds of the generators in their order."""
         seeds = self._ahead.pop(key, None) or self._look_ahead(key)
-        self._last = key
+        self._last[key[:2]] = key
         return seeds
 
     def _look_ahead(self, key: tuple[int, ...]) -> tuple[Any, ...]:
-        last, keys = self._last, [key]
+        if len(self._last) > _SOURCES:  # of former epochs
+            self._last.clear()
+            self._ahead.clear()
+        last, keys = self._last.get(key[:2], ()), [key]
         if len(key) == len(last) > 2 and key != last == (*key[:2], last[2], *key[3:]):
             begin, position, rest = key[:2], key[2], key[3:]
             step = position - last[2]
             keys += [(*begin, position + step * number, *rest) for number in range(1, _AHEAD)]
-        self._ahead = {each: _SEEDS.unpack(digest(*each, size=_SEEDS.size)) for each in keys}
+        self._ahead |= {each: _SEEDS.unpack(digest(*each, size=_SEEDS.size)) for each in keys}
         return self._ahead.pop(key)
 
 
 _AHEAD: Final = 32
+_SOURCES: Final = 8
 _DRAWN: Final = _Seeds()
 
 

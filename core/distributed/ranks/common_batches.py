@@ -34,13 +34,13 @@ def read_together(
     """
     data.together = None
     if rest is None and mark_last is not None:
-        return _read_by_turns(with_last(batches), data, engine, size_of, mark_last)
+        return _read_in_step(with_last(batches), data, engine, size_of, mark_last)
     if rest is None:
-        return _read_by_turns(((batch, False) for batch in batches), data, engine, size_of, None)
+        return _read_in_step(((batch, False) for batch in batches), data, engine, size_of, None)
     left = islice(batches, max(0, rest))
     if data.source is not None and data.source.even and _goes_by_shape(size_of):
         return left  # the ranks have equally many, and equally long ones
-    return _read_by_turns(((batch, False) for batch in left), data, engine, size_of, None)
+    return _read_in_step(((batch, False) for batch in left), data, engine, size_of, None)
 
 
 def _goes_by_shape(size_of: Callable[[Any], int]) -> bool:
@@ -52,7 +52,7 @@ def _goes_by_shape(size_of: Callable[[Any], int]) -> bool:
     return isinstance(size_of, StreamSizes)
 
 
-def _read_by_turns(
+def _read_in_step(
     batches: Iterator[tuple[Any, bool]],
     data: TrainingData,
     engine: Any,

@@ -24,7 +24,10 @@ from heliograph.tests.kit import adam, random_batches, saving, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 
-NOTHING = "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict"
+NOTHING = (
+    "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict; or the data have "
+    "changed"
+)
 
 
 # Real kills.

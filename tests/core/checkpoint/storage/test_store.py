@@ -188,6 +188,20 @@ def test_pointers(tmp_path: Path, opened: Make, state: Make, names: Make) -> Non
     assert names() == ["a.json", "a.pth", "my-run-d33e7609.best"]
 
 
+def test_a_pointer_that_another_process_wrote_meanwhile_is_removed(tmp_path: Path) -> None:
+    store = Store(tmp_path, "run", "t" * 32)
+    store.open()
+    store.write_as("t" * 32, "other")
+    store.point("best", None)
+    store.write_as("t" * 32, "run")
+    (pointer := tmp_path / "other.best").write_text("other_epoch_0_iter_1.pth\n")
+    store.write_as("t" * 32, "other")
+    store.point("best", None)
+    store.close()
+
+    assert not pointer.exists()
+
+
 def test_open_and_close(tmp_path: Path, state: Make, names: Make) -> None:
     store = Store(tmp_path / "a" / "b", "run")
     with pytest.raises(ValueError, match=r"not open: call open\(\) before save\(\)"):

@@ -142,6 +142,28 @@ def test_seeds_are_made_for_many_batches_at_once(step: int, monkeypatch: pytest.
     assert digests == [1] + [33] * 32 + [65] * 32 + [97] * 5
 
 
+def test_seeds_are_made_for_many_batches_of_each_of_two_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    monkeypatch.setattr(generators, "digest", lambda *key, size: made.append(key) or digest(*key, size=size))
+    seeds, digests = generators._Seeds(), []
+    for number in range(20):
+        seeds.of((7, 1, number, 0))
+        seeds.of((8, 1, number, 0))
+        digests.append(len(made))
+
+    assert digests == [2] + [66] * 19
+
+
+def test_seeds_of_former_epochs_are_forgotten() -> None:
+    seeds = generators._Seeds()
+    for epoch in range(30):
+        for number in range(3):
+            seeds.of((7, epoch, number, 0))
+
+    assert len(seeds._last) <= generators._SOURCES + 1
+    assert len(seeds._ahead) <= 32 * (generators._SOURCES + 1)
+
+
 def test_of_a_key_that_comes_again_only_its_own_seeds_are_made() -> None:
     seeds = generators._Seeds()
     for _ in range(3):
