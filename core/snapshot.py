@@ -285,6 +285,17 @@ def _compare_restored(run: RunContext, state: Mapping[str, Any]) -> None:
     resumption = run.resumption
     if state.get("unseen") and resumption.unseen is not None:
         resumption.unseen.compare(run, state["unseen"], is_roll_back=resumption.resumed_at is not run.origin)
+    if run.control.is_shared:
+        _share_doubts(run)
+
+
+def _share_doubts(run: RunContext) -> None:
+    """Take over why other ranks are not exact, as where one of them reads other data: it is one training."""
+    known = run.data.guarantee()
+    for level, reasons in run.engine.gather_objects(known):
+        for reason in reasons:
+            if reason not in known[1]:
+                run.data.doubt(level, reason)
 
 
 def _where(run: RunContext) -> str:

@@ -517,3 +517,25 @@ def test_another_global_batch_is_refused_with_another_number_of_ranks(ranks: Poo
     assert ranks(1).run(change_the_batch, tmp_path, 8, 2, "linear") == [("", 0.2)]
     assert "1 rank x batch_size 8" in ranks(2).run(change_the_batch, tmp_path, 4, 3)[1][0]
     assert ranks(2).run(change_the_batch, tmp_path, 4, 3, "linear") == [("", 0.1)] * 2
+
+
+def resume_with_other_data(folder: Path, changes: bool) -> h.ResumeReport | None:
+    """Train an epoch more, on data of which rank 1 may have another number; return what the resume is worth."""
+    inputs = torch.arange(24.0).reshape(12, 2) / 24
+    if changes and rank() == 1:
+        inputs[3, 0] += 1
+    data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    task = h.Supervised(nn.Linear(2, 1), nn.functional.mse_loss)
+    plugins = saving(folder, h.Every(epochs=1), resume="auto")
+    loader, epochs = {"batch_size": 2}, 2 if changes else 1
+    trainer = h.Trainer(plugins, device="cpu")
+    return trainer.fit(task, data, loader_params=loader, optimizer=sgd(), epochs=epochs).resume
+
+
+def test_what_one_rank_finds_changed_is_in_the_results_of_all(ranks: Pool, tmp_path: Path) -> None:
+    ranks(2).run(resume_with_other_data, tmp_path, False)
+    reports = ranks(2).run(resume_with_other_data, tmp_path, True)
+
+    assert [each.guarantee for each in reports if each] == ["not exact", "not exact"]
+    assert reports[0].reasons == reports[1].reasons
+    assert "dataset.tensors 0 was" in reports[0].reasons[0]

@@ -125,15 +125,21 @@ def test_seeds_that_are_made_ahead_are_those_of_their_keys(step: int, rest: tupl
     assert [seeds.of(key) for key in keys] == [generators._SEEDS.unpack(digest(*key, size=36)) for key in keys]
 
 
-@pytest.mark.parametrize("step", [1, 3])
-def test_seeds_are_made_for_many_batches_at_once(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, ...]] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The keys whose digests are made."""
+    keys: list[tuple[int, ...]] = []
 
     def count(*key: int, size: int) -> bytes:
-        made.append(key)
+        keys.append(key)
         return digest(*key, size=size)
 
     monkeypatch.setattr(generators, "digest", count)
+    return keys
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_seeds_are_made_for_many_batches_at_once(step: int, made: list[tuple[int, ...]]) -> None:
     seeds, digests = generators._Seeds(), []
     for number in range(70):
         seeds.of((7, 1, step * number, 0))
@@ -142,9 +148,7 @@ def test_seeds_are_made_for_many_batches_at_once(step: int, monkeypatch: pytest.
     assert digests == [1] + [33] * 32 + [65] * 32 + [97] * 5
 
 
-def test_seeds_are_made_for_many_batches_of_each_of_two_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, ...]] = []
-    monkeypatch.setattr(generators, "digest", lambda *key, size: made.append(key) or digest(*key, size=size))
+def test_seeds_are_made_for_many_batches_of_each_of_two_streams(made: list[tuple[int, ...]]) -> None:
     seeds, digests = generators._Seeds(), []
     for number in range(20):
         seeds.of((7, 1, number, 0))
