@@ -53,20 +53,26 @@ def connect(address: str | None, *, needed: Mapping[str, float], cpus: int = 1) 
     for keeper in list(KEEPERS):
         keeper.close_if_idle()
     if ray.is_initialized():
-        _check_same(ray, address)
+        _check_same(address)
         yield
         return
     address = address or _address_from_environment()
     with _kept_sigterm_handler():
         _start(ray, address, cpus)
-    connected = ray.get_runtime_context().gcs_address
+    connected = connected_address()
     try:
         if address is None:
             _check_resources(ray.cluster_resources(), needed)
         yield
     finally:
-        if ray.is_initialized() and ray.get_runtime_context().gcs_address == connected:  # not somebody else's
+        if connected_address() == connected:  # not somebody else's
             ray.shutdown()
+
+
+def connected_address() -> str | None:
+    """Return the address of the cluster that this process is connected to; None without one. It connects to none."""
+    ray = require("ray", "RayLauncher", extra="ray")
+    return str(ray.get_runtime_context().gcs_address) if ray.is_initialized() else None
 
 
 def _start(ray: Any, address: str | None, cpus: int) -> None:
@@ -112,8 +118,8 @@ def _check_resources(total: Mapping[str, float], needed: Mapping[str, float]) ->
             )
 
 
-def _check_same(ray: Any, address: str | None) -> None:
-    connected = ray.get_runtime_context().gcs_address
+def _check_same(address: str | None) -> None:
+    connected = connected_address()
     if address not in (None, "auto", connected):
         raise RuntimeError(
             f"address={address!r} was given, but this process is connected to the Ray cluster at {connected}. Leave "

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from ....core.distributed.launch.processes import environment
-from ..cluster import KEEPERS
+from ..cluster import KEEPERS, connected_address
 from .attempts import RayValues
 from .calls import Setup, pickle_call
 from .driver_loop import END_TIMEOUT
@@ -39,6 +39,7 @@ class KeptWorkers:
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self._connection = ExitStack()
+        self._cluster: str | None = None  # its address
         self._run_config: Any = None
         self._channel: DriverChannel | None = None
         self._fit: Fit | None = None
@@ -60,8 +61,10 @@ class KeptWorkers:
             try:
                 values = self._run(payload, on_message)
             except BaseException:  # also a Ctrl-C: workers whose call did not end well are not used again
-                self._end_workers(at_once=True)
-                self._disconnect()
+                try:
+                    self._end_workers(at_once=True)
+                finally:
+                    self._disconnect()
                 raise
             self._timer = threading.Timer(self._idle, self._give_up)
             self._timer.daemon = True
@@ -82,11 +85,12 @@ class KeptWorkers:
                 self._lock.release()
 
     def _run(self, payload: bytes, on_message: Callable[[int, Any], object] | None) -> RayValues:
-        if self._fit is not None and (not self._fit.is_alive or self._is_outgrown()):
+        if self._fit is not None and (self._is_lost() or not self._fit.is_alive or self._is_outgrown()):
             self._end_workers()
         if self._fit is None:
             self._run_config = self._run_config or self._setup.new_run_config()
             self._connection.enter_context(self._setup.connect())
+            self._cluster = connected_address()
             KEEPERS.add(self)
             atexit.register(self.close)  # before Ray ends, since it came later
         channel = self._channel = self._channel or DriverChannel()
@@ -96,6 +100,10 @@ class KeptWorkers:
         channel.assign(self._fit_id, None)
         self._world_size = len(values)
         return values
+
+    def _is_lost(self) -> bool:
+        """Return whether this process has disconnected from their cluster; any call of Ray would start another one."""
+        return connected_address() != self._cluster
 
     def _is_outgrown(self) -> bool:
         """Return whether the cluster has room for more workers; look for it as seldom as during a call."""
@@ -122,7 +130,7 @@ class KeptWorkers:
     def _end_workers(self, *, at_once: bool = False) -> None:
         """End the workers.
 
-        If Ray's run has ended before, they are gone, perhaps with the connection, and the actor ends with its handle.
+        If Ray's run has ended before, they are gone, and the actor ends with its handle; with the connection, all are.
 
         Args:
             at_once: whether not to wait until they end by themselves.
@@ -130,6 +138,9 @@ class KeptWorkers:
         fit, channel = self._fit, self._channel
         self._fit = self._channel = None
         if channel is None or fit is None or not (fit.is_alive or at_once):
+            return
+        if self._is_lost():
+            fit.join(END_TIMEOUT)
             return
         if not at_once:
             channel.dismiss()
