@@ -16,7 +16,7 @@ from heliograph.tests.benchmarks.worker import MARK, WHOLE, work
 def main() -> None:
     """Print all tables, or measure for the process that does."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds, in one process")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, all in one process")
     parser.add_argument("--only", action="append", metavar="NAME", help="print this table; several times for several")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON, too")
     parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw the first table, too")

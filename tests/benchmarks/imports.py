@@ -10,7 +10,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from tempfile import TemporaryDirectory
 
-ROUNDS, ROUNDS_INSIDE = 15, 5
+ROUNDS, ROUNDS_INSIDE = 5, 3
 TORCH, PACKAGE, TRAINER = "import torch", "import torch, heliograph", "import torch; from heliograph import Trainer"
 HAND_STEP, FIT_STEP = "import and first step by hand, by the clock", "import and first step of a minimal fit"
 MORE = "the minimal fit, beyond by hand"

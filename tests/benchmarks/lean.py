@@ -11,7 +11,7 @@ from ignite.engine import Engine
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-EPOCHS = 4
+EPOCHS = 2
 HAND, CONTROL = "hand-written", "hand-written once more (control)"
 SUPERVISED, OWN_TASK, IGNITE = "heliograph, Supervised", "heliograph, own task", "ignite, no handlers"
 NOBODY, NOBODY_AGAIN = "nobody listens", "nobody listens, once more (control)"

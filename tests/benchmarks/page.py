@@ -42,7 +42,7 @@ def figures_of(found: Found) -> str:
 
 def conditions_in_words(conditions: Conditions) -> str:
     """Return what the figures depend on."""
-    measured = "with `--quick`, a tenth of the rounds in one process," if conditions.quick else "as described below"
+    measured = "with `--quick`, fewer rounds in one process," if conditions.quick else "as described below"
     text = (
         f"Measured {measured} on {conditions.date}: {conditions.cores} cores, {conditions.gpu}, load {conditions.load} "
         f"at the start; Python {conditions.python}, torch {conditions.torch}, one thread for each process."

@@ -63,7 +63,7 @@ def heading(conditions: Conditions) -> str:
     """Return in one line what the figures depend on."""
     processes = f"medians over {conditions.processes} processes (least .. most)"
     if conditions.quick:
-        processes = "quick: a tenth of the rounds, in one process"
+        processes = "quick: fewer rounds, in one process"
     return (
         f"Python {conditions.python}, torch {conditions.torch}, {conditions.cores} cores, {conditions.gpu}, 1 thread; "
         f"load {conditions.load}; {processes}"

@@ -23,8 +23,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 STEPS = 1_000  # in an epoch
-EPOCHS = 6
-ROUNDS = 20
+EPOCHS = 3
+ROUNDS = 5
 LISTENED, AGAIN = "1 handler of BatchEnd", "1 handler, once more (control)"
 KEPT, RESUMABLE = "that, RNGCapture and Checkpoint", "and a SaveSchedule"
 UNCOMPARED, COMPARABLE = "all that, but no losses of the last batches", "the losses of the last batches"

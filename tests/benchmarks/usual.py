@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-EPOCHS = 6
+EPOCHS = 2
 LOG, SAVE = 50, 1_000
 PATIENCE = 1_000_000
 VALIDATION = batches_of(10)
