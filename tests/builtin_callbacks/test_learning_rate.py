@@ -239,12 +239,12 @@ def test_the_log_has_a_momentum_that_the_scheduler_moves(
     def note(run: Run, event: Log) -> None:
         logged.extend(value for name, value in event.metrics.items() if name == "train/momentum")
 
+    def make(given: Any, steps: int) -> Any:
+        return scheduler(given, total_steps=steps + 1, pct_start=0.6) if scheduler else StepLR(given, 1)
+
     trainer = Trainer([LearningRate("step"), LogSchedule(At(steps=[2, 4]))], device="cpu")
     trainer.bus.on(Log, note)
-    make = scheduler and (lambda given, steps: scheduler(given, total_steps=steps + 1, pct_start=0.6))
-    trainer.fit(
-        task(), batches(4), optimizer=optimizer, scheduler=make or (lambda given: StepLR(given, 1)), epochs=1
-    )
+    trainer.fit(task(), batches(4), optimizer=optimizer, scheduler=make, epochs=1)
 
     assert logged == pytest.approx(expected)
 
