@@ -21,7 +21,8 @@ class LearningRate(Plugin):
     """Step the learning rate's scheduler.
 
     The one of `fit(scheduler=...)` is stepped after every optimizer step, after every epoch, or on a plateau of a
-    metric. Never stepped where the optimizer was not. Logs `train/learning_rate`, the one that the next step will use.
+    metric. Never stepped where the optimizer was not. Logs `train/learning_rate`, the one that the next step will use,
+    and `train/momentum` (of Adam, the first of its betas) where the scheduler moves it, as `OneCycleLR` does.
     Of several optimizers by name each has its own scheduler, or none, and is logged as `train/<name>_learning_rate`.
     Warns at the end where a scheduler was never stepped, or beyond its length: its `T_max`, or the `total_iters` of one
     that leaves a rate of zero; or, of one that was made for the planned steps of a run, more or less often than that.
@@ -192,9 +193,13 @@ class LearningRate(Plugin):
 
     @on(Log, lane=Lane.MEASURE, optional=True)
     def report(self, run: Run, event: Log) -> None:
-        """Add the learning rate of each optimizer's first parameter group to the log."""
+        """Add the learning rate of each optimizer's first parameter group to the log, and a momentum that is moved."""
         for name, optimizer in run.optimizers.items():
-            event.metrics[f"train/{run.label('learning_rate', name)}"] = float(optimizer.param_groups[0]["lr"])
+            group = optimizer.param_groups[0]
+            event.metrics[f"train/{run.label('learning_rate', name)}"] = float(group["lr"])
+            if getattr(run.schedulers.get(name), "cycle_momentum", False):  # torch's word for it
+                momentum = group["betas"][0] if "betas" in group else group["momentum"]
+                event.metrics[f"train/{run.label('momentum', name)}"] = float(momentum)
 
     def _is_planned(self, run: Run, name: str) -> bool:
         """Return whether a scheduler was to do the planned steps, and the run was not over when it was resumed."""

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.checkpoint.storage import Files
+from heliograph.core.task import Loss
 from heliograph.tests import kit
 from heliograph.tests.kit import adam
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
@@ -64,7 +65,8 @@ class Kill:
 class Scenario:
     """A run and how it is interrupted. `workers` has a number for each attempt, in turn; the rest says itself.
 
-    With `asks` the `Checkpoint` asks for saves by itself.
+    With `asks` the `Checkpoint` asks for saves by itself, with `counts` losses are sums over what is counted. With
+    `rehearses` the first attempt is rehearsed before, which the uninterrupted run is not.
     """
 
     kind: Kind = "map"
@@ -85,6 +87,8 @@ class Scenario:
     nudges: bool = False
     meddles: bool = False
     background: bool = False
+    counts: bool = False
+    rehearses: bool = False
     workers: tuple[int, ...] = (0,)
     kills: tuple[Kill, ...] = ()
 
@@ -270,17 +274,26 @@ class Net(nn.Module):
         return outputs
 
 
+def loss_of(outputs: Tensor, batch: Tensor, *, counts: bool) -> Loss:
+    """Return a mean over samples; or a sum with its count, in which a sample counts once or twice."""
+    errors = (outputs - batch.sum(1, keepdim=True)).square()
+    if not counts:
+        return errors.mean()
+    times = 1 + (batch[:, :1] > 0.5).int()
+    return (times * errors).sum(), times.sum()
+
+
 class Drawing(h.Task):
     """A task whose steps draw, too."""
 
-    def __init__(self) -> None:
-        self.model = Net()
+    def __init__(self, *, counts: bool = False) -> None:
+        self.model, self.counts = Net(), counts
 
-    def training_step(self, run: h.Run, given: Any) -> Tensor:
+    def training_step(self, run: h.Run, given: Any) -> Loss:
         batch = joined(given)
         run.track("mean", batch.mean(), len(batch))
         outputs: Tensor = self.model(batch + draw() / 10)
-        return (outputs - batch.sum(1, keepdim=True)).square().mean()
+        return loss_of(outputs, batch, counts=self.counts)
 
     def validation_step(self, run: h.Run, batch: Tensor) -> dict[str, Tensor | float]:
         outputs = self.model(batch)
@@ -500,27 +513,35 @@ def killer(kill: Kill | None) -> list[Killer]:
 
 
 def run_attempt(
-    scenario: Scenario, folder: Path, workers: int = 0, kill: Kill | None = None, others: Iterable[Any] = ()
+    scenario: Scenario,
+    folder: Path,
+    workers: int = 0,
+    kill: Kill | None = None,
+    others: Iterable[Any] = (),
+    *,
+    rehearse: bool = False,
 ) -> Watch:
     """Train until the end or until killed, in a process that drew all sorts of numbers before."""
     watch, killers = Watch(), killer(kill)
-    plugins = [*plugins_of(scenario, folder), *others, watch]
+    trained_with = [*plugins_of(scenario, folder), *others]
+    plugins = [*trained_with, watch]
     plugins = [*killers, *plugins] if kill is not None and kill.first else [*plugins, *killers]
     torch.manual_seed(1)
-    task = Drawing()
+    task = Drawing(counts=scenario.counts)
     for generator in (random.seed, np.random.seed, torch.manual_seed):
         generator(hash(kill) % 2**32)
-    validation = DataLoader(Unseen(5), 2) if scenario.validate else None
+    arguments: dict[str, Any] = {
+        **data_of(scenario, workers),
+        "validation": DataLoader(Unseen(5), 2) if scenario.validate else None,
+        "optimizer": adam(0.05),
+        "scheduler": scheduler_of(scenario),
+        "epochs": scenario.epochs,
+        "steps": scenario.steps,
+    }
+    if rehearse:
+        h.Trainer(trained_with, device="cpu").rehearse(task, **arguments)
     try:
-        h.Trainer(plugins, device="cpu").fit(
-            task,
-            **data_of(scenario, workers),
-            validation=validation,
-            optimizer=adam(0.05),
-            scheduler=scheduler_of(scenario),
-            epochs=scenario.epochs,
-            steps=scenario.steps,
-        )
+        h.Trainer(plugins, device="cpu").fit(task, **arguments)
     except Killed:
         watch.final = {}
     watch.hits = killers[0].hits if killers else set()
@@ -538,7 +559,8 @@ def check(scenario: Scenario) -> set[type[h.Event]]:
         for number, (workers, kill) in enumerate(scenario.attempts):
             if "iterable" in scenario.kind and not any(Path(folder).glob("killed/*.json")):
                 workers = scenario.workers[0]  # which its order depends on, and nothing yet says so
-            attempt = run_attempt(scenario, Path(folder, "killed"), workers, kill)
+            rehearse = scenario.rehearses and not number
+            attempt = run_attempt(scenario, Path(folder, "killed"), workers, kill, rehearse=rehearse)
             compare(f"attempt {number}, {kill or 'left alone'}", attempt.facts, whole.facts)
             hits |= attempt.hits
             for key, values in attempt.facts.items():
@@ -628,6 +650,8 @@ def scenarios(draw: st.DrawFn, kinds: tuple[Kind, ...] = KINDS, *, parallel: boo
         nudges=draw(st.booleans()),
         meddles=windows > 2 and draw(st.booleans()),
         background=background,
+        counts=draw(st.booleans()),
+        rehearses=draw(st.booleans()),
         workers=tuple(draw(st.lists(st.sampled_from((0, 2)), min_size=2, max_size=4))) if parallel else (0,),
         kills=draw(kills(how)),
     )

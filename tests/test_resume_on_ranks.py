@@ -6,7 +6,7 @@ import logging
 import os
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import pytest
 import torch
 from heliograph.core.checkpoint.state.compatibility import BatchChange
 from heliograph.core.engines.options import PrecisionName
+from heliograph.core.task import Losses
 from heliograph.tests import test_resume as alone
 from heliograph.tests.kit import adam, saving, sgd
 from heliograph.tests.ranks_pool import Pool
@@ -64,16 +65,15 @@ class Scenario(alone.Scenario):
 class Pair(h.Task):
     """Two models, whose losses come one by one."""
 
-    def __init__(self) -> None:
-        self.first, self.second = alone.Net(), alone.Net()
+    def __init__(self, *, counts: bool = False) -> None:
+        self.first, self.second, self.counts = alone.Net(), alone.Net(), counts
 
-    def training_step(self, run: h.Run, given: Any) -> Iterator[tuple[str, Tensor]]:
+    def training_step(self, run: h.Run, given: Any) -> Losses:
         batch = alone.joined(given)
         for name, model in run.modules.items():
             outputs: Tensor = model(batch + alone.draw() / 10)
-            loss = (outputs - batch.sum(1, keepdim=True)).square().mean()
-            run.track("loss", loss.detach(), len(batch))
-            yield name, loss
+            run.track("loss", (outputs.detach() - batch.sum(1, keepdim=True)).square().mean(), len(batch))
+            yield name, alone.loss_of(outputs, batch, counts=self.counts)
 
     def validation_step(self, run: h.Run, batch: Tensor) -> dict[str, Tensor | float]:
         outputs = self.first(batch) + self.second(batch)
@@ -183,14 +183,22 @@ def plugins_of(scenario: Scenario, folder: Path) -> list[Any]:
 
 
 def run_attempt(
-    scenario: Scenario, folder: Path, kill: Kill | None = None, *, number: int = 0, task: Any = None, **data: Any
+    scenario: Scenario,
+    folder: Path,
+    kill: Kill | None = None,
+    *,
+    number: int = 0,
+    task: Any = None,
+    rehearse: bool = False,
+    **data: Any,
 ) -> Attempt:
     """Train until the end or until killed, in processes that drew all sorts of numbers before."""
     watch, killers = Watch(), [] if kill is None else [killer(kill)]
-    plugins = [*plugins_of(scenario, folder), watch]
+    trained_with = plugins_of(scenario, folder)
+    plugins = [*trained_with, watch]
     plugins = [*killers, *plugins] if kill is not None and kill.first else [*plugins, *killers]
     torch.manual_seed(1)
-    task = task or (Pair() if scenario.several else alone.Drawing())
+    task = task or (Pair if scenario.several else alone.Drawing)(counts=scenario.counts)
     data = data or alone.data_of(replace(scenario, samples=scenario.samples + scenario.more * rank()), 0)
     for generator in (random.seed, np.random.seed, torch.manual_seed):
         generator(2 * number + rank())
@@ -199,17 +207,17 @@ def run_attempt(
     logger = logging.getLogger("heliograph")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # hundreds of runs would fill the report of a failure
+    arguments = {
+        **data,
+        "validation": DataLoader(alone.Unseen(5), 2) if scenario.validate else None,
+        **optimizers_of(scenario),
+        "epochs": scenario.epochs,
+        "steps": scenario.steps,
+    }
     try:
-        trainer = h.Trainer(plugins, device="cpu", precision=scenario.precision)
-        result = trainer.fit(
-            task,
-            **data,
-            validation=DataLoader(alone.Unseen(5), 2) if scenario.validate else None,
-            **optimizers_of(scenario),
-            epochs=scenario.epochs,
-            steps=scenario.steps,
-        )
-        report = result.resume
+        if rehearse:
+            h.Trainer(trained_with, device="cpu", precision=scenario.precision).rehearse(task, **arguments)
+        report = h.Trainer(plugins, device="cpu", precision=scenario.precision).fit(task, **arguments).resume
     except (alone.Killed, h.RankFailed) as failure:
         error = failure
     finally:
@@ -227,7 +235,10 @@ def check(scenario: Scenario, folder: Path, *series: tuple[Kill, ...]) -> tuple[
     hits: list[Events] = []
     for number, kills in enumerate(series):
         killed = folder / f"killed {number}"
-        attempts = [run_attempt(scenario, killed, kill, number=attempt) for attempt, kill in enumerate((*kills, None))]
+        attempts = [
+            run_attempt(scenario, killed, kill, number=attempt, rehearse=scenario.rehearses and not attempt)
+            for attempt, kill in enumerate((*kills, None))
+        ]
         for kill, attempt in zip((*kills, None), attempts, strict=True):
             check_end(kill, attempt)
         check_equal(whole, attempts, kills)
@@ -321,6 +332,8 @@ def drawn(seed: int) -> Scenario:
             )
             for _ in range(3)
         ),
+        counts=pick((True, False)),
+        rehearses=pick((True, False)),
     )
 
 

@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from ..checkpoint.state.compatibility import batch_factors, global_batch
-from .director import Seen
+from .director import STEPS, Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +19,14 @@ class Planned:
     Attributes:
         text: its plan.
         name: the run's name.
-        phases: of the training data.
+        short: the options of `fit` that make it so short that each phase of the training data is read once.
         totals: what it would count, where that is known: `epochs`, `batches`, `samples`, `steps`.
         validation_batches: of one validation, of this process; None where that is unknown.
     """
 
     text: str
     name: str
-    phases: int
+    short: dict[str, int | None]
     totals: dict[str, float]
     validation_batches: int | None
 
@@ -39,10 +39,16 @@ def plan_of(run: Any) -> Planned:
     return Planned(
         text=run.plan(),
         name=run.name,
-        phases=len(run.settings.train),
+        short=_short(run, len(run.settings.train)),
         totals=_totals(run, factors["accumulation"], global_batch(factors)),
         validation_batches=None if None in lengths else sum(lengths),
     )
+
+
+def _short(run: Any, phases: int) -> dict[str, int | None]:
+    if run.max_epochs is None and None in run.data.lengths:  # schedulers that need a length know none by epochs
+        return {"epochs": None, "steps": min(run.max_steps, STEPS * phases)}
+    return {"epochs": phases}
 
 
 def _totals(run: Any, window: int | None, samples: int | None) -> dict[str, float]:

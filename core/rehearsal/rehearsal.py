@@ -88,7 +88,7 @@ class _Runs:
         self.targets: dict[str, list[Path]] = {}
         self.gpu_bytes: int | None = None
         self._fit, (self._task, self._train, options) = fit, given
-        self._options = {**options, "epochs": planned.phases}
+        self._options = {**options, **planned.short}
         if self._options.get("steps") is None:
             self._options.pop("steps", None)
 

@@ -221,6 +221,34 @@ def test_the_log_has_the_rate_of_the_next_step(task: Make, batches: Make) -> Non
     assert logged == [0.5, 0.125]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "expected"),
+    [
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(OneCycleLR, max_lr=0.1), [0.85, 0.95]),
+        (partial(torch.optim.Adam, lr=0.1, betas=(0.9, 0.99)), partial(OneCycleLR, max_lr=0.1), [0.85, 0.95]),
+        (torch.optim.SGD, partial(OneCycleLR, max_lr=0.1, cycle_momentum=False), []),
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), None, []),
+    ],
+    ids=["momentum", "betas", "not moved", "nothing that moves it"],
+)
+def test_the_log_has_a_momentum_that_the_scheduler_moves(
+    task: Make, batches: Make, optimizer: Any, scheduler: Any, expected: list[float]
+) -> None:
+    logged: list[float] = []
+
+    def note(run: Run, event: Log) -> None:
+        logged.extend(value for name, value in event.metrics.items() if name == "train/momentum")
+
+    def make(given: Any, steps: int) -> Any:
+        return scheduler(given, total_steps=steps + 1, pct_start=0.6) if scheduler else StepLR(given, 1)
+
+    trainer = Trainer([LearningRate("step"), LogSchedule(At(steps=[2, 4]))], device="cpu")
+    trainer.bus.on(Log, note)
+    trainer.fit(task(), batches(4), optimizer=optimizer, scheduler=make, epochs=1)
+
+    assert logged == pytest.approx(expected)
+
+
 def test_a_missing_scheduler_is_an_error_at_the_start(task: Make, batches: Make, sgd: Any) -> None:
     trainer = Trainer([LearningRate("step")], device="cpu")
     with pytest.raises(ValueError, match="fit was given none: pass scheduler= to fit"):

@@ -38,6 +38,7 @@ from heliograph import (
     TrainStart,
     ValidationSchedule,
     on,
+    warmup_cosine,
 )
 from heliograph.core.rehearsal.length import plan_of
 from heliograph.core.rehearsal.report import Rehearsal
@@ -154,6 +155,21 @@ def test_a_length_that_is_not_known_is_not_predicted() -> None:
     assert found.seconds is None
     assert found.prediction.saves == 0
     assert "a time that is not known" in str(found)
+
+
+@pytest.mark.parametrize("steps", [1, 20])
+def test_steps_are_a_length_for_schedulers_and_fractions_where_the_loader_has_none(steps: int, tmp_path: Path) -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[Any]:
+            yield from class_batches(7)
+
+    plugins = [LearningRate("step"), LogSchedule(fraction=0.5), Checkpoint(tmp_path, every=Every(epochs=1))]
+    length = {"steps": steps, "epochs": None, "scheduler": warmup_cosine(0.3)}
+    found = rehearse(plugins, None, Endless(), validation=None, **length)
+    assert found.problems == ()
+    assert found.prediction.steps == steps
+    assert found.events.count("step_end") == min(steps, 2)
+    assert found.events.count("epoch_end") == (steps > 1)
 
 
 def test_every_kind_of_schedule_fires() -> None:
