@@ -90,7 +90,7 @@ class Writer:
         if not self._pending:
             return
         head = b"\n" * self._is_torn + (f"{encode_lost(self._lost)}\n".encode() if self._lost else b"")
-        data, done = head + self._pending, 0
+        data, begin, done = head + self._pending, os.fstat(self._file).st_size, 0
         try:
             while done < len(data):
                 done += os.write(self._file, data[done:])
@@ -100,6 +100,9 @@ class Writer:
                 self.is_failing = True
                 raise
             return
+        except BaseException:  # a Ctrl-C may come after a write, and before its result
+            self._keep(data, os.fstat(self._file).st_size - begin, len(head))
+            raise
         self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
 
     def close(self, lines: Iterable[str] = ()) -> None:
