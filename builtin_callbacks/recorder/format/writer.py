@@ -80,13 +80,17 @@ class Writer:
             undo.pop_all()
         return writer
 
-    def write(self, lines: Iterable[str]) -> None:
+    def add(self, lines: Iterable[str]) -> None:
+        """Let lines wait for the next write."""
+        self._pending += "".join(f"{line}\n" for line in lines).encode()
+
+    def write(self, lines: Iterable[str] = ()) -> None:
         """Append lines, after those that still wait.
 
         Raises:
             OSError: they could not be written; not raised again until a write succeeds.
         """
-        self._pending += "".join(f"{line}\n" for line in lines).encode()
+        self.add(lines)
         if not self._pending:
             return
         head = b"\n" * self._is_torn + (f"{encode_lost(self._lost)}\n".encode() if self._lost else b"")
