@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from .checks import describe, is_number
 from .progress import Progress
 
 Count = Callable[[Progress], float]
@@ -62,11 +63,11 @@ class Alarms:
             try:
                 alarm = None if until is None else until(run)
                 if alarm is not None:
-                    count, due = alarm
+                    count, due = _checked(alarm, until)
                     dues[count] = min(due, dues.get(count, due))
                     continue
             except BaseException as error:  # it counts as an error of its handler
-                error.add_note(f"{owner!r} was asked until when a handler is idle: give (count, due value), or None")
+                error.add_note(f"Plugin {owner!r} was asked until when {describe(receiver)} is idle")
                 if not self._forgive(owner, run, event, error):
                     raise
             awake.append(receiver)
@@ -86,6 +87,16 @@ def alarms_of(
     """
     idle = [(_idle_until(known[key]), known[key].owner) for key in sorted(positions, key=positions.__getitem__)]
     return Alarms(chain, idle, forgive) if any(until is not None for until, _ in idle) else None
+
+
+def _checked(alarm: object, until: Any) -> Alarm:
+    match alarm:
+        case (count, due) if callable(count) and is_number(due):
+            return count, due
+    raise TypeError(
+        f"{describe(until)} returned {alarm!r}: give a function of the progress, and the value of it to wait for, "
+        f"such as (attrgetter('steps'), 1000); or None where it is not known."
+    )
 
 
 def _idle_until(subscription: Any) -> Idle | None:

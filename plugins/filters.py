@@ -53,8 +53,12 @@ class Filter(ABC):
         if self.unit not in COUNTERS and self.unit not in NO_COUNTERS:
             raise ValueError(f"Unknown counter {self.unit!r}.{known_names(self.unit, [*COUNTERS, *NO_COUNTERS])}")
         values: list[Any] = [given_value]
-        if isinstance(given_value, Iterable) and not isinstance(given_value, str):
-            values = list(given_value)
+        if (
+            isinstance(given_value, Iterable)
+            and not isinstance(given_value, str)
+            and getattr(given_value, "ndim", True)
+        ):
+            values = list(given_value)  # a tensor of one number is an Iterable that cannot be iterated over
         if not values:
             raise ValueError(f"{type(self).__name__}({self.unit}=...) takes at least one number.")
         self.values = sorted(self._check(f"The argument of {type(self).__name__}({self.unit}=...)", values))

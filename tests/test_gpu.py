@@ -11,7 +11,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.tests.kit import Batch, dropout_task, random_batches, sgd
-from heliograph.tests.waits import NoWaits, keep_a_gpu_busy, no_waits_on_a_gpu
+from heliograph.tests.waits import NoWaits, keep_a_gpu_busy, no_waits_on_a_gpu, usual_plugins
 from torch import Tensor, nn
 
 pytestmark = [
@@ -52,17 +52,8 @@ def test_a_resumed_run_equals_the_whole_one(precision: str, background: bool, tm
 
 OTHERS: dict[str, Callable[[Path], list[Any]]] = {
     "usual": lambda folder: [
-        h.EMA(0.99, validate=False),
-        h.GradientClipping(1.0),
-        h.GradientAccumulation(2),
+        *usual_plugins(folder),
         h.NaNGuard(),
-        h.JsonlLog(folder / "log.jsonl"),
-        h.CSVLog(folder / "log.csv"),
-        h.FileLog(folder),
-        h.TensorBoard(folder / "tensorboard"),
-        h.ProgressBar(),
-        h.EpochMeans(),
-        h.EarlyStopping("train/loss", patience=9),
         h.Checkpoint(folder, background=True),
         h.SaveSchedule(h.Every(epochs=1)),
     ],

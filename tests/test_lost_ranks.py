@@ -28,7 +28,7 @@ def lose_of(
     assert vars(caught.value)["heliograph_rank"] == rank
     seen = [json.loads((folder / f"{each}.json").read_text()) for each in range(count) if each != rank]
     for each in seen:
-        assert each["cause"] in ("RuntimeError", "DistError")  # of gloo, or of the board
+        assert each["cause"] in ("RuntimeError", "DistError", "LateRankError")  # of gloo, or of the board
         assert (each["status"], each["ended"]) == ("failed", ["run_failed", "run_closed"])
     return caught.value, seen
 

@@ -15,7 +15,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.tests.kit import dropout_task, random_batches, sgd
-from heliograph.tests.waits import NoWaits, WaitedError, no_reads
+from heliograph.tests.waits import NoWaits, WaitedError, no_reads, usual_plugins
 from torch import Tensor, nn
 
 Plugins = Callable[[Path], list[Any]]
@@ -27,19 +27,7 @@ OTHERS: dict[str, Plugins] = {
     "records": lambda folder: [h.Recorder(folder / "records", losses=True)],
     "profile": lambda folder: [h.Profile(folder / "profile", wait=1, warmup=1, active=1)],
     "transform": lambda folder: [h.BatchTransform(lambda batch: (batch[0] * 2, batch[1]))],
-    "usual": lambda folder: [
-        h.EMA(0.99, validate=False),
-        h.GradientClipping(1.0),
-        h.GradientAccumulation(2),
-        h.JsonlLog(folder / "log.jsonl"),
-        h.CSVLog(folder / "log.csv"),
-        h.FileLog(folder),
-        h.TensorBoard(folder / "tensorboard"),
-        h.ProgressBar(),
-        h.EpochMeans(),
-        h.EarlyStopping("train/loss", patience=9),
-        h.LearningRate("step"),
-    ],
+    "usual": lambda folder: [*usual_plugins(folder), h.LearningRate("step")],
 }
 
 

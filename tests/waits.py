@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import heliograph as h
@@ -96,6 +97,22 @@ def no_reads() -> Iterator[None]:
     """Refuse within what would wait, were the tensors of the CPU on a GPU."""
     with NoReads(), NoScalars():  # type: ignore[no-untyped-call]  # nor here
         yield
+
+
+def usual_plugins(folder: Path) -> list[Any]:
+    """Return plugins of a usual training, none of which waits, on the CPU either."""
+    return [
+        h.EMA(0.99, validate=False),
+        h.GradientClipping(1.0),
+        h.GradientAccumulation(2),
+        h.JsonlLog(folder / "log.jsonl"),
+        h.CSVLog(folder / "log.csv"),
+        h.FileLog(folder),
+        h.TensorBoard(folder / "tensorboard"),
+        h.ProgressBar(),
+        h.EpochMeans(),
+        h.EarlyStopping("train/loss", patience=9),
+    ]
 
 
 class NoWaits(h.Plugin):

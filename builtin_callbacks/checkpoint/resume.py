@@ -111,7 +111,9 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
             logger.log(level, "resume skipped: %s", line)
     if entry is not None:
         entries, _ = store.entries()
+        (_, unknown), last = store.under(entry.run_name), store.pointed(entry.run_name)
         damaged = [each.path for each in entries if each.order > entry.order]
+        damaged += [path for path in unknown if path.name == last]  # its own place in the order cannot be read
         notes += _several(store, entries, entry)
         names = ", ".join(path.name for path in damaged)
         warning = f"Newer checkpoints than {entry.path.name} cannot be used, and their steps are lost: {names}."
@@ -123,7 +125,7 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
     if unusable := _unusable(store):
         note = f"starts fresh: none of the {unusable} in {store.folder} can be used"
         logger.warning(note)
-        return ResumePoint(notes=[*notes, note], warning=f"Nothing was resumed: the run {note}.")
+        return ResumePoint(notes=[*notes, note], warning=f"Nothing was resumed: the run {note}. {passed_over[0]}")
     fresh = f"starts fresh: no checkpoint of {store.run_name!r} in {store.folder}"
     return ResumePoint(notes=[*notes, fresh], warning=_forgotten_name(store, passed_over))
 

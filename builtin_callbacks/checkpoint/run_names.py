@@ -31,9 +31,9 @@ def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExist
     """
     known, unknown = store.under(wanted)
     others = [each for each in known if each.training != training_id]
+    own = {each.path.name for each in known if each.training == training_id}
     # after a power cut, the pointer may be empty or an older one: only where it names one of ours, the name is ours
-    is_ours = store.pointed(wanted) in {each.path.name for each in known if each.training == training_id}
-    if is_ours or not (others or unknown):
+    if store.pointed(wanted) in own or (not others and (own or not unknown)):
         store.write_as(training_id, wanted)
         return [], []
     there = f"{store.folder} holds another training under the name {wanted!r} ({_summary(others, len(unknown))})"

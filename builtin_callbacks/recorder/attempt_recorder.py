@@ -232,18 +232,18 @@ class AttemptRecorder:
                 self._noted += self._lines
                 self._lines = []
             else:
-                self.writer.write(self._pop_lines())
+                self._hand_over(self.writer)
+                self.writer.write()
                 if not self.writer.is_failing:
                     self._tail.clear_notes()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
-    def _pop_lines(self) -> list[str]:
-        """Return all lines that are not in the file."""
-        lines = list(map(seal, [*self._noted, *self._lines]))  # first: a Ctrl-C within it loses none
+    def _hand_over(self, writer: Writer) -> None:
+        """Give the writer all lines that are not in the file."""
+        writer.add(map(seal, [*self._noted, *self._lines]))  # first: a Ctrl-C within it loses none
         self._noted, self._lines = [], []
-        return lines
 
     def close(self) -> None:
         """Write all lines, and close the file; another one may be opened.
@@ -259,8 +259,9 @@ class AttemptRecorder:
         writer, self.writer = self.writer, None
         if writer is None:
             return
+        self._hand_over(writer)
         try:
-            writer.close(self._pop_lines())
+            writer.close()
         except OSError:
             self._tail.close(remove=False)  # readers find the last batches there
             raise

@@ -289,16 +289,31 @@ def test_an_error_in_it_is_one_of_the_handler() -> None:
     assert any("failing on batch_end" in note for note in raised.value.__notes__)
 
 
-@pytest.mark.parametrize("answer", [5, (STEPS, 5, 6), ("steps",)])
+@pytest.mark.parametrize("answer", [5, (STEPS, 5, 6), ("steps",), ("steps", 5), (5, 10), (STEPS, "5"), (STEPS, None)])
 def test_an_answer_of_another_form_is_an_error_that_says_which_is_expected(answer: Any) -> None:
     class Wrong(Idle):
         def next_due(self, run: Run) -> Any:
             return answer
 
-    with pytest.raises((TypeError, ValueError), match="unpack") as raised:
+    with pytest.raises(TypeError) as raised:
         fit(Wrong())
-    notes = "\n".join(raised.value.__notes__)
-    assert "'wrong' was asked until when a handler is idle: give (count, due value), or None" in notes
+    name = Wrong.__qualname__
+    assert str(raised.value) == (
+        f"{name}.next_due returned {answer!r}: give a function of the progress, and the value of it to wait for, "
+        f"such as (attrgetter('steps'), 1000); or None where it is not known."
+    )
+    assert f"Plugin 'wrong' was asked until when {Idle.__name__}.note is idle" in raised.value.__notes__
+
+
+def test_an_observer_s_count_that_cannot_be_called_is_listed() -> None:
+    class Wrong(FailingObserver):
+        def next_due(self, run: Run) -> Any:
+            return "steps", 10
+
+    plugin = Wrong()
+    (error,) = fit(plugin, train=class_batches(3)).plugin_errors["wrong"]
+    assert "returned ('steps', 10): give a function of the progress" in error
+    assert plugin.calls == [1, 2, 3]
 
 
 def test_an_error_of_an_observer_is_listed_and_its_handler_is_called() -> None:

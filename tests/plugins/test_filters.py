@@ -5,7 +5,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 from heliograph import At, Between, Every, Filter, Once, Trainer
 from heliograph.events import BatchEnd, Progress, Run
 from heliograph.events import progress as progress_module
@@ -282,6 +284,18 @@ def test_a_changed_filter_continues_counting_emissions() -> None:
 def test_counts_are_positive_whole_numbers(kind: Any, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"{kind.__name__}\(steps=\.\.\.\) must be a whole number, at least 1; got "):
         kind(steps=value)
+
+
+@pytest.mark.parametrize("kind", [Every, At])
+@pytest.mark.parametrize("values", [torch.tensor(3), torch.tensor([3]), np.array(3), np.array([3.0])], ids=repr)
+def test_tensors_and_arrays_that_are_no_counts_are_refused_with_a_sentence(kind: Any, values: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\(steps=\.\.\.\) must be a whole number, at least 1; got "):
+        kind(steps=values)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(np.int64(3), [3]), (np.array([5, 3]), [3, 5])], ids=repr)
+def test_numbers_of_numpy_are_counts(value: Any, expected: list[int]) -> None:
+    assert At(steps=value).values == expected
 
 
 @pytest.mark.parametrize("value", [0, -1.5, True, "3", None, float("nan"), float("inf")], ids=repr)

@@ -115,8 +115,7 @@ def read(path: str | Path) -> Recording:
         raise TypeError(f"A recording is the file that Recorder wrote, or its folder, got {path!r}.")
     file = find_recording(Path(path))
     rows: Rows | None = None
-    damage: list[str] = []
-    tail, content = _read_files(file)
+    tail, content, damage = _read_files(file)
     try:
         rows = parse_tail(tail)
     except ValueError as error:
@@ -161,8 +160,10 @@ def read_leftover(path: Path) -> list[str]:
     return [] if rows is None else _missing_lines(attempts, rows)
 
 
-def _read_files(path: Path) -> tuple[bytes, bytes]:
+def _read_files(path: Path) -> tuple[bytes, bytes, list[str]]:
     """Return the contents of a recording's tail and of its file, of one moment although a run may be writing them.
+
+    Where each reading was disturbed, the last counts, and a sentence says so.
 
     That is so where the run does nothing meanwhile but add batches: no note and no line, which would come after batches
     that were not read; nor does it begin another block then, which it does after writing the lines of the former.
@@ -171,8 +172,8 @@ def _read_files(path: Path) -> tuple[bytes, bytes]:
         size, former, tail = path.stat().st_size, read_tail(path), read_tail(path)
         content = path.read_bytes()
         if len(content) == size and notes_in(former) == notes_in(tail):
-            break
-    return tail, content
+            return tail, content, []
+    return tail, content, [f"the run wrote to it during each of {READINGS} readings: the newest entries may be wrong"]
 
 
 def _missing_lines(attempts: list[_Attempt], rows: Rows) -> list[str]:

@@ -80,17 +80,21 @@ class Writer:
             undo.pop_all()
         return writer
 
-    def write(self, lines: Iterable[str]) -> None:
+    def add(self, lines: Iterable[str]) -> None:
+        """Let lines wait for the next write."""
+        self._pending += "".join(f"{line}\n" for line in lines).encode()
+
+    def write(self, lines: Iterable[str] = ()) -> None:
         """Append lines, after those that still wait.
 
         Raises:
             OSError: they could not be written; not raised again until a write succeeds.
         """
-        self._pending += "".join(f"{line}\n" for line in lines).encode()
+        self.add(lines)
         if not self._pending:
             return
         head = b"\n" * self._is_torn + (f"{encode_lost(self._lost)}\n".encode() if self._lost else b"")
-        data, done = head + self._pending, 0
+        data, begin, done = head + self._pending, os.fstat(self._file).st_size, 0
         try:
             while done < len(data):
                 done += os.write(self._file, data[done:])
@@ -100,6 +104,9 @@ class Writer:
                 self.is_failing = True
                 raise
             return
+        except BaseException:  # a Ctrl-C may come after a write, and before its result
+            self._keep(data, os.fstat(self._file).st_size - begin, len(head))
+            raise
         self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
 
     def close(self, lines: Iterable[str] = ()) -> None:

@@ -17,6 +17,8 @@ from zlib import crc32
 
 from torch.distributed import DistError
 
+from .failure import LateRankError
+
 try:
     import fcntl
 except ImportError:  # on Windows; its ranks exchange by gloo
@@ -95,7 +97,7 @@ class Board:
         """Return the messages of the oldest round that is not collected, by rank.
 
         Raises:
-            DistError: a rank has left or died, or did not come in time.
+            DistError: a rank has left or died; LateRankError, where it did not come in time.
         """
         now, waited, looked, pause = monotonic(), 0.0, 0.0, FIRST_SLEEP
         while (found := self.ready()) is None:
@@ -112,7 +114,7 @@ class Board:
                         break
                     raise DistError("The board: " + (f"rank {gone[0]} is gone." if gone else "a rank has failed."))
             if waited > self._timeout:
-                raise DistError(f"The board: Timed out after {self._timeout:g} s of waiting for another rank.")
+                raise LateRankError(f"The board: timed out after {self._timeout:g} s of waiting for another rank.")
         return found
 
     def close(self) -> None:

@@ -19,6 +19,11 @@ from ...system.errors import RankFailed
 
 # The backends name themselves; but for gloo, where it says again that a rank was waited for too long.
 BROKEN = re.compile(r"\bgloo\b|\bNCCL\b|\bProcessGroup\w*\b|\bpair closure\b")
+TIMED_OUT = "Timed out"  # what gloo says where it waited for a rank too long: it raises a RuntimeError as for all else
+
+
+class LateRankError(DistError):
+    """A rank lives, and did not come in time."""
 
 
 class JsonFacts:
@@ -75,6 +80,11 @@ def is_broken_collective(error: BaseException) -> bool:
     return any(_is_broken(each) for each in chain(error))
 
 
+def is_late(error: BaseException) -> bool:
+    """Return whether an exception, or one that it came from, is a collective that waited too long for a rank."""
+    return any(_is_late(each) for each in chain(error))
+
+
 def release_groups(error: BaseException) -> None:
     """Forget the local variables of the functions that an exception left and that hold a process group.
 
@@ -103,6 +113,10 @@ def _is_broken(error: BaseException) -> bool:
     if isinstance(error, DistError):
         return True
     return isinstance(error, RuntimeError) and bool(BROKEN.search(error_text(error))) and not _is_of_python(error)
+
+
+def _is_late(error: BaseException) -> bool:
+    return isinstance(error, LateRankError) or (_is_broken(error) and TIMED_OUT in error_text(error))
 
 
 def _is_of_python(error: BaseException) -> bool:

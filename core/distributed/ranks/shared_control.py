@@ -17,10 +17,10 @@ from ....events.control import Pending, Verb
 from ....events.errors import error_text
 from ...system.signals import SignalHook
 from .ballots import Ballot, Place, check_places, merge_requests, merge_withdrawals
+from .failure import is_late
 
 SUMMARY = Struct("<2d4dd")  # whether a rank asks for something; whether it judges; its place; its clock
 COMPARED = SUMMARY.size - 8  # all but the clock
-TIMED_OUT = "Timed out"  # what gloo, and the board, say of a rank that lives and did not come
 LEFT = (
     "The loop over the batches was left on some ranks only: the others wait for the gradients of this one. Leave it on "
     "all ranks after the same batch; or call control.end_epoch(reason), which is for all ranks."
@@ -137,7 +137,7 @@ class SharedControl(Control):
             else:
                 self._post(settles=not in_epoch or run.is_last_batch or run.is_complete)
         except RuntimeError as error:
-            if self.leaving and end is not None and end.by == "the caller" and TIMED_OUT in error_text(error):
+            if self.leaving and end is not None and end.by == "the caller" and is_late(error):
                 raise RuntimeError(f"{LEFT} ({error_text(error)})") from error
             raise
         if self._is_open and self.leaving:

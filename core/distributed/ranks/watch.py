@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ....events import Run
 from ...system.errors import SEEN
-from .failure import Failure, is_broken_collective
+from .failure import Failure, is_broken_collective, is_late
 from .rank_status import Roll, follow
 from .watchdog import Limits, Waiting, Watchdog
 
@@ -105,7 +105,7 @@ class Watch:
         watchdog.do(watchdog.look_up)
         if watchdog.failure is None and not watchdog.is_lost:
             roll = watchdog.call_roll()
-            watchdog.do(lambda: self._judge(roll, str(error)))
+            watchdog.do(lambda: self._judge(roll, is_late(error)))
         failure = watchdog.failure
         if failure is not None and (failure.rank != self._rank or failure.kind in SEEN):
             explained = failure.as_error()
@@ -151,17 +151,17 @@ class Watch:
         """End the thread; twice does no harm."""
         self._watchdog.close()
 
-    def _judge(self, roll: Roll, reason: str) -> None:
+    def _judge(self, roll: Roll, was_late: bool) -> None:
         """Report to all ranks which one broke a collective silently, if the answers show it."""
         self._watchdog.look_up()
         if self._watchdog.failure is not None:
             return
-        is_late, silence = "Timed out" in reason, f"no sign of life for {roll.limit:g} s"
-        if roll.missing and is_late:  # of a process that is gone, the connection breaks at once
+        silence = f"no sign of life for {roll.limit:g} s"
+        if roll.missing and was_late:  # of a process that is gone, the connection breaks at once
             silence += ": its process is stopped (SIGSTOP), or its machine cannot be reached"
             self._watchdog.report_failure(Failure(roll.missing[0], "hung", silence))
         elif roll.missing:
             self._watchdog.report_failure(Failure(roll.missing[0], "died", silence))
         elif roll.working:
             rank = roll.working[0]
-            self._watchdog.report_failure(Failure(rank, "hung" if is_late else "left", f"it {roll.answers[rank]}"))
+            self._watchdog.report_failure(Failure(rank, "hung" if was_late else "left", f"it {roll.answers[rank]}"))

@@ -203,11 +203,46 @@ def test_where_all_are_damaged_another_training_begins_and_they_stay(
 
     fresh = f"starts fresh: none of the 1 checkpoints of 'run' in {tmp_path} can be used"
     assert fresh in result.notes
-    assert result.warnings == (f"Nothing was resumed: the run {fresh}.",)
+    why = f"The checkpoint {tmp_path / FIRST} is damaged: its SHA-256 is not the one in its manifest."
+    assert result.warnings == (f"Nothing was resumed: the run {fresh}. {why}",)
     assert any("it stays, and this one is written as 'run-2'" in note for note in result.notes)
     assert {name: content for name, content in contents(tmp_path).items() if name in before} == before
     assert checkpoint_names(tmp_path) == ["run-2_epoch_2_iter_6.pth", FIRST]
     assert len([each for each in caplog.records if each.levelno == logging.WARNING]) == 3
+
+
+@pytest.mark.parametrize("content", [b"", bytes(range(256)), None], ids=["empty", "garbage", "missing"])
+def test_a_newest_one_with_a_damaged_manifest_is_a_warning_and_stays(
+    fit: Make, tmp_path: Path, content: bytes | None
+) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None), epochs=2)
+    manifest = (tmp_path / SECOND).with_suffix(".json")
+    manifest.unlink() if content is None else manifest.write_bytes(content)
+    there = {path: path.read_bytes() for path in (tmp_path / SECOND, manifest) if path.exists()}
+    result = fit(Checkpoint(tmp_path, resume="auto"), epochs=3)
+
+    assert result.resume.path == tmp_path / FIRST
+    lost = f"Newer checkpoints than {FIRST} cannot be used, and their steps are lost: {SECOND}."
+    assert result.warnings == (lost,)
+    assert checkpoint_names(tmp_path) == [SECOND, THIRD]
+    assert {path: path.read_bytes() for path in there} == there
+    again = fit(Checkpoint(tmp_path, resume="auto"), epochs=4)
+    assert again.resume.path == tmp_path / THIRD
+    assert again.warnings == ()
+
+
+def test_where_all_manifests_are_damaged_the_warning_says_so(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path), epochs=1)
+    manifest = (tmp_path / FIRST).with_suffix(".json")
+    manifest.write_bytes(bytes(range(256)))
+    before = contents(tmp_path)
+    result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
+
+    fresh = f"starts fresh: none of the 1 checkpoints of 'run' in {tmp_path} can be used"
+    why = f"{manifest} is damaged, or no manifest of a heliograph checkpoint."
+    assert result.warnings == (f"Nothing was resumed: the run {fresh}. {why}",)
+    assert {name: content for name, content in contents(tmp_path).items() if name in before} == before
+    assert checkpoint_names(tmp_path) == ["run-2_epoch_2_iter_6.pth", FIRST]
 
 
 def test_one_of_a_newer_version_is_not_passed_over(fit: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

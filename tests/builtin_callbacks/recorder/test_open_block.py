@@ -26,6 +26,7 @@ from heliograph.builtin_callbacks.recorder.format.tail import (
     parse_tail,
     tail_path,
 )
+from heliograph.builtin_callbacks.recorder.format.writer import Writer
 from heliograph.builtin_callbacks.recorder.open_block import OpenBlock
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.events import BatchEnd, Progress, Run
@@ -262,6 +263,22 @@ def test_the_recording_of_an_interrupted_run_has_its_end(
     left_out = method != "write_batch"
     assert batches == list(range(1, failure.counters.batch + 1 - left_out))
     assert len(batches) >= 2
+
+
+def test_a_ctrl_c_before_lines_are_written_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = Writer.write, count(1)
+
+    def interrupting(*arguments: Any) -> None:
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        original(*arguments)
+
+    monkeypatch.setattr(Writer, "write", interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        fit([Recorder(tmp_path)], batches=2, epochs=3, validation=None)
+    (attempt,) = read(tmp_path).attempts
+    events = [each.event for each in attempt.entries if isinstance(each, EventEntry)]
+    assert events == ["train_start", *["epoch_start", "epoch_end"] * 2, "run_failed", "run_closed"]
 
 
 def test_a_regular_batch_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:

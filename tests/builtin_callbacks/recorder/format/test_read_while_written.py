@@ -159,3 +159,23 @@ def test_a_reader_sees_what_there_was_at_one_moment(
         for cut in CUTS if part in (1, 3) else CUTS[:1]:
             seen = Reading(path, [moments[each] for each in at], cut).view()
             assert seen in views[begin : end + 1], (begin, part, later, cut)
+
+
+def test_a_reading_that_was_disturbed_each_time_is_damaged(
+    moments: list[Moment], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run writes a whole line before each reading of the file."""
+    path.write_bytes(moments[0].file)
+    tails, lines = [0], moments[-1].file[len(moments[0].file) :].splitlines(keepends=True)
+
+    def read_tail(path: Path) -> bytes:
+        tails[0] += 1
+        if not tails[0] % 2:
+            with path.open("ab") as file:
+                file.write(lines[tails[0] // 2 % len(lines)])
+        return moments[0].tail
+
+    monkeypatch.setattr(reader, "read_tail", read_tail)
+    (attempt,) = reader.read(path).attempts
+    assert tails == [2 * reader.READINGS]
+    assert attempt.damage == ("the run wrote to it during each of 10 readings: the newest entries may be wrong",)

@@ -94,6 +94,26 @@ def test_no_line_is_lost_while_the_disk_is_full(writer: Writer, full: Full) -> N
     assert numbers(writer.path) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("written", [0, 30, None], ids=["nothing", "a part", "all"])
+def test_a_ctrl_c_within_a_write_doubles_no_line(
+    written: int | None, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after the system has written, and before `os.write` has returned how much."""
+    whole = os.write
+    writer.write([line(0)])
+
+    def interrupted(file: int, data: bytes) -> int:
+        whole(file, data[:written])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.os, "write", interrupted)  # type: ignore[attr-defined]  # the module's own os
+        with pytest.raises(KeyboardInterrupt):
+            writer.write([line(1), line(2)])
+    writer.close([line(3)])
+    assert numbers(writer.path) == [0, 1, 2, 3]
+
+
 def test_lines_above_the_limit_are_dropped_and_counted(
     writer: Writer, full: Full, monkeypatch: pytest.MonkeyPatch
 ) -> None:

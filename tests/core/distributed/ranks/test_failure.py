@@ -15,7 +15,13 @@ from typing import Any
 import pytest
 import torch
 from heliograph import RankFailed
-from heliograph.core.distributed.ranks.failure import Failure, is_broken_collective, release_groups
+from heliograph.core.distributed.ranks.failure import (
+    Failure,
+    LateRankError,
+    is_broken_collective,
+    is_late,
+    release_groups,
+)
 from torch.distributed import (  # type: ignore[attr-defined]  # public all the same
     DistBackendError,
     HashStore,
@@ -81,6 +87,17 @@ def test_what_others_saw_of_a_rank_is_reported_as_such(kind: str, reported: str)
 )
 def test_a_broken_collective_is_known_by_its_type_or_backend(error: Exception, is_broken: bool) -> None:
     assert is_broken_collective(error) == is_broken
+
+
+def test_only_the_text_of_a_backend_says_that_a_rank_is_late() -> None:
+    late = RuntimeError("[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 100ms for recv operation")
+    users = RuntimeError("Timed out waiting for the data")
+    wrapped = KeyError("of a plugin")
+    wrapped.__cause__ = late
+    broken = RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1")
+    assert [is_late(each) for each in (LateRankError("the board"), late, wrapped, users, broken)] == [True] * 3 + [
+        False
+    ] * 2
 
 
 def pair(timeout: float) -> list[ProcessGroup]:
