@@ -253,7 +253,7 @@ TABLES = (
         "Dispatch: handlers that do nothing",
         "ns per emission, the loop around it subtracted",
         (
-            *rows(dispatch.time_dispatch, figures.value, {f"{dispatch.GUARD} 0": 50}, digits=0),
+            *rows(dispatch.time_dispatch, figures.value, {f"{dispatch.GUARD} 0": 10}, digits=0),
             Row("a further handler", dispatch.time_dispatch, further_handler, 100, 0),
             *rows(
                 dispatch.time_dispatch,
