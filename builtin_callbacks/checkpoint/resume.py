@@ -125,7 +125,8 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
     if unusable := _unusable(store):
         note = f"starts fresh: none of the {unusable} in {store.folder} can be used"
         logger.warning(note)
-        return ResumePoint(notes=[*notes, note], warning=f"Nothing was resumed: the run {note}. {passed_over[0]}")
+        warning = " ".join([f"Nothing was resumed: the run {note}.", *passed_over[:1]])
+        return ResumePoint(notes=[*notes, note], warning=warning)
     fresh = f"starts fresh: no checkpoint of {store.run_name!r} in {store.folder}"
     return ResumePoint(notes=[*notes, fresh], warning=_forgotten_name(store, passed_over))
 
