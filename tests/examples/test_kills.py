@@ -18,8 +18,8 @@ whole = pytest.mark.whole
         pytest.param("distilbert.py", 130, marks=whole),
         pytest.param("gan.py", 2000, marks=whole),
         pytest.param("gpt.py", 40, marks=whole),
-        pytest.param("multi_task.py", 100, marks=whole),
-        ("ppo.py", 300),
+        ("multi_task.py", 100),
+        pytest.param("ppo.py", 300, marks=whole),
     ],
 )
 def test_a_killed_example_ends_with_the_same_weights(name: str, steps: int, tmp_path: Path) -> None:

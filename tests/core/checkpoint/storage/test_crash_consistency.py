@@ -319,6 +319,7 @@ def test_the_check_finds_what_is_left_out(tmp_path: Path, state: Make, model: Mo
     assert any("had been saved, 0 was found" in line for line in faults(log, tmp_path / "recovered", model))
 
 
+@pytest.mark.whole
 def test_the_check_finds_replacing_what_is_not_yet_durable(tmp_path: Path, state: Make) -> None:
     log = life(tmp_path / "written", state, UnsyncedReplacing(), saves=3)
 
