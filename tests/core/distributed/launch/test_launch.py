@@ -83,6 +83,7 @@ def test_one_death_too_many_and_an_error_of_the_function_leave(tmp_path: Path) -
         launch(jobs.train_and_die, str(tmp_path), 2, nprocs=2, max_failures=1)
     assert caught.value.rank == 1
     assert len(list(tmp_path.glob("killed*"))) == 2
+    assert [note for note in caught.value.__notes__ if "the newest checkpoint is" in note and "of step 4, " in note]
 
     with pytest.raises(ValueError, match="refused"):
         launch(jobs.refuse, nprocs=2, max_failures=-1)
