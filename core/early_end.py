@@ -1,4 +1,4 @@
-"""The early end of a run that fails, or of a loop of your own that is left: it leaves its group and is closed."""
+"""The early end of a run that fails or exits, or of a loop of your own that is left; what its errors say of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from ..events.errors import error_text
 from . import loop
 from .context import RunContext
 from .epoch_end import finish_left_batch
+from .result import RunResult
+from .system.errors import add_run_note
 
 
 def end_early(run: RunContext, error: BaseException | None) -> BaseException | None:
@@ -66,6 +68,20 @@ def leave_group(run: RunContext, error: BaseException, place: str) -> tuple[Base
     except BaseException as failure:  # noqa: BLE001  # joins those of the closing; the error itself matters more
         return cause, failure
     return cause, None
+
+
+def note_newest(run: RunContext, error: BaseException) -> None:
+    """Add to an error that came up when a training had ended, such as that of an export, what is saved of it."""
+    if run.settings.train and run.last_checkpoint is not None:
+        add_run_note(error, f"the training had ended, and its newest checkpoint is {run.last_checkpoint}")
+
+
+def as_exit(status: int, result: RunResult) -> SystemExit:
+    """Return what leaves `fit` with an exit status that a plugin asked for; nobody reads the result then."""
+    leaving = SystemExit(status)
+    for text in (*result.notes, *result.warnings):
+        add_run_note(leaving, text)
+    return leaving
 
 
 def _unwrap(error: BaseException) -> BaseException:

@@ -172,10 +172,9 @@ class TrainRun(RunContext):
             BaseException: what a plugin left to be raised at the end.
         """
         if exits and self.outcome.exit_status is not None:
-            leaving = SystemExit(self.outcome.exit_status)
-            for text in (*self.result.notes, *self.result.warnings):  # nobody gets the result
-                leaving.add_note(f"heliograph: {text}")
-            raise leaving
+            from .early_end import as_exit
+
+            raise as_exit(self.outcome.exit_status, self.result)
         if self.outcome.exit_error is not None and self.result.status != "interrupted":
             raise self.outcome.exit_error
         return self.result

@@ -35,6 +35,9 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
         owner, event, error = secondary.pop(0)
         where += f"; in {owner} on {event}"
         run.outcome.status = _status(run, error)
+        from .early_end import note_newest
+
+        note_newest(run, error)
     warn_of_closing(run)
     run.bus.blamed = None  # keeps no traceback, and so no batch, alive
     run.outcome.result = _result(run, error)

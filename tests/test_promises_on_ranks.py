@@ -76,6 +76,9 @@ def test_where_one_process_fails_all_end_and_its_own_error_arrives(tmp_path: Pat
         h.launch(train, tmp_path, Watchful(1, 5, fails=True), nprocs=2)
     assert caught.value.args == ("the disk is on fire", 1)
     assert vars(caught.value)["heliograph_rank"] == 1
+    newest = tmp_path / "run_epoch_0_iter_3.pth"
+    saved = f"heliograph: the newest checkpoint is {newest}, of step 3, 2 steps are lost; to resume it, start the "
+    assert caught.value.__notes__.count(f"{saved}program again") == 1  # the main rank knows, and another one failed
 
     resumed = h.launch(train, tmp_path, nprocs=2)
     assert resumed[0][:4] == resumed[1][:4]

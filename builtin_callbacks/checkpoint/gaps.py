@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...core.checkpoint.storage import JudgedBy
 from ...core.metrics.monitor import Monitor
+from ...core.system.errors import add_run_note
 from ...events import Run
 from .weights_only import lost
 
@@ -117,7 +118,7 @@ class Saved:
         if text := lost(path, self.steps) if weights_only else self._lost(run, folder, path, resumes=resumes):
             run.note(text)
             if error is not None:
-                error.add_note(f"heliograph: {text}")
+                add_run_note(error, text)
 
     def _lost(self, run: Run, folder: Path, path: Path | None, *, resumes: bool) -> str | None:
         """Return which checkpoint is the newest, what is lost without it, and how to resume; None for nothing."""

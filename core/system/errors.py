@@ -117,6 +117,21 @@ class ResumeDiffers(RuntimeError):  # noqa: N818  # says what happened
         )
 
 
+def add_run_note(error: BaseException, text: str) -> None:
+    """Add a note on the run as a whole: `launch` adds it to the error that it raises, whichever rank's that is."""
+    error.add_note(f"heliograph: {text}")
+    error.heliograph_run_notes = (*getattr(error, "heliograph_run_notes", ()), text)  # type: ignore[attr-defined]
+
+
+def run_notes(error: BaseException | None) -> list[str]:
+    """Return the notes on the run as a whole of an error and its causes."""
+    found: list[str] = []
+    while error is not None:
+        found += getattr(error, "heliograph_run_notes", ())
+        error = error.__cause__
+    return found
+
+
 def hint(word: str) -> str:
     """Return the tail of an error sentence about a word of other frameworks: what it is here; empty for others."""
     return next((f" {text}" for text, words in WORDS.items() if word in words.split()), "")

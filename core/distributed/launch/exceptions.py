@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from ....events.errors import describe_error
-from ...system.errors import RankFailed
+from ...system.errors import RankFailed, add_run_note, run_notes
 
 Piece = tuple[bytes | None, str]  # pickled where that works, and as text
 Name = tuple[str, str]  # a class's module and qualified name
@@ -206,6 +206,9 @@ def raise_first(failures: list[ProcessFailure], killed: list[int], grace: float,
     failures, ended = _apart(failures, sent)
     first = min(failures, key=lambda failure: (failure.is_no_failure, failure.follows))  # of equal ones, the earliest
     error = first.error
+    for text in dict.fromkeys(note for other in failures for note in run_notes(other.error)):
+        if text not in run_notes(error):
+            add_run_note(error, text)
     if first.signum in sent:
         raise KeyboardInterrupt if first.signum == signal.SIGINT else SystemExit(128 + first.signum) from error
     if first.text:

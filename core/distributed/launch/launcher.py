@@ -55,7 +55,8 @@ def launch(
     must call launch under `if __name__ == "__main__":`, and `fn` must be importable: a function at module level, not a
     lambda, and not one from a notebook or an interactive session. Arguments, values and messages are pickled; an
     argument that a parameter of launch hides is given by `functools.partial`. Unless the environment sets
-    `OMP_NUM_THREADS`, it is 1, as under torchrun.
+    `OMP_NUM_THREADS`, it is 1, as under torchrun. They start processes of their own, such as the workers of a loader,
+    by the start method that multiprocessing has in this one.
 
     A rank has succeeded when `fn` has returned and the value has arrived here, whatever becomes of its process after
     that. When one fails, the error leaves launch here, and its type, cause and attributes are those that it had there;

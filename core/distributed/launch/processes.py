@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context, get_start_method, set_start_method
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
@@ -51,7 +51,8 @@ class RankProcess:
         spawn = get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
         # No daemon: those may not have children, such as the workers of a loader.
-        self._process = spawn.Process(target=enter, args=(theirs, rank, call, grace), name=f"rank-{rank}", daemon=False)
+        given = theirs, rank, call, grace, get_start_method()
+        self._process = spawn.Process(target=enter, args=given, name=f"rank-{rank}", daemon=False)
         with theirs, environment(variables), _interrupts_blocked():
             self._process.start()
         self._reader = self._start_reading()
@@ -232,7 +233,7 @@ class Line:
         os._exit(1)
 
 
-def enter(pipe: Connection, rank: int, call: bytes, grace: float) -> None:
+def enter(pipe: Connection, rank: int, call: bytes, grace: float, start_method: str) -> None:
     """Be a rank; do not return.
 
     Args:
@@ -240,7 +241,10 @@ def enter(pipe: Connection, rank: int, call: bytes, grace: float) -> None:
         rank: this process's number.
         call: the function and its arguments, pickled; further calls come from the parent.
         grace: seconds that it has left to end when the parent is gone.
+        start_method: how the parent starts processes by default, and so how this one does.
     """
+    # Spawned, it would spawn its own ones, a loader's workers, too. What nobody has chosen stays open to choose.
+    set_start_method(None if start_method == get_all_start_methods()[0] else start_method, force=True)
     if hasattr(os, "setpgid"):  # Windows has none
         os.setpgid(0, 0)  # a terminal's Ctrl-C comes once, by way of the parent
     send(pipe, Frame("began"))

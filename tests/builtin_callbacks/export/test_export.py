@@ -208,6 +208,14 @@ def test_a_difference_is_an_error_and_leaves_no_file(tmp_path: Path, ending: str
     assert task.model.training
 
 
+def test_an_error_at_the_end_names_the_newest_checkpoint(tmp_path: Path) -> None:
+    task, saving = Supervised(Different(), nn.functional.cross_entropy), Checkpoint(tmp_path, every=Every(epochs=1))
+    with pytest.raises(RuntimeError, match="was not written") as caught:
+        train(saving, Export(tmp_path / "model.pt2"), task=task)
+    (newest,) = tmp_path.glob("*.pth")
+    assert caught.value.__notes__[0] == f"heliograph: the training had ended, and its newest checkpoint is {newest}"
+
+
 def test_what_may_differ_and_what_is_not_compared(tmp_path: Path) -> None:
     task, path = Supervised(Different(), nn.functional.cross_entropy), tmp_path / "model.pt2"
     result = train(Export(path, overwrite=True, tolerance=(0.0, 0.6)), task=task)

@@ -74,6 +74,24 @@ def leads_its_group() -> bool:
     return os.getpgrp() == os.getpid()
 
 
+def start_method() -> str | None:
+    return multiprocessing.get_start_method(allow_none=True)
+
+
+def read_with_a_worker() -> float:
+    """Read a dataset that a spawned worker could not load: its class is within a function."""
+    from torch.utils.data import DataLoader, Dataset
+
+    class Numbers(Dataset[float]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> float:
+            return float(index)
+
+    return sum(float(batch.sum()) for batch in DataLoader(Numbers(), batch_size=2, num_workers=1))
+
+
 def large(size: int) -> bytes:
     return str(RANK).encode() * size
 

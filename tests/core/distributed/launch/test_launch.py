@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import select
 import signal
@@ -82,6 +83,7 @@ def test_one_death_too_many_and_an_error_of_the_function_leave(tmp_path: Path) -
         launch(jobs.train_and_die, str(tmp_path), 2, nprocs=2, max_failures=1)
     assert caught.value.rank == 1
     assert len(list(tmp_path.glob("killed*"))) == 2
+    assert [note for note in caught.value.__notes__ if "the newest checkpoint is" in note and "of step 4, " in note]
 
     with pytest.raises(ValueError, match="refused"):
         launch(jobs.refuse, nprocs=2, max_failures=-1)
@@ -114,6 +116,21 @@ def test_large_values_do_not_block() -> None:
 
 def test_ranks_stay_out_of_the_way_of_a_terminals_signals() -> None:
     assert launch(jobs.leads_its_group, nprocs=1) == [True]
+
+
+def test_a_rank_starts_processes_as_this_one_does() -> None:
+    assert launch(jobs.start_method, nprocs=1) == [None]  # the platform's, and the function may choose another
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        assert launch(jobs.start_method, nprocs=1) == ["forkserver"]
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.skipif(multiprocessing.get_all_start_methods()[0] != "fork", reason="workers are not forked by default")
+def test_a_ranks_workers_are_forked() -> None:
+    assert launch(jobs.read_with_a_worker, nprocs=1) == [6.0]
 
 
 def test_it_works_in_a_thread() -> None:
