@@ -22,7 +22,8 @@ def check_exhausted(run: RunContext) -> None:
             f"The train loader yielded no batch in epoch {run.progress.epoch}{where}. A generator can be read only "
             f"once: give a list, a DataLoader, or an object whose __iter__ starts again."
         )
-    if expected is not None and batch != expected:
+    origin = run.origin.batch if run.origin.epoch == run.progress.epoch else 0  # a resume may begin beyond the end
+    if expected is not None and batch != max(expected, origin):
         text = f"The train loader ended after {batch} batches, but its length says {expected}."
         if is_shared:
             raise ValueError(f"{text} On several ranks that is an error, since the others count on them.")

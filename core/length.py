@@ -47,7 +47,8 @@ class Length:
     def __init__(
         self, settings: Settings, data: TrainingData, plugins: Plugins, world_size: int, progress: Progress
     ) -> None:
-        self._data, self._progress, self._planned = data, progress, tuple[str, ...]()
+        self._data, self._progress, self._planned = data, progress, dict[str, Planned]()
+        self._more = 0  # than epochs as they are now would have: those before a resume may have been of other lengths
         self._epochs, self._max_steps = settings.epochs, settings.steps
         self._whole = int(settings.epochs or 0)
         self._accumulates = plugins.declared("exclusive").get("accumulation")
@@ -64,14 +65,25 @@ class Length:
             return UNSIZED
         if not self._windows:
             return (CONDITIONAL if self._is_conditional else UNCOUNTED).format(self._accumulates)
-        return UNEQUAL if len(self._by_phase) > 1 else ""
+        return UNEQUAL if len({min(each, self._most) for each in self._by_phase}) > 1 else ""
 
-    @cached_property
+    @property
     def steps(self) -> int | None:
         """The optimizer steps; None where they are unknown. No skips are foreseen, nor epochs that end early."""
         if self.unknown:
             return None
-        return self._max_steps if self._epochs is None else int(min(self._by_phase))
+        return self._max_steps if self._epochs is None else int(min(min(self._by_phase) + self._more, self._most))
+
+    @property
+    def done(self) -> int:
+        """How many of the planned steps are done; those that were counted, where epochs do not say it."""
+        planned = self._until(self._progress.epoch, self._progress.batch)
+        return self._progress.steps + self._progress.skipped_steps if planned is None else planned + self._more
+
+    def resume(self, done: int, epoch: int, batch: int) -> None:
+        """Plan as many steps as were done, and those that remain from a position, in epochs as they are now."""
+        if (planned := self._until(epoch, batch)) is not None:
+            self._more = done - planned
 
     def steps_or_raise(self, what: str) -> int:
         """Return the optimizer steps; ValueError where they are unknown, which names what they are for."""
@@ -114,26 +126,30 @@ class Length:
         if isinstance(self._epochs, float):
             for length in self._data.lengths:
                 self._last_batch(length)
-        made = dict(settings.schedulers)
-        self._planned = tuple(name for name, each in made.items() if isinstance(each, Planned))
-        for name in self._planned:
-            made[name] = made[name].make(self.steps_or_raise("A scheduler= that is a function of (optimizer, steps)"))
-        return replace(settings, schedulers=made)
+        self._planned |= {name: each for name, each in settings.schedulers.items() if isinstance(each, Planned)}
+        what = "A scheduler= that is a function of (optimizer, steps)"
+        made = {name: each.make(self.steps_or_raise(what)) for name, each in self._planned.items()}
+        return replace(settings, schedulers={**settings.schedulers, **made})
 
     def _last_batch(self, length: int | None) -> int:
         if length is None or not self._windows:
             raise ValueError(f"epochs={self._epochs} ends within an epoch, and {self.unknown}.")
         return min(length, self._part(length) * self._window(self._whole))
 
-    @cached_property
-    def _by_phase(self) -> set[float]:
-        most = inf if self._max_steps is None else self._max_steps
-        return {min(self._of(length), most) for length in self._data.lengths if length is not None}
+    @property
+    def _most(self) -> float:
+        return inf if self._max_steps is None else self._max_steps
 
-    def left(self, epoch: int, batch: int, length: int) -> int:
-        """Return the steps that are left at a position, if the rest is read in epochs of so many batches."""
-        done = self._of_epochs(epoch, length) + ceil(batch / self._window(epoch))
-        return max(0, self._of(length) - done)
+    @cached_property
+    def _by_phase(self) -> set[int]:
+        return {self._of(length) for length in self._data.lengths if length is not None}
+
+    def _until(self, epoch: int, batch: int) -> int | None:
+        """Return the steps until a position in epochs as they are now; None where these do not say it."""
+        length, *others = set(self._data.lengths)
+        if self._epochs is None or length is None or others or not self._windows:
+            return None
+        return self._of_epochs(epoch, length) + ceil(min(batch, length) / self._window(epoch))
 
     def _of(self, length: int) -> int:
         return self._of_epochs(self._whole, length) + self._part(length)

@@ -49,9 +49,8 @@ def _length(run: RunContext) -> str:
         parts += [
             f"at most {count(run.max_steps, 'step', 'steps')}" if parts else count(run.max_steps, "step", "steps")
         ]
-    elif run.planned_steps is not None and batches is not None:
-        done = run.progress
-        parts += [count(done.steps + run.length.left(done.epoch, done.batch, batches), "step", "steps")]
+    elif run.planned_steps is not None:
+        parts += [count(run.planned_steps, "step", "steps")]
     parts = parts or ["until a plugin stops it"]
     parts += ["an epoch of unknown length" if batches is None else f"{count(batches, 'batch', 'batches')} an epoch"]
     parts += [f"{window} batches a step"] if window not in (None, 1) else []

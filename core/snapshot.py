@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from ..events import Run
+from ..plugins.filters import plan_filters
 from .checkpoint.state.compatibility import (
     apply_batch_change,
     base_rates,
@@ -66,6 +67,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "progress": run.progress.state_dict(),
         "control": run.control.state_dict(),
         "data": run.data.state_dict(run.progress),
+        "planned_done": run.length.done,
         "last_seen": run.work.is_last_seen,
         "epoch_begun": run.work.has_begun,
         "at_save_point": run.outcome.at_save_point,
@@ -139,6 +141,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
         check_fits(run.modules, saved["modules"])
     check_optimizers(run, saved)
     progress = run.data.load_state_dict(saved["data"], saved["progress"])  # it refuses what does not fit
+    _plan_rest(run, saved, progress)
     load_training(run, saved)
     if "task" in saved.get("task", {}):
         run.task.load_state_dict(deepcopy(saved["task"]["task"]))
@@ -170,6 +173,19 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     for level, change in find_differences(run, saved, versions(), resumption.fresh_plugins):
         run.data.doubt(level, change)
     return saved
+
+
+def _plan_rest(run: RunContext, saved: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+    """Plan the steps that remain, and make schedulers again that are functions of the whole, if it is another."""
+    before = run.planned_steps
+    if "planned_done" in saved:
+        run.length.resume(saved["planned_done"], progress["epoch"], progress["batch"])
+    if run.planned_steps != before:
+        run.settings = run.length.complete(run.settings)
+        for name, window in run.stepping.by_name.items():
+            window.scheduler = run.schedulers.get(name)
+        if run.resumption.unseen is not None:
+            run.resumption.unseen.update_schedulers(run)
 
 
 def _totals(run: RunContext) -> dict[str, Any]:
@@ -229,6 +245,7 @@ def _restore(run: RunContext) -> dict[str, Any]:
         error.add_note(f"heliograph: while continuing from {resumption.path or 'a state'}")
         raise
     run.origin = run.progress.copy()
+    plan_filters(run.bus, run)
     run.plugins.load_filter_states(run.origin, own.get("filters", {}))
     if own.get("unseen") and resumption.unseen is not None:
         resumption.restored += resumption.unseen.resume(

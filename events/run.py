@@ -189,7 +189,8 @@ class Run(Protocol):
     def planned_steps(self) -> int | None:
         """The optimizer steps from the run's first beginning to its end; None where that is unknown before.
 
-        Steps that are skipped, and epochs that end early, are not foreseen.
+        Steps that are skipped, and epochs that end early, are not foreseen. After a resume in epochs of another length:
+        the steps that were done, and those that remain.
         """
 
     @property

@@ -59,6 +59,7 @@ class Recurrence:
 
     def resume(self, run: Run, moment: Callable[[Progress], int]) -> None:
         """Continue from what was saved, or from where the run is, as `moment` counts."""
+        self._when.plan(run)
         self._origin = run.origin
         self.last = moment(run.origin) if self._saved is None else self._saved["last"]
         self._when.load_state_dict(run.origin, {} if self._saved is None else self._saved["filter"])

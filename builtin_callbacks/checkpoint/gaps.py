@@ -52,6 +52,8 @@ class Saved:
         load_best: str | None,
         measured_at: int,
         best: JudgedBy | None,
+        *,
+        asks: bool,
     ) -> Iterator[str]:
         """Yield a sentence for each thing that was asked for and is not there, at the end of a run that ended well.
 
@@ -62,6 +64,7 @@ class Saved:
             load_best: what was to be loaded back.
             measured_at: the step at which the metric was measured last, -1 where it was not.
             best: what the best checkpoint is judged by.
+            asks: whether the plugin asks for saves itself.
         """
         steps = run.progress.steps
         history = run.control.history
@@ -69,10 +72,10 @@ class Saved:
         if self.steps is None and run.progress.batches and takers:
             yield f"No checkpoint was written to {folder}: the saves were vetoed or withdrawn, by {', '.join(takers)}."
         elif self.steps is None and run.progress.batches:
-            yield (
-                f"No checkpoint was written to {folder}, no save was asked for in {steps} steps: give it "
-                f"every=Every(epochs=1), which also asks for one at the end."
-            )
+            mend = "give it every=Every(epochs=1), which also asks for one at the end"
+            if asks:
+                mend = "its every= asks only while it is on, so let its when() hold, or enable it, in time"
+            yield f"No checkpoint was written to {folder}, no save was asked for in {steps} steps: {mend}."
         if self.steps is None or not run.progress.batches:
             return
         if self.steps < steps and not takers:  # else somebody has decided so
@@ -126,6 +129,8 @@ class Saved:
         if path is None or self.steps is None:
             return f"no checkpoint was written: {_steps(steps)} lost" if steps else None
         loss = f"{_steps(steps - self.steps)} lost" if steps > self.steps else "no step is lost"
+        if run.engine.is_main and not path.exists():  # another rank may not see the folder
+            return f"the newest checkpoint was {path}, of step {self.steps}, and is gone: nothing is there to resume"
         newest = f"the newest checkpoint is {path}, of step {self.steps}, {loss}"
         is_there = path.parent.resolve() == folder.resolve()
         if resumes and is_there:

@@ -422,7 +422,8 @@ class Checkpoint(Plugin):
         if ended_for_good(run, event.status):
             best = None if self._kept.best is None else self._kept.best.judged_by
             monitor = self.monitor if self.monitor is not None and self.monitor.can_come(run) else None
-            for text in self._saved.missing(run, self.folder, monitor, self.load_best, self._value_at, best):
+            asked = monitor, self.load_best, self._value_at, best
+            for text in self._saved.missing(run, self.folder, *asked, asks=self.every is not None):
                 run.warn(text)
 
     def pin(self, path: str | Path | None = None) -> Path:

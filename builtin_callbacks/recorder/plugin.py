@@ -138,7 +138,8 @@ class Recorder(Plugin):
         self._ready(run).handle_load()
         origin = asdict(counters_of(run.origin)) | {"seconds": run.origin.earlier_seconds}
         self._subscribe(run)
-        self._note(run, event, {**attempt_facts.fields_of(event), "origin": origin, "in_boundary": run.in_boundary})
+        more = {"origin": origin, "in_boundary": run.in_boundary, "planned_steps": run.planned_steps}
+        self._note(run, event, {**attempt_facts.fields_of(event), **more})
 
     @on(EpochStart, lane=Lane.TRANSFORM)
     def note_epoch(self, run: Run, event: EpochStart) -> None:

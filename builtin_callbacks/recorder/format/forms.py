@@ -137,7 +137,10 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
         "metrics": METRICS, "best": _or_none(is_text), "last": _or_none(is_text), "notes": _each(is_text),
     },
 }  # fmt: skip
-ADDED: Mapping[str, dict[str, Form]] = {"run_closed": {"warnings": _each(is_text)}}  # older recordings lack it
+ADDED: Mapping[str, dict[str, Form]] = {  # older recordings lack them
+    "checkpoint_loaded": {"planned_steps": _or_none(is_count)},
+    "run_closed": {"warnings": _each(is_text)},
+}
 OPTIONAL: dict[str, Form] = {"asked": _each(is_count), "emission": is_count}
 ATTEMPT: Mapping[str, Form] = {
     "name": is_text, "phase": _is_phase, "began": _is_moment, "run": is_text, "world_size": is_count,

@@ -229,12 +229,11 @@ def _undo(files: Files, hidden: Hidden, moves: Moves, error: BaseException) -> N
 
 def _failure(files: Files, path: Path, error: Exception) -> OSError:
     try:
-        free = files.free(path.parent) if path.parent.exists() else 0
-        room = f"{free / 1e6:.1f} MB are free in its folder"
+        is_there = path.parent.exists()
+        room = f"{files.free(path.parent) / 1e6:.1f} MB are free in its folder" if is_there else "its folder is gone"
     except OSError as second:
-        room = f"how much is free in its folder cannot be read: {second}"
-    failure = OSError(
-        f"The checkpoint {path} could not be written ({room}): {error}. Former checkpoints are untouched."
-    )
+        is_there, room = True, f"how much is free in its folder cannot be read: {second}"
+    rest = " Former checkpoints are untouched." * is_there
+    failure = OSError(f"The checkpoint {path} could not be written ({room}): {error}.{rest}")
     failure.errno = getattr(error, "errno", None)
     return failure

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ....events import Run
 from .attributes import CLASS, Attribute, encode_attributes, find_attributes, find_holder, state_dict_storages
 from .listeners import compare_listeners, describe_listeners
-from .program import compare_programs, describe_program, encode_options, list_overridden
+from .program import compare_programs, describe_program, encode_options, encode_scheduler_options, list_overridden
 from .values import MISSING, Value, differing, equal, show, show_both
 from .variables import Chains, connections, find_numbers
 
@@ -67,6 +67,10 @@ class UnseenState:
             "listening": describe_listeners(run, connected),
             **describe_program(run, partial(note, MEND_PLUGIN)),
         }
+
+    def update_schedulers(self, run: Run) -> None:
+        """Take the options of schedulers that were made again."""
+        self.options |= encode_scheduler_options(run)
 
     def _note_heavy(self, run: Run, mend: str, where: str, value: Value, weight: int) -> None:
         """Say once that an attribute is so large that looking at it makes every save longer."""
@@ -133,7 +137,7 @@ class UnseenState:
         if not is_roll_back:
             for level, change in compare_programs(saved, describe_program(run)):
                 run.data.doubt(level, change)
-            for change in sorted(list_overridden(saved.get("options", {}), self.options)):
+            for change in sorted(list_overridden(saved.get("options", {}), self.options, encode_options(run))):
                 run.note(change)
                 logger.warning(change)
         self.at_start, self.saved = _encode_all(run), saved

@@ -191,25 +191,38 @@ PARAMETERS: Final = ("params", "param_names")
 
 
 def encode_options(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the options of a run's optimizers and schedulers; called before anything changes them."""
+    """Return the options of a run's optimizers and schedulers.
+
+    The learning rate that a scheduler has set is not one: the program's is kept beside it.
+    """
     found: dict[str, Any] = {}
     for name, optimizer in run.optimizers.items():
         for number, group in enumerate(optimizer.param_groups):
             where = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
-            found.update({f"{key} of {where}": each for key, each in group.items() if key not in PARAMETERS})
-    for name, scheduler in run.schedulers.items():
-        found.update({f"{key} of the scheduler of {name}": each for key, each in scheduler.state_dict().items()})
-    return {where: encode(each) for where, each in found.items()}
+            skip = {*PARAMETERS, *(["lr"] if "initial_lr" in group else [])}
+            found.update({f"{key} of {where}": each for key, each in group.items() if key not in skip})
+    return {where: encode(each) for where, each in found.items()} | encode_scheduler_options(run)
 
 
-def list_overridden(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def encode_scheduler_options(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the options of a run's schedulers."""
+    return {
+        f"{key} of the scheduler of {name}": encode(each)
+        for name, scheduler in run.schedulers.items()
+        for key, each in scheduler.state_dict().items()
+        if key != "_last_lr"  # made of base_lrs
+    }
+
+
+def list_overridden(before: Mapping[str, Any], now: Mapping[str, Any], restored: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each option that the program sets and the checkpoint overrides.
 
     Args:
         before: the options in the program that wrote the checkpoint.
         now: those in this one.
+        restored: those that the checkpoint leaves.
     """
     for where, one, other in differing(before, now):
-        if where in before and where in now:
+        if where in before and where in now and restored.get(where) != other:
             was, value = show_both(one, other)
             yield f"{where} was {was} in the program, and is {value}: what the checkpoint holds is used"

@@ -1,0 +1,37 @@
+"""What `Checkpoint` advises where nothing was saved, or what was saved is gone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from heliograph import Checkpoint, Every, Plugin, Run, StepEnd, on
+from heliograph.tests.kit import class_batches, fit
+
+
+def test_one_that_has_every_is_not_advised_to_take_it(tmp_path: Path) -> None:
+    result = fit(Checkpoint(tmp_path, every=Every(steps=2)).when(lambda run: False), train=class_batches(4), epochs=1)
+    assert result.warnings == (
+        f"No checkpoint was written to {tmp_path}, no save was asked for in 4 steps: its every= asks only "
+        f"while it is on, so let its when() hold, or enable it, in time.",
+    )
+
+
+def test_a_folder_that_is_gone_is_said_and_nothing_in_it_is_named_as_what_to_resume(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    class Deletes(Plugin):
+        @on(StepEnd)
+        def delete(self, run: Run, event: StepEnd) -> None:
+            if run.progress.steps == 3:
+                shutil.rmtree(folder)
+
+    with pytest.raises(OSError, match=r"could not be written \(its folder is gone\)") as caught:
+        fit(Checkpoint(folder, every=Every(steps=2), resume="auto"), Deletes(), train=class_batches(6), epochs=1)
+    assert "untouched" not in str(caught.value)
+    newest = folder / "run_epoch_0_iter_2.pth"
+    assert any(
+        note.endswith(f"the newest checkpoint was {newest}, of step 2, and is gone: nothing is there to resume")
+        for note in caught.value.__notes__
+    )
