@@ -16,8 +16,10 @@ class NaNGuard(Plugin):
 
     It looks at the loss before every optimizer step, so a step with such a loss is never taken: the weights stay those
     of the last good one. On a GPU the loss comes to the host while the backward pass runs: the host waits for the
-    forward pass only, during which the device has the backward pass still to do. `RollBack` is another answer to the
-    same question, so only one of the two may be registered. Of several optimizers each is judged by its own loss.
+    forward pass only, during which the device has the backward pass still to do. The losses of a window whose step was
+    dropped are in no mean: neither in those that are logged, nor in those of an epoch or of the result. `RollBack` is
+    another answer to the same question, so only one of the two may be registered. Of several optimizers each is judged
+    by its own loss.
 
     Args:
         action: `raise` a FloatingPointError, `skip` the step (its gradients are dropped), or `stop` the run (the step

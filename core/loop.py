@@ -151,7 +151,7 @@ def step(run: RunContext, loss: Any, name: str | None = None) -> None:
         run.progress.samples += run.data.sum_of_all_ranks(size) if is_shared else size
     if has_receivers or is_shared:
         if (hot.log.chain or is_shared) and window.counts is None:  # of several ranks, another may log
-            run.means.add(window.label, loss, size)
+            window.kept.append((loss.detach().clone() if control.holds_step else loss, size, False))
         if hot.forward_end.chain:
             hot.forward_end.emit(run, FORWARD_END)
     if control.loss_scale == 1.0:
@@ -177,6 +177,8 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
     if control.is_shared:
         control.agree_on_step()
     stepped = not control.drops_step and window.step() is not False
+    if window.kept:
+        run.means.settle(window.label, window.kept, stepped)
     if stepped:
         run.progress.steps += 0 if stepping.has_stepped else 1  # of several optimizers, one step of a round counts
         if has_receivers and hot.step_end.chain:
@@ -217,8 +219,7 @@ def serve(run: RunContext) -> None:
     if control.pop_request("next_phase") and run.data.ask_to_advance(between_epochs=not run.progress.batch):
         control.end_epoch("the next phase was asked for", by="the loop")
     if control.pop_request("log"):
-        metrics = Metrics(run.means.read(run.phase))
-        publish(run, ev.Log(metrics, run.means.weights))
+        publish(run, ev.Log(Metrics(run.means.read(run.phase)), run.means.weights))
         control.agree()
     if control.pop_request("validation"):
         run.progress.validations += evaluate(run, "validation")

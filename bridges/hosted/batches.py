@@ -40,6 +40,7 @@ class BatchMoments(ABC):
 
     run: HostedRun | None = None
     _is_counted = False  # whether the samples of the batch are
+    _is_dropped = False  # whether the window that ended last was not stepped with
 
     @property
     def active(self) -> HostedRun:
@@ -93,10 +94,13 @@ class BatchMoments(ABC):
             run.hot.backward_end.emit(run, BACKWARD_END)
 
     def track_loss(self, loss: Tensor) -> None:
-        """Add the loss of the micro-batch to `train/loss` of the next log, where the host logs none of its own."""
+        """Add the loss of the micro-batch to `train/loss` of the next log, where the host logs none of its own.
+
+        It is added when the batch has ended its window, unless the gradients of that were dropped.
+        """
         run = self.active
         if run.tracks:
-            run.means.add("loss", loss, run.settings.size_of(run.work.batch))
+            run.stepping.first.kept.append((loss.detach().clone(), run.settings.size_of(run.work.batch), False))
 
     @closes_on_error
     def begin_step(self) -> bool:
@@ -116,7 +120,8 @@ class BatchMoments(ABC):
         """
         run = self.active
         run.stepping.first.size = 0
-        if run.control.drops_step or not stepped:
+        self._is_dropped = run.control.drops_step or not stepped
+        if self._is_dropped:
             run.control.count_skip("skipped_steps", by_engine=not run.control.drops_step)
             return
         run.progress.steps += 1
@@ -134,6 +139,9 @@ class BatchMoments(ABC):
         if loss is not None:
             run.loss = run.stepping.first.loss = loss
         self._count(run)
+        window = run.stepping.first
+        if window.kept and not window.size:
+            run.means.settle(window.label, window.kept, stepped=not self._is_dropped)
         run.progress.batch += 1
         run.work.in_hand = False
         if run.hot.batch_end.chain:

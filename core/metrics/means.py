@@ -151,6 +151,21 @@ class Means:
         self.add(name, total)
         self._sums[name].weight += count - 1.0
 
+    def settle(self, name: str, kept: list[tuple[Tensor, Any, bool]], stepped: bool) -> None:
+        """Add the losses of a window that ends, unless it was not stepped with; drop them from those that are kept.
+
+        Args:
+            name: of their mean.
+            kept: each with its weight, and whether it is the sum over that, not the mean.
+            stepped: whether there was a step.
+        """
+        for loss, weight, is_sum in kept if stepped else ():
+            if is_sum:
+                self.add_sum(name, loss, weight)
+            else:
+                self.add(name, loss, weight)
+        kept.clear()
+
     def for_evaluation(self) -> Means:
         """Return new means for one set of an evaluation."""
         return Means(self.note)

@@ -155,7 +155,7 @@ class WindowCounts:
         else:
             self._loss, self._unit = total, self._unit_for(count)
         if run.tracks:
-            run.means.add_sum(window.label, total, count)
+            window.kept.append((total.detach().clone(), count, True))
         self._keep(count)
         return mean.detach()
 

@@ -21,6 +21,7 @@ class OptimizerWindow:
         label: the name that its loss is tracked by.
         loss: its last loss in this epoch.
         size: how many micro-batches have left their gradients.
+        kept: the losses of these that are tracked, each with its weight, and whether it is a sum over that.
         backward: takes a loss backward.
         backward_scaled: takes a loss and the factor on it backward.
         exchange: averages over the ranks what a backward pass for one of several optimizers did not.
@@ -35,6 +36,7 @@ class OptimizerWindow:
         "backward_scaled",
         "counts",
         "exchange",
+        "kept",
         "label",
         "loss",
         "name",
@@ -50,6 +52,7 @@ class OptimizerWindow:
         self.name, self.label, self.optimizer, self.scheduler = name, label, optimizer, scheduler
         self.loss: Tensor | None = None
         self.size = 0
+        self.kept: list[tuple[Tensor, Any, bool]] = []
         self.backward: Callable[[Tensor], object]
         self.backward_scaled: Callable[[Tensor, float], object]
         self.exchange: Callable[[], object]
@@ -169,7 +172,7 @@ class Windows:
         """Drop the losses and windows."""
         self.checked = self.counted = None
         for window in self.by_name.values():
-            window.loss, window.size = None, 0
+            window.loss, window.size, window.kept = None, 0, []
 
 
 def check_taken(run: Any, window: OptimizerWindow, loss: Any) -> Tensor:

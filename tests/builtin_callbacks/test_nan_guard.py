@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,19 @@ import torch
 from heliograph import (
     BatchEnd,
     BatchStart,
+    Checkpoint,
     EpochEnd,
+    EpochMeans,
+    Every,
     GradientAccumulation,
     Lane,
+    LogSchedule,
     NaNGuard,
+    RNGCapture,
     Run,
+    RunResult,
     StepEnd,
+    Supervised,
     Trainer,
     TrainStart,
 )
@@ -195,3 +203,68 @@ def test_a_run_that_was_stopped_is_stopped_again_unless_the_action_was_changed(
     result = trainer.fit(task(), batches(), optimizer=sgd, epochs=1)
 
     assert (result.status, result.progress.steps) == (status, steps)
+
+
+def loss_rows(result: RunResult) -> list[tuple[float, float]]:
+    """Return the logged losses with their steps."""
+    return [(row["step"], row["train/loss"]) for row in result.log_history if "train/loss" in row]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_losses_of_skipped_windows_are_in_no_mean(task: Make, batches: Make, sgd: Any, size: int) -> None:
+    """What is logged and returned is that of a training without these batches."""
+    data = [*batches(), *batches(), batches()[0], batches()[1]]  # twelve
+    plugins = [GradientAccumulation(size), LogSchedule(steps=2), EpochMeans()]
+    trainer = Trainer([NaNGuard("skip"), *plugins], device="cpu")
+    bad = 5 // size * size
+    spoil(trainer, bad + size - 1)
+    result = trainer.fit(task(), data, optimizer=sgd, epochs=1)
+    rest = [*data[:bad], *data[bad + size :]]
+    expected = Trainer(deepcopy(plugins), device="cpu").fit(task(), rest, optimizer=sgd, epochs=1)
+
+    assert loss_rows(result) == loss_rows(expected)
+    assert result.means == expected.means
+    assert result.metrics == expected.metrics
+    assert not result.warnings
+
+
+def test_a_sum_with_its_count_of_a_skipped_window_is_in_no_mean(task: Make, batches: Make, sgd: Any) -> None:
+    class Sums(Supervised):
+        def training_step(self, run: Run, batch: Any) -> Any:
+            return super().training_step(run, batch) * 8, 8
+
+    means = []
+    for places, data in (((2,), batches()), ((), [*batches()[:2], *batches()[3:]])):
+        trainer = Trainer([NaNGuard("skip"), LogSchedule(steps=2)], device="cpu")
+        spoil(trainer, *places)
+        own = task()
+        means.append(trainer.fit(Sums(own.model, own.loss_fn), data, optimizer=sgd, epochs=1).means)
+
+    assert means[0] == means[1]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_resumed_run_leaves_out_the_same_losses(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path, cut: int
+) -> None:
+    def fit(steps: int, folder: Path, resume: str | None) -> RunResult:
+        saves = Checkpoint(folder, every=Every(steps=1), resume=resume)
+        trainer = Trainer([NaNGuard("skip"), RNGCapture(), LogSchedule(steps=3), EpochMeans(), saves], device="cpu")
+        spoil(trainer, 1, 3)
+        return trainer.fit(task(), batches() * 2, optimizer=sgd, steps=steps)
+
+    whole = fit(8, tmp_path / "whole", None)
+    fit(cut, tmp_path / "cut", None)
+    resumed = fit(8, tmp_path / "cut", "auto")
+
+    assert (loss_rows(resumed), resumed.means) == (loss_rows(whole), whole.means)
+    assert math.isfinite(whole.means["train/loss"])
+
+
+def test_a_run_that_was_stopped_before_the_bad_step_is_not_lost(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([NaNGuard("stop"), LogSchedule(steps=1)], device="cpu")
+    spoil(trainer, 2)
+    result = trainer.fit(task(), batches(), optimizer=sgd, epochs=1)
+
+    assert (result.status, result.progress.steps, result.warnings) == ("stopped", 2, ())
+    assert math.isfinite(result.means["train/loss"])
