@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 from uuid import uuid4
 
-from ..core.system.numbered_files import file_path, find_numbered, make_numbered
+from ..core.system.numbered_files import file_path, find_numbered, is_text, make_numbered, name_other
 from ..events import (
     CheckpointLoaded,
     CheckpointSaved,
@@ -58,7 +58,7 @@ class JsonlLog(Plugin):
         self._began = False
         self._attempt = uuid4().hex[:8]
         self._lines = 0
-        self._position = NOTHING
+        self._position, self._last = NOTHING, ""
         self._resumes = self._loaded = self._underway = False
         self._resumed_from = ""
         self._current: Path | None = None  # the file of the last training
@@ -69,7 +69,7 @@ class JsonlLog(Plugin):
         self._current, self._lost = None, 0
         self._began = self._resumes = self._loaded = self._underway = False
         self._attempt = uuid4().hex[:8]
-        self._position = NOTHING
+        self._position, self._last = NOTHING, ""
 
     def describe(self, run: Run) -> str:
         """Say where lines are written."""
@@ -119,12 +119,13 @@ class JsonlLog(Plugin):
                 run.warn(f"Lines are missing ({self._lost}) in {self._current or self.path}: {self._error}.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many lines there are, and the attempt that wrote the last of them."""
-        return {"position": self._position}
+        """Return how many lines there are, the attempt that wrote the last of them, and that line."""
+        return {"position": self._position, "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after them."""
-        self._position, self._loaded = state["position"], True
+        self._position, self._last = state["position"], state.get("last", "")  # older checkpoints have no line
+        self._loaded = True
 
     def close(self) -> None:
         """Close the file."""
@@ -146,7 +147,7 @@ class JsonlLog(Plugin):
             self._lost, self._error = self._lost + 1, describe_error(error)
             raise
         self._lines += 1
-        self._position = f"{self._lines}:{self._attempt}"
+        self._position, self._last = f"{self._lines}:{self._attempt}", line
 
     def _open(self, run: Run, *, fresh: bool) -> TextIO:
         """Open the file; what a former attempt wrote is cut off when there is something to write in its place."""
@@ -167,14 +168,14 @@ class JsonlLog(Plugin):
 
     def _choose(self, run: Run) -> Path:
         """Return the file of a training: its own where it is resumed, else one that holds no other."""
-        trainings = {each: self._training_in(each, run) for each in find_numbered(self.path)}
+        trainings = {each: self._training_in(each, run) for each in find_numbered(self.path) if is_text(each)}
         for wanted in (self._training(run), None):
             for each, training in trainings.items():
                 if training == wanted:
                     return each
         path = make_numbered(self.path)
         if path != self.path:
-            run.note(f"{self.path} holds another run: this one is logged in {path}")
+            run.note(name_other(self.path, path))
         return path
 
     def _training(self, run: Run) -> str:
@@ -184,7 +185,7 @@ class JsonlLog(Plugin):
         """Return whose lines a file holds, None for no training's; one that the state counted is of this training."""
         count, _, attempt = self._position.partition(":")
         first: str | None = None
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with path.open(encoding="utf-8") as file:
             for number, record in enumerate(map(_record, file), 1):
                 if self._loaded and number == int(count) and record.get("attempt") == attempt:
                     return self._training(run)
@@ -197,7 +198,8 @@ class JsonlLog(Plugin):
         """Cut off what a former attempt wrote after the position where this one begins.
 
         The lines that the checkpoint counted stay; of others, those of earlier steps, and where it is of another file,
-        those of its own step too. What was evaluated outside of a training stays.
+        those of its own step too. What was evaluated outside of a training stays. The last line that the checkpoint
+        counted is written again where the file was cut within it.
         """
         lines = [(line, _record(line)) for line in path.read_text(encoding="utf-8").splitlines()]
         number, _, attempt = self._position.partition(":")
@@ -212,6 +214,9 @@ class JsonlLog(Plugin):
                 (record["epoch"], record["step"]) < limit or own.items() <= record.items() or record["training"] is None
             ):
                 kept.append((line, record))
+        counted = {name: value for name, value in _record(self._last).items() if name != "training"}
+        if lines and counted and not any(counted.items() <= record.items() for _, record in kept):
+            kept.append((self._last, counted))
         aside = path.with_name(path.name + ".tmp")
         aside.write_text("".join(f"{line}\n" for line, _ in kept), encoding="utf-8")
         aside.replace(path)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ...core.system.numbered_files import file_path, find_numbered, make_numbered
+from ...core.system.numbered_files import file_path, find_numbered, is_text, make_numbered, name_other
 from ...events import Run
 from .csv_sheet import Row, Sheet, last_row
 from .records import AXES, Page, Place
@@ -34,6 +34,7 @@ class CSVLog(Tracker):
 
     patience = 2.0  # a disk answers at once, or it is full
     is_local = True
+    settles = 5.0  # what the system has not put on the disk is gone where the machine fails
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
@@ -53,9 +54,10 @@ class CSVLog(Tracker):
         name, _, training = (page.id or "").rpartition(":")
         self._training = training or page.training_id[:8]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        path = self._own(name) or make_numbered(self.path)
-        if page.id is None and path != self.path:
-            self._remark(f"{self.path} holds another run: this one is logged in {path}")
+        own = self._own(name)
+        path = own or make_numbered(self.path)
+        if own is None and path != self.path:
+            self._remark(name_other(self.path, path))
         self._sheet, self._reached = Sheet(path), NEVER
         if page.resumed_at is not None:
             limit = (self._held_rollbacks, page.resumed_at)
@@ -98,11 +100,17 @@ class CSVLog(Tracker):
 
     def _own(self, made: str) -> Path | None:
         """Return the file of this training: one that holds rows of it, or that it has made and not written to yet."""
-        for path in find_numbered(self.path):
+        for path in filter(is_text, find_numbered(self.path)):
             last = last_row(path)
-            if last.get("training") == self._training or (path.name == made and not last):
+            if last.get("training") == self._training or (path.name == made and not last and _is_begun(path)):
                 return path
         return None
+
+
+def _is_begun(path: Path) -> bool:
+    """Return whether a file is empty, or has at least the beginning of a table's first line."""
+    head, content = ",".join(HEAD).encode(), path.read_bytes()
+    return content[: len(head)] == head[: len(content)]
 
 
 def _key(row: Row) -> tuple[int, int]:

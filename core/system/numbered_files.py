@@ -49,3 +49,20 @@ def make_numbered(path: Path, end: str = "") -> Path:
             continue
         return chosen
     raise AssertionError
+
+
+def is_text(path: Path) -> bool:
+    """Return whether a file holds text from its beginning to its end: junk bytes are not a log, nor the end of one."""
+    with path.open(encoding="utf-8") as file:
+        try:
+            for _ in file:
+                pass
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+def name_other(path: Path, chosen: Path) -> str:
+    """Say why a run is logged in another file than the one that was given."""
+    held = "another run" if is_text(path) else "bytes that are not text"
+    return f"{path} holds {held}: this one is logged in {chosen}"

@@ -23,6 +23,7 @@ from heliograph import (
     LogSchedule,
     Recorder,
     RunClosed,
+    RunResult,
     SavePoint,
     SaveSchedule,
     Trainer,
@@ -249,8 +250,8 @@ def test_a_test_of_another_process_appends(task: Make, batches: Make, sgd: Any, 
 
 def resumable(
     task: Make, batches: Make, sgd: Any, path: Path, at: int, *, between: Callable[[], None] = lambda: None
-) -> None:
-    """Cut a run of two epochs of four steps after a step; then resume it from there."""
+) -> RunResult:
+    """Cut a run of two epochs of four steps after a step; then resume it from there, and return the result."""
     saved: dict[str, Any] = {}
     for resumed in (False, True):
         plugins = [
@@ -265,7 +266,8 @@ def resumable(
             trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
         else:
             trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
-        trainer.fit(task(), batches(4), validation=batches(1), optimizer=sgd, epochs=2)
+        result = trainer.fit(task(), batches(4), validation=batches(1), optimizer=sgd, epochs=2)
+    return result
 
 
 @pytest.mark.parametrize("at", [1, 3, 4, 5, 7])
@@ -294,6 +296,40 @@ def test_a_last_line_that_a_kill_cut_short(task: Make, batches: Make, sgd: Any, 
     resumable(task, batches, sgd, path, 3, between=cut)
 
     assert [step for event, step in places(path) if event == "log"] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_line_that_the_checkpoint_counts_is_written_again(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path
+) -> None:
+    path, whole = tmp_path / "log", list[str]()
+
+    def cut() -> None:
+        whole.extend(path.read_text(encoding="utf-8").splitlines())
+        path.write_text("\n".join(whole[:3])[:-20], encoding="utf-8")  # as a power cut leaves it
+
+    resumable(task, batches, sgd, path, 3, between=cut)
+
+    assert path.read_text(encoding="utf-8").splitlines()[:3] == whole[:3]
+    assert [step for event, step in places(path) if event == "log"] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_junk_bytes_are_left_as_they_are(task: Make, batches: Make, sgd: Any, tmp_path: Path, at: int) -> None:
+    path, junk = tmp_path / "log.jsonl", list[bytes]()
+
+    def spoil() -> None:
+        lines = path.read_bytes().splitlines(keepends=True)
+        lines[at] = b"\xff\xfe\x00junk\n"
+        junk.append(b"".join(lines))
+        path.write_bytes(junk[0])
+
+    result = resumable(task, batches, sgd, path, 3, between=spoil)
+
+    other = tmp_path / "log-2.jsonl"
+    assert path.read_bytes() == junk[0]
+    assert [step for event, step in places(other) if event == "log"] == [4, 5, 6, 7, 8]
+    assert f"{path} holds bytes that are not text: this one is logged in {other}" in result.notes
+    assert result.plugin_errors == {}
 
 
 def test_a_last_line_that_was_cut_short_does_not_swallow_a_test(task: Make, batches: Make, tmp_path: Path) -> None:

@@ -209,6 +209,40 @@ def test_a_killed_run_is_resumed_with_every_step_once(tmp_path: Path) -> None:
     assert not [each for each in result.warnings if "csv_log" in each]
 
 
+def resumed(folder: Path, content: Callable[[bytes], bytes]) -> tuple[bytes, h.RunResult]:
+    """Resume a finished training whose table was changed; return what it became, and the result."""
+    path = folder / "log.csv"
+    train(folder, h.CSVLog(path))
+    changed = content(path.read_bytes())
+    path.write_bytes(changed)
+    return changed, train(folder, h.CSVLog(path), epochs=2)
+
+
+@pytest.mark.parametrize("cut", [15, 150])
+def test_rows_that_were_cut_off_are_written_again(tmp_path: Path, cut: int) -> None:
+    resumed(tmp_path, lambda content: content[:-cut])
+
+    assert places(tmp_path / "log.csv") == [(0, step) for step in range(1, 9)]
+    assert all(row["train/loss"] for row in read(tmp_path / "log.csv"))
+
+
+@pytest.mark.parametrize(
+    ("junk", "what"),
+    [
+        (lambda content: b"\xff\xfe\x00junk", "bytes that are not text"),
+        (lambda content: content[:90] + b"\xff\xfe" + content[92:], "bytes that are not text"),
+        (lambda content: b"junk", "another run"),
+    ],
+)
+def test_junk_is_left_as_it_is(tmp_path: Path, junk: Callable[[bytes], bytes], what: str) -> None:
+    changed, result = resumed(tmp_path, junk)
+
+    path, other = tmp_path / "log.csv", tmp_path / "log-2.csv"
+    assert path.read_bytes() == changed
+    assert places(other)[-4:] == [(0, step) for step in range(5, 9)]
+    assert f"{path} holds {what}: this one is logged in {other}" in result.notes
+
+
 def test_what_a_resumed_run_does_otherwise_is_in_its_rows(tmp_path: Path) -> None:
     """What the killed run has written after the checkpoint is removed."""
     path = tmp_path / "log.csv"
