@@ -41,8 +41,7 @@ class Evaluation:
 
     def __init__(self, run: RunContext, phase: Phase, loaders: Mapping[str, Iterable[Any]]) -> None:
         if not loaders:
-            mend = f"pass {phase}= to fit" if run.settings.train else "the dict of sets is empty"
-            raise ValueError(f"A {phase} was asked for, but there is no {phase} data: {mend}.")
+            raise ValueError(f"A {phase} was asked for, but there is no {phase} data: pass {phase}= to fit.")
         every, self._limits = run.settings.every, run.settings.limits
         self._numbers = {dataset: number for number, dataset in enumerate(loaders)}
         self.loaders = loaders = {

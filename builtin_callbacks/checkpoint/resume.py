@@ -112,7 +112,8 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
     if entry is not None:
         entries, _ = store.entries()
         (_, unknown), last = store.under(entry.run_name), store.pointed(entry.run_name)
-        damaged = [each.path for each in entries if each.order > entry.order]
+        newer = (each for each in [*entries, *store.gone()] if each.order > entry.order)
+        damaged = [each.path for each in newer if each.training == entry.training]
         damaged += [path for path in unknown if path.name == last]  # its own place in the order cannot be read
         notes += _several(store, entries, entry)
         names = ", ".join(path.name for path in damaged)
@@ -149,7 +150,7 @@ def _unusable(store: storage.Store) -> str | None:
     """Return how many checkpoints resume='auto' might have continued from, and whose they are; None for no such."""
     entries, _ = store.entries()
     of_others = sum(each.training != entries[0].training for each in entries)
-    number, training = store.count() - of_others, "the newest training of " if of_others else ""
+    number, training = store.count() + len(store.gone()) - of_others, "the newest training of " if of_others else ""
     return f"{number} checkpoints of {training}{store.run_name!r}" if number else None
 
 

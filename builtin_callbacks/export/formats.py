@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from ...core.system.extras import require
+from ...events.checks import known_names
 from .inputs import Arguments, mapped
 
+OURS = frozenset({"mod", "model", "args", "kwargs", "f", "dynamo", "verbose"})  # arguments that Export gives itself
 LARGEST = 2**31 - 2**24  # bytes of an ONNX model in one file: protobuf allows 2 GiB
 
 
@@ -28,6 +31,23 @@ class Format(ABC):
     """
 
     suffix: str
+
+    @property
+    @abstractmethod
+    def exporter(self) -> Callable[..., Any]:
+        """The function of torch that takes the options."""
+
+    def check_options(self, names: Iterable[str]) -> None:
+        """Raise TypeError for an option that the exporter does not take, or that `Export` gives it itself."""
+        taken = signature(self.exporter).parameters.values()
+        known = {each.name for each in taken if each.kind is not Parameter.VAR_KEYWORD} - OURS
+        for name in names:
+            if name not in known:
+                exporter = f"{self.exporter.__module__}.{self.exporter.__name__}"
+                raise TypeError(
+                    f"Export has no option {name!r}, and passes none of that name to {exporter}."
+                    f"{known_names(name, known)}"
+                )
 
     @abstractmethod
     def check_installed(self) -> None:
@@ -54,6 +74,11 @@ class Pt2(Format):
 
     suffix = ".pt2"
 
+    @property
+    def exporter(self) -> Callable[..., Any]:
+        """`torch.export.export`."""
+        return torch.export.export
+
     def check_installed(self) -> None:
         """Do nothing: torch writes it."""
 
@@ -71,6 +96,11 @@ class Onnx(Format):
     """An ONNX model; a large one has its weights in a second file, `<name>.onnx.data`."""
 
     suffix = ".onnx"
+
+    @property
+    def exporter(self) -> Callable[..., Any]:
+        """`torch.onnx.export`."""
+        return torch.onnx.export
 
     def check_installed(self) -> None:
         """Look for onnx and onnxscript."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ...core.checkpoint.storage.files import prepare_folder, write_whole
+from ...core.data.draws.rng import kept
 from ...core.engines.sharded.states import ShardingEngine
 from ...core.host import ended_for_good
 from ...core.system.errors import NotRecorded
@@ -35,7 +36,8 @@ class Export(Plugin):
     and its device. On several ranks the main one exports.
 
     The file is read again and run with the example and, where the batch dimension may change, with one sample more; the
-    outputs must be those of the module. A difference is an error, and then no file is written. Without ONNX Runtime an
+    outputs must be those of the module. A difference is an error, and then no file is written. An `example` is tried at
+    the start, on a copy of the module. Without ONNX Runtime an
     ONNX model is not run, and the result warns of it. The file appears when it is complete and checked. A training that
     failed, or that is to be resumed elsewhere (`Preemption`), exports nothing.
 
@@ -55,9 +57,10 @@ class Export(Plugin):
 
     Raises:
         ImportError: a package of the extra `onnx` is missing.
-        TypeError: the example is not such a call.
-        ValueError: the ending is another one; at the run's start, the file is there already, the folder cannot be
-            written, the task has no such module, or the engine holds shards.
+        TypeError: the example is not such a call, or the exporter has no such option.
+        ValueError: the ending is another one, or it is not known which dimension is the batch; at the run's start, the
+            file is there already, the folder cannot be written, the task has no such module, the module cannot be
+            called with the example, or the engine holds shards.
         RuntimeError: at the end, the module cannot be exported, or the exported model differs from it.
         OSError: at the end, the file could not be written.
     """
@@ -82,8 +85,10 @@ class Export(Plugin):
             raise ValueError(f"Export(path) is a file that ends in {' or '.join(FORMATS)}, got {str(path)!r}.")
         for name, flag in {"dynamic": dynamic, "check": check, "overwrite": overwrite}.items():
             check_flag(name, flag)
+        self.example, self.module, self.dynamic, self.check = example, module, dynamic, check
+        self.overwrite, self.options = overwrite, options
         if example is not None:
-            as_arguments(example)
+            self._check_inputs(example)
         if tolerance is not None:
             relative, absolute = tolerance
             tolerance = (
@@ -92,9 +97,9 @@ class Export(Plugin):
             )
         self._format = FORMATS[self.path.suffix]
         self._format.check_installed()
+        self._format.check_options(options)
         self.exclusive = (f"the exported file {self.path.absolute()}",)
-        self.example, self.module, self.dynamic, self.check = example, module, dynamic, check
-        self.tolerance, self.overwrite, self.options = tolerance, overwrite, options
+        self.tolerance = tolerance
         self._seen: Any = None
         self._handle: Handle | None = None
 
@@ -114,7 +119,7 @@ class Export(Plugin):
         if run.is_replay:
             raise NotRecorded("the weights of the model")
         self.close()
-        self._chosen(run)
+        name = self._chosen(run)
         if isinstance(run.engine, ShardingEngine):
             raise ValueError(
                 f"A {type(run.engine).__name__} holds shards of the model, which cannot be exported: save it with "
@@ -124,6 +129,8 @@ class Export(Plugin):
         prepare_folder(self.path.parent)
         if self.example is None:
             self._handle = run.bus.on(BatchStart, self._keep_example, lane=Lane.REPORT)
+        else:
+            self._try_example(run, name)
 
     @on(RunClosed, lane=Lane.PERSIST)
     def end(self, run: Run, event: RunClosed) -> None:
@@ -133,7 +140,11 @@ class Export(Plugin):
         if run.optimizer is None or not ended_for_good(run, event.status):
             return
         if example is None:
-            run.warn(f"Nothing was exported to {self.path}: no batch was read, and no example= was given.")
+            run.warn(
+                f"Nothing was exported to {self.path}: no batch was read, and no example= was given. A run that has "
+                f"nothing left to do exports, too, if it has an example=, such as the inputs of a batch: give it one, "
+                f"and start the program again."
+            )
             return
         name = self._chosen(run)
         with run.engine.writing(), _as_exported(run.modules[name]) as module:
@@ -153,11 +164,39 @@ class Export(Plugin):
                 f"{self.name}: batches are not pairs (inputs, targets), so what the module is called with is not "
                 f"known: give example=, a tensor, a tuple of positional arguments or a dict of keyword arguments."
             )
+        self._check_inputs(run.batch[0])
         self._seen = copied(run.batch[0])
-        as_arguments(self._seen)
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+
+    @property
+    def _fits_any_batch(self) -> bool:
+        """Whether the first dimension of every input may be of any size."""
+        return self.dynamic and "dynamic_shapes" not in self.options
+
+    def _check_inputs(self, example: Any) -> None:
+        arguments = as_arguments(example)
+        if self._fits_any_batch:
+            batch_size(arguments)
+
+    def _try_example(self, run: Run, name: str) -> None:
+        """Call a copy of the module, as at the end: its attributes and the random generators stay as they were."""
+        args, kwargs = copied(as_arguments(self.example))
+        with kept(), run.engine.writing():
+            try:
+                twin = deepcopy(run.modules[name]).cpu()
+            except Exception as error:  # noqa: BLE001  # the end may do without a copy
+                run.note(f"example= is not tried before the end: {name} cannot be copied ({_first_lines(error)})")
+                return
+            try:
+                with _as_exported(twin) as module:
+                    module(*args, **kwargs)
+            except Exception as error:  # code of the user's
+                raise ValueError(
+                    f"{self.name}: {name} cannot be called with example=: {_first_lines(error)} Give what its forward "
+                    f"takes: a tensor, a tuple of positional arguments or a dict of keyword arguments."
+                ) from error
 
     def _refuse_former(self) -> None:
         if self.path.exists() and not (self.overwrite and self.path.is_file()):
@@ -196,7 +235,7 @@ class Export(Plugin):
         """Write to a path, and compare; return what came out, in words."""
         sizes: list[int | None] = [None]
         options = self.options
-        if self.dynamic and "dynamic_shapes" not in options:
+        if self._fits_any_batch:
             size = max(2, batch_size(arguments))  # the exporters take a size of 1 for one that never changes
             arguments, sizes = of_size(arguments, size), [size, size + 1]
             options = {**options, "dynamic_shapes": batch_shapes(arguments)}
@@ -206,10 +245,19 @@ class Export(Plugin):
             except OSError:
                 raise
             except Exception as error:  # the exporters raise errors of many kinds
+                mend = FIXED if self._fits_any_batch and self._can_be_fixed(path, module, arguments) else ""
                 raise RuntimeError(
-                    f"The module cannot be exported to {self.path}: {_first_lines(error)}" + FIXED * len(sizes[1:])
+                    f"The module cannot be exported to {self.path}: {_first_lines(error)}{mend}"
                 ) from error
             return self._compare(run, path, module, arguments, sizes) if self.check else ""
+
+    def _can_be_fixed(self, path: Path, module: nn.Module, arguments: Arguments) -> bool:
+        """Return whether a module can be exported with the shapes of its inputs."""
+        try:
+            self._format.write(path, module, arguments, self.options)
+        except Exception:  # noqa: BLE001  # it was not the size that may change
+            return False
+        return True
 
     def _compare(self, run: Run, path: Path, module: nn.Module, arguments: Arguments, sizes: list[int | None]) -> str:
         largest = 0.0
@@ -249,4 +297,4 @@ def _as_exported(module: nn.Module) -> Iterator[nn.Module]:
 
 def _first_lines(error: BaseException) -> str:
     lines = [line.strip() for line in describe_error(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:500]
+    return " ".join(lines[:3])[:500].rstrip(" .:") + "."

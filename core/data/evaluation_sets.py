@@ -44,9 +44,12 @@ def evaluation_sets(given: Any, phase: str, params: LoaderParams | None, limit: 
 
     Raises:
         TypeError: a set is neither a loader nor a dataset with parameters.
-        ValueError: a name has a slash, a set is empty, a limit is out of its range, or all sets are periodic.
+        ValueError: there is no set, a name has a slash, a set is empty, a limit is out of its range, or all sets are
+            periodic.
     """
     named = named_sets(given)
+    if not named:
+        raise ValueError(f"There is no {phase} data: the dict of sets is empty, put one in it.")
     every = {name: each.every for name, each in named.items() if isinstance(each, Periodic)}
     if every and min(every.get(name, 1) for name in named) > 1:
         raise ValueError(

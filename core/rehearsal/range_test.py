@@ -19,6 +19,7 @@ from .rehearsal import Fit, Trainer
 
 BY = "the search for a learning rate"
 ROUNDING = 1e-6
+SURE = 2.5  # standard deviations: of curves of 100 losses that are only noise, one in 20 falls by more
 FEWEST = 5  # steps before a loss counts as diverging
 
 
@@ -30,8 +31,8 @@ class LearningRateSearch:
         rates: the learning rate of each step; where parameter groups differ, the largest of them.
         losses: the loss of each step, the mean over its samples.
         smoothed: the losses as an exponential mean, corrected for its beginning.
-        suggestion: the rate at which the smoothed loss fell most steeply over the logarithm of the rate; None where it
-            never fell.
+        suggestion: the rate at which the smoothed loss fell most steeply over the logarithm of the rate, once it had
+            fallen by more than the noise of its batches; None where it never did.
         diverged: whether the test ended before its last rate, as the loss had grown too much or was not a number.
     """
 
@@ -45,7 +46,8 @@ class LearningRateSearch:
         return f"<{type(self).__name__}: {self}>"
 
     def __str__(self) -> str:
-        found = "the loss never fell" if self.suggestion is None else f"learning rate {self.suggestion:.3g}"
+        rate = self.suggestion
+        found = "the loss never fell by more than its noise" if rate is None else f"learning rate {rate:.3g}"
         end = "where the loss diverged" if self.diverged else "the end"
         return f"{found}, after {len(self.rates)} steps from {self.rates[0]:.3g} to {self.rates[-1]:.3g}, {end}"
 
@@ -120,15 +122,33 @@ class Ramp:
             run.control.stop("every rate was tried", by=BY)
 
     def suggestion(self) -> float | None:
-        """Return the rate at which the loss fell most steeply, up to its smallest value."""
+        """Return the rate at which the loss fell most steeply, from where it left its noise to its smallest value."""
         first = len(self._rates) // 10  # before that the mean is of few losses
         last = first + int(np.argmin(self.smoothed[first:])) + 1 if self.smoothed[first:] else 0
         if last - first < 2:
             return None
-        if self.smoothed[first] - self.smoothed[last - 1] <= ROUNDING * abs(self.smoothed[first]):
+        start = self._end_of_flat(self._end_of_flat(first, first, last), first, last)
+        if last - start < 2:
             return None
         slopes = np.gradient(self.smoothed[first:last], np.log(self.used[first:last]))
-        return self.used[first + int(np.argmin(slopes))]
+        return self.used[start + int(np.argmin(slopes[start - first :]))]
+
+    def _end_of_flat(self, flat: int, first: int, last: int) -> int:
+        """Return the last step whose smoothed loss noise alone explains, if the first `flat` steps had no effect.
+
+        The noise is estimated from the successive differences of the first third of the losses, which a slow fall
+        hardly changes (J. von Neumann, R. H. Kent, H. R. Bellinson and B. I. Hart, "The Mean Square Successive
+        Difference", Annals of Mathematical Statistics 12, 1941); the noise of an exponential mean follows from it (S.
+        W. Roberts, "Control Chart Tests Based on Geometric Moving Averages", Technometrics 1, 1959).
+        """
+        level, count = np.mean(self.losses[: max(flat, 1)]), max(flat, 1)
+        differences = np.diff(self.losses[: max(len(self._rates) // 3, 2)])
+        decayed = self._beta ** np.arange(first + 1, last + 1)
+        share = (1 - self._beta) / (1 + self._beta) * (1 + decayed) / (1 - decayed)
+        noise = np.sqrt(np.mean(differences**2) / 2 * (share + 1 / count))
+        fall = np.maximum(SURE * noise, ROUNDING * abs(level))
+        flat_steps = np.flatnonzero(self.smoothed[first:last] >= level - fall)
+        return first + int(flat_steps[-1]) if flat_steps.size else first
 
 
 def find_learning_rate(

@@ -190,7 +190,7 @@ def test_an_iterable_dataset_is_read_in_its_order() -> None:
 
 
 def test_no_set_and_no_batch_are_errors() -> None:
-    with pytest.raises(ValueError, match="there is no predict data: the dict of sets is empty"):
+    with pytest.raises(ValueError, match="There is no predict data: the dict of sets is empty"):
         Trainer(device="cpu").predict(linear_classifier(), {})
     with pytest.raises(ValueError, match="The predict set 'a' yielded no batch"):
         Trainer(device="cpu").predict(linear_classifier(), {"a": iter([])})

@@ -403,6 +403,17 @@ def test_run_names_are_fit_for_files(name: Any) -> None:
         fit(name=name)
 
 
+def test_an_empty_dict_of_sets_is_refused() -> None:
+    task, trainer = linear_classifier(), Trainer([ValidationSchedule(epochs=1)], device="cpu")
+    empty = "There is no {} data: the dict of sets is empty, put one in it"
+    with pytest.raises(ValueError, match=empty.format("validation")):
+        trainer.fit(task, class_batches(1), validation={}, optimizer=sgd(), epochs=1)
+    with pytest.raises(ValueError, match=empty.format("validation")):
+        trainer.validate(task, {})
+    with pytest.raises(ValueError, match=empty.format("test")):
+        trainer.test(task, {})
+
+
 def test_a_slash_in_the_name_of_a_set() -> None:
     with pytest.raises(ValueError, match="no '/' in 'a/b'"):
         Trainer(device="cpu").test(linear_classifier(), {"a/b": class_batches(2)})

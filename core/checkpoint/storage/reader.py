@@ -216,6 +216,12 @@ def under(folder: Path | Manifests, name: str) -> tuple[list[Entry], list[Path]]
     return known, [each.path for each in found if each.entry is None and _is_named_after(name, each.path)]
 
 
+def gone(folder: Path | Manifests, run_name: str) -> list[Entry]:
+    """Return the checkpoints of a run of which only the manifests are left."""
+    found = (each.entry for each in _manifests(folder).look() if not each.has_data)
+    return [entry for entry in found if entry is not None and entry.family == run_name]
+
+
 def files_without_manifest(folder: Path, run_name: str) -> list[Path]:
     """Return the files that are named like checkpoints of a run, and have no manifest."""
     found = (each for each in Manifests(folder).look() if isinstance(each.problem, MissingManifestError))

@@ -267,6 +267,10 @@ class Store:
         """Return the checkpoints of trainings whose files have a name, and other files of that name."""
         return reader.under(self._manifests, name)
 
+    def gone(self) -> list[Entry]:
+        """Return the checkpoints of this run of which only the manifests are left."""
+        return reader.gone(self._manifests, self.run_name)
+
     def count(self) -> int:
         """Return how many checkpoints of this run there are, including files that are only named like one."""
         return reader.count(self._manifests, self.run_name)

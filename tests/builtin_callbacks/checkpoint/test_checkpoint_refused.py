@@ -231,6 +231,38 @@ def test_a_newest_one_with_a_damaged_manifest_is_a_warning_and_stays(
     assert again.warnings == ()
 
 
+def test_a_newest_one_without_its_data_is_a_warning(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None), epochs=2)
+    (tmp_path / SECOND).unlink()
+    result = fit(Checkpoint(tmp_path, resume="auto", metadata=lambda run: "again"), epochs=3)
+
+    assert result.resume.path == tmp_path / FIRST
+    lost = f"Newer checkpoints than {FIRST} cannot be used, and their steps are lost: {SECOND}."
+    assert result.warnings == (lost,)
+    assert fit(Checkpoint(tmp_path, resume="auto"), epochs=4).warnings == ()
+
+
+def test_where_only_manifests_are_left_the_warning_says_so(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path), epochs=1)
+    (tmp_path / FIRST).unlink()
+    result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
+
+    fresh = f"starts fresh: none of the 1 checkpoints of 'run' in {tmp_path} can be used"
+    why = f"The checkpoint {tmp_path / FIRST} is gone: only its manifest {FIRST.replace('.pth', '.json')} is left."
+    assert result.warnings == (f"Nothing was resumed: the run {fresh}. {why}",)
+
+
+def test_one_without_its_data_of_another_training_loses_no_step(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None), epochs=1)
+    fit(Checkpoint(tmp_path), epochs=2)
+    (other,) = set(checkpoint_names(tmp_path)) - {FIRST}
+    (tmp_path / other).unlink()
+    result = fit(Checkpoint(tmp_path, resume="auto"), epochs=3)
+
+    assert result.resume.path == tmp_path / FIRST
+    assert result.warnings == ()
+
+
 def test_where_all_manifests_are_damaged_the_warning_says_so(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path), epochs=1)
     manifest = (tmp_path / FIRST).with_suffix(".json")

@@ -175,11 +175,75 @@ class ByBatch(nn.Module):
 def test_a_module_that_goes_by_the_batch_size_is_refused(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"model.{ending}"
     task = Supervised(ByBatch(), nn.functional.cross_entropy)
-    with pytest.raises(RuntimeError, match=r"exported .* its code goes by the size of the batch, dynamic=False"):
+    with pytest.raises(RuntimeError, match=r"exported .*\. If its code goes by the size of the batch, dynamic=False"):
         train(Export(path), task=task)
     assert not list(tmp_path.iterdir())
     train(Export(path, dynamic=False), task=task)
     assert path.is_file()
+
+
+class ByContent(nn.Module):
+    """Its code goes by its inputs, whatever their number is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        return outputs if inputs.sum().item() > 0 else -outputs
+
+
+def test_the_size_of_the_batch_is_not_blamed_for_other_failures(tmp_path: Path) -> None:
+    task = Supervised(ByContent(), nn.functional.cross_entropy)
+    with pytest.raises(RuntimeError, match="The module cannot be exported to") as caught:
+        train(Export(tmp_path / "model.pt2"), task=task)
+    assert "size of the batch" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+class Counting(nn.Module):
+    """Counts its calls, and draws in each."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 2), 0
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen += 1
+        outputs: Tensor = self.layer(inputs)
+        return outputs + torch.rand(()) * 0
+
+
+class Uncopied(Counting):
+    """Cannot be copied."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise ArithmeticError("not me")
+
+
+def test_trying_the_example_leaves_no_trace(tmp_path: Path) -> None:
+    found = []
+    for example in (None, torch.rand(2, 4)):
+        torch.manual_seed(0)
+        module = Counting()
+        train(
+            Export(tmp_path / "model.pt2", example=example, check=False, overwrite=True),
+            task=Supervised(module, nn.functional.cross_entropy),
+        )
+        found.append((module.calls, module.seen.tolist(), torch.get_rng_state().tolist()))
+    assert found[0] == found[1]
+
+
+def test_a_module_that_cannot_be_copied_is_not_tried(tmp_path: Path) -> None:
+    task = Supervised(Uncopied(), nn.functional.cross_entropy)
+    result = train(Export(tmp_path / "model.pt2", example=torch.rand(2, 4)), task=task)
+    said = "example= is not tried before the end: model cannot be copied (ArithmeticError: not me.)"
+    assert said in result.notes
 
 
 class Different(nn.Module):
@@ -283,6 +347,49 @@ class TestRefused:
         with pytest.raises(ValueError, match="the exported file"):
             Trainer([Export(tmp_path / "a.pt2"), Export(tmp_path / "a.pt2").named("other")])
 
+    @pytest.mark.parametrize(
+        ("ending", "option", "words"),
+        [
+            (
+                "pt2",
+                "opset",
+                r"'opset', and passes none of that name to torch\.export\.export\. .*Known: dynamic_shapes, ",
+            ),
+            ("onnx", "opset_versions", r"to torch\.onnx\.export\. Did you mean 'opset_version'\?"),
+            ("onnx", "f", "no option 'f'"),
+            ("pt2", "kwargs", "no option 'kwargs'"),
+        ],
+    )
+    def test_an_option_that_the_exporter_does_not_take(
+        self, tmp_path: Path, ending: str, option: str, words: str
+    ) -> None:
+        options: dict[str, Any] = {option: 18}
+        with pytest.raises(TypeError, match=words):
+            Export(tmp_path / f"model.{ending}", **options)
+
+    def test_inputs_without_a_batch(self, tmp_path: Path) -> None:
+        apart = (torch.ones(2), torch.ones(3))
+        with pytest.raises(ValueError, match=r"first dimensions \[2, 3\], so which one is the batch is not known"):
+            Export(tmp_path / "model.pt2", example=apart)
+        Export(tmp_path / "model.pt2", example=apart, dynamic=False)
+        steps: list[int] = []
+        trainer = Trainer([Export(tmp_path / "model.pt2")], device="cpu")
+        trainer.bus.on(BatchEnd, lambda run, event: steps.append(run.progress.steps))
+        with pytest.raises(ValueError, match="which one is the batch is not known"):
+            kit.fit(trainer, train=[(apart, torch.ones(2))])
+        assert steps == []
+
+    @pytest.mark.parametrize("example", [torch.zeros(2, 5), torch.zeros(2, 4).long(), {"image": torch.zeros(2, 4)}])
+    def test_an_example_that_the_module_does_not_take(self, tmp_path: Path, example: Any) -> None:
+        steps: list[int] = []
+        trainer = Trainer([Export(tmp_path / "model.pt2", example=example)], device="cpu")
+        trainer.bus.on(BatchEnd, lambda run, event: steps.append(run.progress.steps))
+        with pytest.raises(
+            ValueError, match=r"export: model cannot be called with example=: .*\. Give what its forward"
+        ):
+            kit.fit(trainer)
+        assert steps == []
+
     def test_a_missing_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
         with pytest.raises(ImportError, match=r"Export to ONNX needs onnxscript.*pip install 'heliograph\[onnx\]'"):
@@ -335,6 +442,7 @@ def test_a_resumed_run_that_has_nothing_left_to_do(tmp_path: Path) -> None:
     (tmp_path / "model.pt2").unlink()
     result = train(*plugins())
     assert f"Nothing was exported to {tmp_path / 'model.pt2'}: no batch was read" in result.warnings[0]
+    assert "nothing left to do exports, too, if it has an example=" in result.warnings[0]
     train(*plugins(example=torch.rand(2, 4)))
     assert (tmp_path / "model.pt2").is_file()
 

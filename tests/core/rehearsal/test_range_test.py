@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from heliograph import BatchEnd, Every, GradientAccumulation, LogSchedule, Plugin, Run, Supervised, Trainer, on
-from heliograph.core.rehearsal.range_test import LearningRateSearch
+from heliograph.core.rehearsal.range_test import LearningRateSearch, Ramp
 from heliograph.tests.kit import adam, class_batches, linear_classifier, sgd
 from torch import nn
+from torch.utils.data import TensorDataset
 
 SINK: list[Any] = []
 
@@ -103,7 +105,43 @@ def test_a_loss_that_never_falls_has_no_suggestion() -> None:
     task = Supervised(nn.Linear(3, 1), lambda outputs, targets: outputs.sum() * 0 + 1)
     found = find(task=task, lowest=1e-3, highest=1.0, steps=20)
     assert found.suggestion is None
-    assert str(found).startswith("the loss never fell, after 20 steps")
+    assert str(found).startswith("the loss never fell by more than its noise, after 20 steps")
+
+
+def noisy(targets: Callable[[torch.Tensor], torch.Tensor]) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(64, 3, generator=generator)
+    return TensorDataset(inputs, targets(inputs))
+
+
+SHUFFLED = {"loader_params": {"batch_size": 8, "shuffle": True}}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_fall_within_the_noise_of_small_batches_is_not_suggested(seed: int) -> None:
+    torch.manual_seed(seed)
+    task = Supervised(nn.Linear(3, 1), nn.functional.mse_loss)
+    found = find(task=task, train=noisy(lambda inputs: inputs.sum(1, keepdim=True)), **SHUFFLED)
+    assert found.suggestion is not None
+    assert 0.01 < found.suggestion < 0.5
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rates_without_effect_have_no_suggestion(seed: int) -> None:
+    torch.manual_seed(seed)
+    task = Supervised(nn.Linear(3, 1), nn.functional.mse_loss)
+    found = find(task=task, train=noisy(lambda inputs: inputs.sum(1, keepdim=True)), highest=1e-5, **SHUFFLED)
+    assert found.suggestion is None
+
+
+@pytest.mark.parametrize("steps", [3, 9, 10, 30])
+@pytest.mark.parametrize("beta", [0.0, 0.9, 0.99])
+def test_a_steep_fall_of_few_steps_is_found_without_noise(steps: int, beta: float) -> None:
+    rates, losses = np.geomspace(1e-3, 1.0, steps).tolist(), [1.0] * (steps - steps // 2) + [0.5] * (steps // 2)
+    ramp = Ramp(rates, beta, 4.0)
+    ramp.used, ramp.losses = rates, losses
+    ramp.smoothed = (np.cumsum(losses) / np.arange(1, steps + 1)).tolist()
+    assert ramp.suggestion() == rates[steps - steps // 2]
 
 
 def test_linear_ramp_accumulation_and_groups_keep_their_proportions() -> None:
