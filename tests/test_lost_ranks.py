@@ -90,7 +90,7 @@ def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: py
         "for what it printed"
     ]
     assert (
-        "heliograph: rank 1 is ended: its run has not ended 1 s after another's end (rank 1 hung: "
+        "heliograph: rank 1 is ended: its run has not ended 1 s after another's end (rank 1 hung). It "
         in capfd.readouterr().err
     )
     assert (seen["rank"], seen["kind"]) == (1, "hung")

@@ -8,7 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
 
+from ...events import Engine
 from ...events.checks import check_whole_number
+from ..data.order.shares import Share
+from ..data.sources.contract import Source, Sourced
+from ..data.sources.stateless import Reading, Stateless
 from ..data.streams import Streams
 from .probe import Probe, refuse
 from .rehearsal import Fit, Trainer
@@ -53,8 +57,18 @@ class Overfitting:
         return "\n".join([*lines, *(f"{name} {value:.6g}" for name, value in sorted(self.metrics.items()))])
 
 
-class FirstBatches:
+class _KeptBatches(Stateless):
+    """Reads the first batches that this rank has kept."""
+
+    def open(self, reading: Reading) -> Iterator[Any]:
+        """Begin with the first: an evaluation always does."""
+        return iter(self.loader)
+
+
+class FirstBatches(Sourced):
     """The first batches of the training data, in place of all that follow; a loader of an evaluation, too.
+
+    Each rank keeps those that it was dealt, so there is nothing left to deal out.
 
     Args:
         count: how many.
@@ -65,6 +79,10 @@ class FirstBatches:
 
     def __iter__(self) -> Iterator[Any]:
         return (deepcopy(batch) for batch in self._kept)
+
+    def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> Source:
+        """Return what reads all of them."""
+        return _KeptBatches(self, {"source": "first batches"}, share)
 
     @property
     def found(self) -> int:

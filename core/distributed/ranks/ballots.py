@@ -1,9 +1,13 @@
-"""What each rank asks of all, and what they do then."""
+"""What must be the same on all ranks; what each rank asks of all, and what they do then."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
+
+from torch import Tensor
 
 from ....events import Request
 from ....events.control import Verb
@@ -71,3 +75,61 @@ def merge_withdrawals(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
         for verb, request in ballot.withdrawn.items():
             merged.setdefault(verb, replace(request, rank=rank))
     return merged
+
+
+def check_alike(what: str, of_ranks: Sequence[Sequence[str]], mend: str) -> None:
+    """Raise ValueError unless all ranks have the same.
+
+    Args:
+        what: it is.
+        of_ranks: what each rank has, part by part, in words.
+        mend: how to make it the same.
+    """
+    for rank, parts in enumerate(of_ranks):
+        for first, other in zip_longest(of_ranks[0], parts, fillvalue="nothing more"):
+            if first != other:
+                raise ValueError(
+                    f"{what} not the same on all ranks: rank 0 has {first}, and rank {rank} has {other}. {mend}"
+                )
+
+
+def settings_in_words(settings: Any) -> list[str]:
+    """Return what a run is called with and no rank may have alone: lengths, sets, limits and optimizers."""
+    return [
+        f"epochs={settings.epochs}",
+        f"steps={settings.steps}",
+        f"max_skipped_steps={settings.max_skipped_steps}",
+        ", ".join(_sets(settings)) or "no sets to validate on",
+        *_optimizers(settings),
+    ]
+
+
+def _sets(settings: Any) -> Iterator[str]:
+    for phase, sets in settings.evaluations.items():
+        for name in sets:
+            which = f"{phase} set {name!r}" if name else f"{phase} set"
+            limit, every = settings.limits.get(name), settings.every.get(name, 1)
+            yield f"the {which}" + f" with limit {limit}" * (limit is not None) + f" with every={every}" * (every != 1)
+
+
+def _optimizers(settings: Any) -> Iterator[str]:
+    for name, optimizer in settings.optimizers.items():
+        which, groups = f"optimizer {name!r}" if settings.several else "optimizer", optimizer.param_groups
+        scheduler = settings.schedulers.get(name)
+        by = "no scheduler" if scheduler is None else f"the scheduler {type(scheduler).__name__}"
+        several = f"{len(groups)} parameter group" + "s" * (len(groups) > 1)
+        yield f"the {which} {type(optimizer).__name__} with {several}, {by}"
+        for number, group in enumerate(groups):
+            for key, value in group.items():
+                if (compared := _numbers(value)) is not None:
+                    yield f"{key}={compared} in parameter group {number} of the {which}"
+
+
+def _numbers(value: object) -> object:
+    """Return the number, or the tuple of numbers, that an entry of a parameter group is; None where it is neither."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, tuple):
+        numbers = tuple(map(_numbers, value))
+        return None if None in numbers else numbers
+    return value if isinstance(value, int | float) else None

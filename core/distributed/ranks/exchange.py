@@ -245,7 +245,7 @@ class Exchange:
         plugin, event = self.refusal
         raise RuntimeError(
             f"{plugin} calls {name} on {event}, but its handlers run on some ranks only: the others would never "
-            f"come. Declare ranks = 'all' in the plugin, or exchange where every rank is."
+            f"come. Give every rank the plugin, enabled, with ranks = 'all'; or exchange where every rank is."
         )
 
     # How they travel; for use within `collective`.

@@ -16,7 +16,15 @@ from ....events.bus import Receiver
 from ....events.control import Pending, Verb
 from ....events.errors import error_text
 from ...system.signals import SignalHook
-from .ballots import Ballot, Place, check_places, merge_requests, merge_withdrawals
+from .ballots import (
+    Ballot,
+    Place,
+    check_alike,
+    check_places,
+    merge_requests,
+    merge_withdrawals,
+    settings_in_words,
+)
 from .failure import is_late
 
 SUMMARY = Struct("<2d4dd")  # whether a rank asks for something; whether it judges; its place; its clock
@@ -36,9 +44,11 @@ class SharedRun(Run, Protocol):
         is_complete: whether the run has its length.
         is_last_batch: whether the batch is the last of its epoch.
         engine: what connects the ranks.
+        settings: what it was called with.
     """
 
     outcome: Any
+    settings: Any
     pending_state: tuple[Mapping[str, Any], Path | None] | None
 
     @property
@@ -88,21 +98,29 @@ class SharedControl(Control):
         self._open: list[list[bytes]] = []  # summaries that were read, and are for the next boundary
         self._is_open = self._judges = self._interrupted = self._drops_alike = False
         self._evaluations = self._optimizer_order = self._condition_order = 0
-        self._token = ""
+        self._token, self._of_some_ranks = "", set[str]()  # the names of plugins that others lack
         self._withdrawn: dict[Verb, Request] = {}
         self._aside: dict[Verb, Request] = {}  # what this rank asks for, in the last word of an open boundary
         self._should_stop = run.bus.signal(ShouldStop)
         self._hook = SignalHook([signal.SIGINT], self._note_interrupt)
 
     def open(self) -> None:
-        """Turn a Ctrl-C into a flag that joins the requests, and keep handlers of one rank out of collectives.
+        """Turn a Ctrl-C into a flag that joins the requests, and keep handlers of some ranks out of collectives.
 
         What they vote on is decided here, for all ranks: their plugins may differ, and be switched off on some.
+
+        Raises:
+            ValueError: what the run was called with is not the same on all ranks.
         """
-        declared = self._engine.gather_objects((list(self._run.plugins.declared("asks")), uuid4().hex))
-        asked = {verb for asks, _ in declared for verb in asks}
+        plugins = self._run.plugins
+        enabled = [name for name in plugins.names() if plugins.is_enabled(name)]
+        own = settings_in_words(self._run.settings), list(plugins.declared("asks")), enabled, uuid4().hex
+        settings, asks, names, tokens = zip(*self._engine.gather_objects(own), strict=True)
+        check_alike("The arguments of the run are", settings, "Give all ranks the same.")
+        asked = {verb for each in asks for verb in each}
         self.votes_on_batches, self.votes_on_steps = "skip_batch" in asked, "skip_step" in asked
-        self._token = declared[0][1]
+        self._of_some_ranks = set().union(*names).difference(set(names[0]).intersection(*names))
+        self._token = tokens[0]
         self._post_summary, self._read_summaries = self._engine.post_summary, self._engine.read_summaries
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not None:
             self._hook.install()
@@ -353,7 +371,7 @@ class SharedControl(Control):
         return voted
 
     def _wrapped(self, receiver: Receiver, owner: str) -> Receiver:
-        if self._run.plugins.ranks_of(owner) == "all":
+        if self._run.plugins.ranks_of(owner) == "all" and owner not in self._of_some_ranks:
             return receiver
         group = self._engine.group
 

@@ -8,7 +8,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
+from ...system.errors import SEEN
 from .failure import Failure
 from .rank_status import RankStatus, Roll
 
@@ -250,8 +251,10 @@ class Watchdog:
         self._grace_since = self._grace_since or now
         if now - self._grace_since >= self._limits.grace and (waits or self.place is not None):
             ended = f"its run has not ended {self._limits.grace:g} s after another's end"
-            text = f"heliograph: rank {self._rank} is ended: {ended}"
-            os.write(2, f"{text} ({self.failure.as_error()}). It {self._status()}.\n".encode())
+            text, failure = f"heliograph: rank {self._rank} is ended: {ended}", self.failure
+            if failure.rank == self._rank and failure.kind in SEEN:
+                failure = replace(failure, text="")  # others saw where it is, which follows
+            os.write(2, f"{text} ({failure.as_error()}). It {self._status()}.\n".encode())
             os._exit(1)  # no exception reaches a thread that hangs
 
 

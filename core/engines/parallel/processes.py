@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import sha256
 from inspect import isgeneratorfunction
-from itertools import zip_longest
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -18,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from ....events.checks import check_number
 from ....events.engine import Reduction
+from ...distributed.ranks.ballots import check_alike
 from ...distributed.ranks.board import Board
 from ...distributed.ranks.exchange import Exchange, broadcast_tensors
 from ...distributed.ranks.failure import release_groups
@@ -358,13 +358,5 @@ def check_same(group: Exchange, modules: Mapping[str, nn.Module]) -> None:
         for part, value in parts
     ]
     digests = group.gather_objects(sha256("\n".join(own).encode()).digest())
-    if len(set(digests)) == 1:
-        return
-    everyone = group.gather_objects(own)
-    rank = next(rank for rank, each in enumerate(everyone) if each != everyone[0])
-    pairs = zip_longest(everyone[0], everyone[rank], fillvalue="nothing more")
-    first, other = next(pair for pair in pairs if pair[0] != pair[1])
-    raise ValueError(
-        f"The task's modules are not the same on all ranks: rank 0 has {first}, and rank {rank} has {other}. Build "
-        f"the same model everywhere."
-    )
+    if len(set(digests)) > 1:
+        check_alike("The task's modules are", group.gather_objects(own), "Build the same model everywhere.")

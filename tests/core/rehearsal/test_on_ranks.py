@@ -17,6 +17,7 @@ from heliograph.tests.ranks_pool import Pool
 from torch import nn
 from torch.utils.data import TensorDataset
 
+NOTES: list[str] = []  # a global one is not put back
 BEFORE = (None, "rehearse", "overfit", "find_learning_rate", "find_batch_size")
 
 
@@ -165,3 +166,19 @@ def overfit_lists() -> tuple[float, ...]:
     torch.manual_seed(0)
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
     return h.Trainer().overfit(task, class_batches(6), optimizer=sgd(0.5), steps=5).losses["loss"]
+
+
+def overfit_noting() -> tuple[list[str], float]:
+    NOTES.clear()
+    trainer = h.Trainer()
+    trainer.bus.on(h.RunClosed, lambda run, event: NOTES.extend(run.notes))
+    data = TensorDataset(*(torch.cat(each) for each in zip(*random_batches(4), strict=True)))
+    found = trainer.overfit(net(), data, loader_params={"batch_size": 4}, optimizer=sgd(0.1), steps=2)
+    return NOTES, found.metrics["validation/loss"]
+
+
+def test_nothing_is_to_be_shared_out_of_the_first_batches(ranks: Pool) -> None:
+    first, second = ranks(2).run(overfit_noting)
+    assert first == second
+    assert first[0] == []
+    assert first[1] > 0

@@ -263,6 +263,18 @@ def test_a_rank_that_continues_is_ended_at_last(made: Made, ended: SimpleQueue[s
     assert "waits in vote" in text if where == "in a collective" else "is in no collective; in train, epoch 3" in text
 
 
+def test_a_rank_that_others_saw_hang_says_once_where_it_is(made: Made, ended: SimpleQueue[str]) -> None:
+    _, other = made(limits=Limits(grace=0.0))
+    other._watchdog.place = lambda: "in train, epoch 3"
+    seen = Failure(1, "hung", "it is in no collective; in train, epoch 3")
+    other._watchdog.do(lambda: other._watchdog.report_failure(seen))
+    text = ended.get()
+    assert text.startswith(
+        "heliograph: rank 1 is ended: its run has not ended 0 s after another's end (rank 1 hung). It "
+    )
+    assert text.count("is in no collective; in train, epoch 3") == 1
+
+
 def test_a_rank_that_writes_a_checkpoint_is_not_ended_before_that_is_done(made: Made, ended: SimpleQueue[str]) -> None:
     one, other = made(limits=Limits(grace=0.0))
     other._watchdog.place = lambda: "in train"
