@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -18,6 +18,7 @@ from ...core.system.errors import NotRecorded
 from ...events import BatchStart, Handle, Lane, Run, RunClosed, TrainStart
 from ...events.checks import check_flag, check_number, known_names
 from ...events.errors import describe_error
+from ...events.paths import check_path
 from ...plugins import Plugin, on
 from .comparison import Tolerance, largest_difference
 from .formats import FORMATS, batch_shapes, quiet, tensors_in
@@ -55,7 +56,7 @@ class Export(Plugin):
 
     Raises:
         ImportError: a package of the extra `onnx` is missing.
-        TypeError: the example is not such a call.
+        TypeError: the example is not such a call, or another argument has another type.
         ValueError: the ending is another one; at the run's start, the file is there already, the folder cannot be
             written, the task has no such module, or the engine holds shards.
         RuntimeError: at the end, the module cannot be exported, or the exported model differs from it.
@@ -77,6 +78,7 @@ class Export(Plugin):
         overwrite: bool = False,
         **options: Any,
     ) -> None:
+        check_path("Export(path)", path)
         self.path = Path(path)
         if self.path.suffix not in FORMATS:
             raise ValueError(f"Export(path) is a file that ends in {' or '.join(FORMATS)}, got {str(path)!r}.")
@@ -85,6 +87,8 @@ class Export(Plugin):
         if example is not None:
             as_arguments(example)
         if tolerance is not None:
+            if not isinstance(tolerance, Sequence) or len(tolerance) != 2:
+                raise TypeError(f"tolerance is (relative, absolute), such as (1e-3, 1e-5); got {tolerance!r}.")
             relative, absolute = tolerance
             tolerance = (
                 check_number("tolerance[0]", relative, at_least=0),
