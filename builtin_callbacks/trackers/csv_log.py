@@ -34,7 +34,6 @@ class CSVLog(Tracker):
 
     patience = 2.0  # a disk answers at once, or it is full
     is_local = True
-    settles = 5.0  # what the system has not put on the disk is gone where the machine fails
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()

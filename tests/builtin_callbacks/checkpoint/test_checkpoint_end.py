@@ -490,6 +490,12 @@ def test_one_module_gets_its_own_of_several_that_are_saved(tmp_path: Path) -> No
     assert torch.equal(both.model.weight, saved)
 
 
+def test_two_in_one_folder_are_refused_by_their_names(tmp_path: Path) -> None:
+    two = [Checkpoint(tmp_path), Checkpoint(tmp_path, every=Every(steps=3)).named("two")]
+    with pytest.raises(ValueError, match=r"'checkpoint' and 'two' both claim the checkpoints in "):
+        Trainer(two)
+
+
 def test_the_average_and_the_best_cannot_both_be_left_in_the_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"both claim the weights that a run leaves \(load_at_end, load_best\)"):
         Trainer([EMA(load_at_end=True), Checkpoint(tmp_path, load_best="weights", **BEST)])

@@ -218,14 +218,6 @@ def resumed(folder: Path, content: Callable[[bytes], bytes]) -> tuple[bytes, h.R
     return changed, train(folder, h.CSVLog(path), epochs=2)
 
 
-@pytest.mark.parametrize("cut", [15, 150])
-def test_rows_that_were_cut_off_are_written_again(tmp_path: Path, cut: int) -> None:
-    resumed(tmp_path, lambda content: content[:-cut])
-
-    assert places(tmp_path / "log.csv") == [(0, step) for step in range(1, 9)]
-    assert all(row["train/loss"] for row in read(tmp_path / "log.csv"))
-
-
 @pytest.mark.parametrize(
     ("junk", "what"),
     [
