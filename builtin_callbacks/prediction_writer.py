@@ -10,6 +10,7 @@ from ..core.outputs.files import PartWriter, check_free, clear_folder
 from ..core.system.errors import NotRecorded
 from ..events import Lane, PredictBatchEnd, PredictEnd, PredictStart, Run, RunFailed, ValidationCut
 from ..events.checks import check_flag, check_whole_number
+from ..events.paths import check_path
 from ..plugins import Plugin, on
 
 
@@ -38,8 +39,7 @@ class PredictionWriter(Plugin):
     exclusive = ("predictions",)
 
     def __init__(self, folder: str | Path, *, batches: int = 16, overwrite: bool = False) -> None:
-        if not isinstance(folder, str | Path):
-            raise TypeError(f"PredictionWriter(folder) takes the path of a folder, got {folder!r}.")
+        check_path("PredictionWriter(folder)", folder, "a folder")
         check_flag("overwrite", overwrite)
         self.folder, self.overwrite = Path(folder), overwrite
         self.batches = check_whole_number("batches", batches, of="batches in a file", at_least=1)

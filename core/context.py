@@ -37,7 +37,7 @@ from ..events import (
 from ..events.bus import is_within
 from ..events.catalogue import Phase
 from ..events.checks import check_whole_number
-from ..events.errors import describe_error
+from ..events.errors import count, describe_error
 from ..plugins import Plugins
 from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
@@ -283,7 +283,7 @@ class RunContext(PayloadVerbs, ABC):
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Add a value to the running mean of `<phase>/<name>`."""
         if self.tracks:
-            if "/" in name:
+            if not isinstance(name, str) or "/" in name:
                 from .metrics.means import own_name
 
                 name = own_name(name, self.phase)
@@ -566,11 +566,6 @@ def _control(run: RunContext) -> Control:
         control = SharedControl(run)
     control.max_skips = run.settings.max_skipped_steps
     return control
-
-
-def count(number: float, one: str, several: str) -> str:
-    """Return how many there are of something, in words."""
-    return f"{number} {one if number == 1 else several}"
 
 
 def _only_in(event: type[Event], verb: str) -> None:

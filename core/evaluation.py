@@ -117,7 +117,7 @@ class Evaluation:
         if values is not None:
             named = {"loss": values} if isinstance(values, Tensor) or not isinstance(values, BY_NAME) else values
             for name, value in named.items():
-                name = name if "/" not in name else own_name(name, self._phase)
+                name = name if isinstance(name, str) and "/" not in name else own_name(name, self._phase)
                 if value.__class__ is tuple or work.weight is not None:
                     add_value(run, name, value, weight)
                 else:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import TextWrapper
 
+from ..events.errors import count
 from .checkpoint.state.compatibility import batch_factors, global_batch
-from .context import RunContext, count
+from .context import RunContext
 from .data.streams import Streams
 
 WRAPPED = TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)

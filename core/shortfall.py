@@ -9,6 +9,7 @@ from typing import Any
 
 from ..events import Progress
 from ..events import catalogue as ev
+from ..events.errors import count
 from .context import RunContext
 from .host import is_preempted
 from .settings import unmet_needs
@@ -57,9 +58,11 @@ def _no_step(run: RunContext) -> str:
 
     progress, skips = run.progress, run.control.skips
     who = f" Who skipped: {who_skipped(skips, run.control.history)}." if skips.count else ""
+    batches, steps = progress.skipped_batches, progress.skipped_steps
+    skipped = [count(batches, "batch", "batches")] * bool(batches) + [count(steps, "step", "steps")] * bool(steps)
     return (
-        f"The run made no optimizer step, so nothing was trained. Of its {progress.batches} batches, "
-        f"{progress.skipped_batches} were skipped, and {progress.skipped_steps} steps.{who}"
+        f"The run made no optimizer step, so nothing was trained. It had {count(progress.batches, 'batch', 'batches')}"
+        f"{', skipped: ' * bool(skipped)}{' and '.join(skipped)}.{who}"
     )
 
 
@@ -102,15 +105,15 @@ def _skipped(run: RunContext) -> Iterator[str]:
     before, now, history = run.resumed_at or Progress(), run.progress, run.control.history
     steps = now.steps - before.steps + (skipped := now.skipped_steps - before.skipped_steps)
     batches, left_out = now.batches - before.batches, now.skipped_batches - before.skipped_batches
-    for verb, what, count, of in (
+    for verb, what, number, of in (
         ("skip_step", "optimizer steps", skipped, steps),
         ("skip_batch", "batches", left_out, batches),
     ):
-        if now.steps and count > max(FEW, of // 100):
+        if now.steps and number > max(FEW, of // 100):
             by = Counter(request.by for request in history if request.verb == verb)
-            by["the engine"] = count - by.total()
+            by["the engine"] = number - by.total()
             names = ", ".join(f"{name} ({times})" for name, times in by.most_common() if times > 0)
-            yield f"{count} of {of} {what} were skipped, by {names}."
+            yield f"{number} of {of} {what} were skipped, by {names}."
 
 
 def _not_finite(run: RunContext) -> Iterator[str]:

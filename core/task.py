@@ -47,7 +47,7 @@ class Task:
 
         One that is given as `(sum, count)` is averaged over what is counted; see `training_step`.
         """
-        raise TypeError(f"{type(self).__name__} needs a method validation_step(run, batch) to be validated.")
+        raise TypeError(f"{type(self).__name__} needs a method validation_step(run, batch) to be validated or tested.")
 
     def test_step(self, run: Run, batch: Any) -> Evaluation:
         """Do as in validation, unless overridden."""

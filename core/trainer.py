@@ -363,6 +363,7 @@ class Trainer:
         from .rehearsal.first_batches import overfit
 
         check_step(task, "training_step")
+        check_flag("validate=", validate)
         validates = validate and can_validate(task)
         return overfit(self, loop.fit, (task, train, options), batches=batches, steps=steps, validates=validates)
 

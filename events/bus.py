@@ -337,12 +337,13 @@ class Bus:
             when: a filter such as `Every(steps=10)`, copied; the receiver is called only where it returns true.
 
         Raises:
-            TypeError: the receiver's signature or annotation does not fit the event, or that is not a lane.
+            TypeError: the receiver's signature or annotation does not fit the event; not a lane, or not a filter.
             ValueError: it is subscribed to this event already.
         """
-        from .signatures import check_lane, check_receiver
+        from .signatures import check_filter, check_lane, check_receiver
 
         check_lane(lane, Lane)
+        check_filter("when=", when)
         signal = self.signal(event)
         if make_id(receiver) in signal.subscriptions:
             raise ValueError(f"{describe(receiver)} is subscribed to {event.__name__}: remove its handle first.")

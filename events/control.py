@@ -208,6 +208,7 @@ class Control:
         """
         if verb not in get_args(Pending):
             raise ValueError(f"control.withdraw takes one of {', '.join(get_args(Pending))}; got {verb!r}.")
+        _check_reason("withdraw", reason)
         rest = self.open_requests()
         if (found := rest.pop(verb, None)) is None or found.required:
             return False
@@ -529,10 +530,14 @@ class Control:
         return self._add(verb, reason, by or owner or "the caller", event)
 
     def _add(self, verb: Verb, reason: str, asker: str, event: str = "") -> Request:
-        if not isinstance(reason, str):
-            raise TypeError(f"control.{verb} takes its reason as a string, got {reason!r}.")
+        _check_reason(verb, reason)
         place = self._progress
         return self.history.add(Request(verb, asker, reason, place.epoch, place.batch, place.steps, event=event))
+
+
+def _check_reason(verb: str, reason: object) -> None:
+    if not isinstance(reason, str):
+        raise TypeError(f"control.{verb} takes its reason as a string, got {reason!r}.")
 
 
 def _too_late(verb: Verb, place: str) -> RuntimeError:

@@ -1,4 +1,4 @@
-"""Exceptions, and where in a run they came up, in words."""
+"""Exceptions, where in a run they came up, and how many there are of something, in words."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def is_interrupt(error: BaseException) -> bool:
     """Return whether an exception is a Ctrl-C, or a group with one in it."""
     group = error if isinstance(error, BaseExceptionGroup) else None
     return isinstance(error, KeyboardInterrupt) or (group is not None and group.subgroup(KeyboardInterrupt) is not None)
+
+
+def count(number: float, one: str, several: str) -> str:
+    """Return how many there are of something, in words."""
+    return f"{number} {one if number == 1 else several}"
 
 
 def place_of(run: Run) -> str:

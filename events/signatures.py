@@ -28,6 +28,35 @@ def check_receiver(receiver: Callable[..., Any], event: type[Event]) -> None:
         raise TypeError(f"{describe(receiver)} is subscribed to {event.__name__}, but annotates `event` as {names}.")
 
 
+def check_filter(what: str, when: Any) -> None:
+    """Raise TypeError unless a filter can be called with the run; None is none."""
+    if when is not None and not (callable(when) and takes(when, 1)):
+        form = f"{describe(when)}{signature_of(when)}" if callable(when) else repr(when)
+        raise TypeError(
+            f"{what} takes a function of the run, such as lambda run: run.progress.epoch >= 3, or a filter such as "
+            f"Between(epochs=(2, 5)); got {form}."
+        )
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Return whether a function can be called with so many arguments by position; True where that cannot be known."""
+    if (form := signature_of(function)) is None:
+        return True
+    try:
+        form.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return a function's signature; None where it has none that Python can know, as some in C."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        return None
+
+
 def check_lane(lane: object, lanes: type[IntEnum]) -> None:
     """Raise TypeError unless a lane is one of `Lane`, which is given here: the bus that has it imports this."""
     if not isinstance(lane, lanes):

@@ -11,6 +11,7 @@ from ..events import Event, Run
 from ..events import catalogue as ev
 from ..events.bus import Gate, When
 from ..events.checks import describe, known_names
+from ..events.signatures import check_filter
 from .filters import Between, Filter
 
 ALWAYS = frozenset({ev.TrainStart, ev.CheckpointLoaded, ev.RunFailed, ev.RunClosed})  # to set up, continue, clean up
@@ -65,7 +66,7 @@ class Condition:
 
     def holds(self, run: Run) -> bool:
         """Return whether it holds now, whatever the set."""
-        return (not self.phases or run.phase in self.phases) and all(each(run) for each in self._functions)
+        return (not self.phases or run.phase in self.phases) and all(_ask(each, run) for each in self._functions)
 
     def __str__(self) -> str:
         return "only " + " and ".join(self._words())
@@ -154,16 +155,20 @@ class ConditionGate:
 
 
 def _check_function(function: Any) -> None:
-    if not callable(function):
-        raise TypeError(
-            f"when() takes a function of the run, such as lambda run: run.progress.epoch >= 3, or "
-            f"Between(epochs=(2, 5)); got {function!r}."
-        )
+    check_filter("when()", function)
     if isinstance(function, Filter) and (not isinstance(function, Between) or function.unit == "emissions"):
         raise TypeError(
             f"when() takes what holds for some time, and {type(function).__name__}({function.unit}=...) lets single "
             f"events through: give it to one handler, @on(..., when={type(function).__name__}(...))."
         )
+
+
+def _ask(function: When, run: Run) -> bool:
+    try:
+        return bool(function(run))
+    except Exception as error:
+        error.add_note(f"heliograph: in {_called(function)}, the condition that when() was given")
+        raise
 
 
 def _called(function: When) -> str:

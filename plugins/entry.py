@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import getmembers, isfunction, signature
@@ -224,6 +224,11 @@ def _check_without_handlers(plugin: object) -> None:
     packages = {each.__module__.partition(".")[0] for each in kind.__mro__}
     if bridge := next((BRIDGES[each] for each in sorted(packages & BRIDGES.keys())), None):
         raise TypeError(f"{kind.__name__} is a callback of another framework: register {bridge}.")
+    if isinstance(plugin, Iterable):
+        raise TypeError(
+            f"A {kind.__name__} is not a plugin, but holds some: give it without the brackets around it, as in "
+            f"Trainer(plugins), or unpack it, as in Trainer([*plugins, EarlyStopping()])."
+        )
     declares = any(getattr(plugin, attribute, ()) for attribute in ("asks", "needs", "exclusive"))
     if isinstance(plugin, Plugin) and (declares or _overrides(plugin, "state_dict")):
         return

@@ -272,6 +272,12 @@ class Between(Filter):
         if len(self.values) != 2:
             raise ValueError(f"Between({self.unit}=...) takes two numbers, got {self.values}.")
 
+    def _check(self, what: str, values: Iterable[Any]) -> list[float]:
+        checked = super()._check(what, values)
+        if checked != sorted(checked):
+            raise ValueError(f"{what} is the lower count, then the higher one; got {tuple(checked)}.")
+        return checked
+
     def __call__(self, run: Run) -> bool:
         """Return whether the event passes."""
         if run.origin is not self._origin:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, over
 from ..events import Event, Lane
 from ..events.bus import When
 from ..events.checks import check_event
-from ..events.signatures import check_lane
+from ..events.signatures import check_filter, check_lane
 
 if TYPE_CHECKING:
     from ..events import Run
@@ -89,13 +89,14 @@ def on(*events: type[Event], **options: Unpack[Options]) -> Marker[Any]:
             calls before that: `return attrgetter("steps"), 1000`, or None where it does not know.
 
     Raises:
-        TypeError: no event, something that is not an event class, or not a lane.
+        TypeError: no event, something that is not an event class, or not a lane, or not a filter.
     """
     if not events:
         raise TypeError("@on() needs at least one event class, as in @on(EpochEnd).")
     for event in events:
         check_event(event)
     check_lane(options.get("lane", Lane.DECIDE), Lane)
+    check_filter("when=", options.get("when"))
     return Marker(events, **options)
 
 

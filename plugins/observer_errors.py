@@ -76,4 +76,6 @@ class ObserverErrors:
 
 def _add(entry: PluginEntry, what: str, line: str, error: BaseException) -> None:
     entry.errors.append(line)
-    logger.error("plugin %r failed in %s", entry.name, what, exc_info=error)
+    # the reason says all where the system refuses, as a full disk does
+    traceback = None if isinstance(error, OSError) else error
+    logger.error("plugin %r failed in %s: %s", entry.name, what, describe_error(error), exc_info=traceback)

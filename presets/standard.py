@@ -14,6 +14,7 @@ from ..builtin_callbacks.rng_capture import RNGCapture
 from ..builtin_callbacks.schedules import LogSchedule, ValidationSchedule
 from ..builtin_callbacks.trackers.tensorboard import TensorBoard
 from ..events.checks import check_whole_number, known_names
+from ..events.paths import check_path
 from ..plugins.entry import make_entry
 from ..plugins.filters import Every, Filter
 from .plugin_list import PluginList
@@ -101,8 +102,7 @@ class Options:
 
     def check_kinds(self) -> None:
         """Raise TypeError or ValueError for what the plugins would call by other names than `standard` does."""
-        if not isinstance(self.folder, str | Path):
-            raise TypeError(f"standard(folder) takes the path of a folder, got {self.folder!r}.")
+        check_path("standard(folder)", self.folder, "a folder")
         if not str(self.folder):
             raise ValueError("standard(folder) takes the path of a folder, got an empty text.")
         if not isinstance(self.every, Filter):

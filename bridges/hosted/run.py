@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...core.context import RunContext, count, part_of
+from ...core.context import RunContext, part_of
 from ...core.engines.contract import LoopEngine
 from ...core.length import epochs_done, part_done
 from ...core.result import RunResult
 from ...core.settings import Settings
 from ...core.stepping.optimizers import SINGLE
 from ...events import Bus, Control
+from ...events.errors import count
 from ...plugins import Plugins
 from ...plugins.filters import plan_filters
 from ...plugins.isolation import isolation

@@ -184,7 +184,7 @@ class Checkpoint(Plugin):
         self.ignores = tuple(event for event in ignores if event not in self._file_names.events)
         self.asks = ("stop",) * (on_difference == "stop") + ("save",) * (self.every is not None)
         self.needs = () if self.every is not None else ("save",)
-        self.exclusive = (LEFT_WEIGHTS,) if load_best else ()
+        self.exclusive = (f"the checkpoints in {self.folder.absolute()}", *((LEFT_WEIGHTS,) if load_best else ()))
         self._proof = NoProof() if weights_only else Proof(on_difference)
         self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
         kind = BackgroundWriter if background else LoopWriter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -19,6 +19,7 @@ from ...core.system.errors import NotRecorded
 from ...events import BatchStart, Handle, Lane, Run, RunClosed, TrainStart
 from ...events.checks import check_flag, check_number, known_names
 from ...events.errors import describe_error
+from ...events.paths import check_path
 from ...plugins import Plugin, on
 from .comparison import Tolerance, largest_difference
 from .formats import FORMATS, batch_shapes, quiet, tensors_in
@@ -57,7 +58,7 @@ class Export(Plugin):
 
     Raises:
         ImportError: a package of the extra `onnx` is missing.
-        TypeError: the example is not such a call, or the exporter has no such option.
+        TypeError: the example is not such a call, another argument has another type, or the exporter has no such option.
         ValueError: the ending is another one, or it is not known which dimension is the batch; at the run's start, the
             file is there already, the folder cannot be written, the task has no such module, the module cannot be
             called with the example, or the engine holds shards.
@@ -80,6 +81,7 @@ class Export(Plugin):
         overwrite: bool = False,
         **options: Any,
     ) -> None:
+        check_path("Export(path)", path)
         self.path = Path(path)
         if self.path.suffix not in FORMATS:
             raise ValueError(f"Export(path) is a file that ends in {' or '.join(FORMATS)}, got {str(path)!r}.")
@@ -90,6 +92,8 @@ class Export(Plugin):
         if example is not None:
             self._check_inputs(example)
         if tolerance is not None:
+            if not isinstance(tolerance, Sequence) or len(tolerance) != 2:
+                raise TypeError(f"tolerance is (relative, absolute), such as (1e-3, 1e-5); got {tolerance!r}.")
             relative, absolute = tolerance
             tolerance = (
                 check_number("tolerance[0]", relative, at_least=0),

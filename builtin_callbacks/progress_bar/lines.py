@@ -9,6 +9,7 @@ from typing import TextIO
 from ...core.system.extras import printable
 from ...events import Run
 from ...events.catalogue import Status
+from ...events.errors import count
 from . import text
 from .pace import Pace, duration
 
@@ -44,7 +45,7 @@ class PlainLines:
 
     def begin_replay(self, run: Run, total: int) -> None:
         """Say that the loader is read again, which may take as long as training on it did."""
-        self.announce(run, f"reads {total} batches of epoch {run.progress.epoch} again")
+        self.announce(run, f"reads {count(total, 'batch', 'batches')} of epoch {run.progress.epoch} again")
 
     def begin_pass(self, run: Run, what: str, total: int | None) -> None:
         """Write nothing."""

@@ -43,6 +43,7 @@ from ...events import (
 )
 from ...events.bus import Receiver, current_owner, is_within
 from ...events.checks import check_flag, check_whole_number
+from ...events.paths import check_path
 from ...plugins import Plugin, on
 from . import attempt_facts
 from .attempt_recorder import AttemptRecorder, counters_of
@@ -81,8 +82,7 @@ class Recorder(Plugin):
     exclusive = ("recorder",)
 
     def __init__(self, folder: str | Path, *, losses: bool = False, sample: int = 1000) -> None:
-        if not isinstance(folder, str | Path):
-            raise TypeError(f"Recorder(folder) takes the path of a folder, got {folder!r}.")
+        check_path("Recorder(folder)", folder, "a folder")
         check_flag("losses", losses)
         self.sample = check_whole_number("sample", sample, of="batches", at_least=1)
         self.folder, self.losses = Path(folder), losses

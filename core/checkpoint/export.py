@@ -14,7 +14,7 @@ from ...events.checks import known_names
 from ..engines.weights import measured_average
 from ..system.extras import require, version
 from .storage.contents import compacted
-from .storage.files import SYSTEM, Files, write_whole
+from .storage.files import SYSTEM, Files, megabytes, write_whole
 from .weights_files import SAFETENSORS, UNNAMED, WeightsFile
 
 TORCH = (".pth", ".pt")
@@ -131,7 +131,9 @@ def _write(out: Path, weights: Mapping[str, Any], write: Any, files: Files) -> N
     try:
         needed, free = compacted(weights)[1], files.free(out.parent)
         if needed > free:
-            raise OSError(errno.ENOSPC, f"it needs {needed / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free there")
+            raise OSError(
+                errno.ENOSPC, f"it needs {megabytes(needed, needed=True)}, and {megabytes(free)} are free there"
+            )
         write_whole(out, write, files=files)
     except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
         failure = OSError(f"{out} could not be written: {error}. Nothing is left of it, and a former one is as it was.")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...events import Engine
 from ...events.checks import known_names
+from ...events.paths import check_path
 from ..distributed.ranks.failure import on_main
 from ..engines.options import modules_of
 from ..engines.weights import check_fits, find_average, load_average, load_module, measured_average
@@ -80,8 +81,10 @@ def load_weights(
     Raises:
         FileNotFoundError: there is no such file, or no checkpoint in the folder.
         ImportError: it is a `.safetensors` file, and that package is not installed.
+        TypeError: the path is none, as `result.best_checkpoint` may be.
         ValueError: it is damaged, of other modules, or without that average; or it is not clear which one is meant.
     """
+    check_path("load_weights(task, path)", path, "a file or a folder")
     return load_into(task, find_weights(Path(path), which, Of(run_name)), average=average, module=module)
 
 
@@ -130,6 +133,7 @@ def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Pat
     Raises:
         ValueError: no plugin stores, or several do; see `load_weights`.
     """
+    check_path("weights=", weights, "a file or a folder, or 'best' or 'last'")
     read: list[WeightsFile] = []
 
     def look() -> Path:

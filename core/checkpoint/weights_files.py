@@ -139,6 +139,11 @@ def read_weights(path: Path) -> WeightsFile:
         check_content(content, path)
         if _is_state(content):
             return WeightsFile(path, {UNNAMED: content})
+        if path.suffix != SUFFIX:
+            raise ValueError(
+                f"{path} holds a {type(content).__name__} that is not a module's state_dict: write that alone, as in "
+                f"torch.save(module.state_dict(), path)."
+            )
     state = conversion.load_any(path)
     modules = join_weights(state, path)
     facts = state["metrics"], state["progress"]["steps"], state["run_name"]

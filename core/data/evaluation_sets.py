@@ -59,7 +59,9 @@ def evaluation_sets(given: Any, phase: str, params: LoaderParams | None, limit: 
     loaders = {}
     for name, data in plain_sets(named).items():
         if not isinstance(name, str) or "/" in name:
-            raise ValueError(f"The name of a {phase} set becomes part of metric names: no '/' in {name!r}.")
+            raise ValueError(
+                f"The name of a {phase} set becomes part of metric names: a string without '/'; got {name!r}."
+            )
         loaders[name] = evaluation_loader(data, params, f"{phase} {name}".strip())
     return loaders, limits_of(option, limit, loaders, f"{phase} set"), every
 

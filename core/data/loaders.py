@@ -189,12 +189,14 @@ def samples_at_most(data: Any, size: int) -> int:
 
     Raises:
         TypeError: the data are batches already.
+        ValueError: the size is not a positive whole number.
     """
     if isinstance(data, DataLoader | list | tuple):
         raise TypeError(
             f"find_batch_size makes batches of several sizes, and a {type(data).__name__} is batches already: give its "
             f"dataset."
         )
+    check_whole_number("largest", size, of="samples", at_least=1)
     samples = length_of(data) if isinstance(data, Dataset) else None  # type: ignore[arg-type]  # asked for its length
     return min(size, samples) if samples else size
 

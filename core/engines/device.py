@@ -237,16 +237,21 @@ def default_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
+def parse_device(device: str | torch.device) -> torch.device:
+    """Return a device of torch's, whether it is there or not; raise ValueError where torch knows none of the name."""
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"Unknown device {device!r}: a GPU is 'cuda', or 'mps' of Apple; else 'cpu'.") from None
+
+
 def check_device(device: str | torch.device) -> torch.device:
     """Return a device that is there.
 
     Raises:
         ValueError: it is unknown, or not to be had on this machine.
     """
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"Unknown device {device!r}: {error}") from None
+    found = parse_device(device)
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"Device {device!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices.")
     if found.type == "mps" and not torch.backends.mps.is_available():

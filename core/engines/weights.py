@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
+from ...events.checks import known_names
+
 LEFT_WEIGHTS = "the weights that a run leaves (load_at_end, load_best)"  # which one plugin may claim
 
 
@@ -205,7 +207,7 @@ def find_average(
     average: Mapping[str, Mapping[str, Tensor]] = (states.get(plugin) or {}).get("weights") or {}
     if not average:
         holds = [name for name, each in states.items() if each and "weights" in each and "evaluates" in each]
-        raise ValueError(f"There are no weights that a plugin {plugin!r} has averaged; it has those of {holds}.")
+        raise ValueError(f"There are no weights that a plugin {plugin!r} has averaged.{known_names(plugin, holds)}")
     check_average(modules, average, "The checkpoint's average")
     return average
 

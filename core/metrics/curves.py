@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...events.checks import known_names
+from ...events.paths import check_path
 from ..system.extras import require
 
 OF_THE_CLOCK = ("seconds", "samples_per_second")
@@ -16,6 +17,8 @@ WIDTH, HEIGHT = 7.0, 2.6  # inches of a panel
 
 def plot(rows: Sequence[Mapping[str, float]], path: str | Path | None, names: Sequence[str]) -> Any:
     """Draw the metrics in rows over the optimizer steps; see `RunResult.plot`."""
+    if path is not None:
+        check_path("plot(path)", path)
     require("matplotlib.figure", "result.plot", extra="examples")
     from ..system.figure import NotebookFigure
 

@@ -248,12 +248,15 @@ def added(one: Totals, other: Totals) -> Totals:
     return totals
 
 
-def own_name(name: str, phase: str) -> str:
+def own_name(name: object, phase: str) -> str:
     """Return the name of a value within its phase: `loss` for `train/loss`, as people write it.
 
     Raises:
+        TypeError: it is not a string.
         ValueError: it is of another phase.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"The name of a value that is measured is a string, such as 'loss'; got {name!r}.")
     split, _, rest = name.partition("/")
     if rest and (split == phase or {split, phase} == {*EVALUATIONS}):  # a test may be the validation's step
         return rest

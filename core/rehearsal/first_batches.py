@@ -10,6 +10,7 @@ from typing import Any
 
 from ...events import Engine
 from ...events.checks import check_whole_number
+from ...events.errors import count
 from ..data.order.shares import Share
 from ..data.sources.contract import Source, Sourced
 from ..data.sources.stateless import Reading, Stateless
@@ -49,9 +50,9 @@ class Overfitting:
         return f"<{type(self).__name__}: {str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
-        what = "1 batch" if self.batches == 1 else f"{self.batches} batches"
+        what = count(self.batches, "batch", "batches")
         lines = [
-            f"{name}: {values[0]:.6g} at first, {values[-1]:.6g} after {len(values)} steps on {what}"
+            f"{name}: {values[0]:.6g} at first, {values[-1]:.6g} after {count(len(values), 'step', 'steps')} on {what}"
             for name, values in self.losses.items()
         ]
         return "\n".join([*lines, *(f"{name} {value:.6g}" for name, value in sorted(self.metrics.items()))])
@@ -126,7 +127,8 @@ def overfit(
     task, train, options = given
     refuse(options, "overfit", "steps= of the first batches, on which it is validated, too")
     first = FirstBatches(batches)
-    short = {**options, "epochs": None, "steps": steps, "validation": first if validates else None}
+    validation = first if validates else None
+    short = {**options, "epochs": None, "steps": steps, "validation": validation}
     probe = Probe(trainer, fit, (task, train, short), "while the first batches were overfitted")
     with probe.begun([]) as run:
         if any(isinstance(getattr(each, "loader", each), Streams) for each in run.settings.train):

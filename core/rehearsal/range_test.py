@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ...events import BatchStart, Log
 from ...events.checks import check_number, check_whole_number
+from ...events.errors import count
+from ...events.paths import check_path
 from ..system.extras import require
 from .probe import Probe, refuse
 from .rehearsal import Fit, Trainer
@@ -48,8 +50,9 @@ class LearningRateSearch:
     def __str__(self) -> str:
         rate = self.suggestion
         found = "the loss never fell by more than its noise" if rate is None else f"learning rate {rate:.3g}"
+        steps = count(len(self.rates), "step", "steps")
         end = "where the loss diverged" if self.diverged else "the end"
-        return f"{found}, after {len(self.rates)} steps from {self.rates[0]:.3g} to {self.rates[-1]:.3g}, {end}"
+        return f"{found}, after {steps} from {self.rates[0]:.3g} to {self.rates[-1]:.3g}, {end}"
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Draw the losses, also smoothed, over the rates; return the matplotlib figure.
@@ -60,6 +63,8 @@ class LearningRateSearch:
         Raises:
             ImportError: matplotlib is not installed.
         """
+        if path is not None:
+            check_path("plot(path)", path)
         require("matplotlib.figure", "plot", extra="examples")
         from ..system.figure import NotebookFigure
 

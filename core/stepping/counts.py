@@ -97,7 +97,7 @@ def take_loss(run: Any, window: Any, loss: Any) -> Tensor:
 def add_value(run: Any, name: str, value: Any, size: int) -> None:
     """Add a value of a validation or test to its mean: a pair of a sum and its count, or what `run.weigh` was for."""
     if value.__class__ is tuple:
-        total, count = check_pair(f"{run.phase}_step", value)
+        total, count = check_pair(f"{run.phase}_step", value, name)
         run.means.add_sum(name, total, count)
     elif (given := weight_of(run)) is None or not isinstance(value, Tensor | Real):
         run.means.add(name, value, size)
@@ -238,7 +238,7 @@ def check_unweighed(given: Weight | None) -> None:
         )
 
 
-def check_pair(step: str, pair: tuple[Any, ...]) -> tuple[Any, Count]:
+def check_pair(step: str, pair: tuple[Any, ...], name: str = "loss") -> tuple[Any, Count]:
     """Return a sum, a scalar tensor or outside of the training a number, and its count.
 
     Raises:
@@ -254,7 +254,7 @@ def check_pair(step: str, pair: tuple[Any, ...]) -> tuple[Any, Count]:
         raise TypeError(f"{step} returns {PAIR}: the sum must be a tensor, got {type(total).__name__}.")
     if isinstance(total, Tensor) and total.ndim:
         raise ValueError(f"{step} returns {PAIR}: the sum has the shape {list(total.shape)}, take loss.sum().")
-    return total, _known(total, check_count(f"The count that {step} returns", given))
+    return total, _known(total, check_count(f"The count that {step} returns", given), name)
 
 
 def check_count(what: str, count: Any) -> Count:
@@ -278,7 +278,7 @@ def check_count(what: str, count: Any) -> Count:
     return float(count)
 
 
-def _known(total: Any, count: Count) -> Count:
+def _known(total: Any, count: Count, name: str = "loss") -> Count:
     """Return a count that its sum allows; where a device would have to be waited for, NaN there if it does not.
 
     Raises:
@@ -293,7 +293,7 @@ def _known(total: Any, count: Count) -> Count:
     value = total.item() if isinstance(total, Tensor) else float(total)
     if value != 0:
         raise ValueError(
-            f"A loss has the count 0, but its sum is {value}: of nothing the sum is 0, as with "
+            f"{name!r} has the count 0, but its sum is {value}: of nothing the sum is 0, as with "
             f"reduction='sum'; the mean of nothing is not a number."
         )
     return count

@@ -9,8 +9,14 @@ from typing import Any
 
 import torch
 
-from ...events.checks import known_names
+from ...events.checks import describe, known_names
+from ...events.signatures import takes
 from .optimizers import SINGLE
+
+FORMS = (
+    "scheduler= takes a scheduler, or a function that makes one from the optimizer, or from the optimizer and the "
+    "planned steps: lambda optimizer, steps: CosineAnnealingLR(optimizer, steps)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class Planned:
 
     def make(self, steps: int) -> Any:
         """Return the scheduler of a run of so many steps."""
-        return _check_scheduler(self.function(self.optimizer, steps), self.optimizer)
+        return _check_scheduler(self.function(self.optimizer, steps), self.optimizer, by=self.function)
 
 
 def make_schedulers(
@@ -62,7 +68,9 @@ def _make_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
     if callable(scheduler) and not isinstance(scheduler, type) and not hasattr(scheduler, "step"):
         if takes_steps(scheduler):
             return Planned(scheduler, optimizer)
-        scheduler = scheduler(optimizer)
+        if not takes(scheduler, 1):
+            raise TypeError(f"{FORMS}; got {describe(scheduler)}{signature(scheduler)}.")
+        return _check_scheduler(scheduler(optimizer), optimizer, by=scheduler)
     return _check_scheduler(scheduler, optimizer)
 
 
@@ -76,9 +84,11 @@ def takes_steps(function: Callable[..., Any]) -> bool:
     return sum(each.kind in by_position and each.default is Parameter.empty for each in parameters) == 2
 
 
-def _check_scheduler(made: Any, optimizer: torch.optim.Optimizer) -> Any:
+def _check_scheduler(made: Any, optimizer: torch.optim.Optimizer, by: Callable[..., Any] | None = None) -> Any:
     if isinstance(made, type) or not callable(getattr(made, "step", None)):
-        raise TypeError(f"scheduler= takes a scheduler, or a function that makes one from the optimizer, got {made!r}.")
+        got = f"the class {made.__name__}" if isinstance(made, type) else repr(made)
+        returned = "" if by is None else f", which {describe(by)} returned"
+        raise TypeError(f"{FORMS}; got {got}{returned}.")
     lacking = [name for name in ("state_dict", "load_state_dict") if not callable(getattr(made, name, None))]
     if lacking:
         raise TypeError(

@@ -178,6 +178,8 @@ def wrong_loss(loss: Any) -> TypeError | ValueError:
     hint = "return the tensor, not .item()."
     if isinstance(loss, Mapping):
         hint = "take .loss of a model's outputs, or add several losses up; run.track(name, value) logs each."
+    elif isinstance(loss, list):
+        hint = "a sum with its count is a tuple, (loss_sum, count)."
     elif loss is None:
         hint = "is a return missing?"
     return TypeError(f"The loss must be a scalar tensor, got {type(loss).__name__}: {hint}")

@@ -103,6 +103,13 @@ def test_schedulers_that_do_not_fit() -> None:
         fit(scheduler=torch.optim.lr_scheduler.StepLR(other, 1))
     with pytest.raises(TypeError, match="scheduler= takes a scheduler, or a function"):
         fit(scheduler=torch.optim.lr_scheduler.StepLR)
+    for makes, got in (
+        (lambda optimizer: None, r"None, which .*<lambda> returned"),
+        (lambda optimizer, steps, more: None, r".*<lambda>\(optimizer, steps, more\)"),
+        (torch.optim.lr_scheduler.CosineAnnealingLR, "the class CosineAnnealingLR"),
+    ):
+        with pytest.raises(TypeError, match=rf"lambda optimizer, steps: .*; got {got}\.$"):
+            fit(scheduler=makes)
     with pytest.raises(ValueError, match=r"LearningRate\('epoch'\) does not fit ReduceLROnPlateau"):
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
         fit(Trainer([LearningRate("epoch")], device="cpu"), scheduler=lambda optimizer: plateau(optimizer))
@@ -305,7 +312,7 @@ class Bare(Task):
 
 
 def test_a_step_that_would_be_lacking_later_is_missed_before_the_first_batch() -> None:
-    task, sentence = Bare(), r"^Bare needs a method validation_step\(run, batch\) to be validated\.$"
+    task, sentence = Bare(), r"^Bare needs a method validation_step\(run, batch\) to be validated or tested\.$"
     with pytest.raises(TypeError, match=sentence):
         fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), task=task, validation=class_batches(1))
     assert task.trained == 0
@@ -415,7 +422,7 @@ def test_an_empty_dict_of_sets_is_refused() -> None:
 
 
 def test_a_slash_in_the_name_of_a_set() -> None:
-    with pytest.raises(ValueError, match="no '/' in 'a/b'"):
+    with pytest.raises(ValueError, match="a string without '/'; got 'a/b'"):
         Trainer(device="cpu").test(linear_classifier(), {"a/b": class_batches(2)})
 
 

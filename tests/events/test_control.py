@@ -254,6 +254,11 @@ def test_a_verb_out_of_its_event_says_where_it_belongs(control: Control, verb: s
     assert (list(control.history), control.touched, control.loss_scale) == ([], False, 1.0)
 
 
+def test_a_reason_for_taking_back_is_a_string(control: Control) -> None:
+    with pytest.raises(TypeError, match=r"^control\.withdraw takes its reason as a string, got None\.$"):
+        control.withdraw("save", None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "verb", ["stop", "end_epoch", "request_log", "request_validation", "request_save", "skip_batch", "hold_step"]
 )

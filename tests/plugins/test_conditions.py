@@ -193,6 +193,7 @@ def test_a_handlers_own_filter_is_asked_only_while_the_condition_holds() -> None
     [
         (((), {}), TypeError, r"^when\(\) takes a function of the run, phases= or sets="),
         (((3,), {}), TypeError, "got 3"),
+        (((lambda: True,), {}), TypeError, r"^when\(\) takes a function of the run, .*; got .*<lambda>\(\)\.$"),
         (((Every(steps=2),), {}), TypeError, r"Every\(steps=\.\.\.\) lets single events through"),
         (((Between(emissions=(1, 2)),), {}), TypeError, "lets single events through"),
         (((), {"phases": "validation"}), TypeError, r"takes a tuple, \('validation',\)"),

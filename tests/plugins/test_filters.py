@@ -335,6 +335,13 @@ def test_between_takes_two_numbers(values: Any) -> None:
         Between(steps=values)
 
 
+def test_between_takes_the_lower_number_first() -> None:
+    with pytest.raises(
+        ValueError, match=r"Between\(epochs=\.\.\.\) is the lower count, then the higher one; got \(5, 2\)"
+    ):
+        Between(epochs=(5, 2))
+
+
 def test_between_needs_its_numbers_to_be_positive() -> None:
     with pytest.raises(ValueError, match=r"Between\(steps=\.\.\.\) must be a whole number, at least 1; got -1\.$"):
         Between(steps=(-1, 2))

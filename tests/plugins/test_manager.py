@@ -933,11 +933,30 @@ def test_an_observer_is_logged_counted_and_switched_off(
     assert run.result.plugin_errors == {"failing": errors}
     assert not plugins.is_enabled(plugin)
     assert [record.getMessage() for record in caplog.records] == [
-        *["plugin 'failing' failed in batch_end"] * 3,
+        *[f"plugin 'failing' failed in batch_end: KeyError: 'call {call}'" for call in (1, 2, 3)],
         "plugin 'failing' is switched off after 3 errors",
     ]
     assert caplog.records[0].exc_info is not None
     assert plugin.closed >= 1
+
+
+def test_what_the_system_refuses_is_logged_without_a_traceback(
+    trainer: Trainer, plugins: Plugins, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(Plugin):
+        policy = "observer"
+
+        @on(BatchEnd)
+        def write(self, run: Run, event: BatchEnd) -> None:
+            raise OSError(28, "No space left on device", "log.jsonl")
+
+    plugins.register(Full())
+    fit(trainer, batches=1)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "plugin 'full' failed in batch_end: OSError: [Errno 28] No space left on device: 'log.jsonl'"
+    )
+    assert record.exc_info is None
 
 
 def test_the_dispatch_continues_after_a_forgiven_error(trainer: Trainer, plugins: Plugins) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader, FileIO
+from math import ceil
 from pathlib import Path
 from stat import S_ISLNK
 from time import sleep
@@ -247,6 +248,11 @@ class HashingWriter:
             self.failure = error
             raise
         self._digest.update(content)
+
+
+def megabytes(size: int, *, needed: bool = False) -> str:
+    """Return a size in words; rounded up where it is needed and down where it is free, so that a lack shows."""
+    return f"{(ceil(size / 1e5) if needed else size // 10**5) / 10:.1f} MB"
 
 
 def write_whole(path: Path, write: Callable[[Path], None], *, files: Files = SYSTEM) -> None:

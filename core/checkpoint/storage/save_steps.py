@@ -16,7 +16,7 @@ import torch
 from ....events.checks import PLAIN
 from ..state.schema import CONTAINERS
 from .contents import compacted
-from .files import Files, HashingWriter
+from .files import Files, HashingWriter, megabytes
 from .manifest import Entry, Hidden, encode, manifest_path, shards_path
 from .recovery import sweep
 
@@ -175,7 +175,9 @@ def _check_written(files: Files, path: Path, content: bytes) -> None:
 
 def _check_space(files: Files, folder: Path, needed: int) -> None:
     if needed > files.free(folder):
-        raise OSError(errno.ENOSPC, f"it needs {needed / 1e6:.1f} MB and was not begun, keep fewer or free some space")
+        raise OSError(
+            errno.ENOSPC, f"it needs {megabytes(needed, needed=True)} and was not begun, keep fewer or free some space"
+        )
 
 
 def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], *, read_back: bool) -> Entry:
@@ -230,7 +232,7 @@ def _undo(files: Files, hidden: Hidden, moves: Moves, error: BaseException) -> N
 def _failure(files: Files, path: Path, error: Exception) -> OSError:
     try:
         is_there = path.parent.exists()
-        room = f"{files.free(path.parent) / 1e6:.1f} MB are free in its folder" if is_there else "its folder is gone"
+        room = f"{megabytes(files.free(path.parent))} are free in its folder" if is_there else "its folder is gone"
     except OSError as second:
         is_there, room = True, f"how much is free in its folder cannot be read: {second}"
     rest = " Former checkpoints are untouched." * is_there

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..state.schema import SCHEMA, WEIGHTS_ONLY, training_of
 from . import reader
-from .files import NOT_THERE, SYSTEM, Files, prepare_folder
+from .files import NOT_THERE, SYSTEM, Files, megabytes, prepare_folder
 from .folder import Manifests
 from .lock import Lock
 from .manifest import (
@@ -190,8 +190,8 @@ class Store:
         if needed > (free := self._files.free(self.folder)):
             raise OSError(
                 errno.ENOSPC,
-                f"The shards of a checkpoint in {self.folder} need {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are "
-                f"free: keep fewer or free some space",
+                f"The shards of a checkpoint in {self.folder} need {megabytes(needed, needed=True)}, "
+                f"{megabytes(free)} are free: keep fewer or free some space",
             )
         self._hidden.shards.mkdir()
         return self._hidden.shards

@@ -221,7 +221,9 @@ def refuse_unknown(path: Path, names: list[str]) -> None:
     if names:
         raise ValueError(
             f"{path} holds objects of {', '.join(sorted(names))}: to create them could run code, so it is refused. "
-            f"--as-data {sorted(names)[0]} reads only the attributes of such objects, and runs no code."
+            f"Save weights as torch.save(module.state_dict(), path). For a checkpoint to be migrated, `heliograph "
+            f"checkpoint migrate {path} --as-data {sorted(names)[0]}` reads only the attributes of such objects, and "
+            f"runs no code."
         )
 
 

@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ....events import CATALOGUE, Event, Lane, Run
 from ....events import catalogue as ev
+from ....events.bus import FunctionName, Handle, Subscription
 from ....events.errors import place_of
 from .failure import JsonFacts
 
@@ -114,6 +115,7 @@ def _functions(frame: FrameType | None, *, everything: bool) -> str:
     return " < ".join(names)
 
 
+WATCH = FunctionName("watch_of_ranks")  # what plans and times call it
 OF_BATCHES = (ev.BatchStart, ev.ForwardEnd, ev.BackwardEnd, ev.GradientsReady, ev.StepEnd)
 QUIET = (*OF_BATCHES, ev.Log, ev.ShouldStop, ev.Replay)  # a listener changes the loop, or costs time in every batch
 
@@ -132,5 +134,7 @@ def follow(run: Run) -> tuple[Callable[[], str], Callable[[], None]]:
     handles = ExitStack()
     for kind in CATALOGUE:
         if kind not in QUIET:
-            handles.enter_context(run.bus.on(kind, note, lane=Lane.REPORT))
+            signal, last_of_lane = run.bus.signal(kind), Subscription((Lane.REPORT, sys.maxsize), WATCH)
+            signal.connect(note, weak=False, subscription=last_of_lane)
+            handles.enter_context(Handle(signal, note))
     return place, handles.close

@@ -25,7 +25,7 @@ from ...distributed.ranks.group import Group
 from ...distributed.ranks.membership import Membership, membership
 from ...distributed.ranks.watch import Watch
 from ...distributed.ranks.watchdog import Limits
-from ..device import DeviceEngine
+from ..device import DeviceEngine, parse_device
 from ..options import PrecisionName
 
 
@@ -307,10 +307,7 @@ def own_device(device: str | torch.device | None, member: Membership) -> torch.d
     Raises:
         ValueError: several processes cannot compute there, or there are too few GPUs.
     """
-    try:
-        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ValueError(f"Unknown device {device!r}: {error}") from None
+    chosen = parse_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"Several processes compute on 'cpu' or 'cuda', got device={device!r}.")
     if chosen.type == "cpu" or chosen.index is not None:

@@ -457,7 +457,7 @@ def test_weights_are_loaded_as_they_were_measured_unless_others_are_asked_for(tm
     assert torch.equal(task.model.weight, trained)
     load_weights(task, path, average="ema")
     assert torch.equal(task.model.weight, average)
-    with pytest.raises(ValueError, match=r"no weights that a plugin 'swa' has averaged; it has those of \['ema'\]"):
+    with pytest.raises(ValueError, match=r"no weights that a plugin 'swa' has averaged\. Known: ema"):
         load_weights(task, path, average="swa")
 
 
@@ -488,6 +488,12 @@ def test_one_module_gets_its_own_of_several_that_are_saved(tmp_path: Path) -> No
     saved = storage.load(result.last_checkpoint)["modules"]["model"]["weight"]
     assert torch.equal(alone.weight, saved)
     assert torch.equal(both.model.weight, saved)
+
+
+def test_two_in_one_folder_are_refused_by_their_names(tmp_path: Path) -> None:
+    two = [Checkpoint(tmp_path), Checkpoint(tmp_path, every=Every(steps=3)).named("two")]
+    with pytest.raises(ValueError, match=r"'checkpoint' and 'two' both claim the checkpoints in "):
+        Trainer(two)
 
 
 def test_the_average_and_the_best_cannot_both_be_left_in_the_model(tmp_path: Path) -> None:

@@ -340,6 +340,11 @@ class TestRefused:
                 Export(tmp_path / path)
         with pytest.raises(TypeError, match="a tensor, a tuple of positional arguments or a dict of keyword arguments"):
             Export(tmp_path / "model.pt2", example=[1, 2])
+        with pytest.raises(TypeError, match=r"^Export\(path\) takes the path of a file, got None\.$"):
+            Export(None)  # type: ignore[arg-type]
+        for tolerance in (5, (1e-3,)):
+            with pytest.raises(TypeError, match=r"tolerance is \(relative, absolute\), such as .*; got "):
+                Export(tmp_path / "model.pt2", tolerance=tolerance)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="dynamic is True or False"):
             Export(tmp_path / "model.pt2", dynamic=1)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"tolerance\[0\] must be a finite number, at least 0"):

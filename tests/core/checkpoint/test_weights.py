@@ -158,6 +158,15 @@ def test_what_chooses_in_a_folder_is_refused_for_a_file(saved: Make, tmp_path: P
     with pytest.raises(FileNotFoundError, match=r"no checkpoint with a manifest in .*empty. Runs that have some: none"):
         (tmp_path / "empty").mkdir()
         load_weights(supervised(), tmp_path / "empty")
+    with pytest.raises(
+        TypeError, match=r"^load_weights\(task, path\) takes the path of a file or a folder, got None\.$"
+    ):
+        load_weights(supervised(), None)  # type: ignore[arg-type]
+    torch.save({"model": weights_of(7.0)}, tmp_path / "nested.pt")
+    with pytest.raises(
+        ValueError, match=r"nested\.pt holds a dict that is not a module's state_dict: write that alone"
+    ):
+        load_weights(supervised(), tmp_path / "nested.pt")
     with pytest.raises(FileNotFoundError, match=r"There is no checkpoint at .*gone.pth. Known: run_epoch_0"):
         load_weights(supervised(), tmp_path / "gone.pth")
 
@@ -211,7 +220,7 @@ def test_the_average_of_the_module_that_fits(saved: Make) -> None:
 
     assert (load_weights(layer, path).average, filled(layer)) == ("ema", 4.0)
     assert (load_weights(layer, path, average=False).average, filled(layer)) == (None, 2.0)
-    with pytest.raises(ValueError, match=r"no weights that a plugin 'swa' has averaged; it has those of \['ema'\]"):
+    with pytest.raises(ValueError, match=r"no weights that a plugin 'swa' has averaged\. Known: ema"):
         load_weights(linear(0.0), path, module="small", average="swa")
 
 
@@ -341,6 +350,10 @@ class TestEvaluations:
 
         assert plain.test(task, class_batches(2), weights=result.best_checkpoint).notes[0].count("of step 2") == 1
         assert plain.test(task, class_batches(2), weights=str(tmp_path)).notes[0].count("of step 6") == 1
+
+    def test_what_is_not_a_path_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(TypeError, match=r"^weights= takes the path of .*, or 'best' or 'last', got True\.$"):
+            trainer(tmp_path).test(kit.linear_classifier(), class_batches(2), weights=True)  # type: ignore[arg-type]
 
     def test_a_word_that_is_neither_gets_the_nearest(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError) as raised:

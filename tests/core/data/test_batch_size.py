@@ -183,3 +183,5 @@ def test_a_trainer_tries_what_it_returns() -> None:
     assert trainer.find_batch_size(task, data, **options) == 10
     with pytest.raises(TypeError, match="a DataLoader is batches already: give its dataset"):
         trainer.find_batch_size(task, DataLoader(data, batch_size=4), validation=data, **options)
+    with pytest.raises(ValueError, match=r"^largest must be a whole number of samples, at least 1; got 'x'"):
+        trainer.find_batch_size(task, data, **{**options, "largest": "x"})

@@ -43,7 +43,7 @@ def test_it_is_the_only_one(engine: LoopEngine) -> None:
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ("gpu", "Unknown device 'gpu'"),
+        ("gpu", "Unknown device 'gpu': a GPU is 'cuda'"),
         ("cuda:99", r"Device 'cuda:99' is not there: torch sees \d+ CUDA devices"),
     ],
 )

@@ -282,6 +282,8 @@ class TestPlot:
         assert len(nothing.lines[0].get_xdata()) == 0
         with pytest.raises(ValueError, match=r"Nothing called 'los' was logged. Did you mean 'loss'\?"):
             result.plot(names=["los"])
+        with pytest.raises(TypeError, match=r"^plot\(path\) takes the path of a file, got 5\.$"):
+            result.plot(5)  # type: ignore[arg-type]
 
     def test_nothing_to_draw_and_nothing_to_draw_with(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match=r"no curves: add LogSchedule\(Every\(steps=50\)\)"):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph import Every, LogSchedule, Run, Supervised, ValidationSchedule, accuracy
+from heliograph import Every, LogSchedule, Run, Supervised, Trainer, ValidationSchedule, accuracy
 from heliograph.core.metrics.means import FOLD, Means, Sum, own_name
 from heliograph.core.metrics.values import Metrics
 from heliograph.tests import kit
@@ -263,6 +263,15 @@ def test_a_phase_before_a_name_is_not_put_there_twice(name: str, phase: str, own
 def test_a_value_of_another_phase_is_refused(name: str, phase: str) -> None:
     with pytest.raises(ValueError, match=rf"'{name}' cannot be tracked in {phase}, where each value becomes {phase}/<"):
         own_name(name, phase)
+
+
+def test_a_name_that_is_not_a_string_is_refused() -> None:
+    class Numbered(Supervised):
+        def validation_step(self, run: Run, batch: Any) -> Any:
+            return {3: 1.0}
+
+    with pytest.raises(TypeError, match=r"^The name of a value that is measured is a string, such as 'loss'; got 3\."):
+        Trainer(device="cpu").validate(Numbered(torch.nn.Linear(4, 2), torch.nn.MSELoss()), kit.class_batches(1))
 
 
 def test_tracked_and_returned_values_may_name_their_phase() -> None:

@@ -142,6 +142,8 @@ def test_several_optimizers_have_losses_by_name() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="batches= must be"):
         overfit(batches=0)
+    with pytest.raises(TypeError, match="validate= is True or False, got 'x'"):
+        overfit(validate="x")
     with pytest.raises(ValueError, match="A generator can be read only once"):
         overfit(train=(each for each in class_batches(2)))
 

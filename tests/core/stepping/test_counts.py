@@ -344,6 +344,15 @@ def test_a_count_on_a_device_that_is_none_is_found_when_its_window_ends(
             Trainer(device="cpu").validate(Wrong(), token_batches())
 
 
+def test_a_sum_of_nothing_is_named() -> None:
+    class Nothing(Tokens):
+        def validation_step(self, run: Run, batch: Any) -> Any:
+            return {"accuracy": (2.0, 0)}
+
+    with pytest.raises(ValueError, match=r"'accuracy' has the count 0, but its sum is 2\.0"):
+        Trainer(device="cpu").validate(Nothing("weighed"), token_batches())
+
+
 # On several ranks.
 
 
@@ -714,6 +723,7 @@ def weighed(run: Run, count: Any, result: Any) -> Any:
         (lambda run, loss: (3.0, 2), TypeError, "the sum must be a tensor, got float"),
         (lambda run, loss: (4, loss), ValueError, "the two may be the wrong way round"),
         (lambda run, loss: (loss.repeat(2), 2), ValueError, r"the sum has the shape \[2\], take loss.sum\(\)"),
+        (lambda run, loss: [loss, 2], TypeError, r"got list: a sum with its count is a tuple, \(loss_sum, count\)"),
         (lambda run, loss: (loss, -1), ValueError, "The count that training_step returns is a finite number, at least"),
         (lambda run, loss: (loss, math.nan), ValueError, "at least 0; got nan"),
         (lambda run, loss: (loss, torch.tensor(math.inf)), ValueError, "at least 0; got inf"),
@@ -721,7 +731,7 @@ def weighed(run: Run, count: Any, result: Any) -> Any:
         (lambda run, loss: (loss, True), TypeError, "got True"),
         (lambda run, loss: (loss, torch.ones(2)), TypeError, r"got torch.float32 of shape \[2\]"),
         (lambda run, loss: (loss, torch.tensor(True)), TypeError, "got torch.bool"),
-        (lambda run, loss: (loss, 0), ValueError, "A loss has the count 0, but its sum is [0-9.]+: of nothing"),
+        (lambda run, loss: (loss, 0), ValueError, "'loss' has the count 0, but its sum is [0-9.]+: of nothing"),
         (lambda run, loss: weighed(run, -1, loss), ValueError, "What run.weigh is given is a finite number, at least"),
         (lambda run, loss: weighed(run, 0, loss * math.nan), ValueError, "the count 0, but its sum is nan"),
         (lambda run, loss: weighed(run, 3, (loss, 3)), RuntimeError, "and run.weigh.count. was called for it"),

@@ -340,6 +340,13 @@ def test_space_is_looked_at_first(opened: Make, state: Make, names: Make, monkey
     store.save("a.pth", state(small=torch.zeros(700_000)))
 
 
+def test_a_lack_of_a_few_bytes_shows(opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Faulty(None, FULL)
+    monkeypatch.setattr(files, "free", lambda folder: 4_000_000)
+    with pytest.raises(OSError, match=r"\(4\.0 MB are free .* it needs 4\.1 MB"):
+        opened(files=files).save("a.pth", state(big=torch.zeros(1_000_000)))
+
+
 def test_not_knowing_the_free_space_does_not_hide_the_fault(
     opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ def test_collectives_outside_of_the_group_are_refused(second: None, name: str) -
         ({"backend": "mpi"}, "backend= is 'gloo' or 'nccl', got 'mpi'"),
         ({"backend": "nccl", "device": "cpu"}, "backend='nccl' is for device='cuda': on the CPU, take 'gloo'"),
         ({"device": "mps"}, "Several processes compute on 'cpu' or 'cuda', got device='mps'"),
-        ({"device": "gpu"}, "Unknown device 'gpu'"),
+        ({"device": "gpu"}, "Unknown device 'gpu': a GPU is 'cuda'"),
         ({"timeout": 0}, "timeout= must be a number of seconds, more than 0; got 0"),
         ({"timeout": "5"}, "timeout= must be a number of seconds, more than 0; got '5'"),
         ({"report_after": -1.0}, "report_after= must be a number of seconds, more than 0; got -1.0"),
