@@ -52,7 +52,7 @@ class Evaluation:
         }
         self.events, self.is_whole = EVENTS[phase], False
         self._run, self._phase = run, phase
-        self._began, self._samples = perf_counter(), 0
+        self._began, self._samples, self._returned_none = perf_counter(), 0, False
         self._forward = run.engine.bind_evaluation(getattr(run.task, f"{phase}_step"))
         self._work, self._size_of, self._trains = run.work, run.size_of, bool(run.settings.train)
         self._means: dict[str, Means] = {dataset: run.means.for_evaluation() for dataset in loaders}
@@ -126,6 +126,8 @@ class Evaluation:
             if work.weight is not None:
                 check_unweighed(weight_of(run))
                 work.weight = None
+        else:
+            self._returned_none = True
         self._count(weight)
 
     def metrics(self) -> dict[str, float]:
@@ -133,6 +135,9 @@ class Evaluation:
 
         On several ranks all read the same, and `progress` then counts the batches and samples of all of them. What was
         collected is joined.
+
+        Raises:
+            TypeError: the step returned None, and nothing was measured otherwise.
         """
         if self._run.control.is_shared:
             self._exchange()
@@ -140,8 +145,14 @@ class Evaluation:
             self.collection.join()
         metrics: dict[str, float] = {}
         for dataset, means in self._means.items():
-            metrics |= means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
+            measured = means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
+            if not measured and means.totals:
+                counts = " and of ".join(map(repr, means.totals))
+                self._run.warn(f"The {self._called(dataset)} has no metric: every count of {counts} is 0.")
+            metrics |= measured
             self.collection.hold(dataset, means.others)
+        if self._returned_none and not metrics and not self.collection.whole:
+            self._check_silence()
         add_row(self._run, self._pace(), by_the_clock=True)
         return metrics
 
@@ -184,6 +195,17 @@ class Evaluation:
                 f"The {self._called(dataset)} yielded no batch. A generator can be read only once: give a list or a "
                 f"loader."
             )
+
+    def _check_silence(self) -> None:
+        """Raise TypeError unless a count is the reason, or the user's own handlers may measure instead of the step."""
+        from .metrics.monitor import others_take_part
+
+        if any(means.totals for means in self._means.values()) or others_take_part(self._run, self.events):
+            return
+        raise TypeError(
+            f"{type(self._run.task).__name__}.{self._phase}_step returned None, and nothing was tracked or collected: "
+            f"return the loss, or a dict of values by name; {{}} where it is to measure nothing."
+        )
 
     def _called(self, dataset: str) -> str:
         return f"{self._phase} set {dataset!r}" if dataset else f"{self._phase} loader"

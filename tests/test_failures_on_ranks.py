@@ -99,10 +99,11 @@ class Task(Supervised):
             self.act()
         return loss
 
-    def validation_step(self, run: Run, batch: Batch) -> None:
-        super().validation_step(run, batch)
+    def validation_step(self, run: Run, batch: Batch) -> Any:
+        values = super().validation_step(run, batch)
         if self.where == "validation_step":
             self.act()
+        return values
 
 
 class Act(Plugin):

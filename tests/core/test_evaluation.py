@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph import Task, Trainer
+from heliograph import (
+    EarlyStopping,
+    EpochMeans,
+    Plugin,
+    Run,
+    Supervised,
+    Task,
+    Trainer,
+    ValidationEnd,
+    ValidationSchedule,
+    on,
+)
 from heliograph.tests.kit import linear_classifier
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +37,14 @@ class Constant(Task):
 
     def validation_step(self, run: Any, batch: Any) -> Any:
         return self.measured
+
+
+class Own(Plugin):
+    """Measures itself."""
+
+    @on(ValidationEnd)
+    def measure(self, run: Run, event: ValidationEnd) -> None:
+        event.metrics["validation/own"] = 2.0
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotation here
@@ -54,8 +73,61 @@ def test_a_batch_costs_one_operation_a_value(measured: Any) -> None:
     }
 
 
-def test_a_batch_without_values_costs_no_operation() -> None:
-    assert operations(Constant(None), 30) == operations(Constant(None), 20)
+@pytest.mark.parametrize("measured", [None, {}], ids=["None", "empty"])
+def test_a_batch_without_values_costs_no_operation(measured: Any) -> None:
+    class First(Constant):
+        def validation_step(self, run: Any, batch: Any) -> Any:
+            if not run.progress.evaluated:
+                run.track("loss", LOSS)
+            return self.measured
+
+    assert operations(First(measured), 30) == operations(First(measured), 20)
+
+
+@pytest.mark.parametrize("phase", ["validate", "test"])
+def test_a_step_that_returns_none_and_measures_nothing_is_an_error(phase: str) -> None:
+    step = {"validate": "validation_step", "test": "test_step"}[phase]
+    with pytest.raises(TypeError, match=rf"^Constant\.{step} returned None, and nothing was tracked or collected: "):
+        getattr(Trainer(device="cpu"), phase)(Constant(None), [BATCH] * 2)
+
+
+@pytest.mark.parametrize("plugin", [EarlyStopping("validation/loss", patience=1), EpochMeans()], ids=["watched", "not"])
+def test_a_training_whose_validation_measures_nothing_is_an_error(plugin: Plugin) -> None:
+    """Before a plugin that monitors the loss says that there is none."""
+
+    class Forgotten(Supervised):
+        def validation_step(self, run: Any, batch: Any) -> Any:
+            super().validation_step(run, batch)
+
+    task = Forgotten(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
+    trainer = Trainer([plugin, ValidationSchedule(epochs=1)], device="cpu")
+    with pytest.raises(TypeError, match=r"^Forgotten\.validation_step returned None, and nothing was tracked"):
+        trainer.fit(task, [BATCH], optimizer=torch.optim.SGD, epochs=1, validation=[BATCH])
+
+
+def test_a_step_that_returns_none_may_measure_otherwise() -> None:
+    class Measures(Constant):
+        def validation_step(self, run: Any, batch: Any) -> None:
+            getattr(run, self.measured)("value", LOSS if self.measured == "track" else batch[1])
+
+    trainer = Trainer(device="cpu")
+    assert trainer.validate(Measures("track"), [BATCH]).metrics == {"validation/value": 0.5}
+    assert trainer.validate(Measures("collect"), [BATCH]).metrics == {}
+    assert trainer.validate(Constant({}), [BATCH]).metrics == {}
+    trainer = Trainer([Own()], device="cpu")
+    assert trainer.validate(Constant(None), [BATCH]).metrics == {"validation/own": 2.0}
+
+
+def test_a_set_whose_counts_are_all_0_is_a_warning() -> None:
+    """A mean of nothing is not a number, and so there is none."""
+
+    class OfSet(Task):
+        def validation_step(self, run: Any, batch: Any) -> Any:
+            return batch
+
+    result = Trainer(device="cpu").validate(OfSet(), {"empty": [(0.0, 0)] * 2, "full": [(0.0, 0), (6.0, 3)]})
+    assert result.metrics == {"validation/full/loss": 2.0}
+    assert result.warnings == ("The validation set 'empty' has no metric: every count of 'loss' is 0.",)
 
 
 @pytest.mark.parametrize("make_task", [lambda: Constant(LOSS), linear_classifier], ids=["own", "ours"])
