@@ -78,11 +78,11 @@ class Evaluation:
             run.means = means = self._means[dataset]
             collection.dataset, collection.is_dealt = dataset, run.data.deals_out(loader)
             place = self._numbers[dataset], run.progress.validations, self._limits.get(dataset)
-            count = 0
+            collection.batch = means.batch = count = 0
             for batch in run.engine.feed(run.data.evaluate(loader, *place)):
-                collection.batch = means.batch = count
-                count += 1
                 yield dataset, batch
+                count += 1
+                collection.batch = means.batch = count
                 if is_cut():
                     return
             self._counts[dataset] = count
@@ -93,7 +93,7 @@ class Evaluation:
 
     def close(self) -> Request | None:
         """End; return the request that cut it short, if one did. A collective."""
-        control = self._run.control
+        control, self.collection.batch = self._run.control, None
         control.agree_on_validation()
         cut = control.close_validation()
         self.is_whole = cut is None
@@ -233,6 +233,6 @@ def evaluating(run: RunContext, phase: Phase, kind: Callable[..., Evaluation] = 
         with _eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
             yield kind(run, phase, run.settings.evaluations.get(phase, {}))
     finally:
-        run.control.is_evaluating, run.work.collection = False, None
-    # Not reached after an error: `run.phase` is then the one that failed.
-    run.phase, run.means, run.work.batch, run.outputs = former, means, None, None
+        run.control.is_evaluating = False
+    # Not reached after an error: `run.phase` and the collection are then those that failed.
+    run.phase, run.means, run.work.batch, run.outputs, run.work.collection = former, means, None, None, None

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .run import Run
+from typing import Any
 
 
 def error_text(error: BaseException) -> str:
@@ -29,7 +26,8 @@ def is_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or (group is not None and group.subgroup(KeyboardInterrupt) is not None)
 
 
-def place_of(run: Run) -> str:
-    """Return where a run is, in words."""
-    progress = run.progress
-    return f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
+def place_of(run: Any) -> str:
+    """Return where a run is, in words; of an evaluation, also in which batch of which set."""
+    progress, collection = run.progress, run.work.collection
+    within = "" if collection is None else collection.place
+    return f"in {run.phase}{within}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,9 +13,11 @@ from heliograph import (
     EarlyStopping,
     EpochMeans,
     Plugin,
+    PredictEnd,
     Run,
     Supervised,
     Task,
+    TestEnd,
     Trainer,
     ValidationEnd,
     ValidationSchedule,
@@ -163,3 +165,36 @@ def test_a_loss_with_a_gradient_is_averaged_as_any_other() -> None:
                 return loss
 
     assert Trainer(device="cpu").validate(WithGradient(), [BATCH] * 3).metrics == {"validation/loss": 3.0}
+
+
+@pytest.mark.parametrize("phase", ["validate", "test", "predict"])
+@pytest.mark.parametrize("where", ["step", "loader", "end"])
+def test_the_note_of_an_error_says_which_batch_of_which_set(phase: str, where: str) -> None:
+    class Fails(Task):
+        batches = 0
+
+        def validation_step(self, run: Any, batch: Any) -> Tensor:
+            self.batches += 1
+            if where == "step" and self.batches == 7:
+                raise ArithmeticError
+            return batch[0].reshape(1)  # type: ignore[no-any-return]
+
+        predict_step = validation_step
+
+    class Set:
+        def __iter__(self) -> Iterator[Any]:
+            yield from [(LOSS,)] * 4
+            if where == "loader":
+                raise ArithmeticError
+
+    class End(Plugin):
+        @on(ValidationEnd, TestEnd, PredictEnd)
+        def fail(self, run: Run, event: ValidationEnd | TestEnd | PredictEnd) -> None:
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError) as raised:
+        plugins = [End()] if where == "end" else []
+        getattr(Trainer(plugins, device="cpu"), phase)(Fails(), {"a": [(LOSS,)] * 4, "b": Set()})
+    place = {"step": " (batch 2 of set 'b')", "loader": " (batch 4 of set 'b')", "end": ""}[where]
+    split = {"validate": "validation"}.get(phase, phase)
+    assert raised.value.__notes__[0].startswith(f"heliograph: in {split}{place}, epoch 0, batch 0, step 0")
