@@ -16,6 +16,7 @@ from ..events import (
     Lane,
     Log,
     Run,
+    RunClosed,
     SavePoint,
     StepEnd,
     ValidationEnd,
@@ -58,7 +59,7 @@ class PhaseTimes(Plugin):
     def reset(self) -> None:
         """Start at zero."""
         self._seconds = dict.fromkeys(PHASES, 0.0)
-        self._batches = 0
+        self._batches, self._is_logged = 0, False
         self._waited: float | None = None
         self._mark: float | None = None  # when the phase in hand began
 
@@ -116,7 +117,13 @@ class PhaseTimes(Plugin):
             if phase != "wait" or run.engine.world_size > 1:
                 event.metrics[f"train/{phase}_seconds"] = seconds / self._batches
         self.reset()
-        self._waited = waited
+        self._waited, self._is_logged = waited, True
+
+    @on(RunClosed)
+    def check_logged(self, run: Run, event: RunClosed) -> None:
+        """Warn where the times of no batch were logged."""
+        if event.status in ("completed", "stopped") and self._batches and not self._is_logged:
+            run.warn("PhaseTimes shows no times: nothing was logged in this run; add LogSchedule(steps=10), say.")
 
     def _add(self, run: Run, phase: str) -> None:
         if self.synchronize and run.engine.device.type != "cpu":

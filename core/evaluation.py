@@ -51,7 +51,7 @@ class Evaluation:
         }
         self.events, self.is_whole = EVENTS[phase], False
         self._run, self._phase = run, phase
-        self._began, self._samples = perf_counter(), 0
+        self._began, self._samples, self._returned_none = perf_counter(), 0, False
         self._forward = run.engine.bind_evaluation(getattr(run.task, f"{phase}_step"))
         self._work, self._size_of, self._trains = run.work, run.size_of, bool(run.settings.train)
         self._means: dict[str, Means] = {dataset: run.means.for_evaluation() for dataset in loaders}
@@ -77,11 +77,11 @@ class Evaluation:
             run.means = means = self._means[dataset]
             collection.dataset, collection.is_dealt = dataset, run.data.deals_out(loader)
             place = self._numbers[dataset], run.progress.validations, self._limits.get(dataset)
-            count = 0
+            collection.batch = means.batch = count = 0
             for batch in run.engine.feed(run.data.evaluate(loader, *place)):
-                collection.batch = means.batch = count
-                count += 1
                 yield dataset, batch
+                count += 1
+                collection.batch = means.batch = count
                 if is_cut():
                     return
             self._counts[dataset] = count
@@ -92,7 +92,7 @@ class Evaluation:
 
     def close(self) -> Request | None:
         """End; return the request that cut it short, if one did. A collective."""
-        control = self._run.control
+        control, self.collection.batch = self._run.control, None
         control.agree_on_validation()
         cut = control.close_validation()
         self.is_whole = cut is None
@@ -125,6 +125,8 @@ class Evaluation:
             if work.weight is not None:
                 check_unweighed(weight_of(run))
                 work.weight = None
+        else:
+            self._returned_none = True
         self._count(weight)
 
     def metrics(self) -> dict[str, float]:
@@ -132,6 +134,9 @@ class Evaluation:
 
         On several ranks all read the same, and `progress` then counts the batches and samples of all of them. What was
         collected is joined.
+
+        Raises:
+            TypeError: the step returned None, and nothing was measured otherwise.
         """
         if self._run.control.is_shared:
             self._exchange()
@@ -139,8 +144,14 @@ class Evaluation:
             self.collection.join()
         metrics: dict[str, float] = {}
         for dataset, means in self._means.items():
-            metrics |= means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
+            measured = means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
+            if not measured and means.totals:
+                counts = " and of ".join(map(repr, means.totals))
+                self._run.warn(f"The {self._called(dataset)} has no metric: every count of {counts} is 0.")
+            metrics |= measured
             self.collection.hold(dataset, means.others)
+        if self._returned_none and not metrics and not self.collection.whole:
+            self._check_silence()
         add_row(self._run, self._pace(), by_the_clock=True)
         return metrics
 
@@ -184,6 +195,17 @@ class Evaluation:
                 f"loader."
             )
 
+    def _check_silence(self) -> None:
+        """Raise TypeError unless a count is the reason, or the user's own handlers may measure instead of the step."""
+        from .metrics.monitor import others_take_part
+
+        if any(means.totals for means in self._means.values()) or others_take_part(self._run, self.events):
+            return
+        raise TypeError(
+            f"{type(self._run.task).__name__}.{self._phase}_step returned None, and nothing was tracked or collected: "
+            f"return the loss, or a dict of values by name; {{}} where it is to measure nothing."
+        )
+
     def _called(self, dataset: str) -> str:
         return f"{self._phase} set {dataset!r}" if dataset else f"{self._phase} loader"
 
@@ -210,6 +232,6 @@ def evaluating(run: RunContext, phase: Phase, kind: Callable[..., Evaluation] = 
         with _eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
             yield kind(run, phase, run.settings.evaluations.get(phase, {}))
     finally:
-        run.control.is_evaluating, run.work.collection = False, None
-    # Not reached after an error: `run.phase` is then the one that failed.
-    run.phase, run.means, run.work.batch, run.outputs = former, means, None, None
+        run.control.is_evaluating = False
+    # Not reached after an error: `run.phase` and the collection are then those that failed.
+    run.phase, run.means, run.work.batch, run.outputs, run.work.collection = former, means, None, None, None

@@ -57,12 +57,14 @@ class History(deque[Request]):
     Attributes:
         total: how many there were, including those dropped since.
         watcher: called at each request, unless it is None.
+        drop_watcher: called where a veto drops what was requested, with that veto, unless it is None.
     """
 
     def __init__(self, requests: Iterable[Request] = (), maxlen: int | None = 10_000) -> None:
         super().__init__(requests, maxlen)
         self.total = len(self)
         self.watcher: Callable[[], None] | None = None
+        self.drop_watcher: Callable[[Request], None] | None = None
 
     def add(self, request: Request) -> Request:
         """Append a request, or count it where its plugin has just made the same one."""
@@ -108,7 +110,7 @@ class Control:
         "_later",
         "_postponed",
         "_progress",
-        "_save_vetoed",
+        "_save_veto",
         "_vetoed",
         "agreed",
         "cut_request",
@@ -137,7 +139,8 @@ class Control:
         self.cut_request: Request | None = None
         self._end_request: Request | None = None
         self._back_request: Request | None = None
-        self.pending = self.leaving = self.stopped = self._vetoed = self._save_vetoed = False
+        self._save_veto: Request | None = None
+        self.pending = self.leaving = self.stopped = self._vetoed = False
         self.agreed: BaseException | None = None
         self.votes_on_batches = self.votes_on_steps = self.is_evaluating = self.is_shared = False
         self._progress = progress
@@ -224,8 +227,8 @@ class Control:
         """
         if is_within("save_point", "should_stop"):
             raise _too_late("veto_save", "an event before SavePoint, such as BatchEnd or ValidationEnd")
-        self.record("veto_save", reason, by)
-        self._save_vetoed = self.pending = True
+        self._save_veto = self.record("veto_save", reason, by)
+        self.pending = True
 
     # Verbs for one event.
 
@@ -360,7 +363,10 @@ class Control:
         request = self._due.pop(verb, None)
         if request is None or self.is_rolling_back:
             return False
-        return verb != "save" or request.required or not self._save_vetoed
+        veto = self._save_veto if verb == "save" and not request.required else None
+        if veto is not None and self.history.drop_watcher is not None:
+            self.history.drop_watcher(veto)
+        return veto is None
 
     def close_validation(self) -> Request | None:
         """Return the request that cut a validation short; postpone the validation and the save due after it.
@@ -386,7 +392,7 @@ class Control:
         self.stopped = self.should_stop and not self._vetoed and not self.is_rolling_back
         self.leaving = self.stopped or self.should_end_epoch or self.is_rolling_back
         self.pending = bool(self._due) or self.should_stop or self.leaving
-        self._vetoed = self._save_vetoed = False
+        self._vetoed, self._save_veto = False, None
 
     def release(self) -> None:
         """Make what a resumed run is to serve at its next boundary due."""
@@ -413,7 +419,7 @@ class Control:
         self._due.clear()
         self._later.clear()
         self._postponed.clear()
-        self._back_request, self.leaving, self._vetoed, self._save_vetoed = None, False, False, False
+        self._back_request, self.leaving, self._vetoed, self._save_veto = None, False, False, None
         self.pending = self.should_stop
 
     @property

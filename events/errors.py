@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .run import Run
+from typing import Any
 
 
 def error_text(error: BaseException) -> str:
@@ -34,7 +31,8 @@ def count(number: float, one: str, several: str) -> str:
     return f"{number} {one if number == 1 else several}"
 
 
-def place_of(run: Run) -> str:
-    """Return where a run is, in words."""
-    progress = run.progress
-    return f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
+def place_of(run: Any) -> str:
+    """Return where a run is, in words; of an evaluation, also in which batch of which set."""
+    progress, collection = run.progress, run.work.collection
+    within = "" if collection is None else collection.place
+    return f"in {run.phase}{within}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"

@@ -99,10 +99,11 @@ class Task(Supervised):
             self.act()
         return loss
 
-    def validation_step(self, run: Run, batch: Batch) -> None:
-        super().validation_step(run, batch)
+    def validation_step(self, run: Run, batch: Batch) -> Any:
+        values = super().validation_step(run, batch)
         if self.where == "validation_step":
             self.act()
+        return values
 
 
 class Act(Plugin):
@@ -188,7 +189,7 @@ PLACES = {
     "training_step": "in train, epoch 0, batch 2, step 2",
     "batch_start": "in train, epoch 0, batch 2, step 2; in act on batch_start",
     "gradients_ready": "in train, epoch 0, batch 2, step 2; in act on gradients_ready",
-    "validation_step": "in validation, epoch 0, batch 2, step 2",
+    "validation_step": "in validation (batch 0), epoch 0, batch 2, step 2",
     "validation_end": "in validation, epoch 0, batch 2, step 2; in act on validation_end",
     "save_point": "in train, epoch 0, batch 2, step 2; in act on save_point",
     "loader": "in train, epoch 0, batch 2, step 2",
@@ -359,5 +360,5 @@ def test_an_error_of_one_rank_ends_an_evaluation_of_both(ranks: Pool, rank: int)
     seen = ranks(2).run(evaluate, rank)
     ended = ["run_failed", "run_closed failed"]
     assert seen.pop(rank) == ("on purpose", ended)
-    place = "in validation, epoch 0, batch 0, step 0"
+    place = "in validation (batch 0), epoch 0, batch 0, step 0"
     assert seen == [(f"rank {rank} failed with tests.test_failures_on_ranks.OwnError: on purpose ({place})", ended)]

@@ -253,6 +253,7 @@ class AttemptRecorder:
         """
         self.timer.detach()
         self._history.watcher = None
+        self.requests.detach()
         self.block.release_clock()
         self.end_block()
         self.add_requests()

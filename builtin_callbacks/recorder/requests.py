@@ -35,6 +35,12 @@ class RequestTracker:
         self._history = history
         self._latest: list[_Counted] = []
         self._pending: dict[str, list[int]] = {}
+        self._drops: list[tuple[int, Request]] = []  # how many requests there were, and the veto that dropped some
+        history.drop_watcher = self._add_drop
+
+    def detach(self) -> None:
+        """Follow the history no longer."""
+        self._history.drop_watcher = None
 
     def new_entries(self) -> Iterator[RequestEntry | RepeatEntry]:
         """Yield the requests that were made or repeated since the last call."""
@@ -42,10 +48,10 @@ class RequestTracker:
         for each in self._latest:
             if each.request.times != each.times:
                 each.times = each.request.times
-                self._take_back(each.request)
                 yield RepeatEntry(each.number, each.times)
         kept = min(total - self.seen, len(history))  # of very many at once, the history has dropped the first
         for number in range(total - kept, total):
+            yield from self._dropped_by(number)
             request = history[number - total]
             if request.verb in COUNTED:
                 self._latest.append(_Counted(number, request, request.times))
@@ -56,12 +62,23 @@ class RequestTracker:
             if len(request.by) > NAME or len(request.reason) > CHARACTERS:
                 request = replace(request, by=shorten(request.by, NAME), reason=shorten(request.reason))
             yield RequestEntry(number, request)
+        yield from self._dropped_by(total)
         self._latest = self._latest[-LATEST:]
         self.seen = total
 
+    def _add_drop(self, veto: Request) -> None:
+        self._drops.append((self._history.total, veto))
+
+    def _dropped_by(self, total: int) -> Iterator[RepeatEntry]:
+        """Yield a veto once more where it dropped requests, also those that came after it, when there were so many."""
+        while self._drops and self._drops[0][0] <= total:
+            veto = self._drops.pop(0)[1]
+            self._pending.pop(TAKEN_BACK[veto.verb], None)
+            yield from (RepeatEntry(each.number, each.times) for each in self._latest if each.request is veto)
+
     def _take_back(self, request: Request) -> None:
-        """Forget what a request takes back: no event serves it."""
-        if request.verb in TAKEN_BACK:
+        """Forget what a request takes back: no event serves it. A veto does so only where it drops it."""
+        if request.verb in TAKEN_BACK and request.verb not in COUNTED:
             self._pending.pop(TAKEN_BACK[request.verb], None)
 
     def pop_served(self, event: str) -> list[int] | None:

@@ -11,6 +11,7 @@ from ...events import Event, Log, Run, ValidationBatchEnd, ValidationBatchStart,
 from ...events.checks import check_number, known_names
 
 BUILT_INS = __name__.partition(".")[0] + ".builtin_callbacks."
+VALIDATING = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, ValidationEnd)
 
 
 class Monitor:
@@ -55,7 +56,7 @@ class Monitor:
             return
         if not self.can_come(run):
             raise ValueError(f"{self.name!r} is monitored, but there is no validation data: pass validation= to fit.")
-        if run.is_replay or _others_add_metrics(run):
+        if run.is_replay or others_take_part(run):
             return
         own = _own_names(run.task)
         prefixes = [f"validation/{dataset}/" if dataset else "validation/" for dataset in run.validation_sets]
@@ -163,8 +164,7 @@ def _own_names(task: Any) -> Iterable[str] | None:
     return names() if callable(names) else None
 
 
-def _others_add_metrics(run: Run) -> bool:
-    """Return whether anything but a plugin of this package takes part in validations."""
-    events = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, ValidationEnd)
+def others_take_part(run: Run, events: Iterable[type[Event]] = VALIDATING) -> bool:
+    """Return whether anything but a plugin of this package handles events of an evaluation, and so may add metrics."""
     receivers = (receiver for event in events for receiver, _ in run.bus.signal(event).listeners())
     return any(not (each.__module__ or "").startswith(BUILT_INS) for each in receivers)

@@ -53,7 +53,8 @@ class Collection:
     Attributes:
         dataset: the set that is read.
         is_dealt: whether its batches are dealt out to the ranks.
-        batch: how many batches of it this process had before the one in hand; None before the first set.
+        batch: how many batches of it this process had before the one in hand; None before the first set and after the
+            last.
         whole: what was collected, when all sets are done.
     """
 
@@ -68,6 +69,13 @@ class Collection:
         """The number of the batch in hand, in the order of the data."""
         assert self.batch is not None
         return self.batch * self._world_size + self._rank
+
+    @property
+    def place(self) -> str:
+        """Where the evaluation is, in words: ` (batch 4 of set 'a')`; empty outside of its batches."""
+        if self.batch is None:
+            return ""
+        return f" (batch {self.batch}{f' of set {self.dataset!r}' if self.dataset else ''})"
 
     def add(self, name: str, value: Any, size: int) -> None:
         """Keep a copy of a value of the batch in hand, on the CPU.

@@ -191,3 +191,11 @@ def test_a_replay_leaves_the_log_as_it_is(clock: Clock) -> None:
     metrics = {"train/loss": 1.0}
     plugin.measure(run, h.Log(metrics))
     assert metrics == {"train/loss": 1.0}
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_times_that_nobody_logs_are_a_warning(logs: bool) -> None:
+    plugins = [h.PhaseTimes(), *([h.LogSchedule(steps=2)] if logs else [])]
+    result = h.Trainer(plugins, device="cpu").fit(linear_classifier(), class_batches(3), optimizer=sgd(), epochs=1)
+    said = "PhaseTimes shows no times: nothing was logged in this run; add LogSchedule(steps=10), say."
+    assert result.warnings == (() if logs else (said,))

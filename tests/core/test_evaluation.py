@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from heliograph import Task, Trainer
+from heliograph import (
+    EarlyStopping,
+    EpochMeans,
+    Plugin,
+    PredictEnd,
+    Run,
+    Supervised,
+    Task,
+    TestEnd,
+    Trainer,
+    ValidationEnd,
+    ValidationSchedule,
+    on,
+)
 from heliograph.tests.kit import linear_classifier
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +39,14 @@ class Constant(Task):
 
     def validation_step(self, run: Any, batch: Any) -> Any:
         return self.measured
+
+
+class Own(Plugin):
+    """Measures itself."""
+
+    @on(ValidationEnd)
+    def measure(self, run: Run, event: ValidationEnd) -> None:
+        event.metrics["validation/own"] = 2.0
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotation here
@@ -54,8 +75,61 @@ def test_a_batch_costs_one_operation_a_value(measured: Any) -> None:
     }
 
 
-def test_a_batch_without_values_costs_no_operation() -> None:
-    assert operations(Constant(None), 30) == operations(Constant(None), 20)
+@pytest.mark.parametrize("measured", [None, {}], ids=["None", "empty"])
+def test_a_batch_without_values_costs_no_operation(measured: Any) -> None:
+    class First(Constant):
+        def validation_step(self, run: Any, batch: Any) -> Any:
+            if not run.progress.evaluated:
+                run.track("loss", LOSS)
+            return self.measured
+
+    assert operations(First(measured), 30) == operations(First(measured), 20)
+
+
+@pytest.mark.parametrize("phase", ["validate", "test"])
+def test_a_step_that_returns_none_and_measures_nothing_is_an_error(phase: str) -> None:
+    step = {"validate": "validation_step", "test": "test_step"}[phase]
+    with pytest.raises(TypeError, match=rf"^Constant\.{step} returned None, and nothing was tracked or collected: "):
+        getattr(Trainer(device="cpu"), phase)(Constant(None), [BATCH] * 2)
+
+
+@pytest.mark.parametrize("plugin", [EarlyStopping("validation/loss", patience=1), EpochMeans()], ids=["watched", "not"])
+def test_a_training_whose_validation_measures_nothing_is_an_error(plugin: Plugin) -> None:
+    """Before a plugin that monitors the loss says that there is none."""
+
+    class Forgotten(Supervised):
+        def validation_step(self, run: Any, batch: Any) -> Any:
+            super().validation_step(run, batch)
+
+    task = Forgotten(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
+    trainer = Trainer([plugin, ValidationSchedule(epochs=1)], device="cpu")
+    with pytest.raises(TypeError, match=r"^Forgotten\.validation_step returned None, and nothing was tracked"):
+        trainer.fit(task, [BATCH], optimizer=torch.optim.SGD, epochs=1, validation=[BATCH])
+
+
+def test_a_step_that_returns_none_may_measure_otherwise() -> None:
+    class Measures(Constant):
+        def validation_step(self, run: Any, batch: Any) -> None:
+            getattr(run, self.measured)("value", LOSS if self.measured == "track" else batch[1])
+
+    trainer = Trainer(device="cpu")
+    assert trainer.validate(Measures("track"), [BATCH]).metrics == {"validation/value": 0.5}
+    assert trainer.validate(Measures("collect"), [BATCH]).metrics == {}
+    assert trainer.validate(Constant({}), [BATCH]).metrics == {}
+    trainer = Trainer([Own()], device="cpu")
+    assert trainer.validate(Constant(None), [BATCH]).metrics == {"validation/own": 2.0}
+
+
+def test_a_set_whose_counts_are_all_0_is_a_warning() -> None:
+    """A mean of nothing is not a number, and so there is none."""
+
+    class OfSet(Task):
+        def validation_step(self, run: Any, batch: Any) -> Any:
+            return batch
+
+    result = Trainer(device="cpu").validate(OfSet(), {"empty": [(0.0, 0)] * 2, "full": [(0.0, 0), (6.0, 3)]})
+    assert result.metrics == {"validation/full/loss": 2.0}
+    assert result.warnings == ("The validation set 'empty' has no metric: every count of 'loss' is 0.",)
 
 
 @pytest.mark.parametrize("make_task", [lambda: Constant(LOSS), linear_classifier], ids=["own", "ours"])
@@ -91,3 +165,36 @@ def test_a_loss_with_a_gradient_is_averaged_as_any_other() -> None:
                 return loss
 
     assert Trainer(device="cpu").validate(WithGradient(), [BATCH] * 3).metrics == {"validation/loss": 3.0}
+
+
+@pytest.mark.parametrize("phase", ["validate", "test", "predict"])
+@pytest.mark.parametrize("where", ["step", "loader", "end"])
+def test_the_note_of_an_error_says_which_batch_of_which_set(phase: str, where: str) -> None:
+    class Fails(Task):
+        batches = 0
+
+        def validation_step(self, run: Any, batch: Any) -> Tensor:
+            self.batches += 1
+            if where == "step" and self.batches == 7:
+                raise ArithmeticError
+            return batch[0].reshape(1)  # type: ignore[no-any-return]
+
+        predict_step = validation_step
+
+    class Set:
+        def __iter__(self) -> Iterator[Any]:
+            yield from [(LOSS,)] * 4
+            if where == "loader":
+                raise ArithmeticError
+
+    class End(Plugin):
+        @on(ValidationEnd, TestEnd, PredictEnd)
+        def fail(self, run: Run, event: ValidationEnd | TestEnd | PredictEnd) -> None:
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError) as raised:
+        plugins = [End()] if where == "end" else []
+        getattr(Trainer(plugins, device="cpu"), phase)(Fails(), {"a": [(LOSS,)] * 4, "b": Set()})
+    place = {"step": " (batch 2 of set 'b')", "loader": " (batch 4 of set 'b')", "end": ""}[where]
+    split = {"validate": "validation"}.get(phase, phase)
+    assert raised.value.__notes__[0].startswith(f"heliograph: in {split}{place}, epoch 0, batch 0, step 0")

@@ -627,7 +627,7 @@ def test_a_step_may_return_a_plain_loss_or_nothing_in_validation() -> None:
             return self.training_step(run, batch)
 
         def test_step(self, run: Run, batch: Any) -> Any:
-            return None
+            return {}
 
     task = Plain(nn.Linear(4, 2), nn.functional.cross_entropy)
     assert set(Trainer(device="cpu").validate(task, class_batches(2)).metrics) == {

@@ -305,3 +305,30 @@ def test_a_replayed_schedule_sees_that_others_vetoed(tmp_path: Path) -> None:
     best_only(tmp_path, 6)
     replayed = h.replay(tmp_path / "recordings", [h.SaveSchedule(Every(steps=1), at_end=False)])
     assert [each.did for each in replayed.asked] == [True, True, False, True, False, True]
+
+
+def test_the_story_says_what_a_veto_dropped_that_came_before_the_request(tmp_path: Path) -> None:
+    """A veto at StepEnd holds for the save that the schedule asks for at BatchEnd."""
+
+    class Early(Plugin):
+        @on(h.StepEnd)
+        def veto(self, run: Run, event: h.StepEnd) -> None:
+            if run.progress.steps in (2, 3):
+                run.control.veto_save("not now")
+
+    saves = h.SaveSchedule(Every(steps=1), at_end=False)
+    recorder = h.Recorder(tmp_path / "recording")
+    result = kit.fit(Early(), saves, h.Checkpoint(tmp_path / "x"), recorder, train=kit.class_batches(6), steps=5)
+    story = " ".join(result.explain().split())
+    assert story.count("was never served") == 1
+    assert "requested twice (every step) was never served: vetoed by early (not now)" in story
+    assert "granted: 3 saves" in story
+
+
+def test_the_story_serves_a_required_save_that_was_vetoed(tmp_path: Path) -> None:
+    need = At(h.BatchEnd, lambda run: run.control.request_save("needed", required=True), 3).named("need")
+    veto = At(h.Log, lambda run: run.control.veto_save("no"), 3)
+    log = h.LogSchedule(Every(steps=1))
+    recorder = h.Recorder(tmp_path / "recording")
+    result = kit.fit(need, veto, log, h.Checkpoint(tmp_path / "x"), recorder, train=kit.class_batches(6), steps=5)
+    assert "never served" not in result.explain()

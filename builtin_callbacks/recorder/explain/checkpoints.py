@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ....core.system.extras import printable
 from . import words
 from .attempt_summary import AttemptSummary
-from .saves import Save, best_and_last, common_folder, relative_name
+from .saves import Save, best_and_last, common_folder, relative_name, roles_of
 from .sections import Section
 
 
@@ -19,7 +19,11 @@ def checkpoints_section(attempts: Sequence[AttemptSummary], saves: Sequence[Save
     folder = common_folder([*(save.path for save in saves), best, last])
     rules = {save.rule for save in saves if save.pruned_at is not None}
     requesters = {_requesters(save) for save in saves}
-    lines = words.table([_row(save, folder, len(rules) == 1, len(requesters) == 1) for save in saves], right=(0, 1))
+    rows = [
+        _row(save, "best" in role, folder, len(rules) == 1, len(requesters) == 1)
+        for save, role in zip(saves, roles_of(attempts, saves), strict=True)
+    ]
+    lines = words.table(rows, right=(0, 1))
     pair = (("best", best), ("last", last))
     lines += [f"  {name}: {printable(relative_name(path, folder))}" for name, path in pair if path]
     common = [f"requested by {names}" for names in requesters if names and len(requesters) == 1]
@@ -39,8 +43,8 @@ def checkpoints_in_short(attempts: Sequence[AttemptSummary], saves: Sequence[Sav
     return ", ".join(texts)
 
 
-def _row(save: Save, folder: str, one_rule: bool, one_requester: bool) -> tuple[str, str, str, str]:
-    texts = ["best so far"] if save.is_best else []
+def _row(save: Save, is_the_best: bool, folder: str, one_rule: bool, one_requester: bool) -> tuple[str, str, str, str]:
+    texts = ["best so far"] if save.is_best or is_the_best else []  # a validation after it may have judged it
     texts += [f"for {names}"] if (names := _requesters(save)) and not one_requester else []
     if save.pruned_at is not None:
         why = "" if one_rule else f" ({printable(save.rule)})"

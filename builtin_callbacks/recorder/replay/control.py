@@ -90,7 +90,7 @@ class ReplayControl(Control):
             case "scale_loss":
                 self._scale_is_unknown = self.touched = True
             case "veto_save":
-                self._save_vetoed = self.pending = True
+                self._save_veto, self.pending = request, True
         if request.verb in TAKEN_BACK and request.verb != "veto_save":
             self.remove(TAKEN_BACK[request.verb])
         return request

@@ -26,7 +26,7 @@ class Ballot:
     requests: dict[Verb, Request]
     vetoes: bool
     interrupted: bool
-    vetoes_save: bool
+    save_veto: Request | None
     withdrawn: dict[Verb, Request]
     goes_back_to: str  # the file of the state that a roll-back is to apply, empty where there is no file
 
@@ -66,6 +66,14 @@ def merge_requests(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
             merged.setdefault(verb, request if everybody else replace(request, rank=rank))
             merged[verb].required |= request.required
     return merged
+
+
+def merge_vetoes(ballots: Sequence[Ballot]) -> Request | None:
+    """Return the veto of a save by the lowest rank that has one, as one request."""
+    for rank, ballot in enumerate(ballots):
+        if (veto := ballot.save_veto) is not None:
+            return replace(veto, rank=rank if veto.rank is None else veto.rank, times=1)
+    return None
 
 
 def merge_withdrawals(ballots: Sequence[Ballot]) -> dict[Verb, Request]:

@@ -22,6 +22,7 @@ from .ballots import (
     check_alike,
     check_places,
     merge_requests,
+    merge_vetoes,
     merge_withdrawals,
     settings_in_words,
 )
@@ -321,7 +322,7 @@ class SharedControl(Control):
     def _has_news(self) -> bool:
         """Whether this rank asks for something."""
         singles = self.stop_request or self._end_request or self._back_request
-        return bool(singles or self._due or self._interrupted or self._withdrawn or self._save_vetoed)
+        return bool(singles or self._due or self._interrupted or self._withdrawn or self._save_veto)
 
     @property
     def _place(self) -> Place:
@@ -339,7 +340,9 @@ class SharedControl(Control):
                 self.history.add(request)
             if verb in agreed and not agreed[verb].required:
                 del agreed[verb]
-        self._withdrawn, self._save_vetoed = {}, any(ballot.vetoes_save for ballot in ballots)
+        self._withdrawn = {}
+        if self._save_veto is None and (veto := merge_vetoes(ballots)) is not None:
+            self._save_veto = self.history.add(veto)
         askers = [rank for rank, ballot in enumerate(ballots) if "roll_back" in ballot.requests]
         self.adopt(agreed, vetoed=any(ballot.vetoes for ballot in ballots))
         first = ballots[askers[0]].goes_back_to if askers else ""
@@ -352,7 +355,7 @@ class SharedControl(Control):
         state = self._run.pending_state
         back_to = "" if state is None else str(state[1] or "")
         ballot = Ballot(
-            self._place, judges, requests, self.vetoed, self._interrupted, self._save_vetoed, withdrawn, back_to
+            self._place, judges, requests, self.vetoed, self._interrupted, self._save_veto, withdrawn, back_to
         )
         ballots: list[Ballot] = self._engine.gather_objects(ballot)
         interrupted = [str(rank) for rank, each in enumerate(ballots) if each.interrupted]

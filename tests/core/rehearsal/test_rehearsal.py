@@ -216,7 +216,7 @@ def test_a_validation_step_that_raises_is_found_before_the_first_hour(tmp_path: 
     with pytest.raises(KeyError, match="labels") as raised:
         rehearse(planned(tmp_path), Wrong())
     notes = "\n".join(raised.value.__notes__)
-    assert "heliograph: in validation, epoch 0, batch 1, step 1" in notes
+    assert "heliograph: in validation (batch 0), epoch 0, batch 1, step 1" in notes
     assert "heliograph: in the whole run of a rehearsal; everything is put back as it was" in notes
     assert list(tmp_path.iterdir()) == []
 

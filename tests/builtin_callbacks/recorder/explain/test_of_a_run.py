@@ -10,6 +10,7 @@ from heliograph.builtin_callbacks.recorder.explain.story import brief, story
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.builtin_callbacks.recorder.timeline.page import facts
+from heliograph.tests import kit
 from heliograph.tests.kit import class_batches
 from heliograph.tests.recordings import fit
 
@@ -95,3 +96,13 @@ def test_a_roll_back_loses_work(tmp_path: Path) -> None:
     (chart,) = facts(read(tmp_path))["charts"]
     pieces = chart["curves"][0]["pieces"]
     assert [(piece["x"], piece["lost"]) for piece in pieces] == [([1, 2, 3, 4], False), ([5], True), ([5, 6, 7], False)]
+
+
+def test_a_checkpoint_that_a_later_validation_made_the_best_is_marked(tmp_path: Path) -> None:
+    checkpoint = h.Checkpoint(tmp_path, every=h.Every(steps=2), keep_best=1, keep_last=1, monitor="validation/loss")
+    validate, data = h.ValidationSchedule(steps=2), class_batches(5)  # and at the end, after the last save
+    result = kit.fit(checkpoint, validate, h.Recorder(tmp_path), train=data, validation=data, epochs=1)
+    assert result.best_checkpoint == result.last_checkpoint
+    assert result.best_checkpoint is not None
+    row, *_ = [line for line in result.explain().splitlines() if result.best_checkpoint.name in line and "step" in line]
+    assert row.endswith("best so far")
