@@ -58,7 +58,7 @@ class Export(Plugin):
 
     Raises:
         ImportError: a package of the extra `onnx` is missing.
-        TypeError: the example is not such a call, another argument has another type, or the exporter has no such option.
+        TypeError: the example is not such a call, another argument has another type, or the exporter lacks an option.
         ValueError: the ending is another one, or it is not known which dimension is the batch; at the run's start, the
             file is there already, the folder cannot be written, the task has no such module, the module cannot be
             called with the example, or the engine holds shards.
