@@ -327,7 +327,8 @@ def test_a_collective_is_broken_off_where_the_backend_can(made: Made) -> None:
 
 def test_a_run_is_followed_without_a_change_to_its_loop() -> None:
     bus = Bus()
-    run: Any = SimpleNamespace(bus=bus, phase="train", progress=Progress(epoch=1, batch=2, steps=5))
+    work = SimpleNamespace(collection=None)
+    run: Any = SimpleNamespace(bus=bus, phase="train", progress=Progress(epoch=1, batch=2, steps=5), work=work)
     place, end = follow(run)
     assert place() == "in train, epoch 1, batch 2, step 5, last event none"
     bus.signal(BatchEnd).emit(run, BatchEnd())
