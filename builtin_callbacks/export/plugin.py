@@ -38,9 +38,9 @@ class Export(Plugin):
 
     The file is read again and run with the example and, where the batch dimension may change, with one sample more; the
     outputs must be those of the module. A difference is an error, and then no file is written. An `example` is tried at
-    the start, on a copy of the module. Without ONNX Runtime an
-    ONNX model is not run, and the result warns of it. The file appears when it is complete and checked. A training that
-    failed, or that is to be resumed elsewhere (`Preemption`), exports nothing.
+    the start, on a copy of the module. Without ONNX Runtime an ONNX model is not run, and the result warns of it. The
+    file appears when it is complete and checked. A training that failed, or that is to be resumed elsewhere
+    (`Preemption`), exports nothing.
 
     Args:
         path: a file that ends in `.onnx` or `.pt2`.

@@ -109,15 +109,15 @@ class Writer:
             raise
         self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
 
-    def close(self, lines: Iterable[str] = ()) -> None:
-        """Write the last lines, and close the file.
+    def close(self) -> None:
+        """Write the lines that still wait, and close the file.
 
         Raises:
             OSError: they could not be written, and are lost.
         """
         self.is_failing = False
         try:
-            self.write(lines)
+            self.write()
         finally:
             os.close(self._file)
             self._lock.release()

@@ -90,7 +90,8 @@ def test_no_line_is_lost_while_the_disk_is_full(writer: Writer, full: Full) -> N
     with pytest.raises(OSError, match="No space"):
         writer.write([line(4)])
     full(None)
-    writer.close([line(5)])
+    writer.add([line(5)])
+    writer.close()
     assert numbers(writer.path) == [0, 1, 2, 3, 4, 5]
 
 
@@ -110,7 +111,8 @@ def test_a_ctrl_c_within_a_write_doubles_no_line(
         patch.setattr(writing.os, "write", interrupted)  # type: ignore[attr-defined]  # the module's own os
         with pytest.raises(KeyboardInterrupt):
             writer.write([line(1), line(2)])
-    writer.close([line(3)])
+    writer.add([line(3)])
+    writer.close()
     assert numbers(writer.path) == [0, 1, 2, 3]
 
 
@@ -135,8 +137,9 @@ def test_lines_that_cannot_be_written_at_the_end_are_an_error(writer: Writer, fu
     full(0)
     with pytest.raises(OSError, match="No space"):
         writer.write([line(0)])
+    writer.add([line(1)])
     with pytest.raises(OSError, match="No space"):
-        writer.close([line(1)])
+        writer.close()
     Writer.reopen(writer.path).close()  # the lock was released
 
 
@@ -168,7 +171,9 @@ def test_a_line_after_one_that_was_cut_short_is_separate(writer: Writer) -> None
     writer.write([line(0), line(1)])
     writer.close()
     writer.path.write_bytes(writer.path.read_bytes()[:-9])
-    Writer.reopen(writer.path).close([line(2)])
+    again = Writer.reopen(writer.path)
+    again.add([line(2)])
+    again.close()
     assert numbers(writer.path) == [0, 2]
 
 
