@@ -62,14 +62,14 @@ def per_step(seed: int) -> dict[str, list[float]]:
     batches, shuffle = batches_of(STEPS), random.Random(seed).shuffle
     spent: dict[str, list[float]] = {LISTENED: [], KEPT: [], RESUMABLE: [], UNCOMPARED: [], AGAIN: []}
     names = list(spent)
-    with TemporaryDirectory() as folder:
-        for _ in range(ROUNDS):
-            shuffle(names)
-            for name in names:
-                watch = Stopwatch()
+    for _ in range(ROUNDS):
+        shuffle(names)
+        for name in names:
+            watch = Stopwatch()
+            with TemporaryDirectory() as folder:
                 trainer = h.Trainer([watch, *resumable(name, Path(folder))], device="cpu")
                 trainer.fit(h.Supervised(tiny_model(), mse_loss), batches, optimizer=sgd, epochs=EPOCHS)
-                spent[name].append(median(watch.epochs[1:]))
+            spent[name].append(median(watch.epochs[1:]))
     return spent
 
 
