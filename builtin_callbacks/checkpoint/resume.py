@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from errno import errorcode
 from functools import partial
 from pathlib import Path
@@ -116,10 +116,8 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
         damaged = [each.path for each in newer if each.training == entry.training]
         damaged += [path for path in unknown if path.name == last]  # its own place in the order cannot be read
         notes += _several(store, entries, entry)
-        names = ", ".join(path.name for path in damaged)
-        warning = f"Newer checkpoints than {entry.path.name} cannot be used, and their steps are lost: {names}."
-        found = ResumePoint(entry.path, state, entry.run_name, entry.family, notes, damaged)
-        return replace(found, warning=warning) if damaged else found
+        warning = _newer(entry, damaged, store.of_unknown_trainings(entry.saved_at))
+        return ResumePoint(entry.path, state, entry.run_name, entry.family, notes, damaged, warning)
     if older is not None:
         return ResumePoint(*older, store.run_name, store.run_name, notes)
     _refuse_another_s_name(store)
@@ -130,6 +128,25 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
         return ResumePoint(notes=[*notes, note], warning=warning)
     fresh = f"starts fresh: no checkpoint of {store.run_name!r} in {store.folder}"
     return ResumePoint(notes=[*notes, fresh], warning=_forgotten_name(store, passed_over))
+
+
+def _newer(entry: storage.Entry, damaged: Sequence[Path], of_unknown: Sequence[Path]) -> str:
+    """Return what to say of newer checkpoints that cannot be used; empty where there are none.
+
+    Args:
+        entry: the one that is resumed.
+        damaged: those of its training.
+        of_unknown: those that may be of another training of the name.
+    """
+    lost = (
+        f"Newer checkpoints than {entry.path.name} cannot be used, and their steps are lost: "
+        f"{', '.join(path.name for path in damaged)}."
+    )
+    other = (
+        f"This run continues {entry.run_name!r} from {entry.path.name}, and a newer training of the name may be there: "
+        f"which one wrote {', '.join(path.name for path in of_unknown)} is unknown, as no manifest says it."
+    )
+    return " ".join([lost] * bool(damaged) + [other] * bool(of_unknown))
 
 
 def _forgotten_name(store: storage.Store, passed_over: Sequence[str]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +218,19 @@ def under(folder: Path | Manifests, name: str) -> tuple[list[Entry], list[Path]]
     return known, [each.path for each in found if each.entry is None and _is_named_after(name, each.path)]
 
 
+def of_unknown_trainings(folder: Path | Manifests, run_name: str, since: float) -> list[Path]:
+    """Return the files under numbered names of a run, written since a time, of whose training no manifest can be used.
+
+    Raises:
+        OSError: the system refuses to say when one was written.
+    """
+    found = [each for each in _manifests(folder).look() if each.has_data]
+    known = {run_part(each.entry.run_name) for each in found if each.entry is not None}
+    numbered = re.compile(rf"({re.escape(run_part(run_name))}-\d+)_epoch_")
+    names = [(numbered.match(each.path.name), each.path) for each in found if each.entry is None]
+    return [path for name, path in names if name and name[1] not in known and _written(path) > since]
+
+
 def gone(folder: Path | Manifests, run_name: str) -> list[Entry]:
     """Return the checkpoints of a run of which only the manifests are left."""
     found = (each.entry for each in _manifests(folder).look() if not each.has_data)
@@ -299,6 +314,13 @@ def _manifests(folder: Path | Manifests) -> Manifests:
 
 def _is_named_after(run_name: str, path: Path) -> bool:
     return path.name.startswith(f"{run_part(run_name)}_epoch_")
+
+
+def _written(path: Path) -> float:
+    try:
+        return SYSTEM.patiently(path.stat).st_mtime
+    except FileNotFoundError:  # removed since the folder was listed
+        return -inf
 
 
 def _check_is_file(path: Path) -> None:

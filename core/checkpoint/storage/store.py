@@ -267,6 +267,10 @@ class Store:
         """Return the checkpoints of trainings whose files have a name, and other files of that name."""
         return reader.under(self._manifests, name)
 
+    def of_unknown_trainings(self, since: float) -> list[Path]:
+        """Return the files under numbered names of this run, written since a time, whose training is unknown."""
+        return reader.of_unknown_trainings(self._manifests, self.run_name, since)
+
     def gone(self) -> list[Entry]:
         """Return the checkpoints of this run of which only the manifests are left."""
         return reader.gone(self._manifests, self.run_name)

@@ -231,6 +231,27 @@ def test_a_newest_one_with_a_damaged_manifest_is_a_warning_and_stays(
     assert again.warnings == ()
 
 
+@pytest.mark.parametrize("content", [b"", bytes(range(256)), None], ids=["empty", "garbage", "missing"])
+def test_a_newer_training_of_which_no_manifest_can_be_read_is_a_warning_once(
+    fit: Make, tmp_path: Path, content: bytes | None
+) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None), epochs=1)
+    fit(Checkpoint(tmp_path), epochs=2)
+    (other,) = set(checkpoint_names(tmp_path)) - {FIRST}
+    manifest = (tmp_path / other).with_suffix(".json")
+    manifest.unlink() if content is None else manifest.write_bytes(content)
+    result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
+
+    assert result.resume.path == tmp_path / FIRST
+    (warning,) = result.warnings
+    assert warning == (
+        f"This run continues 'run' from {FIRST}, and a newer training of the name may be there: which one wrote "
+        f"{other} is unknown, as no manifest says it."
+    )
+    assert (tmp_path / other).exists()
+    assert fit(Checkpoint(tmp_path, resume="auto"), epochs=3).warnings == ()
+
+
 def test_a_newest_one_without_its_data_is_a_warning(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path, keep_last=None), epochs=2)
     (tmp_path / SECOND).unlink()
