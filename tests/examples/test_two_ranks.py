@@ -17,7 +17,8 @@ HELD_OUT = 297
 
 def outcomes(printed: str) -> dict[str, tuple[str, float, float]]:
     """Return by process how it ended, and its accuracy and the sum over its weights."""
-    lines = re.findall(r"(rank \d|alone): (.*); accuracy ([\d.]+), weights ([\d.]+)", printed)
+    # lazy: torchrun's processes write the end of a line apart, so two ranks may share one
+    lines = re.findall(r"(rank \d|alone): (.*?); accuracy ([\d.]+), weights ([\d.]+)", printed)
     return {who: (how, float(accuracy), float(weights)) for who, how, accuracy, weights in lines}
 
 

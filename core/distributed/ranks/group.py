@@ -24,7 +24,8 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 from torch.distributed import distributed_c10d as c10d
 
-from .board import open_board
+from ....events.errors import error_text
+from .board import Board, open_board
 from .exchange import Exchange
 from .failure import is_broken_collective
 from .gloo_rounds import GlooRounds
@@ -65,22 +66,32 @@ class Group(Exchange):
         self._owns_default = not dist.is_initialized()
         with close_in_children():
             if self._owns_default:
-                self._found(member, timeout)
-            else:
-                self._join(timeout)
+                self.store = rendezvous(member, timeout)
             try:
-                board = open_board(self.rank, self.world_size, timeout, self.broadcast, self.gather_objects)
+                board = self._meet(timeout)
             except BaseException as error:
-                self.leave()
                 if not is_broken_collective(error):
                     raise
                 raise RuntimeError(
                     f"Another rank left while all {self.world_size} met; rank {self.rank} was there. Look at what the "
-                    f"others printed: one of them failed before its training began, for a reason of its own."
+                    f"others printed: one of them failed before its training began, for a reason of its own. If none "
+                    f"did, they could not be connected: {error_text(error)}"
                 ) from error
         if board is not None:
             self.rounds.close()
             self.rounds = board
+
+    def _meet(self, timeout: float) -> Board | None:
+        """Make the groups, and return the board where all ranks see one; nothing is left of them if that fails."""
+        if self._owns_default:
+            self._found(timeout)
+        else:
+            self._join(timeout)
+        try:
+            return open_board(self.rank, self.world_size, timeout, self.broadcast, self.gather_objects)
+        except BaseException:
+            self.leave()
+            raise
 
     def _join(self, timeout: float) -> None:
         """Make the groups next to the default one."""
@@ -90,12 +101,11 @@ class Group(Exchange):
         self.rounds = GlooRounds(self.control)
         self.store = PrefixStore(self.broadcast(uuid4().hex), c10d._get_default_store())
 
-    def _found(self, member: Membership, timeout: float) -> None:
+    def _found(self, timeout: float) -> None:
         """Initialise the default process group; nothing is left of it if that fails."""
         # Its functions have the default group as default arguments; imported later (by torch's own wrapper), they would
         # keep it alive, and with it the connections on which other ranks wait.
         import_module("torch.distributed.nn.functional")
-        self.store = rendezvous(member, timeout)
         limit = timedelta(seconds=timeout)
         try:
             dist.init_process_group(

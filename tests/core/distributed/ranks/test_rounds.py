@@ -255,6 +255,32 @@ def test_where_one_rank_fails_while_the_board_is_made_the_others_fail_too(
         assert text.startswith("Another rank left while all 4 met; rank ")
 
 
+def breaks_where_the_ranks_are_connected(rank: int) -> tuple[str, str, bool]:
+    """Let one rank fail when all know that all are there."""
+
+    def fail(*args: object, **options: object) -> None:
+        raise OSError("no memory for that")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((OSError, RuntimeError)) as caught:
+        if membership().rank == rank:
+            patch.setattr(torch.distributed, "init_process_group", fail)
+        with joined("board", timeout=5.0):
+            pass
+    return type(caught.value).__name__, str(caught.value), torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_one_rank_fails_while_all_are_connected_the_others_say_so(ranks: Pool, rank: int) -> None:
+    outcomes = ranks(2).run(breaks_where_the_ranks_are_connected, rank)
+    assert outcomes.pop(rank) == ("OSError", "no memory for that", False)
+    ((kind, text, is_initialized),) = outcomes
+    assert (kind, is_initialized) == ("RuntimeError", False)
+    assert text.startswith(
+        f"Another rank left while all 2 met; rank {1 - rank} was there. Look at what the others printed"
+    )
+    assert "If none did, they could not be connected: " in text
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[Board, Board]]:
     """Return the boards of two ranks, here in one process."""
