@@ -8,7 +8,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from sys import _current_frames
 from time import monotonic
+from traceback import format_stack
 from typing import Literal
 
 import pytest
@@ -57,4 +59,5 @@ def _leaves_nothing() -> Iterator[None]:
     for thread in threading.enumerate():
         if thread.name.startswith("heliograph"):
             thread.join(max(0.0, limit - monotonic()))
-            assert not thread.is_alive(), thread.name
+            place = format_stack(_current_frames().get(thread.ident or 0))
+            assert not thread.is_alive(), "".join([f"{thread.name} is at\n", *place])

@@ -140,7 +140,7 @@ class KeptWorkers:
         if channel is None or fit is None or not (fit.is_alive or at_once):
             return
         if self._is_lost():
-            fit.join(END_TIMEOUT)
+            fit.join(END_TIMEOUT)  # about one in ten stays in Ray's `get` for good, which nothing ends
             return
         if not at_once:
             channel.dismiss()
