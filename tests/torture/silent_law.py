@@ -296,10 +296,12 @@ def _validated_at_the_end(program: Program, account: Account) -> Iterator[tuple[
 
 
 def _monitors(program: Program, account: Account) -> Iterator[tuple[str, str]]:
-    """What a plugin watches was measured."""
+    """What a plugin watches was measured; that a checkpoint is the best shows it for the run that was resumed."""
+    has_best = account.at is not None and account.best in account.files_before
     known = {name for mark in account.happened("measured") for name in mark.metrics}
     for plugin, metric in program.monitors.items():
-        if metric not in known and account.happened("BatchEnd"):
+        is_known = metric in known or (has_best and plugin == "Checkpoint")
+        if not is_known and account.happened("BatchEnd"):
             others = [name for name in known if name.startswith(metric.partition("/")[0]) and name.endswith("loss")]
             kind = "there is no such metric" if others else "a metric was never measured"
             yield kind, f"{plugin} watches {metric!r}, there is {sorted(known)}"
