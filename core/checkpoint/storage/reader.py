@@ -224,11 +224,12 @@ def of_unknown_trainings(folder: Path | Manifests, run_name: str, since: float) 
     Raises:
         OSError: the system refuses to say when one was written.
     """
-    found = [each for each in _manifests(folder).look() if each.has_data]
+    manifests = _manifests(folder)
+    found = [each for each in manifests.look() if each.has_data]
     known = {run_part(each.entry.run_name) for each in found if each.entry is not None}
     numbered = re.compile(rf"({re.escape(run_part(run_name))}-\d+)_epoch_")
     names = [(numbered.match(each.path.name), each.path) for each in found if each.entry is None]
-    return [path for name, path in names if name and name[1] not in known and _written(path) > since]
+    return [path for name, path in names if name and name[1] not in known and _written(path, manifests.files) > since]
 
 
 def gone(folder: Path | Manifests, run_name: str) -> list[Entry]:
@@ -316,9 +317,9 @@ def _is_named_after(run_name: str, path: Path) -> bool:
     return path.name.startswith(f"{run_part(run_name)}_epoch_")
 
 
-def _written(path: Path) -> float:
+def _written(path: Path, files: Files) -> float:
     try:
-        return SYSTEM.patiently(path.stat).st_mtime
+        return files.patiently(path.stat).st_mtime
     except FileNotFoundError:  # removed since the folder was listed
         return -inf
 

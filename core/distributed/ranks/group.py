@@ -82,7 +82,7 @@ class Group(Exchange):
             self.rounds = board
 
     def _meet(self, timeout: float) -> Board | None:
-        """Make the groups, and return the board where all ranks see one; nothing is left of them if that fails."""
+        """Make the groups, and return the board where all ranks see one; they are left again if that fails."""
         if self._owns_default:
             self._found(timeout)
         else:
