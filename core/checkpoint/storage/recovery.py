@@ -140,6 +140,8 @@ def _bring_back(files: Files, hidden: Hidden, former: Entry, ours: Sequence[Entr
         files.rename(data, path)
     if files.exists(hidden.former_shards):
         _put_shards(files, former, hidden.former_shards, path, hidden.shards)
+    elif path != former.path and former.shards and _holds(files, own := shards_path(former.path), former):
+        _put_shards(files, former, own, path, hidden.shards)  # not put aside yet, and its name is another's by now
     if files.exists(hidden.former_manifest):
         files.rename(hidden.former_manifest, manifest_path(path))
     return path

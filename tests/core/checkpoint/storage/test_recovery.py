@@ -17,7 +17,7 @@ from heliograph.core.checkpoint.storage import store as stores
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.manifest import TooNewError
 from heliograph.tests.core.checkpoint.storage.faulty import Death, Faulty
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 Make = Callable[..., Any]
@@ -291,6 +291,15 @@ STEPS = st.one_of(
 )
 
 
+@example(
+    story=[  # shards that were not put aside yet follow the data to another name
+        (("put", "a.pth"), None),
+        (("save", "run", "a.pth", True), None),
+        (("save", "run", "a.pth", False), 7),
+        (("put", "a-2.pth"), None),
+        (("remove", "run"), 2),
+    ]
+)
 @given(story=st.lists(st.tuples(STEPS, st.one_of(st.integers(2, 12), st.none())), min_size=2, max_size=8))
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_runs_that_want_the_same_names_lose_nothing_of_each_other(
