@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -132,7 +133,7 @@ def _extremes(stretch: NDArray[np.float64]) -> list[int]:
 
 
 def _series(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis) -> dict[str, _Series]:
-    found: dict[str, _Series] = {}
+    found: defaultdict[str, _Series] = defaultdict(_Series)
     for index, entry, is_lost in walk(recording):
         attempt = attempts[index]
         place = 2 * attempt.number + is_lost
@@ -142,9 +143,9 @@ def _series(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis
             time = axis.at(attempt.number, entry.clock)
             metrics: Mapping[str, float] = entry.data["metrics"]
             for name, value in metrics.items():
-                found.setdefault(name, _Series()).add(entry.counters.steps, time, value, place)
+                found[name].add(entry.counters.steps, time, value, place)
         elif isinstance(entry, Batches) and entry.losses is not None:
-            _add_losses(found.setdefault(EACH_BATCH, _Series()), entry, axis.at(attempt.number, 0.0), place)
+            _add_losses(found[EACH_BATCH], entry, axis.at(attempt.number, 0.0), place)
     return {name: each for name, each in found.items() if each.steps}
 
 
