@@ -11,7 +11,7 @@ from ..format.records import AttemptRecord
 from . import words
 from .attempt_summary import AttemptSummary, Restore
 from .sections import Section
-from .verdict import describe_ending, progress, reasons
+from .ending import describe_ending, progress, reasons
 
 MAX_METRICS = 40
 KINDS = {"train": "training", "validation": "validation", "test": "test", "predict": "prediction"}

@@ -17,7 +17,7 @@ from .costs import PluginCost, costs_section
 from .requests import RequestOutcome
 from .sections import Section, join_sections
 from .story import notes_section, story, warnings_section
-from .verdict import first_stop, stop_requested, verdict
+from .ending import ending_text, first_stop, stop_requested
 
 if TYPE_CHECKING:
     from ....core.result import RunResult
@@ -78,7 +78,7 @@ def _end(result: RunResult) -> Section:
     if result.status == "stopped" and (first := first_stop(result.history)) is not None:
         texts.append(stop_requested(first))
     texts += [f"{where} in {words.seconds(result.seconds)}", *metrics_line(result.metrics)]
-    title = verdict(result.status, result.stopped_by, result.stopped_on_rank)
+    title = ending_text(result.status, result.stopped_by, result.stopped_on_rank)
     return Section(f"the run: {title}", [line for text in texts for line in words.lines(text)])
 
 

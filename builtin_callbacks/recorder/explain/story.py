@@ -19,7 +19,7 @@ from .costs import by_plugin, costs, costs_in_short, costs_section, timed_second
 from .requests import requests_of
 from .saves import saves_of
 from .sections import Section, join_sections
-from .verdict import describe_ending, reasons
+from .ending import describe_ending, reasons
 
 
 @gc_paused()

@@ -18,7 +18,7 @@ const RANK = Object.keys(GLYPHS);
 const glyph = (kind) => svg("path", { class: `glyph ${kind}`, d: GLYPHS[kind] });
 const isCheckpoint = (kind) => ["best", "last", "kept", "pruned"].includes(kind);
 
-const marks = [
+const allMarks = () => [
   ...data.marks.map(([kind, step, time, title, lines]) => ({ kind, step, time, title, lines })),
   ...data.returns.map((each) => ({ ...each, kind: "return" })),
 ];

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -26,15 +26,16 @@ from ..explain.control import positions
 from ..explain.costs import costs, timed_seconds, untimed_attempts
 from ..explain.requests import group_requests, requests_of
 from ..explain.saves import common_folder, relative_name, roles_of, saves_of
-from ..explain.verdict import describe_ending, progress, reasons
+from ..explain.ending import describe_ending, progress, reasons
 from ..format.damage import damage_in_short
 from ..format.records import Counters, Recording
 from .axis import Axis
 from .curves import Curve, charts, pieces
 from .marks import marks
-from .phases import longest, phases, totals
+from ..explain.phases import longest, phases, totals
 
 SCRIPTS = ("drawing.js", "marks.js", "charts.js", "tables.js", "page.js")  # each uses those before it
+LIVE = "live.js"  # after them
 
 
 def write_timeline(recording: Recording, path: str | Path) -> None:
@@ -50,25 +51,52 @@ def write_timeline(recording: Recording, path: str | Path) -> None:
 
 def page(recording: Recording) -> str:
     """Return the page. It contains its script and style, and its policy forbids loading anything."""
-    style, script = _part("page.css"), "\n".join(_part(name) for name in SCRIPTS)
-    policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'"
+    return _fill(SCRIPTS, "", "", facts(recording))
+
+
+def live_page(about: Mapping[str, Any]) -> str:
+    """Return the page of `watch`, which asks its server for the facts, and may load nothing from elsewhere.
+
+    Args:
+        about: what its script is given.
+    """
+    return _fill((*SCRIPTS, LIVE), "connect-src 'self'; ", _part("live.html"), {"live": about})
+
+
+def _fill(scripts: Sequence[str], policy: str, live: str, data: dict[str, Any]) -> str:
+    """Return the page with its parts.
+
+    Args:
+        scripts: the names of their files.
+        policy: what it may load.
+        live: the sections that only `watch` has.
+        data: what its script is given.
+    """
+    style, script = _part("page.css"), "\n".join(_part(name) for name in scripts)
+    policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; {policy}"
     parts = {
-        "POLICY": f"{policy}; base-uri 'none'; form-action 'none'",
+        "POLICY": f"{policy}base-uri 'none'; form-action 'none'",
         "STYLE": style,
+        "LIVE": live,
+        "DATA": _embed(data),  # recorded texts may look like a placeholder: those after it are looked for in the rest
         "SCRIPT": script,
-        "DATA": _embed(facts(recording)),  # last: recorded texts may look like a placeholder
     }
-    text = _part("page.html")
+    done, text = "", _part("page.html")
     for name, part in parts.items():
-        head, placeholder, tail = text.partition("{{" + name + "}}")
+        head, placeholder, text = text.partition("{{" + name + "}}")
         assert placeholder, name
-        text = head + part + tail
-    return text
+        done += head + part
+    return done + text
 
 
-def facts(recording: Recording) -> dict[str, Any]:
-    """Return everything that the page shows, as plain data."""
-    attempts = summarize_attempts(recording)
+def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, Any]:
+    """Return everything that the page shows, as plain data.
+
+    Args:
+        recording: of the run.
+        is_running: whether a process is writing it, None where that is not known.
+    """
+    attempts = summarize_attempts(recording, is_running=is_running)
     axis = Axis(attempts)
     slices = [piece for attempt in attempts for piece in phases(attempt)]
     return {
@@ -108,8 +136,8 @@ def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, A
     metrics = closed.data["metrics"] if closed is not None else {}
     return {
         "run": run_name(attempts),
-        "status": main.attempt.status or "killed",
-        "verdict": describe_ending(main),
+        "status": main.attempt.status or ("running" if main.is_running and main.is_last else "killed"),
+        "ended": describe_ending(main),
         "why": reasons(main),
         "warnings": all_warnings(attempts),
         "facts": [

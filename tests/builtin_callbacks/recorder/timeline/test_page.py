@@ -79,7 +79,7 @@ def test_nan_and_infinity_are_strings() -> None:
 
 def test_the_page_holds_the_facts() -> None:
     data = facts(killed_and_resumed())
-    assert (data["status"], data["verdict"]) == ("stopped", "stopped by early_stopping on rank 2")
+    assert (data["status"], data["ended"]) == ("stopped", "stopped by early_stopping on rank 2")
     assert [(each["number"], each["ended"], each["gap"]) for each in data["attempts"]] == [
         (1, "killed", ""),
         (2, "stopped by early_stopping on rank 2", "2 h"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..explain.attempt_summary import AttemptSummary
+from .attempt_summary import AttemptSummary
 from ..format.records import Batches, EventEntry
 
 Kind = Literal["starting", "training", "validation", "test", "prediction", "saving", "replaying"]
