@@ -1,4 +1,4 @@
-"""The command line: `python -m heliograph demo | plugins | events | explain | timeline | replay | new-plugin | ...`."""
+"""The command line: `python -m heliograph demo | plugins | events | explain | timeline | watch | replay | ...`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from heliograph.plugins.environment import OF_RUN
 from heliograph.publishing import command as publishing
 from heliograph.publishing.plugin_table import indented
 from heliograph.testing import command as verify_resume
+from heliograph.watch import command as watch
 
 VERBS = {
     "fit": "train as a configuration file says: heliograph fit config.yaml --epochs=3",
@@ -59,7 +60,7 @@ def _run(arguments: Sequence[str]) -> int:
     )
     run.add_argument("script", type=Path, help="the program")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    for module in (explain_command, replay_command, rules, verify_resume, publishing):
+    for module in (explain_command, watch, replay_command, rules, verify_resume, publishing):
         module.add_command(commands)
     commands.add_parser("checkpoint", help="inspect, verify, migrate, export or prune checkpoints", add_help=False)
     for verb, text in VERBS.items():

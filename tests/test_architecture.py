@@ -88,6 +88,7 @@ LAYERS = [
     "publishing",
     "demo",
     "cli",
+    "watch",
     "__main__",
 ]
 ONE_ROOM = ("builtin_callbacks.rules.", "builtin_callbacks.ray.")

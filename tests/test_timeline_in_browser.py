@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +10,10 @@ from pathlib import Path
 import pytest
 from heliograph.builtin_callbacks.recorder.format.records import Recording
 from heliograph.builtin_callbacks.recorder.timeline.page import write_timeline
+from heliograph.tests.browsers import launched_browser
 from heliograph.tests.builtin_callbacks.recorder.explain.factory import Script, killed_and_resumed, recording
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>"
 
 
@@ -51,13 +50,8 @@ Open = Callable[..., Opened]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip(f"there is no browser: none of {', '.join(BROWSERS)} is installed")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+    with launched_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

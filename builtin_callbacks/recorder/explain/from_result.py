@@ -14,10 +14,10 @@ from .attempt_summary import main_attempt, summarize_attempts
 from .attempts import metrics_line
 from .control import requests_section
 from .costs import PluginCost, costs_section
+from .end import ending_text, first_stop, stop_requested
 from .requests import RequestOutcome
 from .sections import Section, join_sections
 from .story import notes_section, story, warnings_section
-from .ending import ending_text, first_stop, stop_requested
 
 if TYPE_CHECKING:
     from ....core.result import RunResult

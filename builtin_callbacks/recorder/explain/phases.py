@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .attempt_summary import AttemptSummary
 from ..format.records import Batches, EventEntry
+from .attempt_summary import AttemptSummary
 
 Kind = Literal["starting", "training", "validation", "test", "prediction", "saving", "replaying"]
 KINDS: tuple[Kind, ...] = ("training", "validation", "test", "prediction", "saving", "replaying", "starting")

@@ -16,10 +16,10 @@ from .attempts import attempts_in_short, attempts_section, end_section
 from .checkpoints import checkpoints_in_short, checkpoints_section
 from .control import decisions_section, requests_in_short, requests_section
 from .costs import by_plugin, costs, costs_in_short, costs_section, timed_seconds, untimed_attempts
+from .end import describe_ending, reasons
 from .requests import requests_of
 from .saves import saves_of
 from .sections import Section, join_sections
-from .ending import describe_ending, reasons
 
 
 @gc_paused()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ....events.verbs import VERBS
 from ..explain import words
 from ..explain.attempt_summary import AttemptSummary
-from ..explain.requests import ROUTINE, requests_of
+from ..explain.requests import ROUTINE, RequestOutcome
 from ..explain.saves import Save, roles_of, saves_of
 from .axis import Axis
 
@@ -33,13 +33,21 @@ class Mark:
     lines: tuple[str, ...]
 
 
-def marks(attempts: Sequence[AttemptSummary], axis: Axis) -> list[Mark]:
-    """Return all marks, by time."""
+def marks(
+    attempts: Sequence[AttemptSummary], requests: Mapping[int, Sequence[RequestOutcome]], axis: Axis
+) -> list[Mark]:
+    """Return all marks, by time.
+
+    Args:
+        attempts: of the recording.
+        requests: all of them, by the number of their attempt.
+        axis: of the page.
+    """
     saves = saves_of(attempts)
     found = [_checkpoint(save, axis, role) for save, role in zip(saves, roles_of(attempts, saves), strict=True)]
     for attempt in attempts:
         if attempt.is_fit:
-            found += [*_decisions(attempt, axis), *_plugins(attempt, axis)]
+            found += [*_decisions(attempt, requests[attempt.number], axis), *_plugins(attempt, axis)]
     return sorted(found, key=lambda mark: mark.time)
 
 
@@ -60,8 +68,8 @@ def _checkpoint(save: Save, axis: Axis, role: str) -> Mark:
     )
 
 
-def _decisions(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
-    for each in requests_of(attempt):
+def _decisions(attempt: AttemptSummary, requests: Sequence[RequestOutcome], axis: Axis) -> Iterator[Mark]:
+    for each in requests:
         request = each.request
         if request.verb in ROUTINE:
             continue

@@ -24,18 +24,20 @@ from ..explain.attempt_summary import (
 from ..explain.attempts import KINDS, describe_comparison
 from ..explain.control import positions
 from ..explain.costs import costs, timed_seconds, untimed_attempts
+from ..explain.end import describe_ending, progress, reasons
+from ..explain.phases import longest, phases, totals
 from ..explain.requests import group_requests, requests_of
 from ..explain.saves import common_folder, relative_name, roles_of, saves_of
-from ..explain.ending import describe_ending, progress, reasons
 from ..format.damage import damage_in_short
+from ..format.gc_pause import gc_paused
 from ..format.records import Counters, Recording
 from .axis import Axis
 from .curves import Curve, charts, pieces
 from .marks import marks
-from ..explain.phases import longest, phases, totals
 
 SCRIPTS = ("drawing.js", "marks.js", "charts.js", "tables.js", "page.js")  # each uses those before it
 LIVE = "live.js"  # after them
+LATEST = ("train/loss", "validation/loss")
 
 
 def write_timeline(recording: Recording, path: str | Path) -> None:
@@ -89,6 +91,7 @@ def _fill(scripts: Sequence[str], policy: str, live: str, data: dict[str, Any]) 
     return done + text
 
 
+@gc_paused()
 def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, Any]:
     """Return everything that the page shows, as plain data.
 
@@ -98,6 +101,7 @@ def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, 
     """
     attempts = summarize_attempts(recording, is_running=is_running)
     axis = Axis(attempts)
+    requests = {attempt.number: requests_of(attempt) for attempt in attempts}
     slices = [piece for attempt in attempts for piece in phases(attempt)]
     return {
         "file": recording.path.name,
@@ -109,7 +113,9 @@ def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, 
             {"name": name, "curves": [_curve(each) for each in curves]}
             for name, curves in charts(recording, attempts, axis).items()
         ],
-        "marks": [[each.kind, each.step, each.time, each.title, each.lines] for each in marks(attempts, axis)],
+        "marks": [
+            [each.kind, each.step, each.time, each.title, each.lines] for each in marks(attempts, requests, axis)
+        ],
         "returns": [each for attempt in attempts for each in _restores(attempt, axis)],
         "phases": [
             [each.kind, each.attempt, axis.at(each.attempt, each.begin), axis.at(each.attempt, each.end), each.step]
@@ -125,7 +131,7 @@ def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, 
         ],
         "requests": [
             [each.first.verb, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
-            for each in group_requests(request for attempt in attempts for request in requests_of(attempt))
+            for each in group_requests(request for of_attempt in requests.values() for request in of_attempt)
         ],
         **_checkpoints(attempts),
     }
@@ -149,9 +155,19 @@ def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, A
             ("started", attempts[0].began_text),
         ],
         "metrics": [[name, words.number(value)] for name, value in sorted(metrics.items())],
+        "latest": [[name, words.number(value)] for name, value in _latest(attempts).items()],
         "notes": all_notes(attempts),
         "damage": [f"attempt {each.number}: {text}" for each in attempts for text in damage_in_short(each.attempt)],
     }
+
+
+def _latest(attempts: Sequence[AttemptSummary]) -> dict[str, float]:
+    """Return the loss of the training and of the validation, as they were last measured."""
+    found: dict[str, float] = {}
+    for attempt in attempts:
+        for entry in attempt.events("log", "validation_end"):
+            found |= {name: value for name, value in entry.data["metrics"].items() if name in LATEST}
+    return found
 
 
 def _attempt(attempt: AttemptSummary, axis: Axis, attempts: Sequence[AttemptSummary]) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from typing import Any
 
 from ..explain.attempt_summary import AttemptSummary, run_name, summarize_attempts
 from ..explain.attempts import KINDS
-from ..explain.requests import requests_of
-from ..explain.ending import describe_ending, progress, reasons
-from ..format.records import Recording, TimesEntry
+from ..explain.end import describe_ending, progress, reasons
 from ..explain.phases import phases
+from ..explain.requests import requests_of
+from ..format.records import Recording, TimesEntry
 
 PROCESS, PHASES, EPOCHS, DECISIONS, CHECKPOINTS = 1, 1, 2, 3, 4
 TRACKS = {PHASES: "attempts and phases", EPOCHS: "epochs", DECISIONS: "control", CHECKPOINTS: "checkpoints"}

@@ -1,0 +1,126 @@
+"""The page of `watch` in a real browser, while a training runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import Any
+
+import heliograph as h
+import pytest
+from heliograph.tests.browsers import launched_browser
+from heliograph.tests.kit import class_batches, linear_classifier, sgd
+from heliograph.watch.run_list import RunList
+from heliograph.watch.server import WatchServer
+from playwright.sync_api import Browser, Page
+
+
+class Gate(h.Plugin):
+    """Lets the training do so many steps as the test allows, and stops it where the test says why."""
+
+    asks = ("stop",)
+
+    def __init__(self) -> None:
+        self.allowed: Queue[int] = Queue()
+        self.left, self.reason = 0, ""
+
+    @h.on(h.BatchStart)
+    def wait(self, run: h.Run, event: h.BatchStart) -> None:
+        while not self.left:
+            self.left = self.allowed.get(timeout=60)
+        self.left -= 1
+        if self.reason:
+            run.control.stop(self.reason)
+
+
+class Training:
+    """A training in a thread, which goes as far as it is allowed to."""
+
+    def __init__(self, folder: Path, *plugins: Any, epochs: int = 100, name: str = "live") -> None:
+        self.gate, self.result = Gate(), list[h.RunResult]()
+        always = [self.gate, h.LogSchedule(h.Every(steps=1)), h.ValidationSchedule(h.Every(epochs=1))]
+        self.trainer = h.Trainer([*always, h.Recorder(folder), *plugins], device="cpu")
+        self.options: dict[str, Any] = {"validation": class_batches(2), "epochs": epochs, "name": name}
+        self.thread = Thread(target=self.fit)
+
+    def fit(self) -> None:
+        self.result.append(self.trainer.fit(linear_classifier(), class_batches(8), optimizer=sgd(), **self.options))
+
+    def __enter__(self) -> Training:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.gate.reason = self.gate.reason or "the test has ended"
+        self.gate.allowed.put(1)
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with launched_browser() as browser:
+        yield browser
+
+
+@contextmanager
+def watched(browser: Browser, *paths: Path) -> Iterator[Page]:
+    """Serve the page of these runs, and open it; there may be no error on it, and no request elsewhere."""
+    messages, requests = list[str](), list[str]()
+    with served(*paths) as url, browser.new_context(viewport={"width": 1200, "height": 900}) as context:
+        page = context.new_page()
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(url)
+        yield page
+    assert messages == []
+    assert [each for each in requests if not each.startswith(url)] == []
+
+
+@contextmanager
+def served(*paths: Path) -> Iterator[str]:
+    """Serve the page of these runs; give its address."""
+    with WatchServer(RunList(paths)) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.url
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def vertices(page: Page, metric: str = "train/loss") -> int:
+    paths = page.locator(f'path.curve:not(.lost)[data-metric="{metric}"]').all()
+    return sum(len(re.findall("[ML]", path.get_attribute("d") or "")) for path in paths)
+
+
+def wait_for_step(page: Page, step: int) -> None:
+    page.locator("#facts dd", has_text=re.compile(rf"step {step}$")).wait_for(timeout=20_000)
+
+
+def test_curves_grow_while_the_training_runs(browser: Browser, tmp_path: Path) -> None:
+    with Training(tmp_path) as training, watched(browser, tmp_path) as page:
+        training.gate.allowed.put(5)
+        wait_for_step(page, 5)
+        assert page.locator("#status").inner_text() == "running"
+        assert page.title() == "live: running"
+        assert vertices(page) == 5
+        page.get_by_label("log scale").first.check()
+        page.get_by_label("Filter by request, plugin or reason").fill("log_sched")
+        training.gate.allowed.put(7)
+        wait_for_step(page, 12)
+        assert vertices(page) == 12
+        assert vertices(page, "validation/loss") == 1
+        assert page.get_by_label("log scale").first.is_checked()  # what its reader chose stays
+        assert page.get_by_label("Filter by request, plugin or reason").input_value() == "log_sched"
+        assert page.locator("#requests tbody tr").count() == 1
+        training.gate.reason = "it is enough"
+        training.gate.allowed.put(1)
+        page.locator("#status.stopped").wait_for(timeout=20_000)
+        assert "it is enough" in page.locator("#why").inner_text()

@@ -1,0 +1,75 @@
+"""`python -m heliograph watch RUN ...`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .run_list import RunList
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_command(commands: Commands) -> None:
+    """Add the command to those of a parser."""
+    watch = commands.add_parser(
+        "watch",
+        help="look into runs while they train: a page with their curves, requests and checkpoints",
+        description="Serves a page on this machine, made from recordings, until Ctrl-C. Exit status 0: it was served; "
+        "2: there is no recording or folder, or the port is taken.",
+    )
+    watch.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a recording, or a folder with recordings")
+    watch.add_argument("--port", type=_port, default=0, help="the port of the page; by default a free one")
+    watch.add_argument("--open", action="store_true", help="show the page in a browser")
+    watch.set_defaults(run=run_watch)
+
+
+def run_watch(options: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C; return the exit status.
+
+    Args:
+        options: parsed by the parser of `add_command`.
+    """
+    from .run_list import RunList
+
+    try:
+        runs = RunList(options.runs)
+        return _serve(runs, options)
+    except (OSError, ValueError) as error:
+        print(f"heliograph watch: {error}", file=sys.stderr)
+        return 2
+
+
+def _serve(runs: RunList, options: argparse.Namespace) -> int:
+    from .server import WatchServer
+
+    try:
+        server = WatchServer(runs, options.port)
+    except OSError as error:
+        raise OSError(f"port {options.port} cannot be used: {error.strerror}; give another --port.") from None
+    with server:
+        print(f"{server.url} (Ctrl-C ends it)", flush=True)
+        if options.open:
+            _show(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+    return 0
+
+
+def _show(url: str) -> None:
+    import webbrowser
+
+    if not webbrowser.open(url):
+        print(f"heliograph watch: no browser could be started: open {url} with one.", file=sys.stderr)
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port < 2**16:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, got {text}")
+    return port
