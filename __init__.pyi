@@ -33,6 +33,7 @@ from .builtin_callbacks.ray.report import RayReport as RayReport
 from .builtin_callbacks.recorder.plugin import Recorder as Recorder
 from .builtin_callbacks.recorder.replay.replay import replay as replay
 from .builtin_callbacks.recorder.replay.report import Replayed as Replayed
+from .builtin_callbacks.recorder.verdicts.plugin import Verdicts as Verdicts
 from .builtin_callbacks.rng_capture import RNGCapture as RNGCapture
 from .builtin_callbacks.roll_back import RollBack as RollBack
 from .builtin_callbacks.rules.base import RuleFiring as RuleFiring

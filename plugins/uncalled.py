@@ -17,7 +17,7 @@ OPTIONAL = frozenset({
     ev.CheckpointLoaded, ev.CheckpointPruned, ev.CheckpointSaved, ev.LastBoundary, ev.PluginChanged, ev.PluginFailed,
     ev.PredictBatchEnd, ev.PredictBatchStart, ev.PredictEnd, ev.PredictStart,
     ev.Replay, ev.ResumeVerified, ev.RunClosed, ev.RunFailed, ev.TestBatchEnd, ev.TestBatchStart,
-    ev.TestEnd, ev.TestStart, ev.TrainEnd, ev.ValidationCut,
+    ev.TestEnd, ev.TestStart, ev.TrainEnd, ev.ValidationCut, ev.Verdict,
 })  # fmt: skip
 WORDS: dict[type[Event], str] = {
     ev.Log: "log",

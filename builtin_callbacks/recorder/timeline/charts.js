@@ -5,7 +5,7 @@ const HUES = { train: "train", validation: "validation", "each batch": "batch" }
 function hues(curves) {
   let others = 0;
   return curves.map((curve) => {
-    if (curve.run !== undefined) return `run-${curve.run % 6}${curve.split === "train" ? "" : " dashed"}`;
+    if (curve.run !== undefined) return `run-${curve.run % 6}${{ train: "", "each batch": " faint" }[curve.split] ?? " dashed"}`;
     const known = HUES[curve.split];
     return known && curves.filter((each) => each.split === curve.split).length === 1 ? known : `other-${others++ % 3}`;
   });

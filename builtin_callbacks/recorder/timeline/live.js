@@ -17,9 +17,10 @@ function together(found) {
   const [[, first]] = found;
   if (found.length === 1) return first.facts;
   const byName = new Map();
+  const names = found.map(([, { facts }]) => facts.run);
   found.forEach(([name, { facts }], run) => facts.charts.forEach((chart) => {
     if (!byName.has(chart.name)) byName.set(chart.name, []);
-    byName.get(chart.name).push(...chart.curves.map((curve) => ({ ...curve, kept: undefined, run, name })));
+    byName.get(chart.name).push(...chart.curves.map((curve) => ({ ...curve, kept: undefined, run, name: new Set(names).size === names.length ? names[run] : name })));
   }));
   return { ...first.facts, end: Math.max(...found.map(([, { facts }]) => facts.end)), charts: [...byName].map(([name, curves]) => ({ name, curves })) };
 }

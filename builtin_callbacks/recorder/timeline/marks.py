@@ -19,7 +19,7 @@ class Mark:
     """One mark on the curves.
 
     Attributes:
-        kind: `best`, `last`, `kept` or `pruned` for a checkpoint, `decision`, `stop` or `plugin`.
+        kind: `best`, `last`, `kept` or `pruned` for a checkpoint, `decision`, `stop`, `plugin` or `verdict`.
         step: optimizer steps done.
         time: in seconds on the time axis.
         title: what it is.
@@ -48,6 +48,7 @@ def marks(
     for attempt in attempts:
         if attempt.is_fit:
             found += [*_decisions(attempt, requests[attempt.number], axis), *_plugins(attempt, axis)]
+            found += _verdicts(attempt, axis)
     return sorted(found, key=lambda mark: mark.time)
 
 
@@ -91,3 +92,11 @@ def _plugins(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
         else:
             title, line = f"{data['plugin']} failed on {data['event']}", str(data["error"])
         yield Mark("plugin", entry.counters.steps, axis.at(attempt.number, entry.clock), title, (line,))
+
+
+def _verdicts(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
+    for entry in attempt.events("verdict"):
+        data = entry.data
+        title = f"{data['kind']}" if data["holds"] else f"{data['kind']} no longer"
+        at = entry.counters.steps
+        yield Mark("verdict", at, axis.at(attempt.number, entry.clock), f"{title}, step {at}", (str(data["text"]),))

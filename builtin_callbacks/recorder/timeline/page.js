@@ -49,6 +49,7 @@ function show(facts) {
   buildCharts();
   drawHead();
   drawTotals();
+  drawParts();
   drawTables();
   redraw();
 }

@@ -24,7 +24,9 @@ from ..explain.attempt_summary import (
 from ..explain.attempts import KINDS, describe_comparison
 from ..explain.control import positions
 from ..explain.costs import costs, timed_seconds, untimed_attempts
+from ..explain.efficiency import efficiency
 from ..explain.end import describe_ending, progress, reasons
+from ..explain.measured import Measured
 from ..explain.phases import longest, phases, totals
 from ..explain.requests import group_requests, requests_of
 from ..explain.saves import common_folder, relative_name, roles_of, saves_of
@@ -101,6 +103,7 @@ def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, 
     """
     attempts = summarize_attempts(recording, is_running=is_running)
     axis = Axis(attempts)
+    spent = efficiency(recording, attempts)
     requests = {attempt.number: requests_of(attempt) for attempt in attempts}
     slices = [piece for attempt in attempts for piece in phases(attempt)]
     return {
@@ -133,8 +136,18 @@ def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, 
             [each.first.verb, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
             for each in group_requests(request for of_attempt in requests.values() for request in of_attempt)
         ],
+        "goodput": spent.goodput if spent.parts else None,
+        "parts": list(spent.parts.items()),
+        "findings": [[each.kind, each.text] for each in spent.findings],
+        "ranks": [] if spent.ranks is None else _ranks(spent.ranks),
         **_checkpoints(attempts),
     }
+
+
+def _ranks(measured: Measured) -> list[tuple[float, ...]]:
+    """Return a row for each rank: seconds of a batch, of its wait for data and its forward pass, bytes of memory."""
+    columns = measured.batch, measured.load, measured.forward, measured.memory, measured.device_memory
+    return [(rank, *row) for rank, row in enumerate(zip(*columns, strict=True))]
 
 
 def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, Any]:

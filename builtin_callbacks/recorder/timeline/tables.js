@@ -37,6 +37,19 @@ function drawTotals() {
   $("totals").replaceChildren(...data.totals.map(([kind, value]) => html("li", {}, block(kind), kind, html("b", {}, seconds(value)), share(value))));
 }
 
+function drawParts() {
+  const total = data.parts.reduce((sum, [, value]) => sum + value, 0);
+  $("goodput").textContent = data.goodput === null ? "" : `goodput ${(100 * data.goodput).toFixed(1)} %`;
+  $("parts").replaceChildren(...data.parts.map(([name, value]) => html("li", {}, name, html("b", {}, seconds(value)), `${((100 * value) / total).toFixed(1)} %`)));
+  $("findings").replaceChildren(...data.findings.map(([kind, text]) => html("li", {}, html("b", {}, kind), `: ${text}`)));
+  $("findings").hidden = !data.findings.length;
+  $("by-rank").hidden = !data.ranks.length;
+  const size = (value) => (value ? `${(value / 2 ** 20).toFixed(0)} MiB` : "");
+  const most = Math.max(1e-12, ...data.ranks.map((row) => row[1]));
+  const time = (title) => ({ title, number: true, text: seconds, bar: (value) => value / most });
+  table($("ranks"), [{ title: "Rank", number: true }, time("A batch"), time("Of it, waiting for data"), time("Forward pass"), { title: "Memory", number: true, text: size }, { title: "GPU memory", number: true, text: size }], data.ranks);
+}
+
 // Tables.
 
 const views = {}; // of tables: how each is sorted and filtered, by the name of its box

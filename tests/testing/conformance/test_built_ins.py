@@ -71,6 +71,7 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "progress": lambda folder: h.ProgressBar(plain=False, interval=0),
     "ray_report": lambda folder: h.RayReport(),
     "recorder": lambda folder: h.Recorder(folder),
+    "verdicts": lambda folder: h.Verdicts(every=0.001),
     "rng_capture": lambda folder: h.RNGCapture(),
     "roll_back": lambda folder: h.RollBack(),
     "rule_controller": lambda folder: h.RuleController(RULES),
