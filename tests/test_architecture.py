@@ -69,6 +69,7 @@ LAYERS = [
     "builtin_callbacks.recorder.timeline",
     "builtin_callbacks.recorder.replay",
     "builtin_callbacks.recorder",
+    "builtin_callbacks.remote",
     "builtin_callbacks.rules",
     "builtin_callbacks.trackers",
     "builtin_callbacks.trackers.mlflow",
@@ -102,15 +103,15 @@ PUBLIC = """
     LogSchedule LogText LoopEngine MLflow Mixup NaNGuard NotRecorded Once Optuna OrderedSignal Overfitting Page
     Periodic PhaseTimes Phases Place Plugin PluginChanged PluginFailed Plugins PredictBatchEnd PredictBatchStart
     PredictEnd PredictStart PredictionWriter Preemption Profile Progress ProgressBar RNGCapture RandomSampler
-    RankFailed RayLauncher RayReport Recorder Rehearsal Replay Replayed Request ResumeDiffers ResumeReport
-    ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart
-    RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule SeekableSampler
-    SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard TestBatchEnd TestBatchStart
-    TestEnd TestStart TokenBudgetBatchSampler Tracker Trackio TrainEnd TrainRun TrainStart Trainer TrainingError
-    ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule ValidationStart WandB
-    accuracy choose_engine find_batch_size launch load_weights on open_study ray read_prediction_batches
-    read_predictions register_function register_metric register_mover register_operation replay standard
-    warmup_cosine warmup_linear
+    RankFailed RayLauncher RayReport Recorder Rehearsal Remote RemoteAnswer RemoteRun Replay Replayed Request
+    ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric
+    RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule
+    SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard
+    TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker Trackio TrainEnd TrainRun
+    TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd
+    ValidationSchedule ValidationStart WandB accuracy attach choose_engine find_batch_size launch load_weights on
+    open_study ray read_prediction_batches read_predictions register_function register_metric register_mover
+    register_operation replay standard warmup_cosine warmup_linear
 """
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 STEPS = 12
 NAMES = ("one", "two")
+EVENTS: tuple[Any, ...] = (h.BatchStart, h.StepEnd, h.BatchEnd, h.Log, h.ValidationEnd, h.ShouldStop)
 
 
 class Silent(h.Plugin):
@@ -34,7 +35,7 @@ class Asker(h.Plugin):
     def __init__(self, seed: int, rank: int) -> None:
         self.random, self.rank = random.Random(f"{seed} {rank}"), rank
 
-    @h.on(h.BatchStart, h.StepEnd, h.BatchEnd, h.Log, h.ValidationEnd, h.ShouldStop)
+    @h.on(*EVENTS)
     def ask(self, run: h.Run, event: h.Event) -> None:
         for _ in range(self.random.choice([0, 0, 0, 1, 2])):
             what, by = self.random.randrange(3), self.random.choice(["ann", "bob"])
