@@ -133,7 +133,7 @@ def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, 
             for each in costs(attempts)
         ],
         "requests": [
-            [each.first.verb, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
+            [each.what, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
             for each in group_requests(request for of_attempt in requests.values() for request in of_attempt)
         ],
         "goodput": spent.goodput if spent.parts else None,
