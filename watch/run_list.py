@@ -10,6 +10,7 @@ from typing import Any
 
 from heliograph.builtin_callbacks.recorder.format.reader import SUFFIX
 
+from .requests import can_be_asked
 from .watched_run import WatchedRun
 
 PAUSE, SHARE = 1.0, 20  # between two searches of the folders: seconds, and times as long as one took, at least
@@ -48,14 +49,22 @@ class RunList:
             return [*self._runs.values()]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what the page lists of each run: its number, its name, when it was last written, whether it is."""
+        """Return what the page lists of each run: its number and name, when it was written, its state."""
         rows = []
         for number, run in enumerate(self.runs()):
             try:
                 modified = run.path.stat().st_mtime
             except OSError:  # it was removed
                 continue
-            rows.append({"id": number, "name": run.name, "modified": modified, "running": run.is_running})
+            rows.append(
+                {
+                    "id": number,
+                    "name": run.name,
+                    "modified": modified,
+                    "running": run.is_running,
+                    "remote": can_be_asked(run),
+                }
+            )
         return rows
 
     def first(self) -> list[int]:

@@ -7,14 +7,17 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from hmac import compare_digest
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from secrets import token_urlsafe
 from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs
 
 from heliograph.builtin_callbacks.recorder.timeline.page import live_page
 
+from .requests import ask
 from .run_list import RunList
 
 ADDRESS = "127.0.0.1"
@@ -27,6 +30,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
+TEXT = "text/plain; charset=utf-8"
+LONGEST = 8192  # bytes of a request to a run
 MIN_COMPRESSED = 1000  # bytes
 TIMEOUT = 60  # seconds without a request after which a connection is closed
 
@@ -39,6 +44,7 @@ class WatchServer(ThreadingHTTPServer):
         port: 0 for one that is free.
 
     Attributes:
+        token: what a page of this server sends with each request to a run.
         first_look: the thread that reads what the page shows at first.
 
     Raises:
@@ -48,7 +54,7 @@ class WatchServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, runs: RunList, port: int = 0) -> None:
-        self.runs = runs
+        self.runs, self.token = runs, token_urlsafe()
         super().__init__((ADDRESS, port), _Request)
         self.first_look = Thread(target=self._read_first, daemon=True)
         self.first_look.start()
@@ -88,6 +94,33 @@ class _Request(BaseHTTPRequestHandler):
         else:
             answer()
 
+    def do_POST(self) -> None:  # named by http.server
+        """Answer with what became of a request to a run; a page elsewhere knows no token, and can ask for nothing."""
+        length = self.headers.get("Content-Length", "")
+        if self._is_foreign():
+            return
+        if self.path != "/ask":
+            self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
+        elif not compare_digest(self.headers.get("X-Watch-Token", "").encode(), self.server.token.encode()):
+            self._refuse(HTTPStatus.FORBIDDEN, "This page is of a watch that has ended: load it again.")
+        elif not length.isdecimal() or int(length) > LONGEST:
+            self._refuse(HTTPStatus.BAD_REQUEST, f"A request has at most {LONGEST} bytes.")
+        else:
+            self._ask(self.rfile.read(int(length)))
+
+    def _ask(self, body: bytes) -> None:
+        runs = self.server.runs.runs()
+        try:
+            what = json.loads(body)
+            number = what.get("run") if isinstance(what, dict) else None
+            if type(number) is not int or not 0 <= number < len(runs):
+                raise ValueError("There is no such run.")
+            answer = str(ask(runs[number], what))
+        except (ValueError, LookupError, RecursionError, OSError) as error:
+            self._send(HTTPStatus.BAD_REQUEST, str(error).encode(), TEXT)
+        else:
+            self._send(HTTPStatus.OK, answer.encode(), TEXT)
+
     def log_message(self, *args: Any) -> None:
         """Print nothing: a page asks every second."""
 
@@ -99,7 +132,7 @@ class _Request(BaseHTTPRequestHandler):
         return True
 
     def _send_page(self) -> None:
-        about = {"chosen": self.server.runs.first()}
+        about = {"chosen": self.server.runs.first(), "token": self.server.token}
         self._send(HTTPStatus.OK, live_page(about).encode(), "text/html; charset=utf-8")
 
     def _send_json(self, make: Callable[[], Any]) -> None:
@@ -118,7 +151,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         self.close_connection = True  # whatever was sent is not read
-        self._send(status, f"{why}\n".encode(), "text/plain; charset=utf-8")
+        self._send(status, f"{why}\n".encode(), TEXT)
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         is_compressed = len(body) >= MIN_COMPRESSED and "gzip" in self.headers.get("Accept-Encoding", "")

@@ -73,17 +73,27 @@ class WatchedRun:
     @property
     def is_running(self) -> bool | None:
         """Whether a process is writing the recording; None if it is one of another machine, which cannot be asked."""
+        process = self._writer()
+        return process if process is None else process > 0
+
+    @property
+    def process(self) -> int | None:
+        """The number of the process that is writing the recording, None if there is none on this machine."""
+        return self._writer() or None
+
+    def _writer(self) -> int | None:
+        """Return the process of this machine that writes the recording, 0 for none, None where that is not known."""
         lock = self.path.with_name(self.path.name + ".lock")
         try:
             holder = lock.read_text(errors="replace").split()
         except OSError:
-            return False  # a writer has one, and removes it at its end
+            return 0  # a writer has one, and removes it at its end
         if len(holder) != 2 or not holder[0].isdigit() or holder[1] != socket.gethostname():
             return None
         try:
             os.kill(int(holder[0]), 0)
         except (ProcessLookupError, OverflowError):
-            return False
+            return 0
         except PermissionError:  # of another user
-            return True
-        return True
+            return int(holder[0])
+        return int(holder[0])

@@ -32,12 +32,17 @@ class Client:
     def __init__(self, server: WatchServer) -> None:
         self.server = server
 
-    def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
+    def ask(self, body: Any, path: str = "/ask", **headers: str) -> Answer:
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"X_Watch_Token": self.server.token, "Content_Length": str(len(text)), **headers}
+        return self.get(path, "POST", text, **headers)
+
+    def get(self, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=30)
         connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
         for name, value in headers.items():
             connection.putheader(name.replace("_", "-"), value)
-        connection.endheaders()
+        connection.endheaders(body)
         answer = connection.getresponse()
         found = Answer(answer.status, answer.read(), dict(answer.getheaders()))
         connection.close()
@@ -78,7 +83,7 @@ def test_it_listens_on_this_machine_only(client: Client) -> None:
 def test_the_page_shows_the_newest_run_at_first(client: Client) -> None:
     page = client.get("/")
     assert page.status == 200
-    assert b'<script type="application/json" id="data">{"live":{"chosen":[1]}}</script>' in page.body
+    assert b'<script type="application/json" id="data">{"live":{"chosen":[1],"token":"' in page.body
     assert b"connect-src &#39;self&#39;" in page.body or b"connect-src 'self'" in page.body
     assert page.headers["X-Frame-Options"] == "DENY"
     assert page.headers["Cache-Control"] == "no-store"
@@ -86,8 +91,8 @@ def test_the_page_shows_the_newest_run_at_first(client: Client) -> None:
 
 def test_all_recordings_are_listed(client: Client) -> None:
     assert client.get("/runs").json() == [
-        {"id": 0, "name": "a/first", "modified": 1000.0, "running": False},
-        {"id": 1, "name": "b/deep/second", "modified": 1001.0, "running": False},
+        {"id": 0, "name": "a/first", "modified": 1000.0, "running": False, "remote": False},
+        {"id": 1, "name": "b/deep/second", "modified": 1001.0, "running": False, "remote": False},
     ]
 
 
@@ -174,9 +179,9 @@ def test_nothing_else_is_served(client: Client, path: str, status: int) -> None:
     assert client.get(path).status == status
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "HEAD", "OPTIONS"])
 def test_other_methods_are_refused(client: Client, method: str) -> None:
-    assert client.get("/", method).status in (404, 501)
+    assert client.get("/", method).status == 501
 
 
 def test_facts_are_compressed_for_who_can_read_that(client: Client) -> None:
@@ -184,3 +189,50 @@ def test_facts_are_compressed_for_who_can_read_that(client: Client) -> None:
     assert answer.headers["Content-Encoding"] == "gzip"
     assert json.loads(gzip.decompress(answer.body))["facts"]["run"] == "digits"
     assert "Content-Encoding" not in client.get("/runs", Accept_Encoding="gzip").headers  # it is short
+
+
+STOP = {"run": 1, "verb": "stop", "reason": "enough"}
+
+
+@pytest.mark.parametrize("token", ["", "x", "ä"])
+def test_a_request_without_the_token_of_the_page_is_refused(client: Client, token: str) -> None:
+    answer = client.ask(STOP, X_Watch_Token=token)
+    assert (answer.status, b"load it again" in answer.body) == (403, True)
+
+
+def test_a_request_through_another_host_name_is_refused(client: Client) -> None:
+    assert client.ask(STOP, Host="evil.example").status == 403
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"{", "Expecting"),
+        (b"[" * 5000, ""),
+        (b"\xff", ""),
+        ([], "There is no such run"),
+        ({**STOP, "run": 2}, "There is no such run"),
+        ({**STOP, "run": True}, "There is no such run"),
+        ({**STOP, "run": "1"}, "There is no such run"),
+        (
+            {**STOP, "verb": "erase"},
+            "A run can be asked for stop, save, validate, log, end_epoch, set_learning_rate",
+        ),
+        ({**STOP, "verb": ["stop"]}, "A run can be asked for"),
+        ({**STOP, "reason": "  "}, "Give a reason"),
+        ({**STOP, "reason": 3}, "Give a reason"),
+        ({**STOP, "verb": "set_learning_rate", "value": -1}, "more than 0"),
+        ({**STOP, "verb": "set_learning_rate"}, "more than 0"),
+        (STOP, "b/deep/second has ended, or has no Remote in "),
+    ],
+)
+def test_a_request_that_cannot_be_made_says_why(client: Client, body: Any, why: str) -> None:
+    answer = client.ask(body)
+    assert answer.status == 400
+    assert why in answer.body.decode()
+
+
+def test_a_request_is_short_and_has_one_address(client: Client) -> None:
+    assert client.ask(b"x", Content_Length="9000").status == 400
+    assert client.ask(b"x", Content_Length="-1").status == 400
+    assert client.ask(STOP, "/runs").status == 404

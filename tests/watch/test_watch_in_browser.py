@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from getpass import getuser
 from pathlib import Path
 from queue import Queue
 from threading import Thread
@@ -12,6 +13,7 @@ from typing import Any
 
 import heliograph as h
 import pytest
+from heliograph.builtin_callbacks.remote.sockets import host_name
 from heliograph.tests.browsers import launched_browser
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
 from heliograph.watch.run_list import RunList
@@ -124,3 +126,47 @@ def test_curves_grow_while_the_training_runs(browser: Browser, tmp_path: Path) -
         training.gate.allowed.put(1)
         page.locator("#status.stopped").wait_for(timeout=20_000)
         assert "it is enough" in page.locator("#why").inner_text()
+
+
+def test_a_stop_from_the_page_stops_the_run_and_names_who_asked(browser: Browser, tmp_path: Path) -> None:
+    with Training(tmp_path, h.Remote(tmp_path)) as training, watched(browser, tmp_path) as page:
+        training.gate.allowed.put(3)
+        wait_for_step(page, 3)
+        page.locator("#remote").wait_for(timeout=20_000)
+        page.get_by_label("Reason", exact=True).fill("it has learned enough")
+        page.get_by_label("Learning rate", exact=True).fill("0.05")
+        page.get_by_role("button", name="Set").click()
+        training.gate.allowed.put(2)
+        page.locator("#answer", has_text="accepted").wait_for(timeout=20_000)
+        page.get_by_role("button", name="Stop").click()
+        training.gate.allowed.put(2)
+        page.locator("#status.stopped").wait_for(timeout=20_000)
+        assert "it has learned enough (through watch)" in page.locator("#why").inner_text()
+        assert page.locator("#remote").is_hidden()
+    (result,) = training.result
+    asked = {request.verb: (request.by, request.reason) for request in result.history if "watch" in request.reason}
+    assert asked.keys() == {"stop", "set_learning_rate"}
+    assert asked["stop"] == (f"{getuser()}@{host_name()}", "it has learned enough (through watch)")
+
+
+def test_without_a_remote_there_are_no_buttons(browser: Browser, tmp_path: Path) -> None:
+    with Training(tmp_path) as training, watched(browser, tmp_path) as page:
+        training.gate.allowed.put(3)
+        wait_for_step(page, 3)
+        assert page.locator("#remote").is_hidden()
+
+
+def test_runs_are_compared(browser: Browser, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        with Training(tmp_path / name, name=name, epochs=2) as training:
+            training.gate.allowed.put(16)
+            training.thread.join(60)
+    with watched(browser, tmp_path / "one", tmp_path / "other") as page:
+        page.locator("path.curve.run-1").first.wait_for(timeout=20_000)
+        assert page.locator('path.curve.run-0[data-metric="train/loss"]').count() == 1
+        assert page.locator('path.curve.run-1[data-metric="train/loss"]').count() == 1
+        assert page.locator("h1").inner_text() == "one"
+        page.get_by_label("one/one_").uncheck()
+        page.locator("path.curve.train").first.wait_for(timeout=20_000)
+        assert page.locator("h1").inner_text() == "other"
+        assert page.locator("path.curve.run-1").count() == 0

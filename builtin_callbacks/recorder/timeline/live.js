@@ -45,6 +45,23 @@ function choose(id, wanted) {
   update();
 }
 
+/** Asks the run whose facts are shown for something. */
+async function request(verb) {
+  const value = verb === "set_learning_rate" ? Number($("rate").value) : undefined;
+  const run = shownFirst();
+  $("answer").textContent = `asking ${run.name} ...`;
+  const body = JSON.stringify({ run: run.id, verb, value, reason: $("reason").value });
+  try {
+    const answer = await fetch("ask", { method: "POST", headers: { "X-Watch-Token": embedded.live.token }, body });
+    $("answer").textContent = await answer.text();
+  } catch {
+    $("answer").textContent = "The server of this page does not answer.";
+  }
+}
+
+const shownFirst = () => rows.find((row) => row.id === [...chosen].find(([, run]) => run.facts && !run.facts.error)?.[0]);
+document.querySelectorAll(".ask").forEach((button) => button.addEventListener("click", () => request(button.dataset.verb)));
+
 /** Asks for the list and for what is new of the chosen runs; draws if anything is. */
 async function update() {
   const were = rows.length;
@@ -63,6 +80,8 @@ async function update() {
   if (shown.length && (isNew || key !== state.shown)) show(together(shown));
   state.shown = key;
   document.body.classList.toggle("nothing", !shown.length);
+  $("remote").hidden = !shownFirst()?.remote;
+  $("remote-title").textContent = `Ask ${data?.run ?? "the run"}`;
   drawList();
 }
 
