@@ -61,6 +61,7 @@ LAYERS = [
     "builtin_callbacks.checkpoint.repeated",
     "builtin_callbacks.checkpoint",
     "builtin_callbacks.export",
+    "builtin_callbacks.open_telemetry",
     "builtin_callbacks.optuna",
     "builtin_callbacks.profile",
     "builtin_callbacks.progress_bar",
@@ -102,15 +103,15 @@ PUBLIC = """
     EpochStart Event Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation
     GradientClipping GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary LearningRate
     LearningRateSearch LengthGroupedSampler LoaderParams LocalLauncher Log LogCurve LogFile LogHistogram LogImage
-    LogSchedule LogText LoopEngine MLflow Mixup NaNGuard NotRecorded Once Optuna OrderedSignal Overfitting Page
-    Periodic PhaseTimes Phases Place Plugin PluginChanged PluginFailed Plugins PredictBatchEnd PredictBatchStart
-    PredictEnd PredictStart PredictionWriter Preemption Profile Progress ProgressBar RNGCapture RandomSampler
-    RankFailed RayLauncher RayReport Recorder Rehearsal Remote RemoteAnswer RemoteRun Replay Replayed Request
-    ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric
-    RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule
-    SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard TestBatchEnd
-    TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker Trackio TrainEnd TrainRun TrainStart Trainer
-    TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule
+    LogSchedule LogText LoopEngine MLflow Mixup NaNGuard NotRecorded Once OpenTelemetry Optuna OrderedSignal
+    Overfitting Page Periodic PhaseTimes Phases Place Plugin PluginChanged PluginFailed Plugins PredictBatchEnd
+    PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Profile Progress ProgressBar RNGCapture
+    RandomSampler RankFailed RayLauncher RayReport Recorder Rehearsal Remote RemoteAnswer RemoteRun Replay Replayed
+    Request ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring
+    RuleMetric RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint
+    SaveSchedule SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard
+    TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker Trackio TrainEnd TrainRun TrainStart
+    Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule
     ValidationStart Verdict Verdicts WandB accuracy attach choose_engine find_batch_size launch load_weights on
     open_study ray read_prediction_batches read_predictions register_function register_metric register_mover
     register_operation replay standard warmup_cosine warmup_linear
