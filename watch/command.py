@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,12 @@ def add_command(commands: Commands) -> None:
         "watch",
         help="look into runs while they train: a page with their curves, requests and checkpoints",
         description="Serves a page on this machine, made from recordings, until Ctrl-C. Exit status 0: it was served; "
-        "2: there is no recording or folder, or the port is taken.",
+        "2: there is no recording or folder, the port is taken, or rich is not installed.",
     )
     watch.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a recording, or a folder with recordings")
     watch.add_argument("--port", type=_port, default=0, help="the port of the page; by default a free one")
     watch.add_argument("--open", action="store_true", help="show the page in a browser")
+    watch.add_argument("--terminal", action="store_true", help="show a text screen here instead of a page")
     watch.set_defaults(run=run_watch)
 
 
@@ -37,8 +39,8 @@ def run_watch(options: argparse.Namespace) -> int:
 
     try:
         runs = RunList(options.runs)
-        return _serve(runs, options)
-    except (OSError, ValueError) as error:
+        return _show_here(runs) if options.terminal else _serve(runs, options)
+    except (OSError, ValueError, ImportError) as error:
         print(f"heliograph watch: {error}", file=sys.stderr)
         return 2
 
@@ -58,6 +60,15 @@ def _serve(runs: RunList, options: argparse.Namespace) -> int:
             server.serve_forever()
         except KeyboardInterrupt:
             print()
+    return 0
+
+
+def _show_here(runs: RunList) -> int:
+    from .terminal import check_rich, show
+
+    check_rich()
+    with suppress(KeyboardInterrupt):
+        show(runs)
     return 0
 
 
