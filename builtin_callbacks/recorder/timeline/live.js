@@ -28,7 +28,7 @@ function together(found) {
 function drawList() {
   const age = (modified) => `${seconds(Math.max(0, Date.now() / 1000 - modified))} ago`;
   const cell = (text, tight) => html("td", { class: tight && "tight" }, text);
-  const body = [...rows].sort((one, other) => other.modified - one.modified).map((row) => {
+  const body = [...rows].sort((one, other) => (other.running === true) - (one.running === true) || (one.running ? one.name.localeCompare(other.name) : other.modified - one.modified)).map((row) => {
     const facts = chosen.get(row.id)?.facts;
     const box = html("input", { type: "checkbox", checked: chosen.has(row.id), disabled: chosen.size >= MAX_CHOSEN && !chosen.has(row.id), "aria-label": row.name, onchange: () => choose(row.id, box.checked) });
     const run = [...chosen.keys()].indexOf(row.id);
