@@ -149,6 +149,7 @@ class Remote(Plugin):
             "run": run.name,
             "host": host_name(),
             "process": os.getpid(),
+            "tcp": self.address,
             "phase": run.phase,
             **place_of(run),
             "evaluated": progress.evaluated if run.phase != "train" else None,
