@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from time import perf_counter, time
 from typing import Any
 
@@ -24,7 +25,6 @@ from ....events import (
 )
 from ....events.alarms import Alarm
 from ....events.checks import check_number
-from ....events.progress import Progress
 from ....plugins import Plugin, on
 from ..explain.judge import MIN_SAMPLED, Judge
 from ..explain.measured import Measured
@@ -32,12 +32,8 @@ from .memory import device_bytes, resident_bytes
 from .step_clock import StepClock, Sums
 
 SHARE = 0.01  # of the time since the training began: a stretch is at least so long, so that a long run has a thousand
-FIRST_BATCHES, MORE = 16, 4  # of the first look; and at most so many times as many until the next one
-
-
-def batches_of(progress: Progress) -> int:
-    """Return the count of the alarms."""
-    return progress.batches
+FIRST_STEPS, MORE = 16, 4  # until the first look; and at most so many times as many until the next one
+STEPS = attrgetter("steps")  # a plain attribute: a property would cost a call for every batch
 
 
 class Verdicts(Plugin):
@@ -77,8 +73,8 @@ class Verdicts(Plugin):
         """Forget the former run."""
         self._clock, self._judge = StepClock(), Judge()
         self._useful, self._start = 0.0, time()
-        self._began, self._batches = perf_counter(), 0
-        self._due = FIRST_BATCHES
+        self._began, self._batches, self._steps = perf_counter(), 0, 0
+        self._due = FIRST_STEPS
         self._goodput: float | None = None
 
     def describe(self, run: Run) -> str:
@@ -87,33 +83,33 @@ class Verdicts(Plugin):
 
     # The clock of this process.
 
-    @on(BatchStart, lane=Lane.TRANSFORM, idle_until="begin_due")
+    @on(BatchStart, lane=Lane.TRANSFORM, idle_until="next_sample")
     def end_load(self, run: Run, event: BatchStart) -> None:
         """The wait for the data of a batch has ended."""
         self._clock.end_load()
 
-    @on(ForwardEnd, lane=Lane.TRANSFORM, idle_until="begin_due")
+    @on(ForwardEnd, lane=Lane.TRANSFORM, idle_until="next_sample")
     def end_forward(self, run: Run, event: ForwardEnd) -> None:
         """The forward pass has ended."""
         self._clock.end_forward()
 
-    @on(BatchEnd, lane=Lane.REPORT, idle_until="end_due")
+    @on(BatchEnd, lane=Lane.REPORT, idle_until="next_due")
     def end_batch(self, run: Run, event: BatchEnd) -> None:
         """Add a batch that is timed; at the end of a stretch, judge."""
-        batches = run.progress.batches
-        if batches >= self._clock.end_due:
-            self._clock.end_batch(batches)
-        if batches >= self._due:
+        steps = run.progress.steps
+        if steps >= self._clock.due:
+            self._clock.end_batch(run.progress.batches, steps)
+        if steps >= self._due:
             self._look(run)
             self._clock.restart_load()
 
-    def begin_due(self, run: Run) -> Alarm:
-        """Return the count of batches at which the begin of the next one is looked at."""
-        return batches_of, self._clock.begin_due
+    def next_sample(self, run: Run) -> Alarm:
+        """Return the number of steps from which on a batch is timed."""
+        return STEPS, self._clock.due
 
-    def end_due(self, run: Run) -> Alarm:
-        """Return the count of batches at which the end of the next one is looked at."""
-        return batches_of, min(self._clock.end_due, self._due)
+    def next_due(self, run: Run) -> Alarm:
+        """Return the number of steps from which on a batch is timed, or the ranks exchange what they have measured."""
+        return STEPS, min(self._clock.due, self._due)
 
     @on(EpochStart, Log, lane=Lane.REPORT, optional=True)
     def restart_load(self, run: Run, event: EpochStart | Log) -> None:
@@ -175,12 +171,13 @@ class Verdicts(Plugin):
 
     def _begin(self, run: Run) -> None:
         self._clock.take()
-        self._began, self._batches = perf_counter(), run.progress.batches
-        self._due = self._batches + FIRST_BATCHES
+        progress = run.progress
+        self._began, self._batches, self._steps = perf_counter(), progress.batches, progress.steps
+        self._due = self._steps + FIRST_STEPS
 
     def _look(self, run: Run, *, is_end: bool = False) -> None:
         """Exchange what was measured; end the stretch if it is long enough, by the clock of the main rank."""
-        batches = run.progress.batches - self._batches
+        batches, steps = run.progress.batches - self._batches, max(1, run.progress.steps - self._steps)
         if run.is_replay or not batches:
             return
         engine, sums = run.engine, self._clock.sums
@@ -201,9 +198,8 @@ class Verdicts(Plugin):
             for verdict in self._judge.add(stretch):
                 run.emit(verdict)
             seconds = 0.0
-        per_batch = max(stretch.seconds / batches, 1e-6)
-        wanted = max(MIN_SAMPLED, round((target - seconds) / per_batch))
-        self._due = run.progress.batches + min(wanted, MORE * batches)
+        wanted = max(MIN_SAMPLED, round((target - seconds) / max(stretch.seconds / steps, 1e-6)))
+        self._due = run.progress.steps + min(wanted, MORE * steps)
 
 
 def _stretch(seconds: float, batches: int, ranks: Sequence[tuple[Sums, int, int]]) -> Measured:

@@ -35,12 +35,11 @@ class StepClock:
 
     Attributes:
         sums: since they were taken.
-        begin_due: how many batches have ended when the begin of the next one that is timed is looked at.
-        end_due: the same of the next batch whose end is looked at: one that is timed, or the one before it.
+        due: the number of steps from which on batches are looked at: first the end of one, then the one after it.
     """
 
     def __init__(self) -> None:
-        self.sums, self.begin_due, self.end_due = Sums(), 0, 0
+        self.sums, self.due = Sums(), 0
         self._ended: float | None = None  # when the batch before the timed one ended, or what followed it
         self._former = 0  # the number of that batch
         self._began: float | None = None  # the timed one
@@ -63,11 +62,12 @@ class StepClock:
         if self._began is not None:
             self._forward = perf_counter() - self._began
 
-    def end_batch(self, batches: int) -> None:
+    def end_batch(self, batches: int, steps: int) -> None:
         """A batch has ended: add it if it was timed, and decide which is timed next.
 
         Args:
             batches: how many have ended.
+            steps: how many were taken.
         """
         now, sums, gap = perf_counter(), self.sums, 0
         if self._ended is not None and self._began is not None and batches == self._former + 1:
@@ -79,7 +79,7 @@ class StepClock:
             gap = round(SPACING / max(period, 1e-6))
             gap += sums.sampled * STRIDE % (gap // 2 + 1)
         self._began, self._ended, self._former = None, None if gap else now, batches
-        self.begin_due, self.end_due = batches + gap, batches + (gap or 1)
+        self.due = steps + gap
 
     def restart_load(self) -> None:
         """Something else than the loader has taken time since the last batch."""

@@ -20,16 +20,16 @@ class Loop:
         load, forward, rest = self.parts
         for _ in range(batches):
             self.now += load
-            if self.count >= self.clock.begin_due:
+            if self.count >= self.clock.due:
                 self.clock.end_load()
             self.now += forward
-            if self.count >= self.clock.begin_due:
+            if self.count >= self.clock.due:
                 self.clock.end_forward()
             self.now += rest
             self.count += 1
-            if self.count >= self.clock.end_due:
+            if self.count >= self.clock.due:
                 self.looks += 1
-                self.clock.end_batch(self.count)
+                self.clock.end_batch(self.count, self.count)
 
 
 def test_every_slow_batch_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
