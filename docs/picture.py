@@ -93,7 +93,7 @@ def train(folder: Path, rate: float, ends: Event) -> None:
     digits = load_digits()
     images = torch.tensor(digits.data, dtype=torch.float32) / 16
     labels = torch.tensor(digits.target)
-    batches = list(zip(images.split(64), labels.split(64), strict=True))
+    batches = list(zip(torch.split(images, 64), torch.split(labels, 64), strict=True))
     plugins: list[Any] = [
         h.LogSchedule(h.Every(steps=5)),
         h.ValidationSchedule(h.Every(epochs=1)),
