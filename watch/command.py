@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,12 +55,11 @@ def _serve(runs: RunList, options: argparse.Namespace) -> int:
         raise OSError(f"port {options.port} cannot be used: {error.strerror}; give another --port.") from None
     with server:
         print(f"{server.url} (Ctrl-C ends it)", flush=True)
-        if options.open:
-            _show(server.url)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            print()
+        with _shown(server.url) if options.open else nullcontext():
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                print()
     return 0
 
 
@@ -72,11 +72,18 @@ def _show_here(runs: RunList) -> int:
     return 0
 
 
-def _show(url: str) -> None:
+@contextmanager
+def _shown(url: str) -> Iterator[None]:
+    """Open an address in a browser, through a file: other users can see the arguments of a process."""
     import webbrowser
+    from tempfile import NamedTemporaryFile
 
-    if not webbrowser.open(url):
-        print(f"heliograph watch: no browser could be started: open {url} with one.", file=sys.stderr)
+    with NamedTemporaryFile("w", suffix=".html") as file:  # only this user can read it
+        file.write(f'<meta http-equiv="refresh" content="0; url={url}">')
+        file.flush()
+        if not webbrowser.open(Path(file.name).as_uri()):
+            print(f"heliograph watch: no browser could be started: open {url} with one.", file=sys.stderr)
+        yield
 
 
 def _port(text: str) -> int:

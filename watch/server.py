@@ -1,4 +1,4 @@
-"""The server of the page: on this machine only, for whoever has its address."""
+"""The server of the page: on this machine only; to ask a run for something, one has to know its token."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WatchServer(ThreadingHTTPServer):
         port: 0 for one that is free.
 
     Attributes:
-        token: what a page of this server sends with each request to a run.
+        token: what a page sends with each request to a run; it is in the address that is printed.
         first_look: the thread that reads what the page shows at first.
 
     Raises:
@@ -67,8 +67,8 @@ class WatchServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address of the page."""
-        return f"http://{ADDRESS}:{self.server_port}/"
+        """The address of the page, with the token: without it the page shows everything, and can ask for nothing."""
+        return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -82,7 +82,7 @@ class _Request(BaseHTTPRequestHandler):
         """Answer with the page, the list of runs, or the facts of one."""
         path, _, query = self.path.partition("?")
         answers: dict[str, Callable[[], None]] = {
-            "/": self._send_page,
+            "/": partial(self._send_page, parse_qs(query)),
             "/runs": partial(self._send_json, lambda: self.server.runs.rows()),
             "/facts": partial(self._send_facts, parse_qs(query)),
         }
@@ -101,12 +101,17 @@ class _Request(BaseHTTPRequestHandler):
             return
         if self.path != "/ask":
             self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
-        elif not compare_digest(self.headers.get("X-Watch-Token", "").encode(), self.server.token.encode()):
-            self._refuse(HTTPStatus.FORBIDDEN, "This page is of a watch that has ended: load it again.")
+        elif not self._knows(self.headers.get("X-Watch-Token", "")):
+            self._refuse(
+                HTTPStatus.FORBIDDEN, "This page has not the token of watch: open the address that it printed."
+            )
         elif not length.isdecimal() or int(length) > LONGEST:
             self._refuse(HTTPStatus.BAD_REQUEST, f"A request has at most {LONGEST} bytes.")
         else:
             self._ask(self.rfile.read(int(length)))
+
+    def _knows(self, token: str) -> bool:
+        return compare_digest(token.encode(errors="replace"), self.server.token.encode())
 
     def _ask(self, body: bytes) -> None:
         runs = self.server.runs.runs()
@@ -131,8 +136,10 @@ class _Request(BaseHTTPRequestHandler):
         self._refuse(HTTPStatus.FORBIDDEN, f"Open this page as http://{ADDRESS}:{self.server.server_port}/.")
         return True
 
-    def _send_page(self) -> None:
-        about = {"chosen": self.server.runs.first(), "token": self.server.token}
+    def _send_page(self, query: Mapping[str, list[str]]) -> None:
+        """Send the page; to who knows the token, since each user of this machine can reach this server."""
+        token = self.server.token if self._knows(query.get("token", [""])[0]) else ""
+        about = {"chosen": self.server.runs.first(), "token": token}
         self._send(HTTPStatus.OK, live_page(about).encode(), "text/html; charset=utf-8")
 
     def _send_json(self, make: Callable[[], Any]) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urljoin
 from urllib.request import urlopen
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_a_million_batches_need_little_memory(tmp_path: Path) -> None:
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[0]
-        with urlopen(f"{url}facts?run=0") as answer:
+        with urlopen(urljoin(url, "facts?run=0")) as answer:
             text = answer.read()
         status = Path(f"/proc/{process.pid}/status").read_text()
         process.send_signal(signal.SIGINT)

@@ -77,16 +77,24 @@ def client(folder: Path) -> Iterator[Client]:
 
 def test_it_listens_on_this_machine_only(client: Client) -> None:
     assert client.server.socket.getsockname()[0] == "127.0.0.1"
-    assert client.server.url == f"http://127.0.0.1:{client.server.server_port}/"
+    assert client.server.url == f"http://127.0.0.1:{client.server.server_port}/?token={client.server.token}"
+    assert len(client.server.token) >= 40
 
 
 def test_the_page_shows_the_newest_run_at_first(client: Client) -> None:
     page = client.get("/")
     assert page.status == 200
-    assert b'<script type="application/json" id="data">{"live":{"chosen":[1],"token":"' in page.body
+    assert b'<script type="application/json" id="data">{"live":{"chosen":[1],"token":""}}</script>' in page.body
     assert b"connect-src &#39;self&#39;" in page.body or b"connect-src 'self'" in page.body
     assert page.headers["X-Frame-Options"] == "DENY"
     assert page.headers["Cache-Control"] == "no-store"
+
+
+def test_the_page_has_the_token_of_an_address_that_has_it(client: Client) -> None:
+    token = client.server.token
+    assert f'"token":"{token}"'.encode() in client.get(f"/?token={token}").body
+    for other in ("", "x", token[:-1], "%FF"):
+        assert b'"token":""' in client.get(f"/?token={other}").body
 
 
 def test_all_recordings_are_listed(client: Client) -> None:
@@ -197,7 +205,7 @@ STOP = {"run": 1, "verb": "stop", "reason": "enough"}
 @pytest.mark.parametrize("token", ["", "x", "ä"])
 def test_a_request_without_the_token_of_the_page_is_refused(client: Client, token: str) -> None:
     answer = client.ask(STOP, X_Watch_Token=token)
-    assert (answer.status, b"load it again" in answer.body) == (403, True)
+    assert (answer.status, b"has not the token" in answer.body) == (403, True)
 
 
 def test_a_request_through_another_host_name_is_refused(client: Client) -> None:

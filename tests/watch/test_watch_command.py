@@ -7,12 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
+from urllib.parse import urljoin
 from urllib.request import urlopen
 
 import pytest
 from heliograph.__main__ import main
 from heliograph.tests.recordings import attempt, write
+from heliograph.watch.server import WatchServer
 
 
 def test_it_prints_its_address_and_serves_until_ctrl_c(tmp_path: Path) -> None:
@@ -22,7 +25,7 @@ def test_it_prints_its_address_and_serves_until_ctrl_c(tmp_path: Path) -> None:
         assert process.stdout is not None
         url, rest = process.stdout.readline().split(maxsplit=1)
         assert rest == "(Ctrl-C ends it)\n"
-        with urlopen(f"{url}runs") as answer:
+        with urlopen(urljoin(url, "runs")) as answer:
             assert [each["name"] for each in json.load(answer)] == ["one"]
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
@@ -44,3 +47,25 @@ def test_a_port_is_a_number(port: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as end:
         main(["watch", str(tmp_path), f"--port={port}"])
     assert end.value.code == 2
+
+
+def test_a_browser_gets_the_address_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each user can see the arguments of a browser."""
+    opened = list[str]()
+
+    def show(url: str) -> bool:
+        opened.append(Path(url.removeprefix("file://")).read_text())
+        return False
+
+    def stop(server: WatchServer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(webbrowser, "open", show)
+    monkeypatch.setattr(WatchServer, "serve_forever", stop)
+    assert main(["watch", str(tmp_path), "--open"]) == 0
+    captured = capsys.readouterr()
+    url = captured.out.split()[0]
+    assert opened == [f'<meta http-equiv="refresh" content="0; url={url}">']
+    assert captured.err == f"heliograph watch: no browser could be started: open {url} with one.\n"

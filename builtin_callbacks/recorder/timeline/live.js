@@ -80,7 +80,7 @@ async function update() {
   if (shown.length && (isNew || key !== state.shown)) show(together(shown));
   state.shown = key;
   document.body.classList.toggle("nothing", !shown.length);
-  $("remote").hidden = !shownFirst()?.remote;
+  $("remote").hidden = !embedded.live.token || !shownFirst()?.remote;
   $("remote-title").textContent = `Ask ${data?.run ?? "the run"}`;
   drawList();
 }
