@@ -30,6 +30,10 @@ from .builtin_callbacks.ray.creators.local import LocalLauncher as LocalLauncher
 from .builtin_callbacks.ray.creators.trainer import CreatorTrainer as CreatorTrainer
 from .builtin_callbacks.ray.launcher.launcher import RayLauncher as RayLauncher
 from .builtin_callbacks.ray.report import RayReport as RayReport
+from .builtin_callbacks.recorder.digests.options import Digests as Digests
+from .builtin_callbacks.recorder.diverge.compare import diverge as diverge
+from .builtin_callbacks.recorder.diverge.report import Difference as Difference
+from .builtin_callbacks.recorder.diverge.report import Divergence as Divergence
 from .builtin_callbacks.recorder.plugin import Recorder as Recorder
 from .builtin_callbacks.recorder.replay.replay import replay as replay
 from .builtin_callbacks.recorder.replay.report import Replayed as Replayed
