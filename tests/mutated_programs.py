@@ -75,7 +75,7 @@ class TwistedBackward(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """Scale."""
         return gradient * 1.001
 
@@ -101,7 +101,7 @@ class MutatedTask(h.Supervised):
                 out = out * 1.001
                 self.truth.note(run)
             if self.mutation == "backward operator":
-                out = TwistedBackward.apply(out)
+                out = TwistedBackward.apply(out)  # type: ignore[no-untyped-call]  # torch's own
                 self.truth.note(run)
         return functional.mse_loss(out, y)
 

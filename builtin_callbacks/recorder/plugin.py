@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ...core.system.errors import NotRecorded
 from ...events import (
     BatchEnd,
-    BatchStart,
     CheckpointLoaded,
     CheckpointPruned,
     CheckpointSaved,
     EpochEnd,
     EpochStart,
     Event,
-    GradientsReady,
     Lane,
     LastBoundary,
     Log,
@@ -43,7 +41,7 @@ from ...events import (
     ValidationEnd,
     ValidationStart,
 )
-from ...events.bus import Handle, Receiver, current_owner, is_within
+from ...events.bus import Receiver, current_owner, is_within
 from ...events.checks import check_flag, check_whole_number
 from ...events.paths import check_path
 from ...plugins import Plugin, on
@@ -97,8 +95,6 @@ class Recorder(Plugin):
         check_flag("losses", losses)
         self.sample = check_whole_number("sample", sample, of="batches", at_least=1)
         self.folder, self.losses, self.digests = Path(folder), losses, digests_of(digests)
-        if self.digests is None:
-            self.ignores = (BatchStart,)
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"Recorder(folder) takes the path of a folder, but {self.folder} is a file.")
         self.path: Path | None = None
@@ -107,7 +103,6 @@ class Recorder(Plugin):
         self._subscriptions: ExtraSubscriptions | None = None
         self._collector: DigestCollector | None = None
         self._chain: Mapping[str, Any] | None = None  # where that of a resumed run was
-        self._handles: list[Handle] = []
         self._awaiting_metrics: Log | ValidationEnd | TestEnd | PredictEnd | None = None
         self._own_metrics: set[str] = set()  # of the loop: others were added by plugins
         self._error: BaseException | None = None
@@ -148,11 +143,6 @@ class Recorder(Plugin):
             block.at = at + 1
         else:
             block.add(run)
-
-    @on(BatchStart, lane=Lane.TRANSFORM, optional=True)
-    def digest_batch(self, run: Run, event: BatchStart) -> None:
-        """Take the digest of the batch, as the handlers before leave it."""
-        (self._collector or self._begin_digests(run)).begin_batch(run, event)
 
     @on(CheckpointLoaded, lane=Lane.TRANSFORM)
     def note_load(self, run: Run, event: CheckpointLoaded) -> None:
@@ -285,10 +275,10 @@ class Recorder(Plugin):
     def close(self) -> None:
         """Write all entries and close the file; the run's clock runs again."""
         self._continues_file = False
-        self._add_digests()
-        for handle in self._handles:
-            handle.remove()
-        self._collector, self._handles = None, []
+        if self._collector is not None:
+            self._collector.finish()
+            self._collector.detach()
+            self._collector = None
         if (attempt := self._attempt) is None:
             return
         self._finish_metrics()
@@ -296,21 +286,6 @@ class Recorder(Plugin):
             self._subscriptions.detach()
         self._attempt, self._block = (None, None) if self._is_over else (attempt, attempt.block)
         attempt.close()
-
-    def _begin_digests(self, run: Run) -> DigestCollector:
-        """Collect digests, from the first batch on."""
-        from .digests.collector import DigestCollector
-
-        assert self.digests is not None
-        assert self._attempt is not None
-        collector = self._collector = DigestCollector(run, self.digests, self._attempt.add_digests)
-        if self._chain is not None:
-            collector.chain.load_state_dict(self._chain)
-        self._handles = [
-            run.bus.on(GradientsReady, collector.take_step, lane=Lane.REPORT),
-            run.bus.on(BatchEnd, collector.end_batch, lane=Lane.REPORT),
-        ]
-        return collector
 
     def _add_digests(self) -> None:
         """Write the digests of all batches until now; what lies on a device is waited for."""
@@ -335,6 +310,8 @@ class Recorder(Plugin):
         attempt = self._attempt
         if attempt is None or attempt.progress is not run.progress:
             attempt = self._begin(run)
+        if self._collector is None and self.digests is not None and run.optimizers:
+            self._collector = self._begin_digests(run, attempt, self.digests)
         if attempt.writer is None and not is_within(TrainStart.name):
             attempt.open(self._open_writer(run, attempt.path or self.path))
             self.path = run.recording = attempt.path
@@ -356,6 +333,15 @@ class Recorder(Plugin):
         self._subscriptions = ExtraSubscriptions(current_owner() or self.name, self.note_custom, optional)
         self._subscribe(run)
         return attempt
+
+    def _begin_digests(self, run: Run, attempt: AttemptRecorder, digests: Digests) -> DigestCollector:
+        from .digests.collector import DigestCollector
+
+        collector = DigestCollector(run, digests, attempt.add_digests)
+        if self._chain is not None:
+            collector.chain.load_state_dict(self._chain)
+        collector.attach(run.bus, current_owner() or self.name)
+        return collector
 
     def _subscribe(self, run: Run) -> None:
         """Subscribe to the signals that exist by now, and time them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....core.metrics.window_losses import Fetched
-from ....events import BatchEnd, BatchStart, GradientsReady, Run
+from ....events import BatchEnd, BatchStart, Bus, GradientsReady, Lane, OrderedSignal, Run
+from ....events.bus import PluginName, Receiver, Subscription
 from ..format.digests import COLUMNS, DigestBlock
 from .chain import Chain
 from .checksums import LIMIT, Sum, checksum, checksums_of_batch, combine, strided, text_checksum
@@ -49,6 +51,7 @@ class DigestCollector:
         self.chain = Chain()
         self._progress, self._control, self._is_single = run.progress, run.control, len(run.optimizers) == 1
         self._options, self._write, self._draws = options, write, GlobalDraws()
+        self._connected: list[tuple[OrderedSignal[Any], Receiver]] = []
         self._rows: list[Row] = []
         self._sent: deque[tuple[list[Row], Fetched | None]] = deque()
         self._due, self._rate, self._in_hand = monotonic() + SECONDS, math.nan, False
@@ -57,8 +60,25 @@ class DigestCollector:
         self._norms: Sum = 0  # the norms of their gradients, where they are due
         self._known: dict[str, tuple[list[Any], Sum]] = {}  # of each optimizer: its options, and their checksum
 
+    def attach(self, bus: Bus, owner: str) -> None:
+        """Connect to a bus: to see batches before any other handler, and what they have left after all others."""
+        for event, receiver, position in (
+            (BatchStart, self.begin_batch, (Lane.TRANSFORM, -1)),
+            (GradientsReady, self.take_step, (Lane.REPORT, sys.maxsize)),
+            (BatchEnd, self.end_batch, (Lane.REPORT, sys.maxsize)),
+        ):
+            signal: OrderedSignal[Any] = bus.signal(event)
+            signal.connect(receiver, weak=False, subscription=Subscription(position, PluginName(owner)))
+            self._connected.append((signal, receiver))
+
+    def detach(self) -> None:
+        """Disconnect."""
+        for signal, receiver in self._connected:
+            signal.disconnect(receiver)
+        self._connected.clear()
+
     def begin_batch(self, run: Run, event: BatchStart) -> None:
-        """Take the batch."""
+        """Take the batch as it was loaded."""
         self._loaded, self._settings, self._norms, self._in_hand = checksums_of_batch(run.batch), 0, 0, True
 
     def take_step(self, run: Run, event: GradientsReady) -> None:
@@ -79,7 +99,7 @@ class DigestCollector:
 
     def end_batch(self, run: Run, event: BatchEnd) -> None:
         """Take the rest, and give out the blocks that are ready."""
-        if not self._in_hand:  # the recorder is switched off
+        if not self._in_hand:  # the recorder was switched on within the batch
             return
         self._in_hand, progress, rows, loss = False, self._progress, self._rows, run.loss
         if loss is None or self._control.skips_batch:
