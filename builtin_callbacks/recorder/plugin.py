@@ -152,6 +152,8 @@ class Recorder(Plugin):
         origin = asdict(counters_of(run.origin)) | {"seconds": run.origin.earlier_seconds}
         self._subscribe(run)
         more = {"origin": origin, "in_boundary": run.in_boundary, "planned_steps": run.planned_steps}
+        if run.forked_from is not None:
+            more["forked_from"] = attempt_facts.to_plain(run.forked_from)
         self._note(run, event, {**attempt_facts.fields_of(event), **more})
 
     @on(EpochStart, lane=Lane.TRANSFORM)
@@ -271,6 +273,12 @@ class Recorder(Plugin):
             self._collector.chain.load_state_dict(self._chain or Chain().state_dict())
         if state["file"] is not None and (self._attempt is None or self._attempt.path is None):
             self.path, self._continues_file = self.folder / Path(state["file"]).name, True
+
+    def flush(self) -> None:
+        """Write what was recorded until now, the digests of the last batches included."""
+        self._add_digests()
+        if self._attempt is not None:
+            self._attempt.write()
 
     def close(self) -> None:
         """Write all entries and close the file; the run's clock runs again."""

@@ -32,20 +32,32 @@ def diverge(one: str | Path, other: str | Path) -> Divergence:
 
     Raises:
         FileNotFoundError: there is no such recording.
-        ValueError: it cannot be read, or is of no training; both are the same file.
+        ValueError: it cannot be read, or is of no training; both are the same file; one begins at a checkpoint that the
+            other does not have.
     """
     recordings = [read(each) for each in (one, other)]
     if recordings[0].path.resolve() == recordings[1].path.resolve():
         raise ValueError(f"Both are {recordings[0].path}: give two recordings.")
     names = [str(each.path) for each in recordings]
     courses = [course_of(each, name) for each, name in zip(recordings, names, strict=True)]
+    since = max(each.begin for each in courses)
+    if courses[0].begin != courses[1].begin:  # a fork's recording begins where it was forked
+        courses = [course_of(each, name, since) for each, name in zip(recordings, names, strict=True)]
+    if courses[0].begin != courses[1].begin:
+        raise ValueError(f"{names[0]} and {names[1]} begin at different steps, and have no checkpoint in common.")
     return compare(courses[0], courses[1])
 
 
-def compare(one: Course, other: Course) -> Divergence:
-    """Compare two courses."""
+def compare(one: Course, other: Course, *, whole: bool = True) -> Divergence:
+    """Compare two courses.
+
+    Args:
+        one: a course.
+        other: the one to compare with it.
+        whole: whether the other came to its end, so that the first may have no more.
+    """
     comparison = _Comparison(one, other)
-    first = comparison.first_difference()
+    first = comparison.first_difference(whole=whole)
     settings = [
         f"{name}: {one.settings.get(name)!r} and {other.settings.get(name)!r}"
         for name in {**one.settings, **other.settings}
@@ -74,9 +86,11 @@ class _Comparison:
         self.batches = self.digested = 0
         self._compared: dict[int, int] = {}  # by column, the last step after which it was taken, and equal
 
-    def first_difference(self) -> Difference | None:
+    def first_difference(self, *, whole: bool) -> Difference | None:
         """Return the first difference, None without."""
         for mine, theirs in zip_longest(self._one.moments, self._other.moments):
+            if theirs is None and not whole:
+                return None
             if mine is None or theirs is None or (mine.what, mine.place) != (theirs.what, theirs.place):
                 return self._only_in_one(mine, theirs)
             found = self._batch(mine, theirs) if mine.what == "batch" else self._event(mine, theirs)

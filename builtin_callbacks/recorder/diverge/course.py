@@ -10,11 +10,12 @@ from typing import NamedTuple
 from ....events import CATALOGUE, Request
 from ....events.control import COUNTED, Verb
 from ..format.digests import COLUMNS, DigestBlock
-from ..format.records import Batches, EventEntry, Recording, RequestEntry
+from ..format.records import Batches, Counters, EventEntry, Recording, RequestEntry
 from ..format.walk import walk
 
 ASIDE: frozenset[Verb] = frozenset(("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log"))
 COMPARED = ("epoch_start", "epoch_end", "validation_end", "validation_cut", "plugin_changed")
+STATES = ("save_point", "checkpoint_loaded")  # where a run may be continued
 WITHIN_A_BATCH = ("batch_start", "forward_end", "backward_end", "gradients_ready", "step_end")  # it is not counted yet
 KNOWN = frozenset(event.name for event in CATALOGUE)
 Place = tuple[int, int]  # the epoch and the batch in it, from 1
@@ -58,6 +59,7 @@ class Course:
         logs: by place, the metrics that the loop itself logged there.
         chains: by place, what stands for all batches up to there: the chain and its length.
         settings: what the run was called with and runs on, by name.
+        begin: the batches and the optimizer steps that were done before, where its recording begins later.
         end: how the last attempt ended, in words.
     """
 
@@ -69,11 +71,17 @@ class Course:
     logs: dict[Place, Mapping[str, float]] = field(default_factory=dict)
     chains: dict[Place, tuple[str, int]] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
+    begin: tuple[int, int] = 0, 0
     end: str = "it was killed or is running"
 
 
-def course_of(recording: Recording, name: str) -> Course:
+def course_of(recording: Recording, name: str, since: tuple[int, int] | None = None) -> Course:
     """Return the course of a recorded training.
+
+    Args:
+        recording: the recording.
+        name: what to call it.
+        since: leave out what came before a run with so many batches and optimizer steps was saved or loaded.
 
     Raises:
         ValueError: nothing of a training is recorded.
@@ -81,7 +89,7 @@ def course_of(recording: Recording, name: str) -> Course:
     attempts = recording.attempts
     if not any(attempt.phase == "train" for attempt in attempts):
         raise ValueError(f"{recording.path} has no training that could be compared.")
-    builder = _Builder(Course(name))
+    builder = _Builder(Course(name), since)
     for index, entry, lost in walk(recording):
         if attempts[index].phase == "train":
             builder.add(index, entry, lost=lost)
@@ -100,8 +108,8 @@ def course_of(recording: Recording, name: str) -> Course:
 class _Builder:
     """Adds the entries of a recording to a course."""
 
-    def __init__(self, course: Course) -> None:
-        self.course = course
+    def __init__(self, course: Course, since: tuple[int, int] | None) -> None:
+        self.course, self._since = course, since
         self._owners: dict[Place, int] = {}  # the attempt of each batch that counts
         self._taken: dict[Place, tuple[int, Digested]] = {}
         self._seen: set[tuple[str, Place, tuple[object, ...]]] = set()  # of earlier attempts
@@ -162,6 +170,13 @@ class _Builder:
         at, name = entry.counters, entry.event
         if name == "run_closed":
             self.course.end = f"it is {entry.data['status']}: {entry.data['reason']}"
+        if name == "checkpoint_loaded" and not self._owners:
+            origin = Counters(**entry.data["origin"])
+            self.course.begin = origin.batches, origin.steps
+        if name in STATES and (at.batches, at.steps) == self._since:
+            self.course.begin = self._since
+            self.course.moments.clear()
+            self.course.asides.clear()
         if name == "log":
             self.course.logs[at.epoch, at.batch] = _own_metrics(entry)
         if (name in COMPARED or name not in KNOWN) and not entry.data.get("resumed"):
