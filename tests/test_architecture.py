@@ -84,6 +84,8 @@ LAYERS = [
     "presets",
     "testing.conformance",
     "testing.resume",
+    "testing.chaos.faults",
+    "testing.chaos",
     "testing",
     "publishing",
     "demo",
