@@ -55,6 +55,9 @@ from .builtin_callbacks.rules.registry import register_operation as register_ope
 from .builtin_callbacks.schedules import LogSchedule as LogSchedule
 from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
 from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
+from .builtin_callbacks.step_check.plugin import StepCheck as StepCheck
+from .builtin_callbacks.step_check.plugin import StepChecked as StepChecked
+from .builtin_callbacks.step_check.plugin import StepDiffers as StepDiffers
 from .builtin_callbacks.trackers.csv_log import CSVLog as CSVLog
 from .builtin_callbacks.trackers.mlflow.plugin import MLflow as MLflow
 from .builtin_callbacks.trackers.records import Page as Page

@@ -70,6 +70,7 @@ LAYERS = [
     "builtin_callbacks.recorder.replay",
     "builtin_callbacks.recorder",
     "builtin_callbacks.rules",
+    "builtin_callbacks.step_check",
     "builtin_callbacks.trackers",
     "builtin_callbacks.trackers.mlflow",
     "builtin_callbacks.ray",
@@ -84,6 +85,8 @@ LAYERS = [
     "presets",
     "testing.conformance",
     "testing.resume",
+    "testing.chaos.faults",
+    "testing.chaos",
     "testing",
     "publishing",
     "demo",
@@ -105,7 +108,8 @@ PUBLIC = """
     ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Rehearsal Replay Replayed
     Request ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring
     RuleMetric RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint
-    SaveSchedule SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task
+    SaveSchedule SeekableSampler SequentialSampler ShouldStop StepCheck StepChecked StepDiffers StepEnd
+    Streams StrictError Supervised Task
     TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker Trackio TrainEnd
     TrainRun TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd
     ValidationSchedule ValidationStart WandB accuracy choose_engine find_batch_size launch load_weights on
