@@ -132,5 +132,11 @@ from .plugins.filters import Every as Every
 from .plugins.filters import Filter as Filter
 from .plugins.filters import Once as Once
 from .presets.standard import standard as standard
+from .reruns.drill import Drill as Drill
+from .reruns.drill import drill as drill
+from .reruns.errors import NotExact as NotExact
+from .reruns.fork import fork as fork
+from .reruns.goto import PausedRun as PausedRun
+from .reruns.goto import goto as goto
 
 __version__: str

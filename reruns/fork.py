@@ -11,11 +11,13 @@ from heliograph.builtin_callbacks.checkpoint.plugin import Checkpoint
 from heliograph.builtin_callbacks.checkpoint.resume import share_state
 from heliograph.builtin_callbacks.recorder.diverge.compare import compare
 from heliograph.builtin_callbacks.recorder.diverge.course import course_of
+from heliograph.builtin_callbacks.recorder.diverge.report import Difference
 from heliograph.builtin_callbacks.recorder.format.reader import SUFFIX, read
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.core.checkpoint import conversion
 from heliograph.core.checkpoint.state.schema import training_of
 from heliograph.core.checkpoint.storage.manifest import SUFFIX as CHECKPOINT
+from heliograph.core.distributed.ranks.failure import on_main
 from heliograph.core.result import RunResult
 from heliograph.core.trainer import Trainer
 from heliograph.events import BatchStart, Lane, Run, RunClosed, TrainStart
@@ -158,10 +160,13 @@ class Fork(Plugin):
         level, reasons = run.data.guarantee()
         if level != "exact" and self._origin.path is not None:
             raise NotExact(reasons)
-        if run.engine.is_main and self._recorder is not None:
-            self._recorder.flush()
-            assert self._recorder.path is not None
-            again = course_of(read(self._recorder.path), "the fork")
-            first = compare(self._recorded.course_after(self._origin), again, whole=False).first
-            if first is not None:
-                raise NotExact(reasons, first)
+        if (first := on_main(run.engine, self._compare)) is not None:
+            raise NotExact(reasons, first)
+
+    def _compare(self) -> Difference | None:
+        """Return where what was done again differs from what was recorded."""
+        assert self._recorder is not None
+        self._recorder.flush()
+        assert self._recorder.path is not None
+        again = course_of(read(self._recorder.path), "the fork")
+        return compare(self._recorded.course_after(self._origin), again, whole=False).first

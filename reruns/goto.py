@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from heliograph.builtin_callbacks.recorder.diverge.compare import compare
 from heliograph.builtin_callbacks.recorder.diverge.course import course_of
 from heliograph.builtin_callbacks.recorder.diverge.report import Divergence
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.core.data.draws import rng
+from heliograph.core.distributed.ranks.failure import on_main
 from heliograph.core.result import RunResult
 from heliograph.events import Event, GradientsReady, Run
 from heliograph.events.checks import check_flag
@@ -22,6 +24,8 @@ from heliograph.reruns.program import Program, Rerun
 from heliograph.reruns.recorded import Origin, RecordedRun
 from heliograph.reruns.stage import Stage, Wanted
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def goto(
@@ -133,16 +137,39 @@ class PausedRun:
 
     @property
     def comparison(self) -> Divergence:
-        """What was done again until now, compared with what was recorded."""
-        assert self._rerun is not None
-        self._rerun.recorder.flush()
-        assert self._rerun.recorder.path is not None
-        again = course_of(read(self._rerun.recorder.path), "the run that is done again", self._since)
-        return compare(self._recorded.course_after(self._origin), again, whole=False)
+        """What was done again until now, compared with what was recorded. On several ranks a collective."""
+        return on_main(self.run.engine, self._compare)
+
+    def go_to(self, wanted: Wanted) -> Event | None:
+        """Continue to the first event for which a function of the run and the event is true.
+
+        Returns:
+            The event; None when the training has ended before.
+
+        Raises:
+            NotExact: it is not exact.
+        """
+        self._stage.go_to(wanted)
+        if self._exact:
+            self._check()
+        return self.event
+
+    @contextmanager
+    def within(self, context: AbstractContextManager[T]) -> Iterator[T]:
+        """Let the training continue within a context, such as a mode of torch, which is one of its thread.
+
+        Both the beginning and the end are where it waits.
+        """
+        entered: list[T] = []
+        self._stage.call(lambda: entered.append(context.__enter__()))
+        try:
+            yield entered[0]
+        finally:
+            self._stage.call(lambda: context.__exit__(None, None, None))
 
     def next_event(self) -> Event | None:
         """Continue to the next event; return it, or None when the training has ended."""
-        return self._go_to(lambda run, event: True)
+        return self.go_to(lambda *_: True)
 
     def next_step(self) -> Event | None:
         """Continue to right before the next optimizer step, where its gradients are whole."""
@@ -155,14 +182,14 @@ class PausedRun:
             ValueError: the training has ended before.
             NotExact: it is not exact.
         """
-        found = self._go_to(lambda run, event: isinstance(event, GradientsReady) and run.progress.steps >= step - 1)
+        found = self.go_to(lambda run, event: isinstance(event, GradientsReady) and run.progress.steps >= step - 1)
         if found is None:
             raise ValueError(f"The training has ended before step {step}: {self.result!r}.")
         return found
 
     def finish(self) -> RunResult:
         """Continue to the end of the training, and return its result."""
-        self._go_to(lambda run, event: False)
+        self.go_to(lambda *_: False)
         assert self.result is not None
         return self.result
 
@@ -192,11 +219,12 @@ class PausedRun:
         self._stage.subscribe(rerun.trainer.bus)
         return rerun.trainer.fit(**{**rerun.options, "on_interrupt": "raise"})
 
-    def _go_to(self, wanted: Wanted) -> Event | None:
-        self._stage.go_to(wanted)
-        if self._exact:
-            self._check()
-        return self.event
+    def _compare(self) -> Divergence:
+        assert self._rerun is not None
+        self._rerun.recorder.flush()
+        assert self._rerun.recorder.path is not None
+        again = course_of(read(self._rerun.recorder.path), "the run that is done again", self._since)
+        return compare(self._recorded.course_after(self._origin), again, whole=False)
 
     def _check(self) -> None:
         """Raise unless the run is as it was."""

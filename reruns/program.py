@@ -67,8 +67,6 @@ def _resume(trainer: Trainer, checkpoint: Path | None) -> None:
     for each in found:
         each.resume = None
     if checkpoint is not None and not found:
-        raise ValueError(
-            f"The program has no Checkpoint, so {checkpoint} cannot be resumed: give the program that ran."
-        )
+        raise ValueError(f"The program has no Checkpoint, so it cannot resume {checkpoint}: give the program that ran.")
     if checkpoint is not None:
         found[0].resume = checkpoint.absolute()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,8 +80,17 @@ class RecordedRun:
 
     def origin(self, step: int) -> Origin:
         """Return the newest checkpoint that was written after at most so many steps and can be read."""
+        return self._newest(lambda counters: counters.steps <= step)
+
+    def origin_before(self, epoch: int, batch: int) -> Origin:
+        """Return the newest checkpoint that was written before a batch of an epoch and can be read."""
+        return self._newest(lambda counters: (counters.epoch, counters.batch) < (epoch, batch))
+
+    def _newest(self, fits: Callable[[Counters], bool]) -> Origin:
         skipped: list[str] = []
-        for path, counters in self._checkpoints(step):
+        for path, counters in self._checkpoints():
+            if not fits(counters):
+                continue
             found = next((each for each in self._places(path) if each.exists()), None)
             if found is None:
                 continue  # pruned, or moved
@@ -104,7 +113,7 @@ class RecordedRun:
             return self.whole
         return course_of(self.recording, str(self.recording.path), since=(origin.batches, origin.step))
 
-    def _checkpoints(self, step: int) -> Iterator[tuple[Path, Counters]]:
+    def _checkpoints(self) -> Iterator[tuple[Path, Counters]]:
         """Yield the checkpoints that the run knew of, the newest first, with the counters that they hold."""
         found: list[tuple[Path, Counters]] = []
         saved = Counters()
@@ -116,7 +125,7 @@ class RecordedRun:
             if entry.event in NOTED and entry.data["path"] is not None:
                 origin = entry.data.get("origin")
                 found.append((Path(entry.data["path"]), saved if origin is None else Counters(**origin)))
-        yield from (each for each in reversed(found) if each[1].steps <= step)
+        yield from reversed(found)
 
     def _places(self, path: Path) -> Iterator[Path]:
         """Yield where a checkpoint may lie: the run's folder may have been moved."""

@@ -35,8 +35,9 @@ class Stage:
         self.event: Event | None = None
         self.result: RunResult | None = None
         self._train, self._error = train, list[BaseException]()
-        self._wanted: Wanted = lambda run, event: False
+        self._wanted: Wanted = lambda *_: False
         self._may_continue, self._has_stopped = Semaphore(0), Semaphore(0)
+        self._errand: Callable[[], object] | None = None
         self._is_abandoned = False
         context = contextvars.copy_context()
         self._thread = Thread(target=lambda: context.run(self._work), name="heliograph-rerun", daemon=True)
@@ -62,6 +63,13 @@ class Stage:
             raise self._error.pop()
         return self.event is not None
 
+    def call(self, errand: Callable[[], object]) -> None:
+        """Call a function in the thread of the training, which waits at an event."""
+        assert self.event is not None
+        self._errand = errand
+        self._may_continue.release()
+        self._has_stopped.acquire()
+
     def close(self) -> None:
         """Leave the training where it is.
 
@@ -80,7 +88,7 @@ class Stage:
     def _work(self) -> None:
         try:
             self.result = self._train()
-        except BaseException as error:  # it is raised where the training is waited for
+        except BaseException as error:  # noqa: BLE001  # it is raised where the training is waited for
             self._error.append(error)
         finally:
             self._has_stopped.release()
@@ -91,6 +99,11 @@ class Stage:
             self.event = event
             self._has_stopped.release()
             self._may_continue.acquire()
+            while (errand := self._errand) is not None:
+                self._errand = None
+                errand()
+                self._has_stopped.release()
+                self._may_continue.acquire()
         if self._is_abandoned and event.name not in ("run_failed", "run_closed"):
             raise Abandoned
 

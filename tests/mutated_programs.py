@@ -141,16 +141,20 @@ class Mutator(h.Plugin):
             self.truth.note(run)
 
 
-def train(program: Program, folder: Path, *, order: int = 0, **options: Any) -> tuple[Path, Truth]:
-    """Train a program; return its recording, and where its change acted.
+def make(
+    program: Program, folder: Path, truth: Truth | None = None, *, order: int = 0, workers: int = 0, **options: Any
+) -> tuple[h.Trainer, dict[str, Any]]:
+    """Return the trainer of a program, which writes to a folder, and the keywords of its `fit`.
 
     Args:
         program: the program.
-        folder: for the recording.
+        folder: for the recording and the checkpoints.
+        truth: notes where its change acts.
         order: of the samples, by this seed; 0 for that of the program.
+        workers: of the loader.
         options: of `fit`.
     """
-    choice, truth = random.Random(program.seed), Truth()
+    choice, truth = random.Random(program.seed), truth or Truth()
     torch.manual_seed(program.seed)
     at = choice.randrange(3, 15)
     x, y, number = torch.randn(SAMPLES, FEATURES), torch.randn(SAMPLES, 1), torch.arange(SAMPLES)
@@ -167,17 +171,28 @@ def train(program: Program, folder: Path, *, order: int = 0, **options: Any) -> 
     plugins += [h.LearningRate("step")] * (scheduler is not None)
     data = TensorDataset(x, y, number)
     if order:
-        data = TensorDataset(
-            *(each[torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(order))] for each in data.tensors)
-        )
-    trainer = h.Trainer([*plugins, h.Recorder(folder, digests=h.Digests(gradients=1, weights=1))])
-    result = trainer.fit(
-        task,
-        DataLoader(data, batch_size=size, shuffle=choice.random() < 0.5),
-        validation=[(x[:4], y[:4])],
-        optimizer=optimizer,
-        scheduler=scheduler,
-        **{"epochs": 4, **options},
+        permutation = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(order))
+        data = TensorDataset(*(each[permutation] for each in data.tensors))
+    saving = [h.SaveSchedule(steps=choice.randrange(2, 7)), h.Checkpoint(folder, keep_last=None)]
+    recorder = h.Recorder(folder, digests=h.Digests(gradients=1, weights=1))
+    loader = DataLoader(
+        data, batch_size=size, shuffle=choice.random() < 0.5, num_workers=workers, persistent_workers=bool(workers)
     )
+    return h.Trainer([*plugins, *saving, recorder], device="cpu"), {
+        "task": task,
+        "train": loader,
+        "validation": [(x[:4], y[:4])],
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "epochs": 4,
+        **options,
+    }
+
+
+def train(program: Program, folder: Path, **options: Any) -> tuple[Path, Truth]:
+    """Train a program; return its recording, and where its change acted."""
+    truth = Truth()
+    trainer, made = make(program, folder, truth, **options)
+    result = trainer.fit(**made)
     assert result.recording is not None
     return result.recording, truth

@@ -49,6 +49,7 @@ from . import attempt_facts
 from .attempt_recorder import AttemptRecorder, counters_of
 from .digests.chain import Chain
 from .digests.options import Digests, digests_of
+from .format.plain import to_plain
 from .format.tail import REGULAR
 from .format.writer import Writer
 from .open_block import OpenBlock
@@ -153,7 +154,7 @@ class Recorder(Plugin):
         self._subscribe(run)
         more = {"origin": origin, "in_boundary": run.in_boundary, "planned_steps": run.planned_steps}
         if run.forked_from is not None:
-            more["forked_from"] = attempt_facts.to_plain(run.forked_from)
+            more["forked_from"] = to_plain(run.forked_from)
         self._note(run, event, {**attempt_facts.fields_of(event), **more})
 
     @on(EpochStart, lane=Lane.TRANSFORM)

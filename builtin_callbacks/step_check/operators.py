@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,14 +54,19 @@ def first_difference(act: Callable[[CallDigests], object]) -> str | None:
         digests = CallDigests()
         act(digests)
         traces.append(digests.calls)
-    for number, (one, other) in enumerate(zip(*traces, strict=False), 1):
+    return difference_of(*traces)
+
+
+def difference_of(calls: Sequence[Call], others: Sequence[Call]) -> str | None:
+    """Return the first operator whose outputs differ, in words, None for none."""
+    for number, (one, other) in enumerate(zip(calls, others, strict=False), 1):
         if one.operator != other.operator:
             return f"operator {number} is {one.operator} once, and {other.operator} the other time"
         if one.inputs != other.inputs:
             return f"the inputs of operator {number}, {one.operator}, which no operator before it has made"
         if one.outputs != other.outputs:
             return f"the outputs of operator {number}, {one.operator}, whose inputs are equal"
-    return None if len(traces[0]) == len(traces[1]) else "the number of operators"
+    return None if len(calls) == len(others) else "the number of operators"
 
 
 def _tensors(values: Any) -> list[Tensor]:

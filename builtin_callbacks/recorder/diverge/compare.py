@@ -54,7 +54,7 @@ def compare(one: Course, other: Course, *, whole: bool = True) -> Divergence:
     Args:
         one: a course.
         other: the one to compare with it.
-        whole: whether the other came to its end, so that the first may have no more.
+        whole: whether both came to their ends, so that a difference in length counts.
     """
     comparison = _Comparison(one, other)
     first = comparison.first_difference(whole=whole)
@@ -89,7 +89,7 @@ class _Comparison:
     def first_difference(self, *, whole: bool) -> Difference | None:
         """Return the first difference, None without."""
         for mine, theirs in zip_longest(self._one.moments, self._other.moments):
-            if theirs is None and not whole:
+            if not whole and (mine is None or theirs is None):
                 return None
             if mine is None or theirs is None or (mine.what, mine.place) != (theirs.what, theirs.place):
                 return self._only_in_one(mine, theirs)
