@@ -26,7 +26,7 @@ def of(program: Program) -> Any:
     [
         ("operator", "and aten.mul.Tensor the other time"),
         ("backward operator", "and aten.clone.default the other time"),
-        ("rate", "the outputs of operator"),
+        ("rate", "is given "),
         ("draw", "aten.rand.default"),
     ],
 )
