@@ -41,10 +41,15 @@ def trained(folder: Path) -> h.RunResult:
     return trainer.fit(**options)
 
 
+def saved_state(path: Path | None) -> dict[str, Any]:
+    """Return what a checkpoint holds."""
+    assert path is not None
+    return storage.load(path)
+
+
 def state_of(path: Path | None) -> dict[str, Leaf]:
     """Return what is in a checkpoint, but for what belongs to its training."""
-    assert path is not None
-    state = storage.load(path)
+    state = saved_state(path)
     for name in OF_THE_TRAINING:
         state.pop(name, None)
     state["progress"].pop("earlier_seconds")
@@ -125,15 +130,14 @@ def test_other_data_from_a_step_on(tmp_path: Path) -> None:
 
 def test_its_lineage_is_in_its_state_its_manifests_and_its_recording(tmp_path: Path) -> None:
     parent = trained(tmp_path / "x")
-    assert parent.last_checkpoint is not None
     child = h.fork(tmp_path / "x", program, at=6, into=tmp_path / "y", change=halve_rate)
     grandchild = h.fork(tmp_path / "y", program, at=9, into=tmp_path / "z")
-    ids = [storage.load(each.last_checkpoint)["training_id"] for each in (parent, child, grandchild)]
+    ids = [saved_state(each.last_checkpoint)["training_id"] for each in (parent, child, grandchild)]
     assert len(set(ids)) == 3
     origin = {"training": ids[0], "step": 6, "recording": str(parent.recording)}
     later = {"training": ids[1], "step": 9, "recording": str(child.recording), "forked_from": origin}
-    assert storage.load(child.last_checkpoint)["forked_from"] == origin
-    assert storage.load(grandchild.last_checkpoint)["forked_from"] == later
+    assert saved_state(child.last_checkpoint)["forked_from"] == origin
+    assert saved_state(grandchild.last_checkpoint)["forked_from"] == later
     assert grandchild.last_checkpoint is not None
     assert storage.read_manifest(grandchild.last_checkpoint).forked_from == f"training {ids[1]} at step 9"
     assert f"fork of     training {ids[1]} at step 9" in describe(grandchild.last_checkpoint)
@@ -166,7 +170,7 @@ def test_it_is_resumed_as_any_training(tmp_path: Path) -> None:
     assert resumed.resume is not None
     assert (resumed.resume.guarantee, resumed.resume.step) == ("exact", 6)
     assert state_of(resumed.last_checkpoint) == state_of(whole.last_checkpoint)
-    assert storage.load(resumed.last_checkpoint)["forked_from"]["step"] == 3
+    assert saved_state(resumed.last_checkpoint)["forked_from"]["step"] == 3
     assert h.diverge(tmp_path / "y", tmp_path / "z").first is None
 
 

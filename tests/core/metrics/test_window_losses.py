@@ -25,7 +25,7 @@ class Watched(window_losses.Fetched):
         self.seen.append("fetch")
         loss.register_hook(lambda gradient: self.seen.append("backward"))  # type: ignore[no-untyped-call]
 
-    def read(self) -> float:
+    def read(self) -> Any:
         self.seen.append("read")
         return super().read()
 
