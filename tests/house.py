@@ -25,6 +25,7 @@ ROOMS = (
     "presets",
     "publishing",
     "testing",
+    "reruns",
     "demo",
     "cli",
     "watch",
