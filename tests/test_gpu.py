@@ -50,6 +50,20 @@ def test_a_resumed_run_equals_the_whole_one(precision: str, background: bool, tm
     assert all(map(torch.equal, whole, resumed))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_a_step_that_is_repeated_changes_nothing(precision: Any) -> None:
+    checks: list[str] = []
+
+    class Seen(h.Plugin):
+        @h.on(h.StepChecked)
+        def keep(self, run: h.Run, event: h.StepChecked) -> None:
+            checks.append(event.difference)
+
+    plain = weights_after(precision=precision, epochs=2)
+    assert all(map(torch.equal, plain, weights_after(h.StepCheck(3), Seen(), precision=precision, epochs=2)))
+    assert set(checks) == {""}
+
+
 OTHERS: dict[str, Callable[[Path], list[Any]]] = {
     "usual": lambda folder: [
         *usual_plugins(folder),
@@ -62,6 +76,7 @@ OTHERS: dict[str, Callable[[Path], list[Any]]] = {
     "values": lambda folder: [h.GradientClipping(value=0.5), h.NaNGuard("stop")],
     "times": lambda folder: [h.HandlerTimes(), h.PhaseTimes(), h.Recorder(folder / "records")],
     "mixed": lambda folder: [h.Mixup()],
+    "checked": lambda folder: [h.StepCheck(1000)],
 }
 
 

@@ -30,23 +30,7 @@ from heliograph.builtin_callbacks.remote.sockets import short
 from heliograph.tests import kit
 
 WORDS = ("stop", "save", "validate", "log", "end-epoch", "set-lr", "enable", "disable", "status", "eval", "__class__")
-VALUES: tuple[Any, ...] = (
-    "",
-    "x",
-    "x" * 600,
-    0,
-    -1,
-    1e400,
-    True,
-    None,
-    [],
-    {},
-    [[]],
-    {"a": {}},
-    "\x1b[2J",
-    "\ud800",
-    "ä",
-)
+VALUES: tuple[Any, ...] = (0, -1, 1e400, None, [], {}, [[]], {"a": {}})
 GROWTH = 64 * 1024  # KiB
 FAILURES = 10_000  # to connect, in a row: the run has ended
 Address = str | tuple[str, int]

@@ -75,6 +75,7 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "roll_back": lambda folder: h.RollBack(),
     "rule_controller": lambda folder: h.RuleController(RULES),
     "save_schedule": lambda folder: h.SaveSchedule(h.Every(batches=1), at_start=True, at_end=True),
+    "step_check": lambda folder: h.StepCheck(1),
     "tensorboard": lambda folder: h.TensorBoard(folder / "tensorboard"),
     "trackio": lambda folder: h.Trackio("conformance"),
     "validation_schedule": lambda folder: h.ValidationSchedule(h.Every(samples=3), at_start=True, at_end=True),

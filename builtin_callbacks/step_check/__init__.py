@@ -1,0 +1,1 @@
+"""StepCheck: a step is done once more, and must come out the same."""

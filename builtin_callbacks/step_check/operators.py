@@ -1,0 +1,90 @@
+"""Two repetitions of a step, operator by operator: the first one whose outputs differ though its inputs do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ...core.checkpoint.state.leaves import leaves
+
+UNWRITTEN = ("empty", "new_empty", "resize")  # operators whose outputs hold what was in the memory before
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of an operator: its name, the numbers it was given, digests of the tensors that went in and came out."""
+
+    operator: str
+    numbers: tuple[str, ...]
+    inputs: tuple[bytes, ...]
+    outputs: tuple[bytes, ...]
+
+
+class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps a digest of each call of an operator; each waits for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
+        self._unwritten: set[int] = set()  # memory that holds what was there before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator, and keep what went in and came out."""
+        given = [each for each in _tensors((args, kwargs or {})) if _memory(each) not in self._unwritten]
+        inputs = _digests(given)
+        result = func(*args, **kwargs or {})
+        name, made = str(func), _tensors(result)
+        if name.partition(".")[2].startswith(UNWRITTEN):
+            self._unwritten.update(map(_memory, made))
+        else:
+            self._unwritten.difference_update(map(_memory, made))
+            self.calls.append(Call(name, _numbers((args, kwargs or {})), inputs, _digests(made)))
+        return result
+
+
+def first_difference(act: Callable[[CallDigests], object]) -> str | None:
+    """Act twice, each time in a context; return the first operator whose outputs differ, in words, None for none."""
+    traces = []
+    for _ in range(2):
+        digests = CallDigests()
+        act(digests)
+        traces.append(digests.calls)
+    return difference_of(*traces)
+
+
+def difference_of(calls: Sequence[Call], others: Sequence[Call]) -> str | None:
+    """Return the first operator whose outputs differ, in words, None for none."""
+    for number, (one, other) in enumerate(zip(calls, others, strict=False), 1):
+        if one.operator != other.operator:
+            return f"operator {number} is {one.operator} once, and {other.operator} the other time"
+        if one.numbers != other.numbers:
+            values = [(a, b) for a, b in zip_longest(one.numbers, other.numbers) if a != b]
+            return f"operator {number}, {one.operator}, is given {values[0][0]} once, and {values[0][1]} the other time"
+        if one.inputs != other.inputs:
+            return f"the inputs of operator {number}, {one.operator}, which no operator before it has made"
+        if one.outputs != other.outputs:
+            return f"the outputs of operator {number}, {one.operator}, whose inputs are equal"
+    return None if len(calls) == len(others) else "the number of operators"
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+
+
+def _numbers(values: Any) -> tuple[str, ...]:
+    return tuple(repr(each) for each in tree_leaves(values) if isinstance(each, int | float | complex))
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
+
+
+def _digests(tensors: list[Tensor]) -> tuple[bytes, ...]:
+    return tuple(leaf.digest for each in tensors for leaf in leaves(each).values())

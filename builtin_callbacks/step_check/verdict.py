@@ -1,0 +1,64 @@
+"""Whether a repeated step differs, in what, and what that means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .operators import first_difference
+from .outcome import Outcome, differences
+
+if TYPE_CHECKING:
+    from ...events import Run
+    from .repetition import Repetition
+
+MOST_NAMED = 2
+
+
+def diagnose(run: Run, repetition: Repetition, *, names_operator: bool = True) -> str:
+    """Repeat the passes of a batch; return what differs and why, empty where all bits are equal.
+
+    On several ranks a collective: all of them repeat as often as any must.
+
+    Args:
+        run: the run.
+        repetition: what the passes began with.
+        names_operator: whether to look for the operator that makes the difference.
+    """
+    own = repetition.outcome()
+    own = own if run.engine.world_size == 1 else _kept(own)  # DDP may write to the memory of the gradients again
+    with repetition.repeating() as repeat:
+        found = differences(own, repeat_kept := _kept(repeat()))
+        if not run.engine.vote([float(bool(found))])[0]:
+            return ""
+        text = ""
+        third = _kept(repeat())
+        operator = first_difference(repeat) if names_operator else None
+        if found:
+            text = f"{_named(found)}; {_meaning(own, repeat_kept, third, operator)}"
+    if run.engine.world_size == 1:
+        return text
+    ranks = run.engine.gather_objects(text)
+    return "; ".join(f"on rank {rank}: {each}" for rank, each in enumerate(ranks) if each)
+
+
+def _meaning(own: Outcome, second: Outcome, third: Outcome, operator: str | None) -> str:
+    if operator is not None:
+        return f"not deterministic: between two repetitions differs {operator}"
+    if not differences(second, third):
+        return "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
+    if not differences(own, third):
+        return (
+            "another repetition equals the step of the training: the repetition was computed wrongly (data corruption)"
+        )
+    return "not deterministic: three repetitions differ, and no operator was seen to"
+
+
+def _named(found: list[str]) -> str:
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return ", ".join(found[:MOST_NAMED]) + more
+
+
+def _kept(outcome: Outcome) -> Outcome:
+    """Return an outcome whose gradients no later backward pass writes to."""
+    copies = {name: None if each is None else each.clone() for name, each in outcome.gradients.items()}
+    return Outcome(outcome.loss.clone(), copies)

@@ -1,0 +1,65 @@
+"""`python -m heliograph chaos train.py`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+NAME = "chaos"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command: check, print the report; return the exit status.
+
+    Args:
+        arguments: its own, and after `--` those of the script.
+    """
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    options = _parser().parse_args(arguments[:at])
+    return _check(options, arguments[at + 1 :])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"heliograph {NAME}",
+        usage="heliograph chaos [options] script [-- arguments]",
+        description="Runs a script in a copy of the current folder, twice without faults and once with them, restarted "
+        "after each death. Exit status 0: equal, bit for bit, or differing as was noticed; 1: it differs, or does not "
+        "end; 2: it could not be checked.",
+    )
+    parser.add_argument("script", type=Path, help="the program, which resumes by itself: resume='auto'")
+    parser.add_argument("--seed", type=int, default=0, help="of all choices (%(default)s)")
+    parser.add_argument("--faults", type=int, default=50, metavar="N", help="how many (%(default)s)")
+    parser.add_argument(
+        "--kinds", help="of faults, with commas between them; by default all that change no numbers", metavar="KINDS"
+    )
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of an attempt (%(default)s)")
+    parser.add_argument("--folder", type=Path, help="where to run and leave all files; it must not exist")
+    parser.add_argument(
+        "--leave-out", action="append", default=[], metavar="NAME", help="what of the current folder is not copied"
+    )
+    return parser
+
+
+def _check(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from heliograph.testing.chaos.check import check_script
+    from heliograph.testing.chaos.faults.fault import HARMLESS
+
+    try:
+        report = check_script(
+            options.script,
+            arguments,
+            seed=options.seed,
+            faults=options.faults,
+            kinds=HARMLESS if options.kinds is None else options.kinds.split(","),
+            ranks=options.ranks,
+            folder=options.folder,
+            leave_out=options.leave_out,
+        )
+    except ValueError as error:  # what a user can cause
+        print(f"heliograph {NAME}: {error}", file=sys.stderr)
+        return 2
+    print(report)
+    return 0 if report.is_good else 1

@@ -1,0 +1,140 @@
+"""What a training did, read from a journal, and the first difference between two of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from heliograph.testing.chaos.journal import Entry, read, read_end
+
+if TYPE_CHECKING:
+    from heliograph.core.checkpoint.state.leaves import Leaf
+
+Place = tuple[int, int]  # which training of the script, counted from 0, and finished batches with this one
+BY_THE_CLOCK = ("metrics.", "plugins.")  # values that may differ from run to run
+
+
+@dataclass
+class Story:
+    """What one rank did, in all attempts.
+
+    Attributes:
+        losses: of each batch, one entry for every time that it was done: the losses, as hexadecimal numbers.
+        ends: of each training that came to its end, the entry of the journal.
+        facts: what it ended with, by the path of the value.
+        faults: the faults that have acted, each with who has noticed it.
+        outside: files that were written outside of the folder.
+        began: how many times a training began, and how many of these were resumed.
+        resumed: how many of these continued from a checkpoint.
+    """
+
+    losses: dict[Place, list[list[str]]] = field(default_factory=dict)
+    ends: dict[int, Entry] = field(default_factory=dict)
+    facts: dict[int, dict[str, Leaf]] = field(default_factory=dict)
+    faults: list[Entry] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+    began: int = 0
+    resumed: int = 0
+
+    @property
+    def batches_done(self) -> int:
+        """How many batches were done, those that were repeated included."""
+        return sum(map(len, self.losses.values()))
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each event was emitted."""
+        total: Counter[str] = Counter()
+        for end in self.ends.values():
+            total.update(end["counts"])
+        return total
+
+
+def story_of(path: Path) -> Story:
+    """Return what a journal says."""
+    story = Story()
+    for entry in read(path):
+        what = entry["what"]
+        if what == "batch":
+            story.losses.setdefault((entry["training"], entry["batch"]), []).append(entry["losses"])
+        elif what == "fault":
+            story.faults.append(entry)
+        elif what == "noticed":
+            next(each for each in reversed(story.faults) if each["number"] == entry["number"]).update(
+                by=entry["by"], answer=entry["answer"]
+            )
+        elif what == "end":
+            story.outside += entry["outside"]
+            if entry["status"] != "failed":
+                story.ends[entry["training"]] = entry
+        story.began += what == "begin"
+        story.resumed += what == "resumed"
+    story.facts = {training: read_end(path, training) for training in story.ends}
+    return story
+
+
+def first_difference(
+    reference: Story, other: Story, aside: Collection[str] = (), *, only_last: bool = False
+) -> str | None:
+    """Return the first difference of a training from another, in words; None where they are equal, bit for bit.
+
+    Args:
+        reference: of a training without faults.
+        other: of one that should equal it.
+        aside: paths of values that are not compared.
+        only_last: of a batch that was done several times, compare only the last one, which counts.
+    """
+    for place, expected in reference.losses.items():
+        done: list[Any] = other.losses.get(place, [None])
+        for losses in done[-1:] if only_last else done:
+            if losses != expected[0]:
+                return _of_losses(place, expected[0], losses)
+    if more := other.losses.keys() - reference.losses.keys():
+        return f"{_name(min(more))} was done, and not without faults"
+    for training, facts in reference.facts.items():
+        for path in differing(facts, other.facts.get(training, {})):
+            if path not in aside:
+                return _of_values(path, facts.get(path), other.facts.get(training, {}).get(path))
+    return None
+
+
+def varying(one: Story, other: Story) -> set[str]:
+    """Return the paths of metrics and plugin states that differ between two trainings without faults."""
+    return {
+        path
+        for training, facts in one.facts.items()
+        for path in differing(facts, other.facts.get(training, {}))
+        if path.startswith(BY_THE_CLOCK)
+    }
+
+
+def differing(one: dict[str, Leaf], other: dict[str, Leaf]) -> Iterator[str]:
+    """Yield the paths of the values that differ."""
+    yield from (path for path in {**one, **other} if one.get(path) != other.get(path))
+
+
+def _of_losses(place: Place, expected: list[str], losses: list[str] | None) -> str:
+    if losses is None:
+        return f"{_name(place)} was not done"
+    both = (" and ".join(f"{float.fromhex(each)!r}" for each in some) or "nothing" for some in (losses, expected))
+    return f"the loss of {_name(place)} is {next(both)} instead of {next(both)}"
+
+
+def _of_values(path: str, expected: Leaf | None, found: Leaf | None) -> str:
+    shown = [_shown(each) for each in (found, expected)]
+    return f"at the end {path} is {shown[0]} instead of {shown[1]}"
+
+
+def _shown(leaf: Leaf | None) -> Any:
+    if leaf is None:
+        return "missing"
+    if getattr(leaf.sample, "size", 1) > 1:
+        return f"{leaf.kind} with digest {leaf.digest.hex()[:8]}"
+    return repr(leaf.sample)
+
+
+def _name(place: Place) -> str:
+    return f"batch {place[1]}" + (f" of training {place[0] + 1}" if place[0] else "")

@@ -1,0 +1,139 @@
+"""Trainings that meet faults until they end: as those without faults, or the first difference is named."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import heliograph as h
+import pytest
+import torch
+from heliograph.testing.chaos import Fault, check_function
+from heliograph.testing.chaos.faults.fault import HARMLESS
+from heliograph.testing.chaos.faults.plan import draw_faults
+from heliograph.testing.resume import UsageError
+from heliograph.tests.kit import adam, fit, random_batches, saving
+from torch import nn
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process need a Unix")
+QUICK = tuple(kind for kind in HARMLESS if kind != "hang")
+
+
+class Forgets(h.Plugin):
+    """Scales the loss by a number that no checkpoint has."""
+
+    def __init__(self) -> None:
+        self.factors = iter([1.0] * 8 + [0.5] * 100)
+
+    @h.on(h.BatchStart, lane=h.Lane.TRANSFORM)
+    def scale(self, run: h.Run, event: h.BatchStart) -> None:
+        run.control.scale_loss(next(self.factors), "it forgets")
+
+
+def train(*plugins: Callable[[], h.Plugin], resume: str | None = "auto", epochs: int = 3) -> None:
+    """Train in the current folder."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 2))
+    task = h.Supervised(model, nn.functional.mse_loss)
+    own = [h.GradientAccumulation(2), h.ValidationSchedule(h.Every(epochs=1)), h.LogSchedule(h.Every(steps=2))]
+    own += [h.Preemption(), *(make() for make in plugins)]
+    save = saving(Path("runs"), h.Every(steps=3), resume=resume)
+    fit(*own, *save, task=task, train=random_batches(8), validation=random_batches(2), optimizer=adam(), epochs=epochs)
+
+
+def test_a_training_survives_every_kind_of_fault() -> None:
+    report = check_function(train, seed=3, faults=12, kinds=QUICK)
+    assert report.verdict == "equal", str(report)
+    assert report.is_good
+    assert len(report.acted) > 6
+    assert report.batches == 24
+    assert report.batches_done > 24
+    assert 0 < report.goodput < 1
+    assert str(report).endswith("equal, bit for bit: every loss, each time that its batch was done, and the end")
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("seed", range(20))
+def test_it_survives_many(seed: int) -> None:
+    report = check_function(train, seed=seed, faults=50)
+    assert report.verdict == "equal", str(report)
+
+
+def test_what_hangs_is_ended_by_the_watchdog() -> None:
+    report = check_function(train, faults=[Fault("hang", count=11)])
+    assert (report.verdict, report.hung, report.attempts) == ("equal", 1, 2), str(report)
+
+
+def test_the_same_seed_does_the_same() -> None:
+    one, other = (check_function(train, seed=5, faults=3, kinds=["kill", "full-disk"]) for _ in range(2))
+    assert [(str(met.fault), met.where) for met in one.met] == [(str(met.fault), met.where) for met in other.met]
+    assert one.batches_done == other.batches_done
+
+
+def test_what_no_checkpoint_has_makes_a_difference() -> None:
+    report = check_function(partial(train, Forgets), faults=[Fault("kill", count=15)])
+    assert report.verdict == "differs", str(report)
+    assert not report.is_good
+    assert report.difference.startswith("the loss of batch ") or report.difference.startswith("at the end modules.")
+
+
+def test_a_training_that_never_resumes_begins_again() -> None:
+    report = check_function(partial(train, resume=None), faults=[Fault("kill", count=15)])
+    assert (report.verdict, report.resumed, report.batches_done) == ("equal", 0, 24 + 15), str(report)
+
+
+def test_numbers_that_somebody_notices() -> None:
+    report = check_function(partial(train, h.NaNGuard), faults=[Fault("nan-loss", count=11)])
+    assert report.verdict == "equal", str(report)  # the run fails, and the next one does the step again
+    assert report.met[0].noticed_by == "nan_guard"
+    skips = check_function(partial(train, partial(h.NaNGuard, "skip")), faults=[Fault("nan-loss", count=11)])
+    assert (skips.verdict, skips.is_good) == ("differs", True), str(skips)
+
+
+def test_numbers_that_nobody_notices_are_silent() -> None:
+    report = check_function(train, seed=3, faults=[Fault("bit-in-weight", count=4)])
+    assert (report.verdict, report.is_good, len(report.silent)) == ("differs", False, 1), str(report)
+    assert "nobody noticed" in str(report)
+
+
+def test_what_fails_without_a_fault_is_no_training_to_judge() -> None:
+    def fails() -> None:
+        sys.exit("no data")
+
+    with pytest.raises(UsageError, match=r"^The training fails without any fault: attempt 1 ended with status 1"):
+        check_function(fails)
+    with pytest.raises(UsageError, match=r"^The training has no batch"):
+        check_function(lambda: None)
+
+
+def test_what_differs_by_itself_is_not_judged(tmp_path: Path) -> None:
+    def draws() -> None:
+        torch.seed()
+        task = h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
+        fit(h.LogSchedule(h.Every(epochs=1)), task=task, train=random_batches(3))
+
+    with pytest.raises(UsageError, match=r"^The training differs from run to run without any fault"):
+        check_function(draws, folder=tmp_path / "run")
+
+
+def test_what_is_written_elsewhere_is_refused(tmp_path: Path) -> None:
+    def writes() -> None:
+        torch.manual_seed(0)
+        fit(*saving(tmp_path / "runs", h.Every(steps=1)))
+
+    with pytest.raises(UsageError, match=r"^The training writes outside of its folder"):
+        check_function(writes)
+
+
+def test_a_plan_is_a_function_of_its_seed_and_spreads_over_the_events() -> None:
+    counts = {"batch_end": 100, "step_end": 50, "save_point": 5, "forward_end": 100}
+    one, other = (draw_faults(seed, 60, counts, HARMLESS) for seed in (1, 2))
+    assert one == draw_faults(1, 60, counts, HARMLESS) != other
+    assert {fault.kind for fault in one} == set(HARMLESS)
+    assert {fault.at for fault in one} == set(counts)
+    assert all(1 <= fault.count <= counts[fault.at] for fault in one)
+    assert sum(fault.kind == "kill" and fault.operation > 0 for fault in one) >= 2
