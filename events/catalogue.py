@@ -275,8 +275,4 @@ class RunClosed(Event):
     status: Status
 
 
-CATALOGUE: tuple[type[Event], ...] = tuple(
-    kind
-    for kind in list(globals().values())
-    if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
-)
+CATALOGUE: tuple[type[Event], ...] = tuple(Event.__subclasses__())

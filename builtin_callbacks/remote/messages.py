@@ -107,6 +107,8 @@ def read_command(line: bytes) -> Command:
 def _check(command: Command) -> None:
     word = command.word
     if word == STATUS:
+        if command.reason or command.target or command.value or command.waits:
+            raise ValueError("status takes nothing else.")
         return
     if not command.reason or len(command.reason) > REASON:
         raise ValueError(f"a request has a reason, of at most {REASON} characters.")

@@ -237,7 +237,7 @@ class Server:
 
     def _handle(self, client: Client, command: Command) -> None:
         token = self._tokens[client.listener]
-        if token and not hmac.compare_digest(command.token.encode("utf-8", "replace"), token.encode("ascii")):
+        if not hmac.compare_digest(command.token.encode("utf-8", "replace"), token.encode("ascii")):
             self._refuse(client, "the token is not the one of this run.")
         elif command.word == STATUS:
             client.unsent += encode({"state": STATUS, "status": self._status()})

@@ -30,24 +30,9 @@ from heliograph.builtin_callbacks.remote.sockets import short
 from heliograph.tests import kit
 
 WORDS = ("stop", "save", "validate", "log", "end-epoch", "set-lr", "enable", "disable", "status", "eval", "__class__")
-VALUES: tuple[Any, ...] = (
-    "",
-    "x",
-    "x" * 600,
-    0,
-    -1,
-    1e400,
-    True,
-    None,
-    [],
-    {},
-    [[]],
-    {"a": {}},
-    "\x1b[2J",
-    "\ud800",
-    "ä",
-)
+VALUES: tuple[Any, ...] = (0, -1, 1e400, None, [], {}, [[]], {"a": {}})
 GROWTH = 64 * 1024  # KiB
+FAILURES = 10_000  # to connect, in a row: the run has ended
 Address = str | tuple[str, int]
 PROCESSES = multiprocessing.get_context("spawn").Pool
 MakePool = Callable[[int], Any]  # of so many processes, or threads
@@ -84,8 +69,9 @@ def _command(draws: Random) -> bytes:
 
 def _wrong(draws: Random) -> bytes:
     """A command with a field that is not as it has to be."""
-    fields: dict[str, Any] = {"ask": draws.choice(WORDS), "reason": "hostile", "token": "wrong"}
-    fields[draws.choice(["ask", "reason", "target", "wait", "user", "other"])] = draws.choice(VALUES[3:11])
+    fields: dict[str, Any] = {"ask": draws.choice(WORDS), "reason": "hostile"}
+    name = draws.choice(["ask", "reason", "target", "wait", "user", "other"])
+    fields[name] = draws.choice(VALUES)
     return json.dumps(fields).encode() + b"\n"
 
 
@@ -107,11 +93,14 @@ def attack(address: Address, messages: int, seed: str) -> tuple[int, int]:
     draws, sent, connections = Random(seed), 0, 0
     idle: list[socket.socket] = []
     is_local = isinstance(address, str)
-    while sent < messages:
+    failures = 0
+    while sent < messages and failures < FAILURES:
         try:
             connection = _connect(address)
         except OSError:  # the queue of those who wait is full
+            failures += 1
             continue
+        failures = 0
         connections += 1
         burst = [message(draws, malformed=is_local) for _ in range(draws.choice([1, 1, 2, 5, 50]))][: messages - sent]
         sent += len(burst)

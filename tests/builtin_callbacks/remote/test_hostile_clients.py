@@ -35,6 +35,13 @@ def test_random_messages_are_commands_or_refused_in_words() -> None:
     assert all(isinstance(each, Command) or each.isprintable() for each in read)
 
 
+def test_what_attackers_send_over_the_socket_is_no_request() -> None:
+    """It needs no token there: what they send has to be malformed."""
+    draws = Random(2)
+    read = [attempt(line) for _ in range(5_000) for line in message(draws, malformed=True).split(b"\n")]
+    assert [each for each in read if isinstance(each, Command)] == []
+
+
 def attempt(line: bytes) -> Command | str:
     """Return the command in a line, or why there is none."""
     try:
@@ -65,6 +72,7 @@ def test_a_good_command_is_read(word: str) -> None:
     [
         ({"ask": "eval", "reason": "x"}, "a run is asked for one of stop, save,"),
         ({"ask": "stop"}, "a request has a reason"),
+        ({"ask": "status", "reason": "x"}, "status takes nothing else"),
         ({"ask": "stop", "reason": "x" * 501}, "a request has a reason, of at most 500"),
         ({"ask": "stop", "reason": "x", "more": 1.0}, "'more' is not a field"),
         ({"ask": "stop", "reason": 1.0}, "'reason' is not a field of a message, or of another type"),
