@@ -61,5 +61,5 @@ def decode_digests(
         return None
     int(chain, 16)
     found = {name: columns.unpack_words(packed.get(name, 0), rows) for name in COLUMNS}
-    known = (float(rates),) * rows if is_number(rates) else columns.unpack_floats(rates, rows)
+    known = (float(rates),) * rows if is_number(rates) else tuple(columns.unpack_floats(rates, rows))
     return DigestBlock(epoch, first, found, known, chain, length)
