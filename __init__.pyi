@@ -37,6 +37,10 @@ from .builtin_callbacks.recorder.diverge.report import Divergence as Divergence
 from .builtin_callbacks.recorder.plugin import Recorder as Recorder
 from .builtin_callbacks.recorder.replay.replay import replay as replay
 from .builtin_callbacks.recorder.replay.report import Replayed as Replayed
+from .builtin_callbacks.remote.client import RemoteAnswer as RemoteAnswer
+from .builtin_callbacks.remote.client import RemoteRun as RemoteRun
+from .builtin_callbacks.remote.client import attach as attach
+from .builtin_callbacks.remote.plugin import Remote as Remote
 from .builtin_callbacks.rng_capture import RNGCapture as RNGCapture
 from .builtin_callbacks.roll_back import RollBack as RollBack
 from .builtin_callbacks.rules.base import RuleFiring as RuleFiring

@@ -92,6 +92,20 @@ class ResumeVerified(Event):
     difference: str | None
 
 
+class ChangeServed(Event):
+    """At a step boundary, a change of the run was made that `by` requested, or could not be: `refusal` says why.
+
+    `verb`, `target` and `value` are those of the request: `set_learning_rate`, `enable_plugin` or `disable_plugin`.
+    """
+
+    verb: str
+    target: str
+    value: float | None
+    by: str
+    reason: str
+    refusal: str = ""
+
+
 class Log(Event):
     """Asked-for means since the last log, off the device. `MEASURE` handlers add to `metrics`, later ones read.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.system.errors import NotRecorded
 from ...events import (
     BatchEnd,
+    ChangeServed,
     CheckpointLoaded,
     CheckpointPruned,
     CheckpointSaved,
@@ -201,9 +202,9 @@ class Recorder(Plugin):
         """Note how many batches the validation or test had done."""
         self._note(run, event, {**attempt_facts.fields_of(event), "batches": dict(self._sets)})
 
-    @on(SavePoint, EpochEnd, lane=Lane.TRANSFORM, optional=True)
-    def note_moment(self, run: Run, event: SavePoint | EpochEnd) -> None:
-        """Note a save point, or the end of an epoch."""
+    @on(ChangeServed, SavePoint, EpochEnd, lane=Lane.TRANSFORM, optional=True)
+    def note_moment(self, run: Run, event: ChangeServed | SavePoint | EpochEnd) -> None:
+        """Note a change of the run, a save point, or the end of an epoch."""
         self._add_digests()
         self._note(run, event, attempt_facts.fields_of(event))
 

@@ -52,8 +52,8 @@ class EventEntry:
         counters: of the run at that moment.
         data: the event's fields as plain data of a bounded size; paths are strings, NaN and infinity floats. Further:
             `epoch_start`: `batches`, the epoch's length or None;
-            `log`, `validation_start`, `save_point`, `epoch_end`, `train_end`: `asked`, the numbers of the requests that
-            they serve;
+            `change_served`, `log`, `validation_start`, `save_point`, `epoch_end`, `train_end`: `asked`, the numbers of
+            the requests that they serve;
             `log`, `validation_end`, `test_end`, `predict_end`: `added`, the metrics that plugins have added (missing in
             older recordings, and where there are none);
             `validation_start`, `test_start`, `predict_start`: `batches`, the number to come or None;
@@ -158,6 +158,12 @@ class RepeatEntry:
 
     number: int
     times: int
+
+
+def change_of(data: Mapping[str, Any]) -> Request:
+    """Return the request of a change as `change_served` describes it, without the place where it was made."""
+    verb, by, reason = data["verb"], data["by"], data["reason"]
+    return Request(verb, by, reason, 0, 0, 0, target=data["target"], value=data["value"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ....events.control import CHANGES
 from ....events.verbs import VERBS
 from ..explain import words
 from ..explain.attempt_summary import AttemptSummary
@@ -67,7 +68,8 @@ def _decisions(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
             continue
         rank = "" if request.rank is None else f" on rank {request.rank}"
         during = f" during {request.event}" if request.event else ""
-        lines = [f"by {request.by}{rank}{during}: {request.reason}", f"epoch {request.epoch}, batch {request.batch}"]
+        lines = [request.what] if request.verb in CHANGES else []
+        lines += [f"by {request.by}{rank}{during}: {request.reason}", f"epoch {request.epoch}, batch {request.batch}"]
         lines += [f"made {words.times(request.times)}"] if request.times > 1 else []
         lines += ["never served"] if each.is_unserved else []
         kind = "stop" if request.verb == "stop" else "decision"

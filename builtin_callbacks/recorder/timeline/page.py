@@ -96,7 +96,7 @@ def facts(recording: Recording) -> dict[str, Any]:
             for each in costs(attempts)
         ],
         "requests": [
-            [each.first.verb, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
+            [each.what, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
             for each in group_requests(request for attempt in attempts for request in requests_of(attempt))
         ],
         **_checkpoints(attempts),

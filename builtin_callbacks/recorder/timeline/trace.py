@@ -60,8 +60,10 @@ def _events(attempt: AttemptSummary, start: float) -> Iterator[Trace]:
         yield _slice(piece.kind, start + piece.begin, start + piece.end, PHASES, {"step": piece.step})
     for each in requests_of(attempt):
         request = each.request
-        args = {"by": request.by, "reason": request.reason, "step": request.step, "during": request.event}
-        yield _instant(request.verb, start + each.clock, DECISIONS, {**args, "times": request.times})
+        args = {"what": request.what, "by": request.by, "reason": request.reason, "step": request.step}
+        yield _instant(
+            request.verb, start + each.clock, DECISIONS, {**args, "during": request.event, "times": request.times}
+        )
     for entry in attempt.events(*CHECKPOINT_EVENTS):
         yield _instant(entry.event, start + entry.clock, CHECKPOINTS, _finite(entry.data))
     for entry in attempt.events("log", "validation_end", "test_end", "predict_end"):
