@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from heliograph.events import BatchEnd, Event, Lane, Run, RunClosed, RunFailed, TrainStart
+from heliograph.events import BatchEnd, CheckpointLoaded, Event, Lane, Run, RunClosed, RunFailed, TrainStart
 from heliograph.events.catalogue import EpochStart
 from heliograph.plugins import Plugin, on
 from heliograph.testing.chaos.faults.acts import Act, Since, kill, strike
@@ -102,6 +102,12 @@ class Chaos(Plugin):
             self._journal = Journal(path)
             self._journal.note("begin", training=self._training)
 
+    @on(CheckpointLoaded, lane=Lane.TRANSFORM, optional=True)
+    def note_resume(self, run: Run, event: CheckpointLoaded) -> None:
+        """Note that the training was continued; a run that rolls back was not."""
+        if self._journal is not None and run.resumed_from == event.path:
+            self._journal.note("resumed", training=self._training)
+
     @on(*EVENTS, lane=Lane.TRANSFORM, optional=True)
     def arrive(self, run: Run, event: Event) -> None:
         """Count an event; let what changes numbers, and what waits for operations on files, act before the others."""
@@ -154,8 +160,6 @@ class Chaos(Plugin):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Count on."""
         self._counts = Counter(state)
-        if self._journal is not None and self._run is not None:
-            self._journal.note("resumed", training=self._training)
 
     def close(self) -> None:
         """Put the functions of the system back, and close the journal."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from heliograph.events.errors import count
@@ -61,6 +62,7 @@ class ChaosReport:
         seconds: without faults.
         seconds_spent: with them.
         saves: how often the training is saved without faults.
+        folder: where the files are, None where they were removed.
     """
 
     verdict: Verdict
@@ -75,6 +77,7 @@ class ChaosReport:
     seconds: float
     seconds_spent: float
     saves: int
+    folder: Path | None = None
 
     @property
     def acted(self) -> tuple[Met, ...]:
@@ -123,4 +126,6 @@ class ChaosReport:
             lines.append("the training saves nothing: every attempt began again")
         if self.silent:
             lines.append(f"silent: {count(len(self.silent), 'fault', 'faults')} in numbers, which nobody noticed")
+        if self.folder is not None:
+            lines.append(f"the files are in {self.folder}")
         return "\n".join([*lines, texts[self.verdict]])
