@@ -10,6 +10,7 @@ from tempfile import mkdtemp
 
 from heliograph.events.checks import check_whole_number, known_names
 from heliograph.testing.chaos.attempts import Attempt, Training
+from heliograph.testing.chaos.checkpoint_facts import NAMES
 from heliograph.testing.chaos.comparison import Story, first_difference, story_of, varying
 from heliograph.testing.chaos.faults.fault import HARMLESS, KINDS, Fault
 from heliograph.testing.chaos.faults.plan import draw_faults
@@ -20,6 +21,7 @@ from heliograph.testing.resume.errors import UsageError
 
 MORE_ATTEMPTS = 10  # than faults
 PATIENCE = 900.0  # seconds without a sign of life, where nothing is known of the training
+OTHER_SAVES = frozenset({"preempt", "lost-notice", "lost-request"})  # faults by which other checkpoints are written
 SHORTEST = 5.0  # seconds that the watchdog waits at least
 Faults = int | Sequence[Fault]
 
@@ -191,9 +193,16 @@ class _Check:
     ) -> tuple[Verdict, str | None]:
         if not chaotic.attempts[-1].completed:
             return "did not end", _failure(chaotic.attempts[-1], chaotic.attempts)
-        changed = any(KINDS[plan[entry["number"]].kind].changes_numbers for story in met for entry in story.faults)
+        kinds = {plan[entry["number"]].kind for story in met for entry in story.faults}
+        if kinds & OTHER_SAVES or not any(story.resumed for story in met):
+            names = {path for story in (*expected, *met) for facts in story.facts.values() for path in facts}
+            aside = [one | {path for path in names if path.startswith(NAMES)} for one in aside]
+        changed = any(KINDS[kind].changes_numbers for kind in kinds)
         difference = _difference(expected, met, aside, only_last=changed)
-        return "differs" if difference else "equal", difference
+        if difference:
+            return "differs", difference
+        lost = next((story.lost for story in met if story.lost), None)
+        return "lost work" if lost else "equal", lost
 
 
 def _difference(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heliograph.testing.chaos.checkpoint_facts import facts_of
 from heliograph.testing.chaos.journal import Entry, read, read_end
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Story:
         outside: files that were written outside of the folder.
         began: how many times a training began, and how many of these were resumed.
         resumed: how many of these continued from a checkpoint.
+        lost: the first restart that did not continue from the newest checkpoint, in words; empty where none did.
     """
 
     losses: dict[Place, list[list[str]]] = field(default_factory=dict)
@@ -38,6 +40,27 @@ class Story:
     outside: list[str] = field(default_factory=list)
     began: int = 0
     resumed: int = 0
+    lost: str = ""
+    _saved: dict[int, int] = field(default_factory=dict)  # the batches of the newest checkpoint of each training
+    _awaited: dict[int, int] = field(default_factory=dict)  # of those at whose beginning it was there
+
+    def begin(self, entry: Entry) -> None:
+        """Take the beginning of an attempt."""
+        self.began += 1
+        saved = self._saved.get(entry["training"])
+        if saved is not None and entry["resumes"]:
+            self._awaited[entry["training"]] = saved
+
+    def note_save(self, training: int, batch: int) -> None:
+        """Take a checkpoint that was written; one after a roll-back is of an earlier batch."""
+        self._saved[training] = batch
+
+    def arrive(self, training: int, batch: int, *, is_resume: bool) -> None:
+        """Take where an attempt continues; that counts once."""
+        self.resumed += is_resume
+        saved = self._awaited.pop(training, None)
+        if saved is not None and batch < saved and not self.lost:
+            self.lost = f"attempt {self.began} continued at batch {batch}, and there was a checkpoint of batch {saved}"
 
     @property
     def batches_done(self) -> int:
@@ -58,7 +81,14 @@ def story_of(path: Path) -> Story:
     story = Story()
     for entry in read(path):
         what = entry["what"]
-        if what == "batch":
+        if what == "begin":
+            story.begin(entry)
+        elif what == "saved":
+            story.note_save(entry["training"], entry["batch"])
+        elif what == "resumed":
+            story.arrive(entry["training"], entry["batch"], is_resume=True)
+        elif what == "batch":
+            story.arrive(entry["training"], entry["batch"] - 1, is_resume=False)
             story.losses.setdefault((entry["training"], entry["batch"]), []).append(entry["losses"])
         elif what == "fault":
             story.faults.append(entry)
@@ -70,9 +100,10 @@ def story_of(path: Path) -> Story:
             story.outside += entry["outside"]
             if entry["status"] != "failed":
                 story.ends[entry["training"]] = entry
-        story.began += what == "begin"
-        story.resumed += what == "resumed"
-    story.facts = {training: read_end(path, training) for training in story.ends}
+    for training, end in story.ends.items():
+        story.facts[training] = read_end(path, training)
+        if end["last"] is not None:
+            story.facts[training] |= facts_of(Path(end["last"]))
     return story
 
 

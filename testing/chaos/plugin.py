@@ -11,7 +11,17 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from heliograph.events import BatchEnd, CheckpointLoaded, Event, Lane, Run, RunClosed, RunFailed, TrainStart
+from heliograph.events import (
+    BatchEnd,
+    CheckpointLoaded,
+    CheckpointSaved,
+    Event,
+    Lane,
+    Run,
+    RunClosed,
+    RunFailed,
+    TrainStart,
+)
 from heliograph.events.catalogue import EpochStart
 from heliograph.plugins import Plugin, on
 from heliograph.testing.chaos.faults.acts import Act, Since, kill, strike
@@ -100,13 +110,22 @@ class Chaos(Plugin):
             path = of_rank(self._path, run.engine.rank)
             self._done = {entry["number"] for entry in read(path) if entry["what"] == "fault"}
             self._journal = Journal(path)
-            self._journal.note("begin", training=self._training)
+            resumes = any(getattr(each, "resume", None) == "auto" for each in run.plugins)
+            self._journal.note("begin", training=self._training, resumes=resumes)
 
     @on(CheckpointLoaded, lane=Lane.TRANSFORM, optional=True)
     def note_resume(self, run: Run, event: CheckpointLoaded) -> None:
         """Note that the training was continued; a run that rolls back was not."""
         if self._journal is not None and run.resumed_from == event.path:
-            self._journal.note("resumed", training=self._training)
+            self._journal.note("resumed", training=self._training, batch=run.progress.batches)
+
+    @on(CheckpointSaved, lane=Lane.REPORT, optional=True)
+    def note_save(self, run: Run, event: CheckpointSaved) -> None:
+        """Note that there is a checkpoint from which the training can continue."""
+        if self._journal is not None and run.last_checkpoint == event.path:
+            from heliograph.testing.chaos.facts import batches_of
+
+            self._journal.note("saved", training=self._training, batch=batches_of(event.path))
 
     @on(*EVENTS, lane=Lane.TRANSFORM, optional=True)
     def arrive(self, run: Run, event: Event) -> None:
@@ -151,7 +170,9 @@ class Chaos(Plugin):
         outside = [str(path) for path in (run.last_checkpoint, run.recording) if _is_outside(path, self._folder)]
         if event.status != "failed":
             write_end(self._journal.path, self._training, end_of(run))
-        self._journal.note("end", training=self._training, status=event.status, counts=self._counts, outside=outside)
+        last = None if run.last_checkpoint is None or outside else str(run.last_checkpoint.absolute())
+        ended = {"status": event.status, "counts": self._counts, "outside": outside, "last": last}
+        self._journal.note("end", training=self._training, **ended)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often each event has come."""
