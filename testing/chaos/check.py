@@ -9,12 +9,13 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from heliograph.events.checks import check_whole_number, known_names
-from heliograph.testing.chaos.attempts import Attempt, Training
+from heliograph.testing.chaos.attempts import Training
 from heliograph.testing.chaos.checkpoint_facts import NAMES
 from heliograph.testing.chaos.comparison import Story, first_difference, story_of, varying
 from heliograph.testing.chaos.faults.fault import HARMLESS, KINDS, Fault
 from heliograph.testing.chaos.faults.plan import draw_faults
 from heliograph.testing.chaos.processes import Start, function_starter, script_starter
+from heliograph.testing.chaos.reference import describe_failure, read_reference
 from heliograph.testing.chaos.report import ChaosReport, Met, Verdict
 from heliograph.testing.chaos.workspace import copy_folder
 from heliograph.testing.resume.errors import UsageError
@@ -146,7 +147,7 @@ class _Check:
     def run(self, faults: Faults, kinds: Sequence[str]) -> ChaosReport:
         """Run all, and return what came of it."""
         reference, twin = (self._train(name, (), PATIENCE, 1) for name in ("reference", "again"))
-        expected, again = _undisturbed(reference), _undisturbed(twin)
+        expected, again = read_reference(reference), read_reference(twin)
         aside = [varying(one, other) for one, other in zip(expected, again, strict=True)]
         if difference := _difference(expected, again, aside):
             raise UsageError(
@@ -192,7 +193,7 @@ class _Check:
         plan: Sequence[Fault],
     ) -> tuple[Verdict, str | None]:
         if not chaotic.attempts[-1].completed:
-            return "did not end", _failure(chaotic.attempts[-1], chaotic.attempts)
+            return "did not end", describe_failure(chaotic.attempts[-1], chaotic.attempts)
         kinds = {plan[entry["number"]].kind for story in met for entry in story.faults}
         if kinds & OTHER_SAVES or not any(story.resumed for story in met):
             names = {path for story in (*expected, *met) for facts in story.facts.values() for path in facts}
@@ -215,32 +216,6 @@ def _difference(
     return None
 
 
-def _undisturbed(training: Training) -> list[Story]:
-    """Return what each rank of a training without faults did.
-
-    Raises:
-        UsageError: it is of no use as a reference.
-    """
-    (attempt,) = training.attempts
-    if not attempt.completed:
-        raise UsageError(f"The training fails without any fault: {_failure(attempt, [attempt])}")
-    stories = [story_of(path) for path in training.journals]
-    if any(story.resumed for story in stories):
-        raise UsageError(
-            "The training continued from a checkpoint that was there before: leave its folder out, as in --leave-out "
-            "runs."
-        )
-    if not any(story.losses for story in stories):
-        raise UsageError("The training has no batch: no `heliograph.Trainer` has trained in it.")
-    for story in stories:
-        if story.outside:
-            raise UsageError(
-                f"The training writes outside of its folder, where the runs would meet: {story.outside[0]}. Let it "
-                f"write to a path that is relative to the current folder."
-            )
-    return stories
-
-
 def _met(plan: Sequence[Fault], stories: Sequence[Story]) -> tuple[Met, ...]:
     acted = {entry["number"]: entry for story in stories for entry in story.faults}
     return tuple(
@@ -249,12 +224,3 @@ def _met(plan: Sequence[Fault], stories: Sequence[Story]) -> tuple[Met, ...]:
         else Met(fault)
         for number, fault in enumerate(plan)
     )
-
-
-def _failure(attempt: Attempt, attempts: Sequence[Attempt]) -> str:
-    """Return how the last attempt ended, with the end of its output."""
-    status = ", ".join(map(str, attempt.statuses))
-    lines = attempt.output.read_text(encoding="utf-8", errors="backslashreplace").strip().splitlines()
-    how = "was ended by the watchdog" if attempt.hung else f"ended with status {status}"
-    met = "" if attempt.faults else ", though no fault had acted in it"
-    return f"attempt {len(attempts)} {how}{met}; its output ends with: {' | '.join(lines[-3:]) or 'nothing'}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from heliograph.core.checkpoint.state.leaves import Leaf
 
 Place = tuple[int, int]  # which training of the script, counted from 0, and finished batches with this one
+HEEDED = 10  # batches within which a process that gets a SIGTERM ends
 BY_THE_CLOCK = ("metrics.", "plugins.")  # values that may differ from run to run
 
 
@@ -30,7 +31,8 @@ class Story:
         outside: files that were written outside of the folder.
         began: how many times a training began, and how many of these were resumed.
         resumed: how many of these continued from a checkpoint.
-        lost: the first restart that did not continue from the newest checkpoint, in words; empty where none did.
+        lost: the first restart that did not continue from the newest checkpoint, or the first notice that was ignored,
+            in words; empty for none.
     """
 
     losses: dict[Place, list[list[str]]] = field(default_factory=dict)
@@ -41,15 +43,31 @@ class Story:
     began: int = 0
     resumed: int = 0
     lost: str = ""
+    _notified: int | None = None  # the batches before the last SIGTERM of this attempt
     _saved: dict[int, int] = field(default_factory=dict)  # the batches of the newest checkpoint of each training
     _awaited: dict[int, int] = field(default_factory=dict)  # of those at whose beginning it was there
 
     def begin(self, entry: Entry) -> None:
         """Take the beginning of an attempt."""
         self.began += 1
+        self._notified = None
         saved = self._saved.get(entry["training"])
         if saved is not None and entry["resumes"]:
             self._awaited[entry["training"]] = saved
+
+    def meet(self, entry: Entry) -> None:
+        """Take a fault that has acted."""
+        self.faults.append(entry)
+        if entry["kind"] == "preempt":
+            self._notified = entry["batch"]
+
+    def end(self, entry: Entry) -> None:
+        """Take the end of a training."""
+        self.outside += entry["outside"]
+        if entry["status"] != "failed":
+            self.ends[entry["training"]] = entry
+        if self._notified is not None and entry["batch"] - self._notified > HEEDED and not self.lost:
+            self.lost = f"the training continued for {entry['batch'] - self._notified} batches after a SIGTERM"
 
     def note_save(self, training: int, batch: int) -> None:
         """Take a checkpoint that was written; one after a roll-back is of an earlier batch."""
@@ -91,15 +109,13 @@ def story_of(path: Path) -> Story:
             story.arrive(entry["training"], entry["batch"] - 1, is_resume=False)
             story.losses.setdefault((entry["training"], entry["batch"]), []).append(entry["losses"])
         elif what == "fault":
-            story.faults.append(entry)
+            story.meet(entry)
         elif what == "noticed":
             next(each for each in reversed(story.faults) if each["number"] == entry["number"]).update(
                 by=entry["by"], answer=entry["answer"]
             )
         elif what == "end":
-            story.outside += entry["outside"]
-            if entry["status"] != "failed":
-                story.ends[entry["training"]] = entry
+            story.end(entry)
     for training, end in story.ends.items():
         story.facts[training] = read_end(path, training)
         if end["last"] is not None:
