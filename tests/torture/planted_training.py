@@ -133,8 +133,8 @@ PROGRAMS: dict[str, Callable[[], None]] = {
 
 def main(name: str, seed: int) -> int:
     """Check the training; return the exit status."""
-    kinds = OF_REQUESTS if seed % 2 else OF_THE_DISK
-    ranks, kinds = (2, OF_RANKS) if name == "ranks" else (1, kinds)
+    ranks = 2 if name == "ranks" else 1
+    kinds = OF_RANKS if ranks > 1 else OF_REQUESTS if seed % 2 else OF_THE_DISK
     try:
         report = check_function(PROGRAMS[name], seed=seed, faults=FAULTS, kinds=kinds, ranks=ranks)
     except UsageError as error:
