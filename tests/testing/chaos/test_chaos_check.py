@@ -137,3 +137,19 @@ def test_a_plan_is_a_function_of_its_seed_and_spreads_over_the_events() -> None:
     assert {fault.at for fault in one} == set(counts)
     assert all(1 <= fault.count <= counts[fault.at] for fault in one)
     assert sum(fault.kind == "kill" and fault.operation > 0 for fault in one) >= 2
+
+
+def train_on_ranks() -> None:
+    """Train as one of several ranks, in the current folder."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2))
+    engine = h.DDPEngine(device="cpu", timeout=20.0, grace=2.0)
+    trainer = h.Trainer(saving(Path("runs"), h.Every(steps=2), resume="auto"), engine=engine)
+    trainer.fit(h.Supervised(model, nn.functional.mse_loss), random_batches(8), optimizer=adam(), epochs=2)
+
+
+def test_a_fault_on_one_of_several_ranks() -> None:
+    report = check_function(train_on_ranks, faults=[Fault("kill", count=5, rank=1)], ranks=2)
+    assert (report.verdict, report.attempts, report.resumed) == ("equal", 2, 1), str(report)
+    assert report.met[0].where == "epoch 1, batch 1, step 5, in batch_end"
