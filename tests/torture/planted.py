@@ -288,7 +288,7 @@ def finding(each: Fault | None, program: str) -> str | None:
             source.write_text(source.read_text(encoding="utf-8").replace(each.text, each.by), encoding="utf-8")
         for seed in range(SEEDS[program]):
             command = [sys.executable, str(copy / "tests/torture/planted_training.py"), program, str(seed)]
-            environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
+            environment = {**os.environ, "PYTHONPATH": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             if done.returncode:
                 return f"seed {seed}: {(done.stdout.strip() or done.stderr.strip()).splitlines()[-1][:200]}"

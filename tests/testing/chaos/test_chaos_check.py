@@ -74,8 +74,9 @@ def test_the_same_seed_does_the_same() -> None:
     assert one.batches_done == other.batches_done
 
 
-def test_what_no_checkpoint_has_makes_a_difference() -> None:
-    report = check_function(partial(train, Forgets), faults=[Fault("kill", count=15)])
+def test_what_no_checkpoint_has_makes_a_difference(tmp_path: Path) -> None:
+    report = check_function(partial(train, Forgets), faults=[Fault("kill", count=15)], folder=tmp_path / "run")
+    assert report.folder == tmp_path / "run"
     assert report.verdict == "differs", str(report)
     assert not report.is_good
     assert report.difference.startswith("the loss of batch ") or report.difference.startswith("at the end modules.")
@@ -94,8 +95,8 @@ def test_numbers_that_somebody_notices() -> None:
     assert (skips.verdict, skips.is_good) == ("differs", True), str(skips)
 
 
-def test_numbers_that_nobody_notices_are_silent() -> None:
-    report = check_function(train, seed=3, faults=[Fault("bit-in-weight", count=4)])
+def test_numbers_that_nobody_notices_are_silent(tmp_path: Path) -> None:
+    report = check_function(train, seed=3, faults=[Fault("bit-in-weight", count=4)], folder=tmp_path / "run")
     assert (report.verdict, report.is_good, len(report.silent)) == ("differs", False, 1), str(report)
     assert "nobody noticed" in str(report)
 
