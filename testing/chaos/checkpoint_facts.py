@@ -31,7 +31,7 @@ def facts_of(last: Path) -> dict[str, Leaf]:
     hidden = [name for name in names if name.startswith(".") and not name.endswith(OF_A_PROCESS)]
     found = leaves({"leftovers": hidden or "none"})
     for name in (name for name in names if name.endswith(".pth")):
-        found |= leaves({CHECKPOINTS: {name: _quality(last.with_name(name))}})
+        found |= leaves({CHECKPOINTS: {name: quality_of(last.with_name(name))}})
     try:
         state = storage.load(last)
     except (OSError, ValueError) as error:
@@ -41,10 +41,13 @@ def facts_of(last: Path) -> dict[str, Leaf]:
     return found | leaves({"last_checkpoint": {"name": last.name, "progress": progress, **compared}})
 
 
-def _quality(path: Path) -> str:
-    """Return whether the bytes of a checkpoint are those that its manifest says."""
+def quality_of(path: Path) -> str:
+    """Return whether the bytes of a checkpoint are those that its manifest says: `intact`, or what is wrong."""
     try:
         entry = storage.read_manifest(path)
     except (OSError, ValueError):
         return "without a manifest"
-    return "intact" if SYSTEM.digest(path) == (entry.size, entry.sha256) else "damaged"
+    try:
+        return "intact" if SYSTEM.digest(path) == (entry.size, entry.sha256) else "damaged"
+    except OSError:
+        return "without its data"

@@ -31,8 +31,8 @@ class Story:
         outside: files that were written outside of the folder.
         began: how many times a training began, and how many of these were resumed.
         resumed: how many of these continued from a checkpoint.
-        lost: the first restart that did not continue from the newest checkpoint, or the first notice that was ignored,
-            in words; empty for none.
+        lost: the first restart that did not continue from the newest checkpoint, checkpoint that was announced and is not
+            intact, or notice that was ignored, in words; empty for none.
     """
 
     losses: dict[Place, list[list[str]]] = field(default_factory=dict)
@@ -69,9 +69,11 @@ class Story:
         if self._notified is not None and entry["batch"] - self._notified > HEEDED and not self.lost:
             self.lost = f"the training continued for {entry['batch'] - self._notified} batches after a SIGTERM"
 
-    def note_save(self, training: int, batch: int) -> None:
-        """Take a checkpoint that was written; one after a roll-back is of an earlier batch."""
-        self._saved[training] = batch
+    def note_save(self, entry: Entry) -> None:
+        """Take a checkpoint that was announced; one after a roll-back is of an earlier batch."""
+        self._saved[entry["training"]] = entry["batch"]
+        if entry["quality"] != "intact" and not self.lost:
+            self.lost = f"attempt {self.began} announced the checkpoint {entry['name']}, which is {entry['quality']}"
 
     def arrive(self, training: int, batch: int, *, is_resume: bool) -> None:
         """Take where an attempt continues; that counts once."""
@@ -102,7 +104,7 @@ def story_of(path: Path) -> Story:
         if what == "begin":
             story.begin(entry)
         elif what == "saved":
-            story.note_save(entry["training"], entry["batch"])
+            story.note_save(entry)
         elif what == "resumed":
             story.arrive(entry["training"], entry["batch"], is_resume=True)
         elif what == "batch":

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from heliograph.testing.chaos.checkpoint_facts import quality_of
 from heliograph.testing.chaos.facts import batches_of, end_of
 from heliograph.testing.chaos.faults.acts import Act
 from heliograph.testing.chaos.journal import Journal, of_rank, read, write_end
@@ -40,8 +41,10 @@ class Witness:
         self._journal.note("resumed", training=self._training, batch=run.progress.batches)
 
     def note_save(self, checkpoint: Path) -> None:
-        """Note that there is a checkpoint from which the training can continue."""
-        self._journal.note("saved", training=self._training, batch=batches_of(checkpoint))
+        """Note that a checkpoint was announced, from which the training can continue, and whether it is intact."""
+        quality = quality_of(checkpoint)
+        batch = 0 if quality == "without a manifest" else batches_of(checkpoint)
+        self._journal.note("saved", training=self._training, batch=batch, name=checkpoint.name, quality=quality)
 
     def note_batch(self, run: Run) -> None:
         """Note the losses of a batch; waits for the device."""

@@ -19,8 +19,8 @@ def batch(number: int, loss: float = 0.5) -> tuple[str, dict[str, Any]]:
     return "batch", {"batch": number, "losses": [loss.hex()]}
 
 
-def saved(number: int) -> tuple[str, dict[str, Any]]:
-    return "saved", {"batch": number}
+def saved(number: int, quality: str = "intact") -> tuple[str, dict[str, Any]]:
+    return "saved", {"batch": number, "name": "run.pth", "quality": quality}
 
 
 def resumed(number: int) -> tuple[str, dict[str, Any]]:
@@ -80,6 +80,8 @@ def test_work_that_was_lost(tmp_path: Path) -> None:
     assert fresh.lost == "attempt 2 continued at batch 0, and there was a checkpoint of batch 4"
     meant = written(tmp_path / "c.jsonl", BEGIN, saved(4), ("begin", {"resumes": False}), batch(1))
     assert meant.lost == ""
+    announced = written(tmp_path / "d.jsonl", BEGIN, saved(4, "without a manifest"))
+    assert announced.lost == "attempt 1 announced the checkpoint run.pth, which is without a manifest"
 
 
 @pytest.mark.parametrize(("last", "lost"), [(20, "the training continued for 17 batches after a SIGTERM"), (9, "")])
