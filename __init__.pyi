@@ -30,6 +30,10 @@ from .builtin_callbacks.ray.creators.local import LocalLauncher as LocalLauncher
 from .builtin_callbacks.ray.creators.trainer import CreatorTrainer as CreatorTrainer
 from .builtin_callbacks.ray.launcher.launcher import RayLauncher as RayLauncher
 from .builtin_callbacks.ray.report import RayReport as RayReport
+from .builtin_callbacks.recorder.digests.options import Digests as Digests
+from .builtin_callbacks.recorder.diverge.compare import diverge as diverge
+from .builtin_callbacks.recorder.diverge.report import Difference as Difference
+from .builtin_callbacks.recorder.diverge.report import Divergence as Divergence
 from .builtin_callbacks.recorder.plugin import Recorder as Recorder
 from .builtin_callbacks.recorder.replay.replay import replay as replay
 from .builtin_callbacks.recorder.replay.report import Replayed as Replayed
@@ -128,5 +132,11 @@ from .plugins.filters import Every as Every
 from .plugins.filters import Filter as Filter
 from .plugins.filters import Once as Once
 from .presets.standard import standard as standard
+from .reruns.drill import Drill as Drill
+from .reruns.drill import drill as drill
+from .reruns.errors import NotExact as NotExact
+from .reruns.fork import fork as fork
+from .reruns.goto import PausedRun as PausedRun
+from .reruns.goto import goto as goto
 
 __version__: str

@@ -19,6 +19,7 @@ from heliograph.plugins.discovery import find
 from heliograph.plugins.environment import OF_RUN
 from heliograph.publishing import command as publishing
 from heliograph.publishing.plugin_table import indented
+from heliograph.reruns import command as reruns
 from heliograph.testing import command as verify_resume
 
 VERBS = {
@@ -59,7 +60,7 @@ def _run(arguments: Sequence[str]) -> int:
     )
     run.add_argument("script", type=Path, help="the program")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    for module in (explain_command, replay_command, rules, verify_resume, publishing):
+    for module in (explain_command, replay_command, reruns, rules, verify_resume, publishing):
         module.add_command(commands)
     commands.add_parser("chaos", help="let a script of yours meet faults, restart it, compare its end", add_help=False)
     commands.add_parser("checkpoint", help="inspect, verify, migrate, export or prune checkpoints", add_help=False)

@@ -134,6 +134,7 @@ class RunContext(PayloadVerbs, ABC):
     checkpoint_source: CheckpointSource | None = part_of("resumption.source")
     pending_state: tuple[Mapping[str, Any], Path | None] | None = part_of("resumption.pending_state")
     training_id: str = part_of("resumption.training_id")
+    forked_from: Mapping[str, Any] | None = part_of("resumption.forked_from")
     in_boundary: bool = part_of("resumption.in_boundary")
     resumed_from: Path | None = part_of("resumption.resumed_from")
     resumed_at: Progress | None = part_of("resumption.resumed_at")

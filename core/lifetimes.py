@@ -86,6 +86,7 @@ class Resumption:
         unclaimed_states: states that no plugin claimed.
         unseen: compares the state that no state_dict holds; None where nothing is saved or resumed.
         given_rates: the learning rates of the program that began the training; None as for `unseen`.
+        forked_from: the training that this one is a fork of, and where; None of others.
     """
 
     training_id: str = field(default_factory=lambda: uuid4().hex)
@@ -104,6 +105,7 @@ class Resumption:
     unclaimed_states: tuple[str, ...] = ()
     unseen: UnseenState | None = None
     given_rates: list[float] | None = None
+    forked_from: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)

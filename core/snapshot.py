@@ -85,6 +85,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "plugins": run.plugins.state_dict(check_plain),
         "filters": run.plugins.filter_states(run.origin, check_plain),
         **({"plugin_versions": numbers} if (numbers := run.plugins.state_versions()) else {}),
+        **({} if run.forked_from is None else {"forked_from": dict(run.forked_from)}),
         **({} if run.resumption.given_rates is None else {"given_rates": run.resumption.given_rates}),
         **({"count_units": dict(run.stepping.units)} if run.stepping.units else {}),
         **({} if shards is None else {"shards": dict(shards)}),
@@ -131,7 +132,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     check_schema(saved)
     check_resumable(saved, resumption.path)
     if resumption.is_resume:  # a run that goes back stays the training that it is
-        run.training_id = training_of(saved)
+        run.training_id, run.forked_from = training_of(saved), saved.get("forked_from")
     if "frozen" in saved:
         from .checkpoint.state.frozen import with_frozen
 

@@ -113,6 +113,8 @@ class Run(Protocol):
             left to be emitted.
         training_id: of which training this run is a part; a resumed one has that of its checkpoint. Written by the
             plugin that resumes.
+        forked_from: of a fork (`heliograph.fork`): the `training` that it was forked from, the optimizer `step`, the
+            `recording`, and where that was a fork, too, its `forked_from`; None of others.
         resumed_from: the file of the checkpoint that this run was resumed from, if any.
         resumed_at: where it was resumed, None where it was not.
         batch_note: in what the global batch differs from the checkpoint's, None where it does not.
@@ -158,6 +160,7 @@ class Run(Protocol):
     plugin_seconds: dict[str, float]
     in_boundary: bool
     training_id: str
+    forked_from: Mapping[str, Any] | None
     resumed_from: Path | None
     resumed_at: Progress | None
     batch_note: str | None

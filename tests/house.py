@@ -16,7 +16,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/architecture.md"
 SECTION = "## Every file\n\nWritten by `python tests/house.py --write-page`, from the docstrings."
-ROOMS = ("events", "plugins", "core", "builtin_callbacks", "bridges", "presets", "publishing", "testing", "demo", "cli")
+ROOMS = (
+    "events",
+    "plugins",
+    "core",
+    "builtin_callbacks",
+    "bridges",
+    "presets",
+    "publishing",
+    "testing",
+    "reruns",
+    "demo",
+    "cli",
+)
 IDLE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DIALECT = re.compile(r"\b(tells?|telling|teller|told|hears?|hearing|heard|amid|legs?)\b", re.IGNORECASE)
 OF_SENTENCES = re.compile(

@@ -68,6 +68,8 @@ LAYERS = [
     "builtin_callbacks.recorder.explain",
     "builtin_callbacks.recorder.timeline",
     "builtin_callbacks.recorder.replay",
+    "builtin_callbacks.recorder.digests",
+    "builtin_callbacks.recorder.diverge",
     "builtin_callbacks.recorder",
     "builtin_callbacks.rules",
     "builtin_callbacks.step_check",
@@ -88,6 +90,7 @@ LAYERS = [
     "testing.chaos.faults",
     "testing.chaos",
     "testing",
+    "reruns",
     "publishing",
     "demo",
     "cli",
@@ -98,23 +101,23 @@ RULES = ("language", "files", "metrics", "operations")
 PUBLIC = """
     AccelerateEngine At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE CSVLog Checkpoint
     CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CreatorTrainer CutMix DDPEngine DataModule
-    DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart
-    Event Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation
-    GradientClipping GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary
-    LearningRate LearningRateSearch LengthGroupedSampler LoaderParams LocalLauncher Log LogCurve LogFile
-    LogHistogram LogImage LogSchedule LogText LoopEngine MLflow Mixup NaNGuard NotRecorded Once Optuna
-    OrderedSignal Overfitting Page Periodic PhaseTimes Phases Place Plugin PluginChanged PluginFailed Plugins
-    PredictBatchEnd PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Profile Progress
-    ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Rehearsal Replay Replayed
-    Request ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring
-    RuleMetric RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint
-    SaveSchedule SeekableSampler SequentialSampler ShouldStop StepCheck StepChecked StepDiffers StepEnd
-    Streams StrictError Supervised Task
-    TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker Trackio TrainEnd
-    TrainRun TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd
-    ValidationSchedule ValidationStart WandB accuracy choose_engine find_batch_size launch load_weights on
-    open_study ray read_prediction_batches read_predictions register_function register_metric register_mover
-    register_operation replay standard warmup_cosine warmup_linear
+    DataParallelEngine DeviceEngine Difference Digests DistributedSampler Divergence Drill EMA EarlyStopping
+    Engine EpochEnd EpochMeans EpochStart Event Every ExceptionPassThrough Export FSDPEngine FileLog Filter
+    ForwardEnd GradientAccumulation GradientClipping GradientNorm GradientsReady Handle HandlerTimes History
+    JsonlLog Lane LastBoundary LearningRate LearningRateSearch LengthGroupedSampler LoaderParams LocalLauncher
+    Log LogCurve LogFile LogHistogram LogImage LogSchedule LogText LoopEngine MLflow Mixup NaNGuard NotExact
+    NotRecorded Once Optuna OrderedSignal Overfitting Page PausedRun Periodic PhaseTimes Phases Place Plugin
+    PluginChanged PluginFailed Plugins PredictBatchEnd PredictBatchStart PredictEnd PredictStart
+    PredictionWriter Preemption Profile Progress ProgressBar RNGCapture RandomSampler RankFailed RayLauncher
+    RayReport Recorder Rehearsal Replay Replayed Request ResumeDiffers ResumeReport ResumeVerified RollBack
+    RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart RulePatience RuleSet
+    RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule SeekableSampler SequentialSampler
+    ShouldStop StepCheck StepChecked StepDiffers StepEnd Streams StrictError Supervised Task TensorBoard
+    TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker Trackio TrainEnd TrainRun
+    TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd
+    ValidationSchedule ValidationStart WandB accuracy choose_engine diverge drill find_batch_size fork goto
+    launch load_weights on open_study ray read_prediction_batches read_predictions register_function
+    register_metric register_mover register_operation replay standard warmup_cosine warmup_linear
 """
 
 
@@ -156,7 +159,7 @@ def test_no_circle_of_imports() -> None:
 def test_what_a_minimal_training_loads() -> None:
     """2,986 lines in 44 modules before every run compared what was asked for with what happened."""
     loaded = loaded_by_a_minimal_training()
-    assert sum(loaded.values()) <= 3983
+    assert sum(loaded.values()) < 4000
     assert len(loaded) <= 46
 
 

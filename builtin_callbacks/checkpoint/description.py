@@ -101,6 +101,8 @@ def _facts(path: Path, state: Mapping[str, Any], entry: Entry | None) -> Iterato
     place, versions = state["progress"], sorted(state["versions"].items())
     yield "run", name if name == asked else f"{name}, asked for as {asked}"
     yield "training", training_of(state)
+    if origin := state.get("forked_from"):
+        yield "fork of", f"training {origin['training']} at step {origin['step']}, {origin['recording']}"
     if state.get(WEIGHTS_ONLY):
         yield "holds", "only weights: for load_weights and `checkpoint export`, not for a resume"
     yield "position", f"epoch {place['epoch']}, batch {place['batch']}, step {place['steps']}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
@@ -64,10 +64,16 @@ def fields_of(event: Event) -> dict[str, Any]:
     return data
 
 
-def metrics_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics as an entry's data, with the number that was left out."""
+def metrics_of(metrics: Mapping[str, Any], own: Collection[str] | None = None) -> dict[str, Any]:
+    """Return metrics as an entry's data, with the number that was left out.
+
+    Args:
+        metrics: by name.
+        own: the names of those that are the loop's own, so that those which plugins have added are listed.
+    """
     kept, left_out = to_plain_metrics(metrics)
-    return {"metrics": kept, **({"left_out": left_out} if left_out else {})}
+    added = [] if own is None else [name for name in kept if name not in own]
+    return {"metrics": kept, **({"left_out": left_out} if left_out else {}), **({"added": added} if added else {})}
 
 
 def failure_of(run: Run, event: RunFailed, *, losses: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...events import Progress, Run
 from .attempt_facts import attempt_of
 from .format.checksum import seal, to_json
+from .format.digests import DigestBlock
 from .format.lines import Items, attempt_items, counter_values, event_items, items_of, mark_items
 from .format.records import Counters
 from .format.tail import BEGIN, FIRST_ROW, Tail, tail_path
@@ -137,6 +138,10 @@ class AttemptRecorder:
         for entry in self.requests.new_entries():
             self._add(items_of(entry))
         self.block.stop = self._stop
+
+    def add_digests(self, block: DigestBlock) -> None:
+        """Add the digests of batches."""
+        self._add(items_of(block))
 
     def add_times(self, *, now: bool = False) -> None:
         """Add the times of the handlers, if they are due."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...core.system.errors import NotRecorded
 from ...events import (
@@ -47,10 +47,16 @@ from ...events.paths import check_path
 from ...plugins import Plugin, on
 from . import attempt_facts
 from .attempt_recorder import AttemptRecorder, counters_of
+from .digests.chain import Chain
+from .digests.options import Digests, digests_of
+from .format.plain import to_plain
 from .format.tail import REGULAR
 from .format.writer import Writer
 from .open_block import OpenBlock
 from .subscriptions import ExtraSubscriptions
+
+if TYPE_CHECKING:
+    from .digests.collector import DigestCollector
 
 MAX_CUSTOM = 1_000  # emissions of a custom event; of later ones a sample is recorded
 
@@ -70,6 +76,8 @@ class Recorder(Plugin):
         losses: whether to record the loss of every batch; with several optimizers, the last loss of the batch.
         sample: the handlers of the events of every batch are timed in the first 256 batches, then in one batch of
             `sample`; handlers of other events always.
+        digests: whether to record digests of every batch, by which `diverge` finds where two runs begin to differ:
+            True, or `Digests(...)` to say how often those of gradients and weights are taken.
 
     Raises:
         TypeError: an argument has another type.
@@ -81,18 +89,23 @@ class Recorder(Plugin):
     ranks = "main"
     exclusive = ("recorder",)
 
-    def __init__(self, folder: str | Path, *, losses: bool = False, sample: int = 1000) -> None:
+    def __init__(
+        self, folder: str | Path, *, losses: bool = False, sample: int = 1000, digests: bool | Digests = False
+    ) -> None:
         check_path("Recorder(folder)", folder, "a folder")
         check_flag("losses", losses)
         self.sample = check_whole_number("sample", sample, of="batches", at_least=1)
-        self.folder, self.losses = Path(folder), losses
+        self.folder, self.losses, self.digests = Path(folder), losses, digests_of(digests)
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"Recorder(folder) takes the path of a folder, but {self.folder} is a file.")
         self.path: Path | None = None
         self._attempt: AttemptRecorder | None = None
         self._block: OpenBlock | None = None
         self._subscriptions: ExtraSubscriptions | None = None
+        self._collector: DigestCollector | None = None
+        self._chain: Mapping[str, Any] | None = None  # where that of a resumed run was
         self._awaiting_metrics: Log | ValidationEnd | TestEnd | PredictEnd | None = None
+        self._own_metrics: set[str] = set()  # of the loop: others were added by plugins
         self._error: BaseException | None = None
         self._continues_file = self._is_over = False
         self._sets: dict[str, int] = {}
@@ -111,7 +124,7 @@ class Recorder(Plugin):
     def begin(self, run: Run, event: TrainStart) -> None:
         """Close the former run; whether its file is continued depends on the state that is loaded."""
         self.close()
-        self._attempt = self._block = self.path = None
+        self._attempt = self._block = self.path = self._chain = None
         self._note(run, event, {})
 
     @on(BatchEnd, lane=Lane.TRANSFORM)
@@ -135,10 +148,13 @@ class Recorder(Plugin):
     @on(CheckpointLoaded, lane=Lane.TRANSFORM)
     def note_load(self, run: Run, event: CheckpointLoaded) -> None:
         """Note where the run continues."""
+        self._add_digests()
         self._ready(run).handle_load()
         origin = asdict(counters_of(run.origin)) | {"seconds": run.origin.earlier_seconds}
         self._subscribe(run)
         more = {"origin": origin, "in_boundary": run.in_boundary, "planned_steps": run.planned_steps}
+        if run.forked_from is not None:
+            more["forked_from"] = to_plain(run.forked_from)
         self._note(run, event, {**attempt_facts.fields_of(event), **more})
 
     @on(EpochStart, lane=Lane.TRANSFORM)
@@ -164,7 +180,7 @@ class Recorder(Plugin):
         """Begin the entry of metrics; other handlers may add to them before they are recorded."""
         self._finish_metrics()
         self._ready(run).begin_event(event.name)
-        self._awaiting_metrics = event
+        self._awaiting_metrics, self._own_metrics = event, set(event.metrics)
 
     @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT, optional=True)
     def note_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
@@ -188,11 +204,13 @@ class Recorder(Plugin):
     @on(SavePoint, EpochEnd, lane=Lane.TRANSFORM, optional=True)
     def note_moment(self, run: Run, event: SavePoint | EpochEnd) -> None:
         """Note a save point, or the end of an epoch."""
+        self._add_digests()
         self._note(run, event, attempt_facts.fields_of(event))
 
     @on(LastBoundary, TrainEnd, lane=Lane.TRANSFORM)
     def note_end(self, run: Run, event: LastBoundary | TrainEnd) -> None:
         """Note the end of the training."""
+        self._add_digests()
         self._note(run, event, attempt_facts.fields_of(event))
 
     @on(CheckpointSaved, CheckpointPruned, ResumeVerified, lane=Lane.TRANSFORM)
@@ -215,6 +233,10 @@ class Recorder(Plugin):
         """Note the error."""
         self._error = event.error
         self._finish_metrics()
+        try:
+            self._add_digests()
+        except RuntimeError:  # the device has failed, with what lies on it
+            self._collector = None
         data = attempt_facts.failure_of(run, event, losses=self.losses)
         self._note(run, event, {**data, "batches": dict(self._sets)})
 
@@ -222,6 +244,7 @@ class Recorder(Plugin):
     def end(self, run: Run, event: RunClosed) -> None:
         """Note how the run ended, and the times of handlers."""
         self._finish_metrics()
+        self._add_digests()
         error, self._error = self._error, None
         self._ready(run).add_times(now=True)
         self._note(run, event, attempt_facts.ending_of(run, event, error))
@@ -236,17 +259,35 @@ class Recorder(Plugin):
             self._note(run, event, {**attempt_facts.fields_of(event), **emission}, sets_clock=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the file's name."""
-        return {"file": None if self.path is None else self.path.name}
+        """Return the file's name, and where the chain of digests is."""
+        file = {"file": None if self.path is None else self.path.name}
+        if self._collector is None:
+            return file
+        self._add_digests()
+        return {**file, "chain": self._collector.chain.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the file of the resumed run, if it still exists; a roll-back changes nothing."""
+        """Continue the chain, and the file of the resumed run if it still exists; a roll-back keeps its file."""
+        self._add_digests()
+        self._chain = state.get("chain")
+        if self._collector is not None:
+            self._collector.chain.load_state_dict(self._chain or Chain().state_dict())
         if state["file"] is not None and (self._attempt is None or self._attempt.path is None):
             self.path, self._continues_file = self.folder / Path(state["file"]).name, True
+
+    def flush(self) -> None:
+        """Write what was recorded until now, the digests of the last batches included."""
+        self._add_digests()
+        if self._attempt is not None:
+            self._attempt.write()
 
     def close(self) -> None:
         """Write all entries and close the file; the run's clock runs again."""
         self._continues_file = False
+        if self._collector is not None:
+            self._collector.finish()
+            self._collector.detach()
+            self._collector = None
         if (attempt := self._attempt) is None:
             return
         self._finish_metrics()
@@ -254,6 +295,11 @@ class Recorder(Plugin):
             self._subscriptions.detach()
         self._attempt, self._block = (None, None) if self._is_over else (attempt, attempt.block)
         attempt.close()
+
+    def _add_digests(self) -> None:
+        """Write the digests of all batches until now; what lies on a device is waited for."""
+        if self._collector is not None:
+            self._collector.finish()
 
     def _note(self, run: Run, event: Event, data: Mapping[str, Any], *, sets_clock: bool = True) -> None:
         attempt = self._ready(run)
@@ -265,13 +311,16 @@ class Recorder(Plugin):
         event, self._awaiting_metrics = self._awaiting_metrics, None
         if event is not None and self._attempt is not None:
             done = {} if isinstance(event, Log) else {"batches": dict(self._sets)}
-            self._attempt.finish_event({**attempt_facts.metrics_of(event.metrics), **done})
+            metrics = attempt_facts.metrics_of(event.metrics, self._own_metrics)
+            self._attempt.finish_event({**metrics, **done})
 
     def _ready(self, run: Run) -> AttemptRecorder:
         """Return the recorder of this attempt; its file is opened once the state is loaded."""
         attempt = self._attempt
         if attempt is None or attempt.progress is not run.progress:
             attempt = self._begin(run)
+        if self._collector is None and self.digests is not None and run.optimizers:
+            self._collector = self._begin_digests(run, attempt, self.digests)
         if attempt.writer is None and not is_within(TrainStart.name):
             attempt.open(self._open_writer(run, attempt.path or self.path))
             self.path = run.recording = attempt.path
@@ -293,6 +342,15 @@ class Recorder(Plugin):
         self._subscriptions = ExtraSubscriptions(current_owner() or self.name, self.note_custom, optional)
         self._subscribe(run)
         return attempt
+
+    def _begin_digests(self, run: Run, attempt: AttemptRecorder, digests: Digests) -> DigestCollector:
+        from .digests.collector import DigestCollector
+
+        collector = DigestCollector(run, digests, attempt.add_digests)
+        if self._chain is not None:
+            collector.chain.load_state_dict(self._chain)
+        collector.attach(run.bus, current_owner() or self.name)
+        return collector
 
     def _subscribe(self, run: Run) -> None:
         """Subscribe to the signals that exist by now, and time them."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ UNWRITTEN = ("empty", "new_empty", "resize")  # operators whose outputs hold wha
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an operator: its name, and the digests of the tensors that went in and came out."""
+    """A call of an operator: its name, the numbers it was given, digests of the tensors that went in and came out."""
 
     operator: str
+    numbers: tuple[str, ...]
     inputs: tuple[bytes, ...]
     outputs: tuple[bytes, ...]
 
@@ -43,7 +45,7 @@ class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._unwritten.update(map(_memory, made))
         else:
             self._unwritten.difference_update(map(_memory, made))
-            self.calls.append(Call(name, inputs, _digests(made)))
+            self.calls.append(Call(name, _numbers((args, kwargs or {})), inputs, _digests(made)))
         return result
 
 
@@ -54,18 +56,30 @@ def first_difference(act: Callable[[CallDigests], object]) -> str | None:
         digests = CallDigests()
         act(digests)
         traces.append(digests.calls)
-    for number, (one, other) in enumerate(zip(*traces, strict=False), 1):
+    return difference_of(*traces)
+
+
+def difference_of(calls: Sequence[Call], others: Sequence[Call]) -> str | None:
+    """Return the first operator whose outputs differ, in words, None for none."""
+    for number, (one, other) in enumerate(zip(calls, others, strict=False), 1):
         if one.operator != other.operator:
             return f"operator {number} is {one.operator} once, and {other.operator} the other time"
+        if one.numbers != other.numbers:
+            values = [(a, b) for a, b in zip_longest(one.numbers, other.numbers) if a != b]
+            return f"operator {number}, {one.operator}, is given {values[0][0]} once, and {values[0][1]} the other time"
         if one.inputs != other.inputs:
             return f"the inputs of operator {number}, {one.operator}, which no operator before it has made"
         if one.outputs != other.outputs:
             return f"the outputs of operator {number}, {one.operator}, whose inputs are equal"
-    return None if len(traces[0]) == len(traces[1]) else "the number of operators"
+    return None if len(calls) == len(others) else "the number of operators"
 
 
 def _tensors(values: Any) -> list[Tensor]:
     return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+
+
+def _numbers(values: Any) -> tuple[str, ...]:
+    return tuple(repr(each) for each in tree_leaves(values) if isinstance(each, int | float | complex))
 
 
 def _memory(tensor: Tensor) -> int:

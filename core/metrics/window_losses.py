@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
@@ -19,8 +20,8 @@ class WindowLosses:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[tuple[int, FetchedLoss]]] = {}
-        self._begun: list[tuple[ReferenceType[Tensor], FetchedLoss]] = []  # whose optimizers are not known yet
+        self._kept: dict[str, list[tuple[int, Fetched]]] = {}
+        self._begun: list[tuple[ReferenceType[Tensor], Fetched]] = []  # whose optimizers are not known yet
         self._batch = 0
 
     def open_batch(self, run: Run) -> None:
@@ -34,7 +35,7 @@ class WindowLosses:
 
     def fetch(self, run: Run) -> None:
         """At `ForwardEnd`: begin to copy the loss to the host."""
-        self._begun.append((ref(run.loss), FetchedLoss(run.loss)))
+        self._begun.append((ref(run.loss), Fetched(run.loss)))
 
     def take_bad(self, run: Run) -> dict[int, float]:
         """At `GradientsReady`: return the losses that are NaN or infinite by their batch's index, and start again.
@@ -56,23 +57,28 @@ class WindowLosses:
         kept = self._kept.setdefault(name, [])
         if window > len(kept):
             begun = next((fetched for original, fetched in self._begun if original() is loss), None)
-            kept.append((self._batch, begun or FetchedLoss(loss)))
+            kept.append((self._batch, begun or Fetched(loss)))
 
 
-class FetchedLoss:
-    """A loss on its way to the host: from a GPU without a wait, from elsewhere when it is read."""
+class Fetched:
+    """A tensor on its way to the host: from a GPU without a wait, from elsewhere when it is read."""
 
     __slots__ = ("_arrival", "_copy")
 
-    def __init__(self, loss: Tensor) -> None:
-        self._copy, self._arrival = loss.detach(), None
-        if loss.is_cuda:
-            on_host = torch.empty(loss.shape, dtype=loss.dtype, pin_memory=True)
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy, self._arrival = tensor.detach(), None
+        if tensor.is_cuda:
+            on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._copy = on_host.copy_(self._copy, non_blocking=True)
-            self._arrival = torch.cuda.current_stream(loss.device).record_event()
+            self._arrival = torch.cuda.current_stream(tensor.device).record_event()
 
-    def read(self) -> float:
-        """Return its value, and wait for it where it is not there yet."""
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be read without a wait, as far as that is known."""
+        return self._arrival is None or self._arrival.query()
+
+    def read(self) -> Any:
+        """Return its numbers, a single one or a list of them, and wait for it where it is not there yet."""
         if self._arrival is not None:
             self._arrival.synchronize()
-        return self._copy.item()
+        return self._copy.tolist()

@@ -45,6 +45,11 @@ class TrainerFactory:
         self._takes_a_folder, self._by_name = bool(needed), not needed and FOLDER in parameters
         self._first: list[tuple[str, Any]] = []
 
+    @property
+    def takes_folder(self) -> bool:
+        """Whether `make_trainer` takes the folder to write to."""
+        return self._takes_a_folder or self._by_name
+
     def __call__(self, folder: Path) -> tuple[Trainer, dict[str, Any]]:
         """Return a new trainer and the keywords of its fit.
 

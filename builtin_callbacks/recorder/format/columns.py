@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 Packed = int | list[str]
 WIDTHS = ("<i1", "<i2", "<i4", "<i8")
 FLOATS = ("<f4", "<f8")
+WORDS = ("<u4",)
 MAX_STEP = 2**52  # larger than any real counter
 MIN_COMPRESSED = 256  # bytes; compressing less costs more time than all the rest
 
@@ -64,6 +65,24 @@ def unpack_floats(packed: list[str], rows: int) -> tuple[float, ...]:
         ValueError: it is not a packed column of so many rows.
     """
     return tuple(_decode(packed, rows, FLOATS).astype("<f8").tolist())
+
+
+def pack_words(words: Sequence[int]) -> Packed:
+    """Return numbers of 32 bits: one if all are equal, else all of them."""
+    return words[0] if len(set(words)) == 1 else _encode(np.asarray(words, "<u4"))
+
+
+def unpack_words(packed: Packed, rows: int) -> tuple[int, ...]:
+    """Return the numbers.
+
+    Raises:
+        ValueError: it is not a packed column of so many rows.
+    """
+    if isinstance(packed, int):
+        if not 0 <= packed < 2**32:
+            raise ValueError("a column with a number of more than 32 bits")
+        return (packed,) * rows
+    return tuple(_decode(packed, rows, WORDS).tolist())
 
 
 def _encode(values: NDArray[Any]) -> list[str]:

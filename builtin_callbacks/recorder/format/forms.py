@@ -138,10 +138,10 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
     },
 }  # fmt: skip
 ADDED: Mapping[str, dict[str, Form]] = {  # older recordings lack them
-    "checkpoint_loaded": {"planned_steps": _or_none(is_count)},
+    "checkpoint_loaded": {"planned_steps": _or_none(is_count), "forked_from": _by_name(lambda _: True)},
     "run_closed": {"warnings": _each(is_text)},
 }
-OPTIONAL: dict[str, Form] = {"asked": _each(is_count), "emission": is_count}
+OPTIONAL: dict[str, Form] = {"asked": _each(is_count), "emission": is_count, "added": _each(is_text)}
 ATTEMPT: Mapping[str, Form] = {
     "name": is_text, "phase": _is_phase, "began": _is_moment, "run": is_text, "world_size": is_count,
     "max_epochs": _or_none(_is_length), "max_steps": _or_none(is_count), "validation_sets": _each(is_text),

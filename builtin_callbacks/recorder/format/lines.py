@@ -8,6 +8,7 @@
     ["asked", number, [...]]                                    `RequestEntry`: the fields of `Request`
     ["recounted", number, times]                                `RepeatEntry`
     ["spent", [[...], ...]]                                     `TimesEntry`: the fields of each `HandlerTime`
+    ["digests", epoch, first, rows, columns, rates, chain, length]  `DigestBlock`
     ["lost", lines]                                             so many lines could not be written here
 
 Counters are their values, in order; tokens are left out where there are none, and so is their column. JSON is as Python
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from ....events import Progress, Request
 from . import columns
 from .checksum import format_line
+from .digests import DigestBlock, decode_digests, digest_items
 from .forms import check_attempt, check_data, is_count, is_counters, is_request, is_text, is_time
 from .records import (
     AttemptRecord,
@@ -59,6 +61,8 @@ def items_of(entry: Entry, number: int = 0) -> Items:
             return "recounted", entry.number, entry.times
         case TimesEntry():
             return "spent", [astuple(row) for row in entry.rows]
+        case DigestBlock():
+            return digest_items(entry)
         case Batches():
             values = [*(getattr(entry, name) for name in COLUMNS), entry.tokens or (0,) * len(entry)]
             return block_items((number, 0), entry.first, entry.clock, np.array(values, np.int64).T, entry.losses)
@@ -234,4 +238,5 @@ _DECODERS: dict[str, tuple[Callable[..., Entry | None], int]] = {
     "recounted": (_repeat, 2),
     "spent": (_times, 1),
     "batches": (_batches, 7),
+    "digests": (decode_digests, 7),
 }

@@ -39,7 +39,7 @@ class _BatchLimit:
     def count(self, items: list[Any]) -> None:
         """Raise ValueError if the batches of a line are too many."""
         match items:
-            case ["batches", _, _, _, _, int(rows), *_]:
+            case ["batches", _, _, _, _, int(rows), *_] | ["digests", _, _, int(rows), *_]:
                 if rows > self._left:
                     raise ValueError("more batches than a file of this size can hold")
                 self._left -= rows

@@ -1,8 +1,8 @@
 """The content of a recording, as plain data.
 
 A recording is one file about one training: the `fit` that began it, and every later attempt that resumed it. Each
-attempt is a list of entries, in order: `EventEntry`, `Batches`, `RequestEntry`, `RepeatEntry`, `TimesEntry`. A request
-that was made during an event comes after it, and names the event.
+attempt is a list of entries, in order: `EventEntry`, `Batches`, `RequestEntry`, `RepeatEntry`, `TimesEntry`, and
+`DigestBlock`. A request that was made during an event comes after it, and names the event.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from ....events import Request
 from ....events.catalogue import Phase, Status
+from .digests import DigestBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,13 @@ class EventEntry:
             `epoch_start`: `batches`, the epoch's length or None;
             `log`, `validation_start`, `save_point`, `epoch_end`, `train_end`: `asked`, the numbers of the requests that
             they serve;
+            `log`, `validation_end`, `test_end`, `predict_end`: `added`, the metrics that plugins have added (missing in
+            older recordings, and where there are none);
             `validation_start`, `test_start`, `predict_start`: `batches`, the number to come or None;
             `validation_end`, `validation_cut`, `test_end`, `predict_end`: `batches`, the number done by set;
             `checkpoint_loaded`: `origin`, the counters at which the run continues, and `in_boundary`, whether only
-            `ShouldStop` was left of its boundary, and `planned_steps` from there (both missing in older recordings);
+            `ShouldStop` was left of its boundary, and `planned_steps` from there (both missing in older recordings),
+            and of a fork `forked_from`, as the run has it;
             `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`, `batches` (the number done by set in
             the last validation or test), and of the current batch `in_hand` (whether there was one), `is_last`,
             `window` and `loss` (None if losses are not recorded);
@@ -191,7 +195,7 @@ class TimesEntry:
     rows: tuple[HandlerTime, ...]
 
 
-Entry = EventEntry | Batches | RequestEntry | RepeatEntry | TimesEntry
+Entry = EventEntry | Batches | RequestEntry | RepeatEntry | TimesEntry | DigestBlock
 TIMED = (EventEntry, Batches)  # entries with a clock
 
 

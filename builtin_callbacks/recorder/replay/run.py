@@ -63,6 +63,7 @@ class ReplayRun(PayloadVerbs):
     is_resuming = False
     ranks_meet = False
     training_id: Any = Unrecorded("the id of the training")
+    forked_from: Any = Unrecorded("what the training is a fork of")
     plugins: Any = Unrecorded("the plugins of the run")
     window_count: Any = Unrecorded("the counts of the losses")
     validation_loaders: Any = Unrecorded("the validation loaders")

@@ -152,6 +152,7 @@ class Entry:
         asked_name: the name that the program gave the run; the files may have it with a number added.
         replaces: the digest of the file without a valid manifest that it replaces; else empty.
         weights_only: whether it holds no more than weights, so that no run can resume it.
+        forked_from: the training that its training is a fork of, and the step, in words; empty of others.
     """
 
     path: Path
@@ -171,6 +172,7 @@ class Entry:
     asked_name: str = ""
     replaces: str = ""
     weights_only: bool = False
+    forked_from: str = ""
 
     @property
     def claim(self) -> Claim:
@@ -236,6 +238,7 @@ def encode(entry: Entry) -> bytes:
             **({"training_id": entry.training_id, "asked_name": entry.family} if entry.training_id else {}),
             **({"replaces": entry.replaces} if entry.replaces else {}),
             **({"weights_only": True} if entry.weights_only else {}),
+            **({"forked_from": entry.forked_from} if entry.forked_from else {}),
         }
     )
 
@@ -310,6 +313,7 @@ def _entry(facts: Mapping[str, Any], path: Path, data: Path | None) -> Entry:
         asked_name=_typed(facts.get("asked_name", ""), "asked_name", str),
         replaces=_typed(facts.get("replaces", ""), "replaces", str),
         weights_only=_typed(facts.get("weights_only", False), "weights_only", bool),
+        forked_from=_typed(facts.get("forked_from", ""), "forked_from", str),
     )
 
 

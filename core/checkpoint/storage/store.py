@@ -399,6 +399,7 @@ class Store:
             world=state.get("world", {"size": 1}),
             judged_by=judged_by,
             weights_only=bool(state.get(WEIGHTS_ONLY)),
+            forked_from=_fork_in_words(state.get("forked_from")),
         )
 
     def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> tuple[Path, bool]:
@@ -441,3 +442,7 @@ class Store:
             return not S_ISREG(self._files.patiently(partial(self._files.try_status, path)).st_mode)
         except NOT_THERE:
             return False
+
+
+def _fork_in_words(origin: Mapping[str, Any] | None) -> str:
+    return "" if origin is None else f"training {origin['training']} at step {origin['step']}"

@@ -32,6 +32,10 @@ class Memory:
         """Return where a state has room: were that new each time, the allocator would hand out pieces of it between."""
         return memoryview(bytearray(len(self._bytes)))
 
+    def part(self, begin: int, end: int) -> memoryview:
+        """Return some bytes of the state, as they will be whenever they are read."""
+        return self._bytes[begin:end]
+
     def image(self) -> bytes:
         """Return the state, to be compared."""
         return self._bytes.tobytes()

@@ -15,7 +15,7 @@ from heliograph.tests.kit import class_batches, fit, sgd
 from torch import Tensor, nn
 
 
-class Watched(window_losses.FetchedLoss):
+class Watched(window_losses.Fetched):
     """Writes down when it is made and read, and when the backward pass of its loss begins."""
 
     seen: list[str]
@@ -25,14 +25,14 @@ class Watched(window_losses.FetchedLoss):
         self.seen.append("fetch")
         loss.register_hook(lambda gradient: self.seen.append("backward"))  # type: ignore[no-untyped-call]
 
-    def read(self) -> float:
+    def read(self) -> Any:
         self.seen.append("read")
         return super().read()
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(window_losses, "FetchedLoss", Watched)
+    monkeypatch.setattr(window_losses, "Fetched", Watched)
     Watched.seen = []
     return Watched.seen
 
@@ -82,6 +82,6 @@ def test_a_host_without_the_moment_before_the_backward_pass_copies_after_it(seen
 
 def test_a_loss_is_not_kept_alive() -> None:
     loss = torch.ones(3, requires_grad=True).sum()
-    copy = window_losses.FetchedLoss(loss)
+    copy = window_losses.Fetched(loss)
     assert copy._copy.grad_fn is None
     assert copy.read() == 3.0

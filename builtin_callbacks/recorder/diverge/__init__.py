@@ -1,0 +1,1 @@
+"""Where two recorded runs begin to differ, and what that means."""

@@ -1,0 +1,65 @@
+"""The digests of consecutive batches: a line of a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import columns
+from .forms import is_count, is_number, is_text
+
+COLUMNS = ("batch", "samples", "draws", "options", "loss", "gradients", "weights")
+MAX_ROWS = 4096
+HEX = 16  # digits of a chain
+
+
+@dataclass(frozen=True, slots=True)
+class DigestBlock:
+    """The digests of consecutive batches of an epoch, of 32 bits each; 0 where one was not taken.
+
+    Attributes:
+        epoch: of the batches.
+        first: the number of the first of them within the epoch, from 1.
+        columns: of each batch: its content as loaded (`batch`), and in whatever order of its samples (`samples`); the
+            random generators after it (`draws`); the options of the optimizers at their step (`options`), the loss, the
+            norms of the gradients, the weights after it.
+        rates: of each batch the learning rate of the first optimizer, NaN where it is a tensor.
+        chain: one number, in hexadecimal digits, for all batches up to the last of these.
+        length: how many batches that chain is of.
+    """
+
+    epoch: int
+    first: int
+    columns: Mapping[str, Sequence[int]]
+    rates: Sequence[float]
+    chain: str
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.rates)
+
+
+def digest_items(block: DigestBlock) -> tuple[Any, ...]:
+    """Return the array of the line of a block."""
+    packed = {name: columns.pack_words(block.columns[name]) for name in COLUMNS}
+    kept = {name: column for name, column in packed.items() if column != 0}
+    rates = block.rates[0] if len(set(block.rates)) == 1 else columns.pack_floats(block.rates)
+    return "digests", block.epoch, block.first, len(block), kept, rates, block.chain, block.length
+
+
+def decode_digests(
+    epoch: Any, first: Any, rows: Any, packed: Any, rates: Any, chain: Any, length: Any
+) -> DigestBlock | None:
+    """Return the block of a line, None if a value is wrong.
+
+    Raises:
+        ValueError: a column is damaged.
+    """
+    counts = all(map(is_count, (epoch, first, rows, length))) and 0 < rows <= MAX_ROWS
+    if not counts or type(packed) is not dict or not is_text(chain) or len(chain) != HEX:
+        return None
+    int(chain, 16)
+    found = {name: columns.unpack_words(packed.get(name, 0), rows) for name in COLUMNS}
+    known = (float(rates),) * rows if is_number(rates) else columns.unpack_floats(rates, rows)
+    return DigestBlock(epoch, first, found, known, chain, length)

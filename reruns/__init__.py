@@ -1,0 +1,1 @@
+"""Recorded runs done again: up to a step, with one thing changed, operator by operator."""

@@ -1,0 +1,133 @@
+"""`python -m heliograph diverge RUN RUN`, `goto RUN PROGRAM --step 9` and `fork RUN PROGRAM --into FOLDER`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+RUN = "a recording, or a folder: the newest in it"
+PROGRAM = "module:function that returns the trainer and the keywords of its fit; takes nothing, or a folder to write to"
+
+
+def add_command(commands: Commands) -> None:
+    """Add the three commands to those of a parser."""
+    diverge = commands.add_parser(
+        "diverge",
+        help="find where two recorded runs begin to differ, and what that means",
+        description="Exit status 0: the trainings are equal; 1: they differ; 2: they could not be compared.",
+    )
+    diverge.add_argument("one", metavar="RUN", help=RUN)
+    diverge.add_argument("other", metavar="RUN", help="the run to compare with")
+    diverge.add_argument(
+        "--drill",
+        action="append",
+        metavar="PROGRAM",
+        default=[],
+        help=f"do the batch that differs again, and name the first operator that differs: {PROGRAM}; a second one for "
+        f"the other run, if that had another program",
+    )
+    diverge.set_defaults(run=run_diverge)
+    goto = commands.add_parser(
+        "goto",
+        help="do a recorded run again, up to right before an optimizer step, and open a Python prompt there",
+        description="Exit status 0: it was there; 2: it could not go there.",
+    )
+    goto.add_argument("recording", metavar="RUN", help=RUN)
+    goto.add_argument("program", metavar="PROGRAM", help=PROGRAM)
+    goto.add_argument("--step", type=int, required=True, metavar="N", help="which optimizer step, from 1")
+    goto.add_argument("--inexact", action="store_true", help="go there although it is not exact")
+    goto.set_defaults(run=run_goto)
+    fork = commands.add_parser(
+        "fork",
+        help="train on from a step of a recorded run, in another folder and with something changed",
+        description="Exit status 0: trained; 2: it could not begin.",
+    )
+    fork.add_argument("recording", metavar="RUN", help=RUN)
+    fork.add_argument("program", metavar="PROGRAM", help="module:function as for goto; takes the folder to write to")
+    fork.add_argument("--into", required=True, type=Path, metavar="FOLDER", help="for the new training")
+    fork.add_argument("--at", type=int, metavar="N", help="after which step; by default that of the newest checkpoint")
+    fork.add_argument("--change", metavar="FUNCTION", help="module:function, called with the run there")
+    fork.add_argument("--inexact", action="store_true", help="train although it is not exact")
+    fork.set_defaults(run=run_fork)
+
+
+def run_diverge(options: argparse.Namespace) -> int:
+    """Compare two runs, print the result, and return the exit status.
+
+    Args:
+        options: parsed by the parser of `add_command`.
+    """
+    from heliograph.builtin_callbacks.recorder.diverge.compare import diverge
+    from heliograph.testing.resume.errors import UsageError
+
+    if len(options.drill) > 2:
+        return _print_error("diverge", ValueError("--drill is given once, or twice: a program for each run."))
+    try:
+        if options.drill:
+            from heliograph.reruns.drill import drill
+
+            drilled = drill(options.one, options.other, *options.drill)
+            found, text = drilled.divergence.first, str(drilled)
+        else:
+            divergence = diverge(options.one, options.other)
+            found, text = divergence.first, str(divergence)
+    except (OSError, ValueError, UsageError) as error:
+        return _print_error("diverge", error)
+    print(text)
+    return 0 if found is None else 1
+
+
+def run_goto(options: argparse.Namespace) -> int:
+    """Go to a step, and open a prompt there; return the exit status.
+
+    Args:
+        options: parsed by the parser of `add_command`.
+    """
+    import code
+
+    from heliograph.reruns.errors import NotExact
+    from heliograph.reruns.goto import goto
+    from heliograph.testing.resume.errors import UsageError
+
+    try:
+        paused = goto(options.recording, options.program, step=options.step, exact=not options.inexact)
+    except (OSError, ValueError, UsageError, NotExact) as error:
+        return _print_error("goto", error)
+    with paused:
+        print(*paused.notes, *[str(paused.comparison)] * options.inexact, sep="\n", end="\n" * bool(paused.notes))
+        banner = f"{paused!r}\npaused: .batch .modules .gradients .plugins .run .next_event() .next_step() .finish()"
+        code.interact(banner, local={"paused": paused, "run": paused.run}, exitmsg="")
+    return 0
+
+
+def run_fork(options: argparse.Namespace) -> int:
+    """Fork a run, train, and print the result; return the exit status.
+
+    Args:
+        options: parsed by the parser of `add_command`.
+    """
+    from heliograph.reruns.errors import NotExact
+    from heliograph.reruns.fork import fork
+    from heliograph.testing.command import find_function
+    from heliograph.testing.resume.errors import UsageError
+
+    try:
+        change = None if options.change is None else find_function(options.change)
+        result = fork(
+            options.recording, options.program, into=options.into, at=options.at, change=change,
+            exact=not options.inexact,
+        )  # fmt: skip
+    except (OSError, ValueError, UsageError, NotExact) as error:
+        return _print_error("fork", error)
+    print(result)
+    return 0
+
+
+def _print_error(command: str, error: Exception) -> int:
+    print(f"heliograph {command}: {error}", file=sys.stderr)
+    return 2

@@ -1,0 +1,98 @@
+"""`drill`: the batch in which two recorded runs begin to differ, done again operator by operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from heliograph.builtin_callbacks.recorder.diverge.compare import diverge
+from heliograph.builtin_callbacks.recorder.diverge.report import Difference, Divergence, Kind
+from heliograph.builtin_callbacks.step_check.operators import Call, CallDigests, difference_of
+from heliograph.core.system.extras import printable_lines
+from heliograph.events import BatchEnd, BatchStart, Run
+from heliograph.reruns.goto import PausedRun
+from heliograph.reruns.program import Program
+from heliograph.reruns.recorded import RecordedRun
+
+COMPUTED: tuple[Kind, ...] = (
+    "draw", "order", "data", "loss", "gradients", "learning_rate", "options", "weights", "metric",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """What doing a batch of two runs again has shown; `print` it.
+
+    Attributes:
+        divergence: of the recordings.
+        operator: the first operator that differs between the two, in words; None where none does.
+        repeats: whether each run, done again, is what its recording says, up to the end of that batch.
+        operators: how many were compared.
+    """
+
+    divergence: Divergence
+    operator: str | None = None
+    repeats: tuple[bool, bool] = (True, True)
+    operators: int = 0
+
+    def __str__(self) -> str:
+        lines = [str(self.divergence)]
+        if not self.operators:
+            return lines[0]
+        if self.operator is not None:
+            lines.append(f"Done again, the first difference: {self.operator}.")
+        else:
+            lines.append(f"Done again, none of the {self.operators:,} operators of that batch differs.")
+        for name, repeats in zip(self.divergence.names, self.repeats, strict=True):
+            if not repeats:
+                lines.append(
+                    f"{name} is not what it is when it is done again: its program or its data have changed, it is not "
+                    f"deterministic, or a machine computed wrongly."
+                )
+        return printable_lines("\n".join(lines))
+
+
+def drill(one: str | Path, other: str | Path, program: Program, other_program: Program | None = None) -> Drill:
+    """Find the first operator that differs between two recorded runs.
+
+    Both are continued from their newest checkpoints before the first difference, as `goto` does, and every operator of
+    that batch is noted, forward and backward, with the bits that it was given and returned.
+
+    Args:
+        one: the folder of a run, or its recording.
+        other: those of the other.
+        program: the program of the first, as for `goto`; and of the other, if that is the same.
+        other_program: the program of the other.
+
+    Raises:
+        FileNotFoundError: there is no such recording.
+        ValueError: it cannot be read; a program has no `Checkpoint`.
+        UsageError: a program is not such a function.
+    """
+    divergence = diverge(one, other)
+    if divergence.first is None or divergence.first.kind not in COMPUTED:
+        return Drill(divergence)
+    programs = program, program if other_program is None else other_program
+    traces, repeats = list[list[Call]](), list[bool]()
+    for path, each in zip((one, other), programs, strict=True):
+        calls, is_equal = _trace(RecordedRun(path), each, divergence.first)
+        traces.append(calls)
+        repeats.append(is_equal)
+    operator, (first, second) = difference_of(*traces), repeats
+    return Drill(divergence, operator, (first, second), min(map(len, traces)))
+
+
+def _trace(recorded: RecordedRun, program: Program, first: Difference) -> tuple[list[Call], bool]:
+    """Do a run again up to the end of the batch that differs; return its operators, and whether it is as it was."""
+    origin = recorded.origin_before(first.epoch, first.batch)
+    with PausedRun(recorded, program, origin, None, exact=False) as paused:
+        place = first.epoch, first.batch - 1
+        paused.go_to(lambda run, event: isinstance(event, BatchStart) and _place(run) == place)
+        with paused.within(CallDigests()) as digests:
+            paused.go_to(lambda _, event: isinstance(event, BatchEnd))
+        paused.go_to(lambda *_: True)
+        return digests.calls, paused.comparison.first is None
+
+
+def _place(run: Run) -> tuple[int, int]:
+    return run.progress.epoch, run.progress.batch

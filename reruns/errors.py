@@ -1,0 +1,25 @@
+"""Why a recorded run cannot be done again."""
+
+from __future__ import annotations
+
+from heliograph.builtin_callbacks.recorder.diverge.report import Difference
+
+
+class NotExact(RuntimeError):  # noqa: N818  # says what is missing
+    """A recorded run is not done again bit for bit.
+
+    Attributes:
+        reasons: why a resume of it is not exact, in sentences; empty where it promises to be.
+        difference: where what was done again differs from what was recorded; None where it does not.
+    """
+
+    def __init__(self, reasons: tuple[str, ...], difference: Difference | None = None) -> None:
+        super().__init__(reasons, difference)
+        self.reasons, self.difference = reasons, difference
+
+    def __str__(self) -> str:
+        if self.difference is not None:
+            what = f"What is done again is not what was recorded. The first difference: {self.difference}."
+        else:
+            what = f"The run cannot be done again bit for bit: {'; '.join(self.reasons)}."
+        return f"{what} To do it nevertheless, give exact=False."

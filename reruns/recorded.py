@@ -1,0 +1,132 @@
+"""A recorded run, and the checkpoints of it that are still there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from heliograph.builtin_callbacks.recorder.diverge.course import Course, course_of
+from heliograph.builtin_callbacks.recorder.format.reader import read
+from heliograph.builtin_callbacks.recorder.format.records import Counters, EventEntry, Recording
+from heliograph.builtin_callbacks.recorder.format.walk import walk
+from heliograph.core.checkpoint.storage import reader
+from heliograph.events.checks import check_whole_number
+
+NOTED = ("checkpoint_saved", "checkpoint_loaded")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a run is continued from.
+
+    Attributes:
+        path: the checkpoint, None for the beginning.
+        step: the optimizer steps that were done there.
+        batches: the batches that were done there, in all epochs.
+        skipped: newer checkpoints that cannot be used, and why.
+    """
+
+    path: Path | None = None
+    step: int = 0
+    batches: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+
+class RecordedRun:
+    """A recorded training.
+
+    Args:
+        path: its recording, or its folder: the newest recording there.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it cannot be read, or is of no training.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._folder = Path(path) if Path(path).is_dir() else Path(path).parent
+        self.recording: Recording = read(path)
+        self.whole = course_of(self.recording, str(self.recording.path))
+
+    @property
+    def steps(self) -> int:
+        """How many optimizer steps are recorded."""
+        return max((moment.step for moment in self.whole.moments), default=0)
+
+    @property
+    def newest_step(self) -> int:
+        """The optimizer step of the newest checkpoint that can be read.
+
+        Raises:
+            ValueError: there is none.
+        """
+        origin = self.origin(self.steps)
+        if origin.path is None:
+            why = f": {'; '.join(origin.skipped)}" if origin.skipped else ""
+            raise ValueError(f"{self.recording.path} has no checkpoint that could be continued{why}. Give a step.")
+        return origin.step
+
+    def check_step(self, step: int, least: int) -> int:
+        """Return a step, if it is recorded.
+
+        Raises:
+            ValueError: it is not.
+        """
+        number = check_whole_number("step", step, at_least=least)
+        if number > self.steps:
+            raise ValueError(f"{self.recording.path} ends after step {self.steps}: there is no step {number}.")
+        return number
+
+    def origin(self, step: int) -> Origin:
+        """Return the newest checkpoint that was written after at most so many steps and can be read."""
+        return self._newest(lambda counters: counters.steps <= step)
+
+    def origin_before(self, epoch: int, batch: int) -> Origin:
+        """Return the newest checkpoint that was written before a batch of an epoch and can be read."""
+        return self._newest(lambda counters: (counters.epoch, counters.batch) < (epoch, batch))
+
+    def _newest(self, fits: Callable[[Counters], bool]) -> Origin:
+        skipped: list[str] = []
+        for path, counters in self._checkpoints():
+            if not fits(counters):
+                continue
+            found = next((each for each in self._places(path) if each.exists()), None)
+            if found is None:
+                continue  # pruned, or moved
+            try:
+                entry = reader.check(found)
+            except (OSError, ValueError) as error:
+                skipped.append(str(error))
+                continue
+            if entry.weights_only:
+                continue
+            if entry.progress.get("steps") != counters.steps:
+                skipped.append(f"{found} is of another run: it has other counters than those that were recorded")
+                continue
+            return Origin(found, counters.steps, counters.batches, skipped)
+        return Origin(skipped=skipped)
+
+    def course_after(self, origin: Origin) -> Course:
+        """Return what was recorded after an origin."""
+        if origin.path is None:
+            return self.whole
+        return course_of(self.recording, str(self.recording.path), since=(origin.batches, origin.step))
+
+    def _checkpoints(self) -> Iterator[tuple[Path, Counters]]:
+        """Yield the checkpoints that the run knew of, the newest first, with the counters that they hold."""
+        found: list[tuple[Path, Counters]] = []
+        saved = Counters()
+        for _, entry, lost in walk(self.recording):
+            if lost or not isinstance(entry, EventEntry):
+                continue
+            if entry.event == "save_point":
+                saved = entry.counters
+            if entry.event in NOTED and entry.data["path"] is not None:
+                origin = entry.data.get("origin")
+                found.append((Path(entry.data["path"]), saved if origin is None else Counters(**origin)))
+        yield from reversed(found)
+
+    def _places(self, path: Path) -> Iterator[Path]:
+        """Yield where a checkpoint may lie: the run's folder may have been moved."""
+        yield from (path, self._folder / path.name, *self._folder.glob(f"*/{path.name}"))

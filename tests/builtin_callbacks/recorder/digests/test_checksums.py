@@ -1,0 +1,128 @@
+"""Checksums of tensors and batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from heliograph.builtin_callbacks.recorder.digests.checksums import (
+    COLUMNS,
+    LIMIT,
+    SMALL,
+    Sum,
+    checksum,
+    checksums_of_batch,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+
+def number(total: Sum) -> int:
+    """Return a checksum as a number from 0 to 2**64, wherever it was computed."""
+    return int(total) % LIMIT
+
+
+TENSORS = {
+    "small floats": torch.arange(60.0).reshape(12, 5),
+    "large samples": torch.arange(4 * 600.0).reshape(4, 600),
+    "more words than are multiplied at once": torch.arange(3 * (COLUMNS + 5)).reshape(3, COLUMNS + 5),
+    "many rows": torch.arange(COLUMNS + 3),
+    "half": torch.arange(30.0).reshape(6, 5).to(torch.bfloat16),
+    "flags": torch.arange(12).reshape(4, 3) % 2 == 0,
+    "complex": torch.arange(8.0).reshape(4, 2).to(torch.complex64),
+    "a part of another": torch.arange(60.0).reshape(12, 5)[1:, 1:4],
+    "bytes from an odd place": torch.arange(40, dtype=torch.uint8)[3:],
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_each_bit_of_a_tensor_changes_its_checksum(name: str) -> None:
+    tensor = TENSORS[name]
+    whole = number(checksum([tensor])), number(checksums_of_batch(tensor)[0])
+    flat = tensor.clone().contiguous().view(torch.uint8).flatten()
+    for place in {0, len(flat) // 2, len(flat) - 1}:
+        for bit in (0, 7) if tensor.dtype != torch.bool else (0,):
+            other = flat.clone()
+            other[place] ^= 1 << bit
+            changed = other.view(tensor.dtype).reshape(tensor.shape)
+            assert number(checksum([changed])) != whole[0]
+            assert number(checksums_of_batch(changed)[0]) != whole[1]
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40), st.data())
+def test_what_is_equal_has_equal_checksums_wherever_it_lies(values: list[int], data: st.DataObject) -> None:
+    tensor = torch.tensor(values)
+    spread = torch.stack([tensor, tensor], 1)[:, 1]  # not contiguous
+    assert number(checksum([tensor])) == number(checksum([spread]))
+    place = data.draw(st.integers(0, len(values) - 1))
+    other = tensor.clone()
+    other[place] += data.draw(st.integers(1, 2**62))
+    assert number(checksum([tensor])) != number(checksum([other]))
+
+
+@pytest.mark.parametrize("shape", [(16, 3), (16, 700)], ids=["small samples", "large samples"])
+def test_samples_in_another_order_have_an_equal_sum(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    batch, order = torch.randn(shape), torch.randperm(16)
+    (content, samples), (other_content, other_samples) = (checksums_of_batch(each) for each in (batch, batch[order]))
+    assert content != other_content
+    assert samples == other_samples
+
+
+@pytest.mark.parametrize(("width", "modulus"), [(3, SMALL), (700, 2**32)], ids=["small samples", "large samples"])
+def test_the_sums_of_the_samples_of_an_epoch_are_those_of_any_batches(width: int, modulus: int) -> None:
+    torch.manual_seed(0)
+    samples = torch.randn(16, width)
+
+    def total(epoch: Tensor) -> int:
+        sums = [number(checksums_of_batch(batch)[1]) for batch in torch.split(epoch, 5)]
+        return sum(sums) % modulus
+
+    before = total(samples)
+    assert total(samples[torch.randperm(16)]) == before
+    samples[3, 1] += 1
+    assert total(samples) != before
+
+
+@dataclass
+class Graph:
+    """A batch of a class of the user's own."""
+
+    nodes: Tensor
+    names: list[str]
+
+
+BATCHES: dict[str, tuple[Any, Any]] = {
+    "a tuple": ((torch.ones(2), torch.zeros(2)), (torch.ones(2), torch.ones(2))),
+    "a tuple in another order": ((torch.ones(2), torch.zeros(2)), (torch.zeros(2), torch.ones(2))),
+    "a dict": ({"x": torch.ones(2), "y": 1}, {"x": torch.ones(2), "y": 2}),
+    "names of a dict": ({"x": torch.ones(2)}, {"z": torch.ones(2)}),
+    "texts": (["a", "b"], ["a", "c"]),
+    "an array": (np.ones((2, 3)), np.zeros((2, 3))),
+    "an object": (Graph(torch.ones(2), ["a"]), Graph(torch.ones(2), ["b"])),
+    "a tensor that needs a gradient": (torch.ones(2, requires_grad=True), torch.zeros(2, requires_grad=True)),
+    "without dimensions": (torch.tensor(1.0), torch.tensor(2.0)),
+    "sparse": (torch.eye(3).to_sparse(), torch.diag(torch.arange(3.0)).to_sparse()),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches_of_any_kind(name: str) -> None:
+    one, other = BATCHES[name]
+    assert number(checksums_of_batch(one)[0]) == number(checksums_of_batch(one)[0])
+    assert number(checksums_of_batch(one)[0]) != number(checksums_of_batch(other)[0])
+
+
+def test_what_contains_itself_is_read_once() -> None:
+    batch: list[Any] = [torch.ones(2)]
+    batch.append(batch)
+    assert number(checksums_of_batch(batch)[0]) != number(checksums_of_batch([torch.zeros(2)])[0])
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_an_empty_tensor(shape: tuple[int, int]) -> None:
+    assert number(checksums_of_batch(torch.zeros(shape))[0]) == 0

@@ -1,0 +1,251 @@
+"""A recorded run is done again up to a step, and is alive there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+import torch
+from heliograph.core.checkpoint.state.leaves import Leaf, leaves
+from heliograph.core.data.draws import rng
+from heliograph.testing.resume import UsageError
+from heliograph.tests.kit import dropout_task, random_batches, sgd
+from heliograph.tests.mutated_programs import Program, make
+
+State = dict[str, Leaf]
+
+
+def state_of(run: h.Run) -> State:
+    """Return weights, gradients, optimizers, the batch in hand, the random generators."""
+    weights = {name: each.state_dict() for name, each in run.modules.items()}
+    gradients = [each.grad for module in run.modules.values() for each in module.parameters()]
+    optimizers = {name: each.state_dict() for name, each in run.optimizers.items()}
+    counters = run.progress.state_dict()
+    del counters["earlier_seconds"]
+    return leaves([weights, gradients, optimizers, counters, run.batch, rng.capture()])
+
+
+class Witness(h.Plugin):
+    """Keeps the state before every step."""
+
+    affects_training = False
+
+    def __init__(self) -> None:
+        self.states: dict[int, State] = {}
+
+    @h.on(h.GradientsReady, lane=h.Lane.REPORT)
+    def see(self, run: h.Run, event: h.GradientsReady) -> None:
+        """Keep it."""
+        self.states[run.progress.steps + 1] = state_of(run)
+
+
+def trained(folder: Path, make_trainer: Callable[..., Any]) -> dict[int, State]:
+    """Train, and return the state before every step."""
+    witness = Witness()
+    trainer, options = make_trainer(folder)
+    trainer.plugins.register(witness)
+    trainer.fit(**options)
+    return witness.states
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("seed", range(20))
+def test_any_step_of_any_program(seed: int, workers: int, tmp_path: Path) -> None:
+    program = partial(make, Program(seed), workers=workers)
+    states = trained(tmp_path, program)
+    choice = random.Random(seed)
+    for step in sorted(choice.choices(sorted(states), k=12 if workers else 13)):
+        with h.goto(tmp_path, make_of(program), step=step) as paused:
+            assert paused.run.progress.steps == step - 1
+            assert state_of(paused.run) == states[step]
+            assert paused.comparison.first is None
+
+
+def make_of(program: Callable[..., Any]) -> Callable[[Path], Any]:
+    """Return a function that takes the folder, and nothing else."""
+
+    def make_trainer(folder: Path) -> Any:
+        return program(folder)
+
+    return make_trainer
+
+
+def simple(folder: Path, *plugins: Any, **options: Any) -> tuple[h.Trainer, dict[str, Any]]:
+    """Return a trainer that saves every third step."""
+    saving = [h.SaveSchedule(steps=3), h.Checkpoint(folder, keep_last=None)]
+    trainer = h.Trainer([h.RNGCapture(1), *saving, h.Recorder(folder, digests=True), *plugins], device="cpu")
+    batches = random_batches(5, inputs=16, outputs=1)
+    return trainer, {"task": dropout_task(), "train": batches, "optimizer": sgd(), "epochs": 2, **options}
+
+
+def test_it_waits_with_everything_alive_and_walks_on(tmp_path: Path) -> None:
+    states = trained(tmp_path, simple)
+    with h.goto(tmp_path, simple, step=5) as paused:
+        assert repr(paused) == "<PausedRun: at gradients_ready, step 4, batch 4>"
+        assert paused.batch[0].shape == (4, 16)
+        assert paused.gradients.keys() == {f"model.{name}" for name, _ in paused.modules["model"].named_parameters()}
+        assert paused.plugins["rng_capture"].seed == 1
+        assert paused.comparison.digested == 1  # since the checkpoint of step 3
+        assert [type(paused.next_event()) for _ in range(4)] == [
+            h.StepEnd,
+            h.BatchEnd,
+            h.ShouldStop,
+            h.EpochEnd,
+        ]
+        paused.next_step()
+        assert state_of(paused.run) == states[6]
+        paused.next_step()
+        assert state_of(paused.run) == states[7]
+        result = paused.finish()
+        assert (result.status, result.progress.steps, paused.event) == ("completed", 10, None)
+        assert paused.result is result
+        assert repr(paused) == "<PausedRun: ended, step 10, batch 10>"
+
+
+def test_the_first_step_begins_at_the_start(tmp_path: Path) -> None:
+    states = trained(tmp_path, simple)
+    with h.goto(tmp_path, simple, step=1) as paused:
+        assert state_of(paused.run) == states[1]
+
+
+def test_nothing_of_the_run_is_changed(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with h.goto(tmp_path, simple, step=5) as paused:
+        paused.finish()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_the_generators_of_the_caller_are_as_they_were(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    before = leaves(rng.capture())
+    h.goto(tmp_path, simple, step=5).close()
+    assert leaves(rng.capture()) == before
+
+
+def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path: Path) -> None:
+    states = trained(tmp_path, simple)
+    newest = tmp_path / "run_epoch_1_iter_6.pth"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with h.goto(tmp_path, simple, step=8) as paused:
+        assert state_of(paused.run) == states[8]
+        assert len(paused.notes) == 1
+        assert paused.notes[0].startswith(f"skipped: The checkpoint {newest} is damaged")
+
+
+def test_a_folder_that_was_moved(tmp_path: Path) -> None:
+    states = trained(tmp_path / "a", simple)
+    (tmp_path / "a").rename(tmp_path / "b")
+    with h.goto(tmp_path / "b", simple, step=8) as paused:
+        assert paused.comparison.digested == 1  # since the checkpoint of step 6
+        assert state_of(paused.run) == states[8]
+
+
+def test_another_program_is_refused_at_the_first_difference(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+
+    def other(folder: Path) -> Any:
+        trainer, options = simple(folder)
+        options["train"][3][0].add_(0.5)
+        return trainer, options
+
+    with pytest.raises(h.NotExact, match=r"epoch 0, batch 4, step 4: another batch.*give exact=False") as caught:
+        h.goto(tmp_path, other, step=5)
+    assert caught.value.difference is not None
+    assert caught.value.difference.kind == "data"
+    with h.goto(tmp_path, other, step=5, exact=False) as paused:
+        assert paused.comparison.first == caught.value.difference
+
+
+class Hidden(h.Plugin):
+    """Has a state that no checkpoint holds."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @h.on(h.BatchEnd)
+    def add(self, run: h.Run, event: h.BatchEnd) -> None:
+        """Count."""
+        self.count += 1
+
+
+def test_an_inexact_resume_is_refused_with_its_reason(tmp_path: Path) -> None:
+    def hiding(folder: Path) -> Any:
+        return simple(folder, Hidden())
+
+    trained(tmp_path, hiding)
+    with pytest.raises(h.NotExact, match=r"cannot be done again .*plugin 'hidden' had count = 3") as caught:
+        h.goto(tmp_path, hiding, step=5)
+    assert len(caught.value.reasons) == 1
+    assert caught.value.difference is None
+    with h.goto(tmp_path, hiding, step=5, exact=False) as paused:
+        assert paused.run.progress.steps == 4
+
+
+def test_a_failure_of_the_training_is_raised_where_it_is_waited_for(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+
+    class Failing(h.Plugin):
+        """Fails."""
+
+        affects_training = False
+
+        @h.on(h.StepEnd)
+        def fail(self, run: h.Run, event: h.StepEnd) -> None:
+            """Fail at a step."""
+            if run.progress.steps == 5:
+                raise ZeroDivisionError("by this plugin")
+
+    paused = h.goto(tmp_path, lambda folder: simple(folder, Failing()), step=5)
+    with pytest.raises(ZeroDivisionError, match="by this plugin"):
+        paused.next_step()
+    paused.close()
+
+
+def test_a_context_of_the_thread(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    with h.goto(tmp_path, simple, step=5) as paused:
+        with paused.within(torch.autograd.set_detect_anomaly(True)):
+            paused.next_step()
+        paused.next_step()
+        assert paused.run.progress.steps == 6
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [(0, "step must be a whole number, at least 1; got 0"), (11, "ends after step 10: there is no step 11")],
+)
+def test_a_step_that_is_not_there(step: int, error: str, tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    with pytest.raises(ValueError, match=error):
+        h.goto(tmp_path, simple, step=step)
+
+
+def test_a_program_without_a_checkpoint(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+
+    def bare(folder: Path) -> Any:
+        trainer, options = simple(folder)
+        trainer.plugins.unregister("checkpoint")
+        trainer.plugins.unregister("save_schedule")
+        return trainer, options
+
+    with pytest.raises(ValueError, match="The program has no Checkpoint, so it cannot resume"):
+        h.goto(tmp_path, bare, step=5)
+
+
+def test_what_is_not_a_program(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    with pytest.raises(UsageError, match="make_trainer must be a function"):
+        h.goto(tmp_path, 7, step=5)  # type: ignore[arg-type]
+
+
+def test_there_is_no_recording(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="holds no recording"):
+        h.goto(tmp_path, simple, step=1)

@@ -1,0 +1,99 @@
+"""The commands `diverge`, `goto` and `fork`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+from heliograph.__main__ import main
+from heliograph.tests.mutated_programs import Program, make
+
+PROGRAM = "heliograph.tests.reruns.test_reruns_command:program"
+OTHER = "heliograph.tests.reruns.test_reruns_command:other"
+
+
+def program(folder: Path) -> Any:
+    """Return the trainer and the keywords of its fit."""
+    return make(Program(3), folder)
+
+
+def other(folder: Path) -> Any:
+    """Return those of another program."""
+    return make(Program(3, "operator"), folder)
+
+
+def halve_rate(run: h.Run) -> None:
+    """Change the learning rate."""
+    run.optimizer.param_groups[0]["lr"] /= 2
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Return a folder with two runs."""
+    for name, make_trainer in (("a", program), ("b", other)):
+        trainer, options = make_trainer(tmp_path / name)
+        trainer.fit(**options)
+    return tmp_path
+
+
+def test_diverge(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diverge", str(runs / "a"), str(runs / "b")]) == 1
+    assert capsys.readouterr().out == f"{h.diverge(runs / 'a', runs / 'b')}\n"
+
+
+def test_diverge_of_equal_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer, options = program(runs / "c")
+    trainer.fit(**options)
+    assert main(["diverge", str(runs / "a"), str(runs / "c")]) == 0
+    assert capsys.readouterr().out.startswith("No difference in ")
+
+
+def test_diverge_with_a_drill(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diverge", str(runs / "a"), str(runs / "b"), "--drill", PROGRAM, "--drill", OTHER]) == 1
+    assert "and aten.mul.Tensor the other time" in capsys.readouterr().out
+
+
+def test_goto_opens_a_prompt(runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "sys.stdin", io.StringIO("print(run.progress.steps)\nprint(paused.next_step())\nprint(paused)\n")
+    )
+    assert main(["goto", str(runs / "a"), PROGRAM, "--step", "5"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("<PausedRun: at gradients_ready, step 4, batch ")
+    printed = [line.removeprefix(">>> ") for line in captured.out.splitlines()]
+    assert printed[:2] == ["4", "GradientsReady()"]
+    assert printed[2].startswith("<PausedRun: at gradients_ready, step 5, batch ")
+
+
+def test_fork(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change = f"{PROGRAM.partition(':')[0]}:halve_rate"
+    arguments = ["fork", str(runs / "a"), PROGRAM, "--at", "5", "--into", str(runs / "c"), "--change", change]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.startswith("completed: 4 epochs done")
+    found = h.diverge(runs / "a", runs / "c").first
+    assert found is not None
+    assert (found.kind, found.step) == ("learning_rate", 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["diverge", "nowhere", "b"], "There is no recording at nowhere"),
+        (["diverge", "a", "a"], "give two recordings"),
+        (["diverge", "a", "b", "--drill", "x", "--drill", "y", "--drill", "z"], "--drill is given once, or twice"),
+        (["goto", "a", "nowhere", "--step", "3"], "Name a function as module:function"),
+        (["goto", "a", PROGRAM, "--step", "99"], "there is no step 99"),
+        (["goto", "b", PROGRAM, "--step", "9"], "task.mutation was 'operator' in the program"),
+        (["fork", "a", PROGRAM, "--into", "b"], "holds a training already"),
+        (["fork", "a", PROGRAM, "--into", "c", "--change", "nowhere:x"], "There is no module 'nowhere'"),
+    ],
+)
+def test_errors(
+    arguments: list[str], error: str, runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    assert main(arguments) == 2
+    assert error in capsys.readouterr().err
