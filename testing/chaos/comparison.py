@@ -31,8 +31,8 @@ class Story:
         outside: files that were written outside of the folder.
         began: how many times a training began, and how many of these were resumed.
         resumed: how many of these continued from a checkpoint.
-        lost: in words, the first restart that did not continue from the newest checkpoint, checkpoint that was announced
-            and is not intact, or notice that was ignored; empty for none.
+        lost: in words, the first restart that did not continue from the newest checkpoint, checkpoint that was
+            announced and is not intact, or notice that was ignored; empty for none.
     """
 
     losses: dict[Place, list[list[str]]] = field(default_factory=dict)

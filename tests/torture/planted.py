@@ -138,8 +138,8 @@ DEFECTS = (
     ),
     defect(
         "one: a resumed training is another one",
-        "        run.training_id = training_of(saved)\n",
-        "        pass\n",
+        'run.training_id, run.forked_from = training_of(saved), saved.get("forked_from")',
+        "pass",
     ),
     defect(
         "one: an older checkpoint is resumed",
