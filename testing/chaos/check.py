@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
+from heliograph.builtin_callbacks.recorder.diverge.compare import diverge
 from heliograph.events.checks import check_whole_number, known_names
 from heliograph.testing.chaos.attempts import Training
 from heliograph.testing.chaos.checkpoint_facts import NAMES
@@ -201,7 +202,7 @@ class _Check:
         changed = any(KINDS[kind].changes_numbers for kind in kinds)
         difference = _difference(expected, met, aside, only_last=changed)
         if difference:
-            return "differs", difference
+            return "differs", difference + _meaning(expected[0], met[0])
         lost = next((story.lost for story in met if story.lost), None)
         return "lost work" if lost else "equal", lost
 
@@ -214,6 +215,17 @@ def _difference(
         if found := first_difference(one, other, names, only_last=only_last):
             return f"on rank {rank} {found}" if rank else found
     return None
+
+
+def _meaning(expected: Story, other: Story) -> str:
+    """Return what the recordings of two trainings say of their first difference, if there are any."""
+    if expected.recording is None or other.recording is None:
+        return ""
+    try:
+        first = diverge(expected.recording, other.recording).first
+    except ValueError as error:
+        return f"; their recordings cannot be compared: {error}"
+    return "" if first is None else f"; by their recordings: {first}"
 
 
 def _met(plan: Sequence[Fault], stories: Sequence[Story]) -> tuple[Met, ...]:

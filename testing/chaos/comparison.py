@@ -33,6 +33,7 @@ class Story:
         resumed: how many of these continued from a checkpoint.
         lost: in words, the first restart that did not continue from the newest checkpoint, checkpoint that was
             announced and is not intact, or notice that was ignored; empty for none.
+        recording: the recording of the last training, None where the script makes none.
     """
 
     losses: dict[Place, list[list[str]]] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class Story:
     began: int = 0
     resumed: int = 0
     lost: str = ""
+    recording: Path | None = None
     _notified: int | None = None  # the batches before the last SIGTERM of this attempt
     _saved: dict[int, int] = field(default_factory=dict)  # the batches of the newest checkpoint of each training
     _awaited: dict[int, int] = field(default_factory=dict)  # of those at whose beginning it was there
@@ -64,6 +66,7 @@ class Story:
     def end(self, entry: Entry) -> None:
         """Take the end of a training."""
         self.outside += entry["outside"]
+        self.recording = None if entry["recording"] is None else Path(entry["recording"])
         if entry["status"] != "failed":
             self.ends[entry["training"]] = entry
         if self._notified is not None and entry["batch"] - self._notified > HEEDED and not self.lost:

@@ -66,8 +66,9 @@ class Witness:
         if event.status != "failed":
             write_end(self.path, self._training, end_of(run))
         last = None if run.last_checkpoint is None or outside else str(run.last_checkpoint.absolute())
+        recording = None if run.recording is None else str(run.recording.absolute())
         ended = {"status": event.status, "batch": run.progress.batches, "counts": counts, "outside": outside}
-        self._journal.note("end", training=self._training, last=last, **ended)
+        self._journal.note("end", training=self._training, last=last, recording=recording, **ended)
 
     def close(self) -> None:
         """Close the file."""

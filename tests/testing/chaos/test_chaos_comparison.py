@@ -28,7 +28,8 @@ def resumed(number: int) -> tuple[str, dict[str, Any]]:
 
 
 def end(number: int, status: str = "completed") -> tuple[str, dict[str, Any]]:
-    return "end", {"batch": number, "status": status, "counts": {"batch_end": number}, "outside": [], "last": None}
+    facts = {"batch": number, "status": status, "counts": {"batch_end": number}}
+    return "end", {**facts, "outside": [], "last": None, "recording": None}
 
 
 def notice(number: int) -> tuple[str, dict[str, Any]]:
