@@ -49,17 +49,16 @@ def test_a_script_survives_and_its_folder_stays_as_it_was(small: Path, tmp_path:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("seed", ["0", "1"])
-def test_the_script_of_the_readme_survives_fifty_faults(tmp_path: Path, seed: str) -> None:
+def test_the_script_of_the_readme_survives_fifty_faults(tmp_path: Path) -> None:
     code = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
     resuming = code.replace(
         'h.standard("runs/readme", patience=3)', 'h.standard("runs/readme", patience=3, resume="auto")'
     )
     assert resuming != code
     (tmp_path / "train.py").write_text(resuming)
-    done = chaos(tmp_path, "train.py", "--seed", seed, "--faults", "50")
+    done = chaos(tmp_path, "train.py", "--seed", "0", "--faults", "50")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.split()[0]) >= 40, done.stdout
+    assert int(done.stdout.split()[0]) >= 45, done.stdout
 
 
 @pytest.mark.parametrize(
