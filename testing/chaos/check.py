@@ -24,7 +24,7 @@ from heliograph.testing.resume.errors import UsageError
 MORE_ATTEMPTS = 10  # than faults
 PATIENCE = 900.0  # seconds without a sign of life, where nothing is known of the training
 OTHER_SAVES = frozenset({"preempt", "lost-notice", "lost-request"})  # faults by which other checkpoints are written
-SHORTEST = 5.0  # seconds that the watchdog waits at least
+SHORTEST = 10.0  # seconds that the watchdog waits at least
 Faults = int | Sequence[Fault]
 
 
