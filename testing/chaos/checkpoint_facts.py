@@ -30,8 +30,9 @@ def facts_of(last: Path) -> dict[str, Leaf]:
     names = sorted(path.name for path in last.parent.iterdir())
     hidden = [name for name in names if name.startswith(".") and not name.endswith(OF_A_PROCESS)]
     found = leaves({"leftovers": hidden or "none"})
-    for name in (name for name in names if name.endswith(".pth")):
-        found |= leaves({CHECKPOINTS: {name: quality_of(last.with_name(name))}})
+    checkpoints = {last.with_name(name).with_suffix(".pth") for name in names if name.endswith((".pth", ".json"))}
+    for path in sorted(path for path in checkpoints if not path.name.startswith(".")):
+        found |= leaves({CHECKPOINTS: {path.name: quality_of(path)}})
     try:
         state = storage.load(last)
     except (OSError, ValueError) as error:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 FAULTS = 8
-OF_THE_DISK = ("kill", "full-disk", "kill", "kill")
+OF_THE_DISK = ("kill", "full-disk", "clock-jump", "kill")
 OF_REQUESTS = ("kill", "preempt", "kill", "lost-request")  # by which other checkpoints are there in the end
 OF_RANKS = ("kill", "preempt", "lost-notice", "slow", "kill", "preempt")
 
