@@ -106,22 +106,23 @@ PUBLIC = """
     AccelerateEngine At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE CSVLog ChangeServed
     Checkpoint CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CreatorTrainer CutMix DDPEngine
     DataModule DataParallelEngine DeviceEngine Difference Digests DistributedSampler Divergence Drill EMA
-    EarlyStopping Engine EpochEnd EpochMeans EpochStart Event Every ExceptionPassThrough Export FSDPEngine FileLog
-    Filter ForwardEnd GradientAccumulation GradientClipping GradientNorm GradientsReady Handle HandlerTimes History
-    JsonlLog Lane LastBoundary LearningRate LearningRateSearch LengthGroupedSampler LoaderParams LocalLauncher Log
-    LogCurve LogFile LogHistogram LogImage LogSchedule LogText LoopEngine MLflow Mixup NaNGuard NotExact NotRecorded
-    Once OpenTelemetry Optuna OrderedSignal Overfitting Page PausedRun Periodic PhaseTimes Phases Place Plugin
-    PluginChanged PluginFailed Plugins PredictBatchEnd PredictBatchStart PredictEnd PredictStart PredictionWriter
-    Preemption Profile Progress ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder
-    Rehearsal Remote RemoteAnswer RemoteRun Replay Replayed Request ResumeDiffers ResumeReport ResumeVerified RollBack
-    RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart RulePatience RuleSet RuleSpec Run
-    RunClosed RunFailed RunResult SavePoint SaveSchedule SeekableSampler SequentialSampler ShouldStop StepCheck
-    StepChecked StepDiffers StepEnd Streams StrictError Supervised Task TensorBoard TestBatchEnd TestBatchStart
-    TestEnd TestStart TokenBudgetBatchSampler Tracker Trackio TrainEnd TrainRun TrainStart Trainer TrainingError
-    ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule ValidationStart Verdict
-    Verdicts WandB accuracy attach choose_engine diverge drill find_batch_size fork goto launch load_weights on
-    open_study ray read_prediction_batches read_predictions register_function register_metric register_mover
-    register_operation replay standard warmup_cosine warmup_linear
+    EarlyStopping Engine EpochEnd EpochMeans EpochStart Event Every ExceptionPassThrough Export FSDPEngine
+    FileLog Filter ForwardEnd GradientAccumulation GradientClipping GradientNorm GradientsReady Handle
+    HandlerTimes History JsonlLog Lane LastBoundary LearningRate LearningRateSearch LengthGroupedSampler
+    LoaderParams LocalLauncher Log LogCurve LogFile LogHistogram LogImage LogSchedule LogText LoopEngine MLflow
+    Mixup NaNGuard NotExact NotRecorded Once OpenTelemetry Optuna OrderedSignal Overfitting Page PausedRun
+    Periodic PhaseTimes Phases Place Plugin PluginChanged PluginFailed Plugins PredictBatchEnd PredictBatchStart
+    PredictEnd PredictStart PredictionWriter Preemption Profile Progress ProgressBar RNGCapture RandomSampler
+    RankFailed RayLauncher RayReport Recorder Rehearsal Remote RemoteAnswer RemoteRun Replay Replayed Request
+    ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric
+    RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint
+    SaveSchedule SeekableSampler SequentialSampler ShouldStop StepCheck StepChecked StepDiffers StepEnd Streams
+    StrictError Supervised Task TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart
+    TokenBudgetBatchSampler Tracker Trackio TrainEnd TrainRun TrainStart Trainer TrainingError
+    ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule ValidationStart
+    Verdict Verdicts WandB accuracy attach choose_engine diverge drill find_batch_size fork goto launch
+    load_weights on open_study ray read_prediction_batches read_predictions register_function register_metric
+    register_mover register_operation replay standard warmup_cosine warmup_linear
 """
 
 
