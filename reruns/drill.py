@@ -15,7 +15,7 @@ from heliograph.reruns.program import Program
 from heliograph.reruns.recorded import RecordedRun
 
 COMPUTED: tuple[Kind, ...] = (
-    "draw", "order", "data", "loss", "gradients", "learning_rate", "options", "weights", "metric",
+    "draw", "order", "data", "loss", "gradients", "learning_rate", "options", "weights",
 )  # fmt: skip
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from heliograph.builtin_callbacks.checkpoint.plugin import Checkpoint
 from heliograph.builtin_callbacks.checkpoint.resume import share_state
+from heliograph.builtin_callbacks.file_log import FileLog
+from heliograph.builtin_callbacks.jsonl_log import JsonlLog
 from heliograph.builtin_callbacks.recorder.diverge.compare import compare
 from heliograph.builtin_callbacks.recorder.diverge.course import course_of
 from heliograph.builtin_callbacks.recorder.diverge.report import Difference
 from heliograph.builtin_callbacks.recorder.format.reader import SUFFIX, read
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
+from heliograph.builtin_callbacks.trackers.tracker import Tracker
 from heliograph.core.checkpoint import conversion
 from heliograph.core.checkpoint.state.schema import training_of
 from heliograph.core.checkpoint.storage.manifest import SUFFIX as CHECKPOINT
@@ -32,6 +36,7 @@ from heliograph.testing.resume import UsageError
 from heliograph.testing.resume.factory import TrainerFactory
 
 Change = Callable[[Run], object]
+PAGES = (Tracker, JsonlLog, FileLog)  # plugins whose state says where they write
 
 
 def fork(
@@ -69,6 +74,8 @@ def fork(
         ValueError: there is no such step, or the folder holds a training.
         FileNotFoundError: there is no recording.
         UsageError: the program is not such a function.
+        TypeError: the change is not a function.
+        BaseException: the training failed.
     """
     check_flag("exact", exact)
     check_path("fork(into)", into, "a folder")
@@ -83,13 +90,13 @@ def fork(
     if not factory.takes_folder:
         raise UsageError("A fork writes to a folder of its own: let make_trainer take it, def make_trainer(folder).")
     folder.mkdir(parents=True, exist_ok=True)
-    is_ours = not any(folder.iterdir())
-    trainer, options = factory(folder)
-    Fork(recorded, recorded.origin(wanted), wanted, change, exact=exact).prepare(trainer, folder)
+    parting = Fork(recorded, recorded.origin(wanted), wanted, change, exact=exact)
+    was_empty = not any(folder.iterdir())
     try:
-        return trainer.fit(**options)
-    except NotExact:
-        if is_ours:  # nothing of use is in it
+        trainer, options = factory(folder)
+        return parting.train(trainer, options, folder)
+    except BaseException:
+        if was_empty and not parting.is_done:  # nothing of use is in it
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -110,9 +117,22 @@ class Fork(Plugin):
     def __init__(self, recorded: RecordedRun, origin: Origin, step: int, change: Change | None, *, exact: bool) -> None:
         self._recorded, self._origin, self._step, self._change, self._exact = recorded, origin, step, change, exact
         self._recorder: Recorder | None = None
-        self._is_done = False
+        self.is_done = False
+        self._refusal: NotExact | None = None
 
-    def prepare(self, trainer: Trainer, folder: Path) -> None:
+    def train(self, trainer: Trainer, options: dict[str, Any], folder: Path) -> RunResult:
+        """Train; whatever a plugin makes of a refusal, it is raised itself."""
+        self._prepare(trainer, folder)
+        parent = f"{self._recorded.recording.path.absolute()} at step {self._step}"
+        options["hyper_parameters"] = {**options.get("hyper_parameters", {}), "forked_from": parent}
+        try:
+            return trainer.fit(**options)
+        except Exception:
+            if self._refusal is not None:
+                raise self._refusal from None
+            raise
+
+    def _prepare(self, trainer: Trainer, folder: Path) -> None:
         """Add this to the plugins of a trainer, and a recorder if there is none; let nothing else resume."""
         plugins = trainer.plugins
         for each in plugins:
@@ -139,30 +159,34 @@ class Fork(Plugin):
         state = share_state(run.engine, path, conversion.load_any(path) if run.engine.is_main else None)
         former = {"forked_from": state["forked_from"]} if "forked_from" in state else {}
         origin = {"training": training_of(state), **parent, **former}
-        run.resume({**state, "training_id": identity, "forked_from": origin}, path)
+        pages = [each.name for each in run.plugins if isinstance(each, PAGES)]  # they are its parent's
+        plugins = {name: own for name, own in state["plugins"].items() if name not in pages}
+        run.resume({**state, "training_id": identity, "forked_from": origin, "plugins": plugins}, path)
 
     def part(self, run: Run, event: BatchStart) -> None:
         """Change the run, if the step is reached; before any other handler of the batch."""
-        if self._is_done or run.progress.steps < self._step:
+        if self.is_done or run.progress.steps < self._step:
             return
-        self._is_done = True
         if self._exact:
             self._check(run)
         if self._change is not None:
             self._change(run)
+        self.is_done = True
 
     @on(RunClosed, lane=Lane.TRANSFORM)
     def finish(self, run: Run, event: RunClosed) -> None:
         """Say that there was no change, if the run ended before."""
-        if not self._is_done and event.status != "failed":
+        if not self.is_done and event.status != "failed":
             run.warn(f"Nothing was changed: the run ended before a batch after step {self._step}.")
 
     def _check(self, run: Run) -> None:
         level, reasons = run.data.guarantee()
         if level != "exact" and self._origin.path is not None:
-            raise NotExact(reasons)
+            self._refusal = NotExact(reasons)
+            raise self._refusal
         if (first := on_main(run.engine, self._compare)) is not None:
-            raise NotExact(reasons, first)
+            self._refusal = NotExact(reasons, first)
+            raise self._refusal
 
     def _compare(self) -> Difference | None:
         """Return where what was done again differs from what was recorded."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from heliograph.builtin_callbacks.recorder.diverge.compare import compare
 from heliograph.builtin_callbacks.recorder.diverge.course import course_of
@@ -20,10 +20,13 @@ from heliograph.events import Event, GradientsReady, Run
 from heliograph.events.checks import check_flag
 from heliograph.plugins import Plugins
 from heliograph.reruns.errors import NotExact
+from heliograph.reruns.paused_thread import PausedThread, Wanted
 from heliograph.reruns.program import Program, Rerun
 from heliograph.reruns.recorded import Origin, RecordedRun
-from heliograph.reruns.stage import Stage, Wanted
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from heliograph.core.context import RunContext
 
 T = TypeVar("T")
 
@@ -34,9 +37,9 @@ def goto(
     """Do a recorded run again, up to right before an optimizer step, and leave everything alive there.
 
     The newest checkpoint before that step is loaded, or the run begins at its start. From there on all that happens is
-    compared with what was recorded, down to the last bit where `Recorder(digests=True)` recorded it. Nothing that the
-    run has left is changed: what the program's plugins write goes to a temporary folder, and those that cannot be
-    redirected are left out.
+    compared with what was recorded, down to the last bit where `Recorder(digests=True)` recorded it. What the program's
+    plugins write goes to a temporary folder; those that report elsewhere are left out, and so is `Preemption`. A plugin
+    of your own without `rehearse(folder)` writes where it always does; `notes` names it.
 
         with h.goto("runs/x", "train:make_trainer", step=1200) as paused:
             print(paused.batch, paused.gradients["model.0.weight"].norm())
@@ -83,31 +86,36 @@ class PausedRun:
         self, recorded: RecordedRun, program: Program, origin: Origin, parent: str | Path | None, *, exact: bool
     ) -> None:
         self._recorded, self._origin, self._exact = recorded, origin, exact
-        self._former = rng.capture()
+        self._former: dict[str, Any] | None = rng.capture()
         self._folder = TemporaryDirectory(prefix="heliograph-goto-", dir=parent, ignore_cleanup_errors=True)
         self.notes = [f"skipped: {each}" for each in origin.skipped]
         self._rerun: Rerun | None = None
-        self._stage = Stage(lambda: self._train(program))
+        self._thread = PausedThread(lambda: self._train(program))
 
     def __repr__(self) -> str:
-        where = "ended" if self._stage.event is None else f"at {self._stage.event.name}"
+        where = "ended" if self._thread.event is None else f"at {self._thread.event.name}"
         return f"<PausedRun: {where}, step {self.run.progress.steps}, batch {self.run.progress.batches}>"
 
     @property
     def run(self) -> Run:
-        """The run: its progress, control, engine, loss, metrics, and all else that handlers are given."""
-        assert self._stage.run is not None
-        return self._stage.run
+        """The run: its progress, control, engine, loss, metrics, and all else that handlers are given.
+
+        Raises:
+            RuntimeError: the training has not begun.
+        """
+        if self._thread.run is None:
+            raise RuntimeError("The training has not begun.")
+        return self._thread.run
 
     @property
     def event(self) -> Event | None:
         """The event at which it waits; None when the training has ended."""
-        return self._stage.event
+        return self._thread.event
 
     @property
     def result(self) -> RunResult | None:
         """How the training ended, None before."""
-        return self._stage.result
+        return self._thread.result
 
     @property
     def batch(self) -> Any:
@@ -149,7 +157,7 @@ class PausedRun:
         Raises:
             NotExact: it is not exact.
         """
-        self._stage.go_to(wanted)
+        self._thread.go_to(wanted)
         if self._exact:
             self._check()
         return self.event
@@ -159,16 +167,30 @@ class PausedRun:
         """Let the training continue within a context, such as a mode of torch, which is one of its thread.
 
         Both the beginning and the end are where it waits.
+
+        Raises:
+            RuntimeError: the training does not wait there.
         """
         entered: list[T] = []
-        self._stage.call(lambda: entered.append(context.__enter__()))
+        self._thread.call(lambda: entered.append(context.__enter__()))
+        error: BaseException | None = None
         try:
             yield entered[0]
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
-            self._stage.call(lambda: context.__exit__(None, None, None))
+            self._thread.call(lambda: context.__exit__(error and type(error), error, error and error.__traceback__))
 
     def next_event(self) -> Event | None:
-        """Continue to the next event; return it, or None when the training has ended."""
+        """Continue to the next event; return it, or None when the training has ended.
+
+        Raises:
+            RuntimeError: the training has ended; or there are several ranks, which do not have the same events.
+            NotExact: it is not exact.
+        """
+        if self.run.engine.world_size > 1:
+            raise RuntimeError("On several ranks the events are not the same on each: continue with next_step().")
         return self.go_to(lambda *_: True)
 
     def next_step(self) -> Event | None:
@@ -182,7 +204,7 @@ class PausedRun:
             ValueError: the training has ended before.
             NotExact: it is not exact.
         """
-        found = self.go_to(lambda run, event: isinstance(event, GradientsReady) and run.progress.steps >= step - 1)
+        found = self.go_to(lambda run, event: isinstance(event, GradientsReady) and _is_next(run, step))
         if found is None:
             raise ValueError(f"The training has ended before step {step}: {self.result!r}.")
         return found
@@ -190,15 +212,17 @@ class PausedRun:
     def finish(self) -> RunResult:
         """Continue to the end of the training, and return its result."""
         self.go_to(lambda *_: False)
-        assert self.result is not None
+        assert self.result is not None  # else it has failed
         return self.result
 
     def close(self) -> None:
         """Leave the training where it is; the global random generators are as they were before `goto`."""
         try:
-            self._stage.close()
+            self._thread.close()
         finally:
-            rng.restore(self._former)
+            former, self._former = self._former, None
+            if former is not None:
+                rng.restore(former)
             self._folder.cleanup()
 
     def __enter__(self) -> Self:
@@ -209,21 +233,17 @@ class PausedRun:
     ) -> None:
         self.close()
 
-    @property
-    def _since(self) -> tuple[int, int] | None:
-        return None if self._origin.path is None else (self._origin.batches, self._origin.step)
-
     def _train(self, program: Program) -> RunResult:
         rerun = self._rerun = Rerun(program, Path(self._folder.name), self._origin.path)
         self.notes += rerun.notes
-        self._stage.subscribe(rerun.trainer.bus)
+        self._thread.subscribe(rerun.trainer.bus)
         return rerun.trainer.fit(**{**rerun.options, "on_interrupt": "raise"})
 
     def _compare(self) -> Divergence:
         assert self._rerun is not None
         self._rerun.recorder.flush()
         assert self._rerun.recorder.path is not None
-        again = course_of(read(self._rerun.recorder.path), "the run that is done again", self._since)
+        again = course_of(read(self._rerun.recorder.path), "the run that is done again", self._origin.begin)
         return compare(self._recorded.course_after(self._origin), again, whole=False)
 
     def _check(self) -> None:
@@ -233,3 +253,9 @@ class PausedRun:
             raise NotExact(reasons)
         if (first := self.comparison.first) is not None:
             raise NotExact(reasons, first)
+
+
+def _is_next(run: Run, step: int) -> bool:
+    """Return whether the gradients that are whole now are those of a step; of several optimizers, of the first one."""
+    stepping = cast("RunContext", run).stepping
+    return run.progress.steps >= step - 1 and not run.control.drops_step and not stepping.has_stepped

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from heliograph.builtin_callbacks.checkpoint.plugin import Checkpoint
+from heliograph.builtin_callbacks.preemption import Preemption
 from heliograph.builtin_callbacks.recorder.digests.options import Digests
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
-from heliograph.core.rehearsal.stage import Watch, left_out, redirect
+from heliograph.core.rehearsal.stage import cannot_be_redirected, left_out, redirect
 from heliograph.core.trainer import Trainer
 from heliograph.testing.command import find_function
 from heliograph.testing.resume.factory import TrainerFactory
@@ -51,12 +52,15 @@ class Rerun:
         plugins = self.trainer.plugins
         leave = left_out(plugins)
         self.notes = [f"{each.name} is left out: what it does cannot be taken back" for each in leave]
-        for each in leave:
+        signals = [each for each in plugins if isinstance(each, Preemption)]
+        self.notes += [f"{each.name} is left out: signals are for the main thread" for each in signals]
+        for each in [*leave, *signals]:
             plugins.disable(each.name)
         for name in [name for name in plugins.names() if isinstance(plugins[name], Recorder)]:
             plugins.unregister(name)
         redirect(plugins, folder)
-        self.notes += [f"{name} may write where it always does" for name in Watch(plugins).unredirected]
+        foreign = [name for name in plugins.names() if cannot_be_redirected(plugins[name])]
+        self.notes += [f"{name} has no rehearse(folder): it may write where it always does" for name in foreign]
         self.recorder = Recorder(folder / "recording", losses=True, digests=Digests(gradients=1, weights=1))
         plugins.register(self.recorder)
         _resume(self.trainer, checkpoint)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heliograph.builtin_callbacks.recorder.diverge.course import Course, course_of
+from heliograph.builtin_callbacks.recorder.diverge.course import Begin, Course, course_of
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Counters, EventEntry, Recording
 from heliograph.builtin_callbacks.recorder.format.walk import walk
@@ -23,14 +23,19 @@ class Origin:
     Attributes:
         path: the checkpoint, None for the beginning.
         step: the optimizer steps that were done there.
-        batches: the batches that were done there, in all epochs.
+        place: the epoch, and the batches of it that were done there.
         skipped: newer checkpoints that cannot be used, and why.
     """
 
     path: Path | None = None
     step: int = 0
-    batches: int = 0
+    place: tuple[int, int] = 0, 0
     skipped: list[str] = field(default_factory=list)
+
+    @property
+    def begin(self) -> Begin | None:
+        """Where the course of what is continued begins; None at the start."""
+        return None if self.path is None else (*self.place, self.step)
 
 
 class RecordedRun:
@@ -101,17 +106,21 @@ class RecordedRun:
                 continue
             if entry.weights_only:
                 continue
-            if entry.progress.get("steps") != counters.steps:
+            if [entry.progress.get(name) for name in ("epoch", "batch", "steps")] != [
+                counters.epoch,
+                counters.batch,
+                counters.steps,
+            ]:
                 skipped.append(f"{found} is of another run: it has other counters than those that were recorded")
                 continue
-            return Origin(found, counters.steps, counters.batches, skipped)
+            return Origin(found, counters.steps, (counters.epoch, counters.batch), skipped)
         return Origin(skipped=skipped)
 
     def course_after(self, origin: Origin) -> Course:
         """Return what was recorded after an origin."""
         if origin.path is None:
             return self.whole
-        return course_of(self.recording, str(self.recording.path), since=(origin.batches, origin.step))
+        return course_of(self.recording, str(self.recording.path), since=origin.begin)
 
     def _checkpoints(self) -> Iterator[tuple[Path, Counters]]:
         """Yield the checkpoints that the run knew of, the newest first, with the counters that they hold."""
@@ -129,4 +138,5 @@ class RecordedRun:
 
     def _places(self, path: Path) -> Iterator[Path]:
         """Yield where a checkpoint may lie: the run's folder may have been moved."""
-        yield from (path, self._folder / path.name, *self._folder.glob(f"*/{path.name}"))
+        folders = [self._folder, *(each for each in self._folder.iterdir() if each.is_dir())]
+        yield from (path, *(folder / path.name for folder in folders))

@@ -237,8 +237,9 @@ class Recorder(Plugin):
         self._finish_metrics()
         try:
             self._add_digests()
-        except RuntimeError:  # the device has failed, with what lies on it
-            self._collector = None
+        except RuntimeError as failure:  # the device has failed, with what lies on it
+            run.note(f"the digests of the last batches are lost: {failure}")
+            self._stop_digests()
         data = attempt_facts.failure_of(run, event, losses=self.losses)
         self._note(run, event, {**data, "batches": dict(self._sets)})
 
@@ -286,10 +287,18 @@ class Recorder(Plugin):
     def close(self) -> None:
         """Write all entries and close the file; the run's clock runs again."""
         self._continues_file = False
+        try:
+            self._add_digests()
+        finally:
+            self._stop_digests()
+            self._close_file()
+
+    def _stop_digests(self) -> None:
         if self._collector is not None:
-            self._collector.finish()
             self._collector.detach()
             self._collector = None
+
+    def _close_file(self) -> None:
         if (attempt := self._attempt) is None:
             return
         self._finish_metrics()
@@ -321,7 +330,7 @@ class Recorder(Plugin):
         attempt = self._attempt
         if attempt is None or attempt.progress is not run.progress:
             attempt = self._begin(run)
-        if self._collector is None and self.digests is not None and run.optimizers:
+        if self._collector is None and self.digests is not None and run.optimizers and self._error is None:
             self._collector = self._begin_digests(run, attempt, self.digests)
         if attempt.writer is None and not is_within(TrainStart.name):
             attempt.open(self._open_writer(run, attempt.path or self.path))

@@ -77,7 +77,7 @@ class Watch:
         self._places = {
             name: [value for value in vars(plugins[name]).values() if isinstance(value, Path)]
             for name in plugins.names()
-            if _cannot_be_redirected(plugins[name])
+            if cannot_be_redirected(plugins[name])
         }
         self.unredirected = tuple(name for name, paths in self._places.items() if paths)
         self._before, self._here = self._listings(), set(Path().iterdir())
@@ -102,7 +102,8 @@ class Watch:
         return {name: {k: v for path in paths for k, v in _files(path)} for name, paths in self._places.items()}
 
 
-def _cannot_be_redirected(plugin: Any) -> bool:
+def cannot_be_redirected(plugin: Any) -> bool:
+    """Return whether a plugin of somebody else's writes where it always does, if it writes at all."""
     has_way = isinstance(plugin, Plugin) and type(plugin).rehearse is not Plugin.rehearse
     is_ours = type(plugin).__module__.startswith(f"{__name__.partition('.')[0]}.")
     return not (has_way or is_ours) and getattr(plugin, "rehearses", True) and hasattr(plugin, "__dict__")

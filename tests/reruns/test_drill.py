@@ -68,3 +68,25 @@ def test_equal_runs_have_nothing_to_look_at(tmp_path: Path) -> None:
         trained(tmp_path / name, Program(3))
     found = h.drill(tmp_path / "a", tmp_path / "b", of(Program(3)))
     assert (found.divergence.first, found.operators) == (None, 0)
+
+
+def test_a_metric_is_no_batch(tmp_path: Path) -> None:
+    class Odd(h.Supervised):
+        """Measures another loss in one of two runs."""
+
+        def validation_step(self, run: h.Run, batch: Any) -> dict[str, float]:
+            """Return it."""
+            return {"loss": float(Path(run.recording or "").parent.name == "b")}
+
+    def odd(folder: Path) -> Any:
+        trainer, options = make(Program(3), folder)
+        options["task"] = Odd(options["task"].model, options["task"].loss_fn)
+        options["train"] = [batch[:2] for batch in options["train"]]
+        return trainer, options
+
+    for name in "ab":
+        trainer, options = odd(tmp_path / name)
+        trainer.fit(**options)
+    found = h.drill(tmp_path / "a", tmp_path / "b", odd)
+    assert found.divergence.first is not None
+    assert (found.divergence.first.kind, found.operators) == ("metric", 0)

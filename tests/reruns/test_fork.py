@@ -229,3 +229,60 @@ def test_a_run_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
     trainer.fit(**options)
     with pytest.raises(ValueError, match="has no checkpoint that could be continued"):
         h.fork(tmp_path / "x", program, into=tmp_path / "y")
+
+
+def test_the_pages_of_its_parent_stay_as_they_are(tmp_path: Path) -> None:
+    def tracked(folder: Path) -> Any:
+        log = [h.LogSchedule(steps=1), h.CSVLog(tmp_path / "log.csv"), h.JsonlLog(tmp_path / "log.jsonl")]
+        return program(folder, *log)
+
+    trainer, options = tracked(tmp_path / "x")
+    trainer.fit(**options)
+    before = {name: (tmp_path / name).read_text() for name in ("log.csv", "log.jsonl")}
+    result = h.fork(tmp_path / "x", tracked, at=6, into=tmp_path / "y", change=halve_rate)
+    assert {name: (tmp_path / name).read_text()[: len(text)] for name, text in before.items()} == before
+    assert any("plugins that start fresh" in note for note in result.notes)
+
+
+def test_its_parent_is_a_hyper_parameter_for_trackers(tmp_path: Path) -> None:
+    parent = trained(tmp_path / "x")
+    seen: list[Any] = []
+
+    class Seeing(h.Plugin):
+        """Keeps the description of the run."""
+
+        affects_training = False
+
+        @h.on(h.TrainStart)
+        def see(self, run: h.Run, event: h.TrainStart) -> None:
+            """Keep it."""
+            seen.append(dict(run.hyper_parameters))
+
+    h.fork(
+        tmp_path / "x", lambda folder: program(folder, Seeing(), hyper_parameters={"a": 1}), at=6, into=tmp_path / "y"
+    )
+    assert seen == [{"a": 1, "forked_from": f"{parent.recording} at step 6"}]
+
+
+def test_a_refusal_is_raised_itself_through_any_plugin(tmp_path: Path) -> None:
+    trained(tmp_path / "x")
+
+    def other(folder: Path) -> Any:
+        trainer, options = program(folder, h.ExceptionPassThrough())
+        options["train"][3][0].add_(0.5)
+        return trainer, options
+
+    with pytest.raises(h.NotExact, match="The first difference: epoch 0, batch 4"):
+        h.fork(tmp_path / "x", other, at=5, into=tmp_path / "y")
+    assert not (tmp_path / "y").exists()
+
+
+def test_a_change_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    trained(tmp_path / "x")
+
+    def fail(run: h.Run) -> None:
+        raise ZeroDivisionError("in the change")
+
+    with pytest.raises(ZeroDivisionError, match="in the change"):
+        h.fork(tmp_path / "x", program, at=5, into=tmp_path / "y", change=fail)
+    assert not (tmp_path / "y").exists()

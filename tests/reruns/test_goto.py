@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from threading import Event, main_thread
 from typing import Any
 
 import heliograph as h
@@ -13,9 +16,11 @@ import pytest
 import torch
 from heliograph.core.checkpoint.state.leaves import Leaf, leaves
 from heliograph.core.data.draws import rng
+from heliograph.events import BatchEnd
 from heliograph.testing.resume import UsageError
 from heliograph.tests.kit import dropout_task, random_batches, sgd
 from heliograph.tests.mutated_programs import Program, make
+from torch import nn
 
 State = dict[str, Leaf]
 
@@ -81,7 +86,7 @@ def simple(folder: Path, *plugins: Any, **options: Any) -> tuple[h.Trainer, dict
     saving = [h.SaveSchedule(steps=3), h.Checkpoint(folder, keep_last=None)]
     trainer = h.Trainer([h.RNGCapture(1), *saving, h.Recorder(folder, digests=True), *plugins], device="cpu")
     batches = random_batches(5, inputs=16, outputs=1)
-    return trainer, {"task": dropout_task(), "train": batches, "optimizer": sgd(), "epochs": 2, **options}
+    return trainer, {"train": batches, "optimizer": sgd(), "epochs": 2, "task": dropout_task(), **options}
 
 
 def test_it_waits_with_everything_alive_and_walks_on(tmp_path: Path) -> None:
@@ -249,3 +254,147 @@ def test_what_is_not_a_program(tmp_path: Path) -> None:
 def test_there_is_no_recording(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no recording"):
         h.goto(tmp_path, simple, step=1)
+
+
+class Pair(h.Task):
+    """Two models, whose losses come one by one."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.one, self.other = nn.Linear(16, 1), nn.Linear(16, 1)
+
+    def training_step(self, run: h.Run, batch: Any) -> Any:
+        """Yield the losses."""
+        for name, model in run.modules.items():
+            yield name, (model(batch[0]) - batch[1]).square().mean()
+
+
+def test_of_several_optimizers_it_is_before_the_first_one(tmp_path: Path) -> None:
+    def pair(folder: Path) -> Any:
+        optimizers = {"one": sgd(), "other": sgd(0.01)}
+        return simple(folder, task=Pair(), optimizer=optimizers)
+
+    trained(tmp_path, pair)
+    with h.goto(tmp_path, pair, step=5) as paused:
+        for step in (5, 6):
+            place = paused.run.optimizer_name, paused.run.progress.steps, paused.run.progress.batches
+            assert place == ("one", step - 1, step - 1)
+            paused.next_step()
+
+
+class Dropping(h.Plugin):
+    """Drops the gradients of the fourth batch."""
+
+    asks = ("skip_step",)
+
+    @h.on(h.GradientsReady)
+    def drop(self, run: h.Run, event: h.GradientsReady) -> None:
+        """Drop them."""
+        if run.progress.batches == 3:
+            run.control.skip_step("they are bad")
+
+
+def test_gradients_that_are_dropped_are_of_no_step(tmp_path: Path) -> None:
+    def dropping(folder: Path) -> Any:
+        return simple(folder, Dropping())
+
+    trained(tmp_path, dropping)
+    with h.goto(tmp_path, dropping, step=3) as paused:
+        assert (paused.run.progress.steps, paused.run.progress.batches) == (2, 2)
+        paused.next_step()
+        assert (paused.run.progress.steps, paused.run.progress.batches) == (3, 4)
+
+
+def test_nothing_continues_after_the_end(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    with h.goto(tmp_path, simple, step=9) as paused:
+        paused.finish()
+        for proceed in (paused.next_event, paused.next_step, paused.finish):
+            with pytest.raises(RuntimeError, match="The training has ended, so it does not continue"):
+                proceed()
+    with pytest.raises(RuntimeError, match="has ended"):
+        paused.next_event()
+
+
+def test_a_context_that_cannot_be_entered(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    with h.goto(tmp_path, simple, step=5) as paused:
+        with pytest.raises(ZeroDivisionError), paused.within(contextmanager(lambda: iter([1 // 0]))()):
+            pass
+        paused.next_step()
+        with pytest.raises(RuntimeError, match="does not wait at an event"), paused.within(nullcontext()):
+            paused.finish()
+
+
+def test_an_interrupt_lets_it_wait_at_its_next_event(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    with h.goto(tmp_path, simple, step=5) as paused:
+
+        def interrupt(run: h.Run, event: h.Event) -> bool:
+            if isinstance(event, h.BatchStart):
+                signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)  # which waits
+                received.wait()
+            return False
+
+        received = Event()
+        before = signal.signal(signal.SIGINT, lambda *_: (received.set(), signal.default_int_handler(*_)))
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                paused.go_to(interrupt)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        paused.next_step()
+        assert paused.run.progress.steps >= 5
+
+
+def test_draws_at_the_prompt_do_not_disturb_it(tmp_path: Path) -> None:
+    states = trained(tmp_path, simple)
+    with h.goto(tmp_path, simple, step=5) as paused:
+        torch.rand(3)
+        random.random()
+        paused.next_step()
+        assert state_of(paused.run) == states[6]
+
+
+def test_closing_twice_puts_nothing_back_twice(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    paused = h.goto(tmp_path, simple, step=5)
+    paused.close()
+    before = random.random()
+    paused.close()
+    assert random.random() != before
+
+
+def test_a_program_that_handles_signals(tmp_path: Path) -> None:
+    def preemptible(folder: Path) -> Any:
+        return simple(folder, h.Preemption())
+
+    states = trained(tmp_path, preemptible)
+    with h.goto(tmp_path, preemptible, step=5) as paused:
+        assert state_of(paused.run) == states[5]
+        assert paused.notes == ["preemption is left out: signals are for the main thread"]
+
+
+def test_a_plugin_that_writes_in_a_way_of_its_own_is_named(tmp_path: Path) -> None:
+    class Writing(h.Plugin):
+        """Writes."""
+
+        affects_training = False
+
+        @h.on(BatchEnd)
+        def write(self, run: h.Run, event: BatchEnd) -> None:
+            """Write."""
+
+    trained(tmp_path, simple)
+    with h.goto(tmp_path, lambda folder: simple(folder, Writing()), step=5) as paused:
+        assert paused.notes == ["writing has no rehearse(folder): it may write where it always does"]
+
+
+def test_two_saves_of_the_same_step(tmp_path: Path) -> None:
+    def saving_twice(folder: Path) -> Any:
+        return simple(folder, h.SaveSchedule(epochs=1).named("epochs"), h.SaveSchedule(steps=5).named("steps"))
+
+    states = trained(tmp_path, saving_twice)
+    (tmp_path / "run_epoch_1_iter_5.pth").unlink()
+    with h.goto(tmp_path, saving_twice, step=6) as paused:
+        assert state_of(paused.run) == states[6]

@@ -24,8 +24,12 @@ LIMIT = 2**64
 SMALL = 65521  # modulo which Adler-32 adds bytes up
 LARGE = 1024  # bytes of a sample, from which on words are added up; fewer take no longer byte by byte
 _SEQUENCES = (tuple, list)
+_ARRAYS = frozenset(
+    ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"]
+)
 _SIMPLE = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8))
 _FACTORS = np.random.default_rng(20261126).integers(-(2**63), 2**63, COLUMNS) | 1  # odd: each has an inverse
+_FORMS: dict[tuple[str, tuple[int, ...]], bytes] = {}
 _FACTORS_ON: dict[torch.device, Tensor] = {}
 
 
@@ -55,7 +59,7 @@ def _of_small(batch: Any) -> tuple[int, int]:
         array: Any = leaf.numpy()
         if array.nbytes >= LARGE * len(array):
             raise ValueError
-        crc = crc32(array, crc)
+        crc = crc32(array, crc32(_form(array), crc))
         small += adler32(array) & 0xFFFF  # the sum of its bytes
     return crc << 32, small % SMALL
 
@@ -66,18 +70,27 @@ def _of_any(batch: Any) -> tuple[Sum, Sum]:
     for leaf in _leaves(batch, ()):
         if isinstance(leaf, int):
             crc = crc32(leaf.to_bytes(4, "little"), crc)
-        elif leaf.is_cpu and leaf.dtype in _SIMPLE and leaf.is_contiguous() and _is_small(leaf):
-            array: Any = leaf.detach().numpy()
-            crc = crc32(array, crc)
+        elif leaf.is_cpu and leaf.dtype in _SIMPLE and _is_small(leaf):
+            array: Any = leaf.detach().contiguous().numpy()
+            crc = crc32(array, crc32(_form(array), crc))
             small += adler32(array) & 0xFFFF
         else:
             for part in strided(leaf):
                 rows = row_sums(part)
+                crc = crc32(f"{part.dtype}{tuple(part.shape)}".encode(), crc)
                 either_half = (rows + (rows >> 32)).sum()  # the lower half of a product does not depend on all bits
                 large.append((fold(rows), either_half if isinstance(rows, Tensor) else int(either_half)))
     if not large:
         return crc << 32, small % SMALL
     return combine([crc << 32, *(content for content, _ in large)]), sum(samples for _, samples in large) % 2**32
+
+
+def _form(array: Any) -> bytes:
+    """Return the type and the shape of an array, as bytes: made once for each."""
+    key = array.dtype.char, array.shape
+    if (form := _FORMS.get(key)) is None:
+        form = _FORMS[key] = repr(key).encode()
+    return form
 
 
 def _is_small(tensor: Tensor) -> bool:
@@ -159,8 +172,11 @@ def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Tensor | int]:
     """Yield the tensors of a nested value, and the checksums of all else in it; what contains itself comes once."""
     if isinstance(value, Tensor):
         yield from strided(value)
-    elif isinstance(value, np.ndarray) and value.dtype != object and value.dtype.kind in "biufc":
-        yield torch.from_numpy(np.ascontiguousarray(value))
+    elif isinstance(value, np.ndarray) and value.dtype.name in _ARRAYS and value.dtype.isnative:
+        array = np.ascontiguousarray(value)
+        yield torch.from_numpy(array if array.flags.writeable else array.copy())  # torch warns of what is read-only
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield crc32(value.tobytes(), text_checksum(f"{value.dtype}{value.shape}"))
     elif isinstance(value, SCALARS):
         yield text_checksum(repr(value))
     elif id(value) not in above:
@@ -172,7 +188,9 @@ def _parts(value: Any) -> Iterable[Any]:
     """Return the parts of a container or of another object; the names of what has names are parts too."""
     if isinstance(value, Mapping):
         return [part for pair in value.items() for part in pair]
-    if isinstance(value, list | tuple | np.ndarray):
+    if isinstance(value, np.ndarray):  # of objects
+        return [value.shape, *value.flat]
+    if isinstance(value, list | tuple):
         return value
     if isinstance(value, set | frozenset):
         return sorted(value, key=repr)
@@ -186,13 +204,17 @@ def strided(tensor: Tensor) -> Iterator[Tensor]:
     local: Any = getattr(tensor, "_local_tensor", tensor)
     if local.is_quantized:
         yield local.int_repr()
-    elif local.layout is torch.strided:
+    elif local.layout is torch.strided and not local.is_nested:
         yield local
     elif local.layout is torch.sparse_coo:
         yield from (local._indices(), local._values())
     elif local.layout is torch.jagged:
         yield from (local.values(), local.offsets())
+    elif local.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (local.crow_indices(), local.col_indices(), local.values())
+    elif local.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (local.ccol_indices(), local.row_indices(), local.values())
+    elif local.is_nested:
+        yield from local.unbind()
     else:
-        held = [getattr(local, name, None) for name in ("crow_indices", "ccol_indices", "col_indices", "row_indices")]
-        yield from (each() for each in held if each is not None)
-        yield local.values()
+        yield local.to_dense()

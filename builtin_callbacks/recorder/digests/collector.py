@@ -58,7 +58,8 @@ class DigestCollector:
         self._loaded: tuple[Sum, Sum] = 0, 0
         self._settings: Sum = 0  # the options of the optimizers that the batch in hand has stepped
         self._norms: Sum = 0  # the norms of their gradients, where they are due
-        self._known: dict[str, tuple[list[Any], Sum]] = {}  # of each optimizer: its options, and their checksum
+        self._known: dict[str, tuple[list[Any], Sum, bool]] = {}  # of each optimizer: its options, their checksum
+        self._is_noted = False  # that a batch could not be read
 
     def attach(self, bus: Bus, owner: str) -> None:
         """Connect to a bus: to see batches before any other handler, and what they have left after all others."""
@@ -79,23 +80,31 @@ class DigestCollector:
 
     def begin_batch(self, run: Run, event: BatchStart) -> None:
         """Take the batch as it was loaded."""
-        self._loaded, self._settings, self._norms, self._in_hand = checksums_of_batch(run.batch), 0, 0, True
+        self._settings, self._norms, self._in_hand = 0, 0, True
+        try:
+            self._loaded = checksums_of_batch(run.batch)
+        except (RuntimeError, TypeError, ValueError) as error:  # a kind of tensor or array that nobody has thought of
+            self._loaded = 0, 0
+            if not self._is_noted:
+                self._is_noted = True
+                run.note(f"batches have no digests, since they cannot be read: {type(error).__name__}: {error}")
 
     def take_step(self, run: Run, event: GradientsReady) -> None:
         """Take the options that the optimizer steps with, and the norms of its gradients where they are due."""
         groups = run.optimizer.param_groups
-        values = [list(group.values()) for group in groups]  # two lists of the same parameters are found equal at once
+        values = [value for group in groups for key, value in group.items() if key != "params"]
         known = self._known.get(run.optimizer_name)
-        if known is None or isinstance(known[1], Tensor) or known[0] != values:
-            known = self._known[run.optimizer_name] = values, _checksum_of_options(groups)
+        if known is None or known[2] or known[0] != values:  # a tensor may have changed in place
+            has_tensors = any(isinstance(each, Tensor) for each in values)
+            known = self._known[run.optimizer_name] = values, _checksum_of_options(values), has_tensors
         several = len(run.optimizers) > 1
         self._settings = combine([self._settings, known[1]]) if several else known[1]
         if not several or run.optimizer is next(iter(run.optimizers.values())):
             self._rate = groups[0].get("lr", math.nan)
         if (every := self._options.gradients) and run.progress.steps % every == 0:
             held = [each.grad for group in groups for each in group["params"] if each.grad is not None]
-            norms = [torch.linalg.vector_norm(part) for each in held for part in strided(each)]
-            self._norms = combine([self._norms, checksum(norms)])
+            norms = torch._foreach_norm([part for each in held for part in strided(each)])  # type: ignore[attr-defined]
+            self._norms = combine([self._norms, checksum([torch.stack([each.to(norms[0].device) for each in norms])])])
 
     def end_batch(self, run: Run, event: BatchEnd) -> None:
         """Take the rest, and give out the blocks that are ready."""
@@ -159,20 +168,16 @@ class DigestCollector:
         places = np.array([row[:2] for row in rows], np.uint64)
         self.chain.add(np.concatenate([places, words[:, CHAINED]], axis=1))
         columns = dict(zip(COLUMNS, words.T.tolist(), strict=True))
-        rates = [row[2] if isinstance(row[2], float) else math.nan for row in rows]
+        rates = [float(row[2]) if isinstance(row[2], int | float) else math.nan for row in rows]
         state = self.chain.state_dict()
         return DigestBlock(rows[0][0], rows[0][1], columns, rates, state["value"], state["length"])
 
 
-def _checksum_of_options(groups: Sequence[dict[str, Any]]) -> Sum:
+def _checksum_of_options(options: Sequence[Any]) -> Sum:
     """Return the checksum of an optimizer's options; of those that are tensors, where they lie."""
-    options = [value for group in groups for key, value in group.items() if key != "params"]
     plain = text_checksum(repr([each if isinstance(each, PLAIN) else _plain(each) for each in options])) << 32
     tensors = [each for each in options if isinstance(each, Tensor)]
-    if not tensors:
-        return plain
-    on_device = checksum(tensors)
-    return combine([plain, on_device])
+    return combine([plain, checksum(tensors)]) if tensors else plain
 
 
 def _plain(value: Any) -> Any:

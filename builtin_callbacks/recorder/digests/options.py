@@ -23,7 +23,7 @@ class Digests:
         ValueError: an argument is not a whole number of at least 0.
     """
 
-    gradients: int = 10
+    gradients: int = 100
     weights: int = 100
 
     def __post_init__(self) -> None:

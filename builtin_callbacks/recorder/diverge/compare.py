@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ..digests.checksums import SMALL
 from ..format.digests import COLUMNS
 from ..format.gc_pause import gc_paused
 from ..format.reader import read
-from .course import Course, Digested, Moment, Place, bits, course_of
+from .course import Course, Digested, Moment, Place, bits, course_of, gaps_of
 from .report import Difference, Divergence, Kind
 
 BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(len(COLUMNS))
@@ -73,6 +73,12 @@ def compare(one: Course, other: Course, *, whole: bool = True) -> Divergence:
     )
 
 
+OTHER_OPTIONS = (
+    "other options of the optimizer: its weight decay, say, a rate of another group, or one that is a tensor"
+)
+CAUSES: tuple[Kind, ...] = ("draw", "loss")  # in a batch that was not skipped
+
+
 class _Comparison:
     """The comparison of two courses.
 
@@ -88,7 +94,7 @@ class _Comparison:
 
     def first_difference(self, *, whole: bool) -> Difference | None:
         """Return the first difference, None without."""
-        for mine, theirs in zip_longest(self._one.moments, self._other.moments):
+        for mine, theirs in zip_longest(*self._moments()):
             if not whole and (mine is None or theirs is None):
                 return None
             if mine is None or theirs is None or (mine.what, mine.place) != (theirs.what, theirs.place):
@@ -98,6 +104,12 @@ class _Comparison:
                 return found
         return None
 
+    def _moments(self) -> Iterator[list[Moment]]:
+        """Yield the moments of both, without those that a recorder has not or need not have."""
+        sampled, gaps = self._one.sampled | self._other.sampled, gaps_of(self._one) ^ gaps_of(self._other)
+        for course in (self._one, self._other):
+            yield [each for each in course.moments if each.what not in sampled and each.place not in gaps]
+
     def _only_in_one(self, mine: Moment | None, theirs: Moment | None) -> Difference:
         """Say what one run does where the other does something else, or has ended."""
         if mine is None or theirs is None:
@@ -106,7 +118,19 @@ class _Comparison:
             text = f"{ended.name} has no more: {ended.end}; the other continues with {longer.text}"
             return Difference("length", *longer.place, longer.step, text)
         first, name = (mine, self._one.name) if _order(mine) <= _order(theirs) else (theirs, self._other.name)
+        if first.what == "request" and (cause := self._cause(first)) is not None:
+            return Difference(cause[0], *first.place, first.step, f"{cause[1]}; and {first.text} only in {name}")
         return Difference(_KINDS.get(first.what, "event"), *first.place, first.step, f"{first.text} only in {name}")
+
+    def _cause(self, request: Moment) -> tuple[Kind, str] | None:
+        """Return what differs in a batch before anybody could request something because of it."""
+        mine, theirs = self._one.digests.get(request.place), self._other.digests.get(request.place)
+        if mine is None or theirs is None:
+            return None
+        if mine.words[BATCH] != theirs.words[BATCH]:
+            return self._other_batch(request.place, (mine.words[SAMPLES], theirs.words[SAMPLES]))
+        found = self._digests(request.place, mine, theirs)
+        return found if found is not None and found[0] in CAUSES and request.facts[0] != "skip_batch" else None
 
     def _event(self, mine: Moment, theirs: Moment) -> Difference | None:
         if mine.facts == theirs.facts:
@@ -143,17 +167,20 @@ class _Comparison:
             return "loss", f"another loss{values} of an equal batch with equal random generators"
         if differs[GRADIENTS]:
             return "gradients", "other gradients of an equal loss"
-        if differs[OPTIONS] and mine.rate != theirs.rate:
+        if differs[OPTIONS] and bits(mine.rate) != bits(theirs.rate):
             return "learning_rate", f"another learning rate: {mine.rate!r} and {theirs.rate!r}"
         if differs[OPTIONS]:
-            return "options", "other options of the optimizer, such as its weight decay or a rate of another group"
+            return (
+                "options",
+                OTHER_OPTIONS,
+            )
         if differs[WEIGHTS]:
             return "weights", "other weights after a step with equal gradients, as far as these were compared"
         return None
 
     def _other_batch(self, place: Place, samples: tuple[int, int]) -> tuple[Kind, str]:
         if samples[0] == samples[1]:
-            return "order", "the same samples of the batch in another order"
+            return "order", "the same values of the batch in another order"
         epoch = [
             {at: each for at, each in run.digests.items() if at[0] == place[0]} for run in (self._one, self._other)
         ]
@@ -180,10 +207,14 @@ class _Comparison:
         return "unknown", "something differed in the batches before, of which the digests are missing in a recording"
 
     def _logs(self, moment: Moment) -> Difference | None:
-        mine, theirs = self._one.logs.get(moment.place, {}), self._other.logs.get(moment.place, {})
-        for name in mine.keys() & theirs.keys():
-            if bits(mine[name]) != bits(theirs[name]):
-                text = f"another {name} in the log: {mine[name]!r} and {theirs[name]!r}"
+        """Compare the means of a log that both have, over the same batches, if no digests tell more."""
+        mine, theirs = self._one.logs.get(moment.place), self._other.logs.get(moment.place)
+        if mine is None or theirs is None or mine[0] != theirs[0] or (self._one.digests and self._other.digests):
+            return None
+        for name in mine[1].keys() & theirs[1].keys():
+            values = mine[1][name], theirs[1][name]
+            if bits(values[0]) != bits(values[1]):
+                text = f"another {name} in the log: {values[0]!r} and {values[1]!r}"
                 return Difference("metric", *moment.place, moment.step, text)
         return None
 

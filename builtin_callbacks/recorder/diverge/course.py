@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from ....events import CATALOGUE, Request
@@ -17,7 +19,9 @@ ASIDE: frozenset[Verb] = frozenset(("stop", "save", "log", "withdraw_stop", "wit
 COMPARED = ("epoch_start", "epoch_end", "validation_end", "validation_cut", "plugin_changed")
 STATES = ("save_point", "checkpoint_loaded")  # where a run may be continued
 WITHIN_A_BATCH = ("batch_start", "forward_end", "backward_end", "gradients_ready", "step_end")  # it is not counted yet
-KNOWN = frozenset(event.name for event in CATALOGUE)
+KNOWN = frozenset([*(event.name for event in CATALOGUE), "batch", "request"])
+MOST = 1_000  # of a custom event: of more, a recorder keeps a sample
+Begin = tuple[int, int, int]
 Place = tuple[int, int]  # the epoch and the batch in it, from 1
 
 
@@ -56,10 +60,11 @@ class Course:
         asides: requests that only end the run, save or log.
         digests: of the batches that have some.
         losses: of the batches of which they are recorded.
-        logs: by place, the metrics that the loop itself logged there.
+        logs: by place, where the log before was, and the metrics that the loop itself logged.
         chains: by place, what stands for all batches up to there: the chain and its length.
+        sampled: custom events of which a recorder keeps only a sample.
         settings: what the run was called with and runs on, by name.
-        begin: the batches and the optimizer steps that were done before, where its recording begins later.
+        begin: the epoch, the batches of it and the optimizer steps that were done before its recording.
         end: how the last attempt ended, in words.
     """
 
@@ -68,20 +73,22 @@ class Course:
     asides: list[Moment] = field(default_factory=list)
     digests: dict[Place, Digested] = field(default_factory=dict)
     losses: dict[Place, float] = field(default_factory=dict)
-    logs: dict[Place, Mapping[str, float]] = field(default_factory=dict)
+    logs: dict[Place, tuple[Place, Mapping[str, float]]] = field(default_factory=dict)
     chains: dict[Place, tuple[str, int]] = field(default_factory=dict)
+    sampled: set[str] = field(default_factory=set)
     settings: Mapping[str, object] = field(default_factory=dict)
-    begin: tuple[int, int] = 0, 0
+    begin: Begin = 0, 0, 0
     end: str = "it was killed or is running"
 
 
-def course_of(recording: Recording, name: str, since: tuple[int, int] | None = None) -> Course:
+def course_of(recording: Recording, name: str, since: Begin | None = None) -> Course:
     """Return the course of a recorded training.
 
     Args:
         recording: the recording.
         name: what to call it.
-        since: leave out what came before a run with so many batches and optimizer steps was saved or loaded.
+        since: leave out what came before the run was saved or loaded there: the epoch, the batches of it and the
+            optimizer steps that were done.
 
     Raises:
         ValueError: nothing of a training is recorded.
@@ -108,13 +115,14 @@ def course_of(recording: Recording, name: str, since: tuple[int, int] | None = N
 class _Builder:
     """Adds the entries of a recording to a course."""
 
-    def __init__(self, course: Course, since: tuple[int, int] | None) -> None:
+    def __init__(self, course: Course, since: Begin | None) -> None:
         self.course, self._since = course, since
         self._owners: dict[Place, int] = {}  # the attempt of each batch that counts
         self._taken: dict[Place, tuple[int, Digested]] = {}
         self._seen: set[tuple[str, Place, tuple[object, ...]]] = set()  # of earlier attempts
         self._own: set[tuple[str, Place, tuple[object, ...]]] = set()
         self._attempt = -1
+        self._last_log: Place = 0, 0
 
     def add(self, attempt: int, entry: object, *, lost: bool) -> None:
         """Add an entry; of one that is lost, nothing counts, but that its attempt has begun."""
@@ -124,7 +132,7 @@ class _Builder:
             self._own = set()
         match entry:
             case DigestBlock():
-                self._add_digests(entry)
+                self._add_digests(entry, lost=lost)
             case _ if lost:
                 return
             case Batches():
@@ -136,6 +144,8 @@ class _Builder:
 
     def finish(self) -> Course:
         """Return the course: digests of batches that were lost are left out."""
+        counts = Counter(moment.what for moment in self.course.moments)
+        self.course.sampled = {name for name, count in counts.items() if name not in KNOWN and count >= MOST}
         kept = {place: each for place, (of, each) in self._taken.items() if self._owners.get(place) == of}
         self.course.digests = kept
         return self.course
@@ -153,11 +163,12 @@ class _Builder:
             if block.losses is not None:
                 course.losses[place] = block.losses[index]
 
-    def _add_digests(self, block: DigestBlock) -> None:
+    def _add_digests(self, block: DigestBlock, *, lost: bool) -> None:
         columns = [block.columns[name] for name in COLUMNS]
         for index, (rate, words) in enumerate(zip(block.rates, zip(*columns, strict=True), strict=True)):
             self._taken[block.epoch, block.first + index] = self._attempt, Digested(words, rate)
-        self.course.chains[block.epoch, block.first + len(block) - 1] = block.chain, block.length
+        if not lost:
+            self.course.chains[block.epoch, block.first + len(block) - 1] = block.chain, block.length
 
     def _add_request(self, request: Request) -> None:
         if request.verb in COUNTED:  # made for every batch, and counted: its effect is in the counters
@@ -172,13 +183,14 @@ class _Builder:
             self.course.end = f"it is {entry.data['status']}: {entry.data['reason']}"
         if name == "checkpoint_loaded" and not self._owners:
             origin = Counters(**entry.data["origin"])
-            self.course.begin = origin.batches, origin.steps
-        if name in STATES and (at.batches, at.steps) == self._since:
+            self.course.begin = origin.epoch, origin.batch, origin.steps
+        if name in STATES and (at.epoch, at.batch, at.steps) == self._since:
             self.course.begin = self._since
             self.course.moments.clear()
             self.course.asides.clear()
         if name == "log":
-            self.course.logs[at.epoch, at.batch] = _own_metrics(entry)
+            self.course.logs[at.epoch, at.batch] = self._last_log, _own_metrics(entry)
+            self._last_log = at.epoch, at.batch
         if (name in COMPARED or name not in KNOWN) and not entry.data.get("resumed"):
             moment = Moment(name, (at.epoch, at.batch), at.steps, _facts(entry), _text(entry))
             self._append(self.course.moments, moment)
@@ -189,6 +201,16 @@ class _Builder:
         if key not in self._seen:
             self._own.add(key)
             moments.append(moment)
+
+
+def gaps_of(course: Course) -> set[Place]:
+    """Return the places of batches that were not recorded, although later ones of the epoch were."""
+    batches = [moment.place for moment in course.moments if moment.what == "batch"]
+    missing = set[Place]()
+    for before, after in pairwise(batches):
+        if before[0] == after[0]:
+            missing |= {(after[0], number) for number in range(before[1] + 1, after[1])}
+    return missing
 
 
 def bits(number: float) -> bytes:

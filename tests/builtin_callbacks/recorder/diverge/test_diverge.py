@@ -63,7 +63,7 @@ def test_another_order_within_a_batch(tmp_path: Path) -> None:
     found = h.diverge(recorded(tmp_path / "a", batches=batches), recorded(tmp_path / "b", batches=other)).first
     assert found is not None
     assert (found.kind, found.epoch, found.batch) == ("order", 0, 5)
-    assert found.text == "the same samples of the batch in another order"
+    assert found.text == "the same values of the batch in another order"
 
 
 def test_another_shuffle_is_another_order(tmp_path: Path) -> None:
@@ -83,6 +83,106 @@ def test_other_options_of_an_optimizer(tmp_path: Path) -> None:
     found = h.diverge(one, other).first
     assert found is not None
     assert (found.kind, found.epoch, found.batch) == ("options", 0, 4)
+
+
+@pytest.mark.parametrize("rates", [(1, 2), (torch.tensor(0.1), torch.tensor(0.2))], ids=["int", "tensor"])
+def test_a_rate_of_any_kind(rates: tuple[Any, Any], tmp_path: Path) -> None:
+    one, other = (recorded(tmp_path / name, optimizer=sgd(rate)) for name, rate in zip("ab", rates, strict=True))
+    found = h.diverge(one, other).first
+    assert found is not None
+    assert (found.kind, found.batch) == ("learning_rate" if isinstance(rates[0], int) else "options", 1)
+
+
+def test_a_rate_in_a_tensor_that_changes_in_place(tmp_path: Path) -> None:
+    change = Doing(3, lambda run: run.optimizer.param_groups[0]["lr"].fill_(0.2))
+    one, other = (
+        recorded(tmp_path / name, *more, optimizer=sgd(torch.tensor(0.1)))
+        for name, more in (("a", ()), ("b", (change,)))
+    )
+    found = h.diverge(one, other).first
+    assert found is not None
+    assert (found.kind, found.batch) == ("options", 4)
+
+
+def test_parameters_in_another_list_are_no_other_options(tmp_path: Path) -> None:
+    def turn(run: h.Run) -> None:
+        group = run.optimizer.param_groups[0]
+        group["params"] = list(group["params"])
+
+    other = recorded(tmp_path / "b", Doing(3, turn))
+    assert h.diverge(recorded(tmp_path / "a"), other).first is None
+
+
+def test_the_sample_is_named_and_not_the_skip_that_it_leads_to(tmp_path: Path) -> None:
+    batches = random_batches(8, inputs=16, outputs=1)
+    other_batches = [*batches[:3], (batches[3][0].clone().fill_(float("nan")), batches[3][1]), *batches[4:]]
+    one, other = (
+        recorded(tmp_path / name, h.NaNGuard("skip"), batches=data)
+        for name, data in (("a", batches), ("b", other_batches))
+    )
+    found = h.diverge(one, other).first
+    assert found is not None
+    assert (found.kind, found.batch) == ("data", 4)
+    assert "skip_step by nan_guard only in " in found.text
+
+
+def test_logs_of_other_batches_are_not_compared(tmp_path: Path) -> None:
+    plain = {"recorder": {"digests": False}}
+    for number, digests in enumerate(({}, plain)):
+        one, other = (
+            recorded(tmp_path / f"{name}{number}", h.LogSchedule(steps=steps), **digests)
+            for name, steps in (("a", 2), ("b", 4))
+        )
+        assert h.diverge(one, other).first is None
+
+
+class Ping(h.Event):
+    """An event of the user's own."""
+
+
+def test_events_of_which_a_sample_is_recorded_are_not_compared(tmp_path: Path) -> None:
+    class Pings(h.Plugin):
+        """Emits many events."""
+
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        @h.on(BatchEnd)
+        def ping(self, run: h.Run, event: BatchEnd) -> None:
+            """Emit them."""
+            for _ in range(self.count):
+                run.emit(Ping())
+
+        @h.on(Ping)
+        def pong(self, run: h.Run, event: Ping) -> None:
+            """Receive one."""
+
+    one, other = (recorded(tmp_path / name, Pings(count), epochs=1) for name, count in (("a", 200), ("b", 150)))
+    assert h.diverge(one, other).first is None
+    few = recorded(tmp_path / "c", Pings(1), epochs=1)
+    assert h.diverge(few, recorded(tmp_path / "d", Pings(2), epochs=1)).first is not None
+
+
+def test_batches_that_a_recorder_has_not_seen_are_left_out(tmp_path: Path) -> None:
+    off = Doing(3, lambda run: run.plugins.disable("recorder")).named("off")
+    on = Doing(6, lambda run: run.plugins.enable("recorder")).named("on")
+    divergence = h.diverge(recorded(tmp_path / "a", off, on), recorded(tmp_path / "b"))
+    assert divergence.first is None
+    assert divergence.batches == 13
+
+
+def test_a_batch_that_cannot_be_read_costs_its_digest_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(batch: Any) -> Any:
+        raise RuntimeError("of a kind that nobody knows")
+
+    monkeypatch.setattr("heliograph.builtin_callbacks.recorder.digests.collector.checksums_of_batch", refuse)
+    paths = [recorded(tmp_path / name) for name in "ab"]
+    divergence = h.diverge(*paths)
+    assert (divergence.first, divergence.digested) == (None, 16)
+    ending = [each for each in read(paths[0]).attempts[0].entries if getattr(each, "event", "") == "run_closed"]
+    assert ending[0].data["notes"].count(  # type: ignore[union-attr]
+        "batches have no digests, since they cannot be read: RuntimeError: of a kind that nobody knows"
+    ) == 1  # fmt: skip
 
 
 def test_a_weight_that_changed_between_steps_is_found_after_them(tmp_path: Path) -> None:

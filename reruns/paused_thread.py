@@ -1,0 +1,168 @@
+"""A training in a thread of its own, which stops at events and waits."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from threading import Condition, Thread
+from typing import Any, Literal
+
+from heliograph.core.data.draws import rng
+from heliograph.core.result import RunResult
+from heliograph.events import CATALOGUE, Bus, Event, Lane, Run
+
+Wanted = Callable[[Run, Event], bool]
+
+
+class LeftTraining(BaseException):
+    """Ends a training that nobody wants to continue."""
+
+
+class PausedThread:
+    """Trains in a thread, from one wanted event to the next; whoever looks at the training does so in another one.
+
+    What is drawn from the global random generators while the training waits, it does not notice.
+
+    Args:
+        train: trains; called in the thread.
+
+    Attributes:
+        run: the run, None before its first event.
+        event: the event at which the training waits, after all other handlers; None when it does not.
+        result: what the training returned, None before its end.
+    """
+
+    def __init__(self, train: Callable[[], RunResult]) -> None:
+        self.run: Run | None = None
+        self.event: Event | None = None
+        self.result: RunResult | None = None
+        self._train, self._error = train, list[BaseException]()
+        self._wanted: Wanted = _never
+        self._work: Callable[[], object] | None = None  # what is to be called in the thread
+        self._state: Literal["new", "running", "waiting", "ended"] = "new"
+        self._changed = Condition()
+        self._is_left = False
+        context = contextvars.copy_context()
+        self._thread = Thread(target=lambda: context.run(self._run), name="heliograph-rerun", daemon=True)
+
+    def subscribe(self, bus: Bus) -> None:
+        """Handle all events of a bus, after all other handlers."""
+        for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())]):
+            bus.on(event, self._handle, lane=Lane.REPORT)
+
+    def go_to(self, wanted: Wanted) -> bool:
+        """Train until an event is wanted; return whether one was: the training may end before.
+
+        Raises:
+            RuntimeError: the training has ended.
+            BaseException: the training failed; KeyboardInterrupt lets it wait at its next event.
+        """
+        self._wait()
+        if self._state == "ended":
+            raise RuntimeError("The training has ended, so it does not continue.")
+        self._wanted, self.event = wanted, None
+        if self._state == "new":
+            self._state = "running"
+            self._thread.start()
+        else:
+            self._continue()
+        self._wait()
+        if self._error:
+            raise self._error.pop()
+        return self.event is not None
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Call a function in the thread of the training, which waits at an event.
+
+        Raises:
+            RuntimeError: the training does not wait.
+            BaseException: the function failed.
+        """
+        if self._state != "waiting":
+            raise RuntimeError("The training does not wait at an event, so nothing can be called in its thread.")
+        self._work = work
+        self._continue()
+        self._wait()
+        if self._error:
+            raise self._error.pop()
+
+    def close(self) -> None:
+        """Leave the training where it is; closing twice does nothing.
+
+        Raises:
+            BaseException: it failed otherwise than by that.
+        """
+        self._is_left = True
+        if self._state == "waiting":
+            self._continue()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._state, self.event = "ended", None
+        if self._error and not _was_left(self._error[0]):
+            raise self._error.pop()
+        self._error.clear()
+
+    def _continue(self) -> None:
+        with self._changed:
+            self._state = "running"
+            self._changed.notify_all()
+
+    def _wait(self) -> None:
+        """Wait until the training waits, or has ended."""
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._state != "running")
+        except KeyboardInterrupt:
+            self._wanted = _always
+            raise
+
+    # In the thread.
+
+    def _run(self) -> None:
+        try:
+            self.result = self._train()
+        except BaseException as error:  # noqa: BLE001  # it is raised where the training is waited for
+            self._error.append(error)
+        with self._changed:
+            self._state = "ended"
+            self._changed.notify_all()
+
+    def _handle(self, run: Run, event: Event) -> None:
+        self.run = run
+        if not self._is_left and self._wanted(run, event):
+            self.event, draws = event, rng.capture()
+            self._stop()
+            while (work := self._work) is not None:
+                self._work = None
+                try:
+                    work()
+                except BaseException as error:  # noqa: BLE001  # it is raised where the function was given
+                    self._error.append(error)
+                self._stop()
+            rng.restore(draws)
+        if self._is_left and event.name not in ("run_failed", "run_closed"):
+            raise LeftTraining
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._state = "waiting"
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._state != "waiting" or self._is_left)
+            self._state = "running"
+
+
+def _never(run: Run, event: Event) -> bool:  # noqa: ARG001  # as `Wanted` is
+    return False
+
+
+def _always(run: Run, event: Event) -> bool:  # noqa: ARG001
+    return True
+
+
+def _was_left(error: Any) -> bool:
+    """Return whether an error is that of a training that was left, or was made of it."""
+    while error is not None:
+        if isinstance(error, LeftTraining):
+            return True
+        error = error.__cause__
+    return False
