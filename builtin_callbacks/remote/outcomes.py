@@ -102,11 +102,14 @@ class Outcomes:
 
     def _check(self, run: Run, asked: Asked) -> None:
         """Raise `RefusedChangeError` where a command would have no effect, or would fail the run."""
-        word, target = asked.command.word, asked.command.target
+        word, target, plugins = asked.command.word, asked.command.target, run.plugins
         if word == "validate" and not run.validation_sets:
             raise RefusedChangeError("the run has no validation data.")
-        if word == "save" and not run.plugins.writes_saves():
+        if word == "save" and not plugins.writes_saves():
             raise RefusedChangeError("no plugin of the run writes saves.")
+        asks = {**plugins.declared("asks"), **plugins.declared("asks", enabled=False)}
+        if word in ("validate", "save") and WORDS[word] not in asks:  # in a loop of another framework
+            raise RefusedChangeError(f"no plugin of the run asks for a {WORDS[word]}, so its loop may be unable to.")
         if word == "end-epoch" and not run.progress.batch:
             raise RefusedChangeError("no epoch is running now.")
         if word == "disable" and target == self._own:
