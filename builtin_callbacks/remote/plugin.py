@@ -73,8 +73,9 @@ class Remote(Plugin):
         self.address: tuple[str, int] | None = None
         self._run: Run | None = None
         self._server: Server | None = None
-        self._inbox: Iterable[Asked] = ()
         self._outcomes = Outcomes(self.name)
+        self._inbox: Iterable[Asked] = ()
+        self._followed = self._outcomes.followed
         self._facts: dict[str, Any] = {}
 
     def describe(self, run: Run) -> str:
@@ -93,7 +94,7 @@ class Remote(Plugin):
     @on(BatchEnd)
     def look(self, run: Run, event: BatchEnd) -> None:
         """Request what was asked for, and answer what became of what was asked before."""
-        if self._inbox or self._outcomes:
+        if self._inbox or self._followed:
             self._answer(self._outcomes.follow(run))
             self._take(run)
 
@@ -165,6 +166,7 @@ class Remote(Plugin):
     def _begin(self, run: Run) -> None:
         self.close()
         self._run, self._outcomes = run, Outcomes(self.name)
+        self._followed = self._outcomes.followed
         self._note_facts(run)
         server = Server(self.status)
         try:
