@@ -15,11 +15,8 @@ from .progress import Progress, Skips
 Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back", "veto_save", "withdraw_stop", "withdraw_end_epoch", "withdraw_log", "withdraw_validation", "withdraw_save", "set_learning_rate", "enable_plugin", "disable_plugin"]  # fmt: skip  # noqa: E501
 Pending = Literal["stop", "end_epoch", "log", "validation", "save"]  # what can be withdrawn
 Counter = Literal["skipped_steps", "skipped_batches"]  # of the progress
-CHANGES: tuple[Verb, ...] = (
-    "set_learning_rate",
-    "enable_plugin",
-    "disable_plugin",
-)  # of the run, at a boundary before all else there
+# Of the run, at a boundary before all else there.
+CHANGES: tuple[Verb, ...] = ("set_learning_rate", "enable_plugin", "disable_plugin")
 COUNTED = ("hold_step", "scale_loss", "veto_stop", "veto_save")  # for every batch or boundary: counted, not listed
 # The verbs that have an effect from handlers of one event only.
 _ONLY_IN: Mapping[Verb, tuple[str, str]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,8 +73,8 @@ def pack_words(words: Sequence[int]) -> Packed:
     return words[0] if len(set(words)) == 1 else _encode(np.asarray(words, "<u4"))
 
 
-def unpack_words(packed: Packed, rows: int) -> tuple[int, ...]:
-    """Return the numbers.
+def unpack_words(packed: Packed, rows: int) -> Sequence[int]:
+    """Return the numbers, in 4 bytes each.
 
     Raises:
         ValueError: it is not a packed column of so many rows.
@@ -81,8 +82,8 @@ def unpack_words(packed: Packed, rows: int) -> tuple[int, ...]:
     if isinstance(packed, int):
         if not 0 <= packed < 2**32:
             raise ValueError("a column with a number of more than 32 bits")
-        return (packed,) * rows
-    return tuple(_decode(packed, rows, WORDS).tolist())
+        return array("I", [packed]) * rows
+    return array("I", _decode(packed, rows, WORDS).astype(np.uint32).tobytes())
 
 
 def _encode(values: NDArray[Any]) -> list[str]:
