@@ -248,6 +248,18 @@ class PluginFailed(Event):
     error: BaseException
 
 
+class Verdict(Event):
+    """A plugin has judged where the time of the training goes: `kind` begins to hold, or does so no longer.
+
+    `value` is the number that it was judged by, `text` the evidence in words.
+    """
+
+    kind: str
+    holds: bool
+    value: float
+    text: str
+
+
 class RunFailed(Event):
     """An exception ends the run; `plugin` and `event` name the handler that raised it, if one did."""
 
@@ -263,8 +275,4 @@ class RunClosed(Event):
     status: Status
 
 
-CATALOGUE: tuple[type[Event], ...] = tuple(
-    kind
-    for kind in list(globals().values())
-    if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
-)
+CATALOGUE: tuple[type[Event], ...] = tuple(Event.__subclasses__())

@@ -131,7 +131,12 @@ class StepCheck(Plugin):
         if not run.window and steps % self.every == 0 and steps > run.origin.steps and steps != self._last:
             self._is_due, self._last = not run.control.skips_batch, steps
 
-    @on(BackwardEnd, lane=Lane.MEASURE, optional=True)
+    def next_comparison(self, run: Run) -> Alarm:
+        """Return the step whose passes are compared next: this one, if its batch is to be repeated."""
+        steps = run.progress.steps
+        return STEPS, steps if self._repetition is not None else (steps // self.every + 1) * self.every
+
+    @on(BackwardEnd, lane=Lane.MEASURE, idle_until="next_comparison", optional=True)
     def compare(self, run: Run, event: BackwardEnd) -> None:
         """Repeat the passes that have just been done."""
         repetition, self._repetition = self._repetition, None

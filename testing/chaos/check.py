@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
+from heliograph.builtin_callbacks.recorder.diverge.compare import diverge
 from heliograph.events.checks import check_whole_number, known_names
-from heliograph.testing.chaos.attempts import Attempt, Training
+from heliograph.testing.chaos.attempts import Training
+from heliograph.testing.chaos.checkpoint_facts import NAMES
 from heliograph.testing.chaos.comparison import Story, first_difference, story_of, varying
 from heliograph.testing.chaos.faults.fault import HARMLESS, KINDS, Fault
 from heliograph.testing.chaos.faults.plan import draw_faults
 from heliograph.testing.chaos.processes import Start, function_starter, script_starter
+from heliograph.testing.chaos.reference import describe_failure, read_reference
 from heliograph.testing.chaos.report import ChaosReport, Met, Verdict
 from heliograph.testing.chaos.workspace import copy_folder
 from heliograph.testing.resume.errors import UsageError
 
 MORE_ATTEMPTS = 10  # than faults
 PATIENCE = 900.0  # seconds without a sign of life, where nothing is known of the training
-SHORTEST = 5.0  # seconds that the watchdog waits at least
+OTHER_SAVES = frozenset({"preempt", "lost-notice", "lost-request"})  # faults by which other checkpoints are written
+SHORTEST = 10.0  # seconds that the watchdog waits at least
 Faults = int | Sequence[Fault]
 
 
@@ -103,101 +108,124 @@ def _check(
     kinds: Sequence[str],
     ranks: int,
 ) -> ChaosReport:
+    """Check in a folder that is given and kept, or in a temporary one, which is kept where something differs."""
     for kind in kinds:
         if kind not in KINDS:
             raise UsageError(f"There is no fault {kind!r}.{known_names(kind, KINDS)}")
     check_whole_number("ranks", ranks, at_least=1)
+    if isinstance(faults, int):
+        check_whole_number("faults", faults, at_least=1)
+    if folder is not None and Path(folder).exists():
+        raise UsageError(f"{folder} exists: give a folder that does not, in which nothing can be overwritten.")
     place = Path(mkdtemp(prefix="chaos-")) if folder is None else Path(folder).resolve()
-    if folder is not None and place.exists():
-        raise UsageError(f"{place} exists: give a folder that does not, in which nothing can be overwritten.")
+    check = _Check(start, copy, place, seed, ranks)
+    try:
+        report = check.run(faults, kinds)
+    except UsageError:
+        if folder is None:
+            shutil.rmtree(place)
+        raise
+    if folder is None and report.is_good:
+        shutil.rmtree(place)
+        return report
+    return replace(report, folder=place)
 
-    def run(name: str, plan: Sequence[Fault], patience: float, limit: int) -> Training:
-        copy(place / name)
-        notes = place / f"{name}-notes"
-        training = Training(start, place / name, notes, ranks=ranks, faults=plan, seed=seed)
+
+class _Check:
+    """The three trainings of a check.
+
+    Args:
+        start: starts a process.
+        copy: makes the folder of a training.
+        place: where all folders are made.
+        seed: of all choices.
+        ranks: how many processes train together.
+    """
+
+    def __init__(self, start: Start, copy: Callable[[Path], None], place: Path, seed: int, ranks: int) -> None:
+        self._start, self._copy, self._place, self._seed, self._ranks = start, copy, place, seed, ranks
+
+    def run(self, faults: Faults, kinds: Sequence[str]) -> ChaosReport:
+        """Run all, and return what came of it."""
+        reference, twin = (self._train(name, (), PATIENCE, 1) for name in ("reference", "again"))
+        expected, again = read_reference(reference), read_reference(twin)
+        aside = [varying(one, other) for one, other in zip(expected, again, strict=True)]
+        if difference := _difference(expected, again, aside):
+            raise UsageError(
+                f"The training differs from run to run without any fault, so nothing can be said: {difference}. "
+                f"`python -m heliograph verify-resume` may find out why."
+            )
+        counts, ranks = expected[0].counts, len(expected)
+        plan = draw_faults(self._seed, faults, counts, kinds, ranks=ranks) if isinstance(faults, int) else list(faults)
+        seconds = [training.attempts[0].seconds for training in (reference, twin)]
+        patience = max(SHORTEST, 4 * max(training.attempts[0].silence for training in (reference, twin)))
+        chaotic = self._train("chaos", plan, patience, len(plan) + MORE_ATTEMPTS)
+        attempts, met = chaotic.attempts, [story_of(path) for path in chaotic.journals]
+        verdict, difference = self._judge(chaotic, expected, met, aside, plan)
+        return ChaosReport(
+            verdict=verdict,
+            difference=difference or "",
+            seed=self._seed,
+            met=_met(plan, met),
+            attempts=len(attempts),
+            hung=sum(attempt.hung for attempt in attempts),
+            resumed=met[0].resumed if met else 0,
+            batches=len(expected[0].losses),
+            batches_done=met[0].batches_done if met else 0,
+            seconds=min(seconds),
+            seconds_spent=sum(attempt.seconds for attempt in attempts),
+            saves=counts["save_point"],
+        )
+
+    def _train(self, name: str, plan: Sequence[Fault], patience: float, limit: int) -> Training:
+        folder = self._place / name
+        self._copy(folder)
+        notes = self._place / f"{name}-notes"
+        training = Training(self._start, folder, notes, ranks=self._ranks, faults=plan, seed=self._seed)
         training.run(patience, limit)
         return training
 
-    reference = run("reference", (), PATIENCE, 1)
-    expected = _undisturbed(reference)
-    twin = run("again", (), PATIENCE, 1)
-    again = _undisturbed(twin)
-    aside = [varying(one, other) for one, other in zip(expected, again, strict=True)]
-    for one, other, names in zip(expected, again, aside, strict=True):
-        if difference := first_difference(one, other, names):
-            raise UsageError(
-                f"The training differs from run to run without any fault, so nothing can be said: {difference}. "
-                f"`python -m heliograph verify-resume` may find out why; the files are in {place}."
-            )
-    counts = expected[0].counts
-    if isinstance(faults, int):
-        check_whole_number("faults", faults, at_least=1)
-        plan = draw_faults(seed, faults, counts, kinds, ranks=len(expected))
-    else:
-        plan = list(faults)
-    chaotic = run("chaos", plan, _patience(reference, twin), len(plan) + MORE_ATTEMPTS)
-    met = [story_of(path) for path in chaotic.journals]
-    has_wrong_numbers = any(KINDS[plan[entry["number"]].kind].changes_numbers for each in met for entry in each.faults)
-    differences = [
-        found
-        for one, other, names in zip(expected, met, aside, strict=True)
-        if (found := first_difference(one, other, names, only_last=has_wrong_numbers))
-    ]
-    last = chaotic.attempts[-1]
-    verdict: Verdict = "equal"
-    difference = ""
-    if not last.completed:
-        verdict, difference = "did not end", _failure(last, chaotic.attempts)
-    elif differences:
-        verdict, difference = "differs", differences[0]
-    report = ChaosReport(
-        verdict,
-        difference,
-        seed,
-        _met(plan, met),
-        len(chaotic.attempts),
-        sum(attempt.hung for attempt in chaotic.attempts),
-        met[0].resumed,
-        len(expected[0].losses),
-        met[0].batches_done,
-        min(reference.attempts[0].seconds, twin.attempts[0].seconds),
-        sum(attempt.seconds for attempt in chaotic.attempts),
-        counts["save_point"],
-    )
-    if folder is None and verdict == "equal":
-        shutil.rmtree(place)
-    return report
+    def _judge(
+        self,
+        chaotic: Training,
+        expected: Sequence[Story],
+        met: Sequence[Story],
+        aside: Sequence[set[str]],
+        plan: Sequence[Fault],
+    ) -> tuple[Verdict, str | None]:
+        if not chaotic.attempts[-1].completed:
+            return "did not end", describe_failure(chaotic.attempts[-1], chaotic.attempts)
+        kinds = {plan[entry["number"]].kind for story in met for entry in story.faults}
+        if kinds & OTHER_SAVES or not any(story.resumed for story in met):
+            names = {path for story in (*expected, *met) for facts in story.facts.values() for path in facts}
+            aside = [one | {path for path in names if path.startswith(NAMES)} for one in aside]
+        changed = any(KINDS[kind].changes_numbers for kind in kinds)
+        difference = _difference(expected, met, aside, only_last=changed)
+        if difference:
+            return "differs", difference + _meaning(expected[0], met[0])
+        lost = next((story.lost for story in met if story.lost), None)
+        return "lost work" if lost else "equal", lost
 
 
-def _undisturbed(training: Training) -> list[Story]:
-    """Return what each rank of a training without faults did.
-
-    Raises:
-        UsageError: it is of no use as a reference.
-    """
-    (attempt,) = training.attempts
-    if not attempt.completed:
-        raise UsageError(f"The training fails without any fault: {_failure(attempt, [attempt])}")
-    stories = [story_of(path) for path in training.journals]
-    if not any(story.losses for story in stories):
-        raise UsageError("The training has no batch: no `heliograph.Trainer` has trained in it.")
-    for story in stories:
-        if story.resumed:
-            raise UsageError(
-                "The training continued from a checkpoint that was there before: leave its folder out, as in "
-                "--leave-out runs."
-            )
-        if story.outside:
-            raise UsageError(
-                f"The training writes outside of its folder, where the runs would meet: {story.outside[0]}. Let it "
-                f"write to a path that is relative to the current folder."
-            )
-    return stories
+def _difference(
+    expected: Sequence[Story], others: Sequence[Story], aside: Sequence[set[str]], *, only_last: bool = False
+) -> str | None:
+    """Return the first difference of any rank."""
+    for rank, (one, other, names) in enumerate(zip(expected, others, aside, strict=True)):
+        if found := first_difference(one, other, names, only_last=only_last):
+            return f"on rank {rank} {found}" if rank else found
+    return None
 
 
-def _patience(*trainings: Training) -> float:
-    """Return how long the watchdog waits, by how long trainings without faults were silent."""
-    return max(SHORTEST, 4 * max(training.attempts[0].silence for training in trainings))
+def _meaning(expected: Story, other: Story) -> str:
+    """Return what the recordings of two trainings say of their first difference, if there are any."""
+    if expected.recording is None or other.recording is None:
+        return ""
+    try:
+        first = diverge(expected.recording, other.recording).first
+    except ValueError as error:
+        return f"; their recordings cannot be compared: {error}"
+    return "" if first is None else f"; by their recordings: {first}"
 
 
 def _met(plan: Sequence[Fault], stories: Sequence[Story]) -> tuple[Met, ...]:
@@ -208,12 +236,3 @@ def _met(plan: Sequence[Fault], stories: Sequence[Story]) -> tuple[Met, ...]:
         else Met(fault)
         for number, fault in enumerate(plan)
     )
-
-
-def _failure(attempt: Attempt, attempts: Sequence[Attempt]) -> str:
-    """Return how the last attempt ended, with the end of its output."""
-    status = ", ".join(map(str, attempt.statuses))
-    lines = attempt.output.read_text(encoding="utf-8", errors="backslashreplace").strip().splitlines()
-    how = "was ended by the watchdog" if attempt.hung else f"ended with status {status}"
-    met = "" if attempt.faults else ", though no fault had acted in it"
-    return f"attempt {len(attempts)} {how}{met}; its output ends with: {' | '.join(lines[-3:]) or 'nothing'}"

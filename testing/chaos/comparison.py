@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heliograph.testing.chaos.checkpoint_facts import facts_of
 from heliograph.testing.chaos.journal import Entry, read, read_end
 
 if TYPE_CHECKING:
     from heliograph.core.checkpoint.state.leaves import Leaf
 
 Place = tuple[int, int]  # which training of the script, counted from 0, and finished batches with this one
+HEEDED = 10  # batches within which a process that gets a SIGTERM ends
 BY_THE_CLOCK = ("metrics.", "plugins.")  # values that may differ from run to run
 
 
@@ -29,6 +31,9 @@ class Story:
         outside: files that were written outside of the folder.
         began: how many times a training began, and how many of these were resumed.
         resumed: how many of these continued from a checkpoint.
+        lost: in words, the first restart that did not continue from the newest checkpoint, checkpoint that was
+            announced and is not intact, or notice that was ignored; empty for none.
+        recording: the recording of the last training, None where the script makes none.
     """
 
     losses: dict[Place, list[list[str]]] = field(default_factory=dict)
@@ -38,6 +43,47 @@ class Story:
     outside: list[str] = field(default_factory=list)
     began: int = 0
     resumed: int = 0
+    lost: str = ""
+    recording: Path | None = None
+    _notified: int | None = None  # the batches before the last SIGTERM of this attempt
+    _saved: dict[int, int] = field(default_factory=dict)  # the batches of the newest checkpoint of each training
+    _awaited: dict[int, int] = field(default_factory=dict)  # of those at whose beginning it was there
+
+    def begin(self, entry: Entry) -> None:
+        """Take the beginning of an attempt."""
+        self.began += 1
+        self._notified = None
+        saved = self._saved.get(entry["training"])
+        if saved is not None and entry["resumes"]:
+            self._awaited[entry["training"]] = saved
+
+    def meet(self, entry: Entry) -> None:
+        """Take a fault that has acted."""
+        self.faults.append(entry)
+        if entry["kind"] == "preempt":
+            self._notified = entry["batch"]
+
+    def end(self, entry: Entry) -> None:
+        """Take the end of a training."""
+        self.outside += entry["outside"]
+        self.recording = None if entry["recording"] is None else Path(entry["recording"])
+        if entry["status"] != "failed":
+            self.ends[entry["training"]] = entry
+        if self._notified is not None and entry["batch"] - self._notified > HEEDED and not self.lost:
+            self.lost = f"the training continued for {entry['batch'] - self._notified} batches after a SIGTERM"
+
+    def note_save(self, entry: Entry) -> None:
+        """Take a checkpoint that was announced; one after a roll-back is of an earlier batch."""
+        self._saved[entry["training"]] = entry["batch"]
+        if entry["quality"] != "intact" and not self.lost:
+            self.lost = f"attempt {self.began} announced the checkpoint {entry['name']}, which is {entry['quality']}"
+
+    def arrive(self, training: int, batch: int, *, is_resume: bool) -> None:
+        """Take where an attempt continues; that counts once."""
+        self.resumed += is_resume
+        saved = self._awaited.pop(training, None)
+        if saved is not None and batch < saved and not self.lost:
+            self.lost = f"attempt {self.began} continued at batch {batch}, and there was a checkpoint of batch {saved}"
 
     @property
     def batches_done(self) -> int:
@@ -58,21 +104,27 @@ def story_of(path: Path) -> Story:
     story = Story()
     for entry in read(path):
         what = entry["what"]
-        if what == "batch":
+        if what == "begin":
+            story.begin(entry)
+        elif what == "saved":
+            story.note_save(entry)
+        elif what == "resumed":
+            story.arrive(entry["training"], entry["batch"], is_resume=True)
+        elif what == "batch":
+            story.arrive(entry["training"], entry["batch"] - 1, is_resume=False)
             story.losses.setdefault((entry["training"], entry["batch"]), []).append(entry["losses"])
         elif what == "fault":
-            story.faults.append(entry)
+            story.meet(entry)
         elif what == "noticed":
             next(each for each in reversed(story.faults) if each["number"] == entry["number"]).update(
                 by=entry["by"], answer=entry["answer"]
             )
         elif what == "end":
-            story.outside += entry["outside"]
-            if entry["status"] != "failed":
-                story.ends[entry["training"]] = entry
-        story.began += what == "begin"
-        story.resumed += what == "resumed"
-    story.facts = {training: read_end(path, training) for training in story.ends}
+            story.end(entry)
+    for training, end in story.ends.items():
+        story.facts[training] = read_end(path, training)
+        if end["last"] is not None:
+            story.facts[training] |= facts_of(Path(end["last"]))
     return story
 
 

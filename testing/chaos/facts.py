@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heliograph.core.checkpoint.state.leaves import leaves
+from heliograph.core.checkpoint.storage import read_manifest
 
 if TYPE_CHECKING:
     from heliograph.core.checkpoint.state.leaves import Leaf
@@ -32,6 +34,12 @@ def end_of(run: Run) -> dict[str, Leaf]:
         }
     )
     return {path: leaf for path, leaf in found.items() if not (path.startswith(WITHOUT_STRINGS) and leaf.kind == "str")}
+
+
+def batches_of(checkpoint: Path) -> int:
+    """Return after how many batches of the training a checkpoint was made."""
+    progress = read_manifest(checkpoint).progress
+    return int(progress["earlier_batches"] + progress["batch"])
 
 
 def _decides(plugin: object) -> bool:

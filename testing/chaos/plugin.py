@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache, partial
-from itertools import count
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from heliograph.events import BatchEnd, Event, Lane, Run, RunClosed, RunFailed, TrainStart
+from heliograph.events import (
+    BatchEnd,
+    CheckpointLoaded,
+    CheckpointSaved,
+    Event,
+    Lane,
+    Run,
+    RunClosed,
+    RunFailed,
+    TrainStart,
+)
 from heliograph.events.catalogue import EpochStart
 from heliograph.plugins import Plugin, on
 from heliograph.testing.chaos.faults.acts import Act, Since, kill, strike
@@ -20,7 +29,7 @@ from heliograph.testing.chaos.faults.fault import EVENTS, KINDS, Fault
 if TYPE_CHECKING:
     from heliograph.testing.chaos.faults.clock import Clock
     from heliograph.testing.chaos.faults.disk_faults import DiskFaults
-    from heliograph.testing.chaos.journal import Journal
+    from heliograph.testing.chaos.witness import Witness
 
 GRACE = 2  # batches between a notice that was lost and the kill
 
@@ -71,14 +80,13 @@ class Chaos(Plugin):
         self._folder = Path(disk).absolute()
         self._done: set[int] = set()
         self._counts: Counter[str] = Counter()
-        self._journal: Journal | None = None
+        self._witness: Witness | None = None
         self._disk: DiskFaults | None = None
         self._clock: Clock | None = None
         self._unnoticed: tuple[int, Since] | None = None  # the last act in numbers, while nobody has noticed
         self._loses_request: int | None = None
         self._killed_after: int | None = None
         self._run: Run | None = None
-        self._training = 0
 
     def reset(self) -> None:
         """Forget the former training."""
@@ -93,14 +101,24 @@ class Chaos(Plugin):
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Open the journal."""
-        self._run, self._training = run, next(_trainings())
+        self._run = run
         if self._path is not None:
-            from heliograph.testing.chaos.journal import Journal, of_rank, read
+            from heliograph.testing.chaos.witness import Witness
 
-            path = of_rank(self._path, run.engine.rank)
-            self._done = {entry["number"] for entry in read(path) if entry["what"] == "fault"}
-            self._journal = Journal(path)
-            self._journal.note("begin", training=self._training)
+            self._witness = Witness(self._path, run)
+            self._done = self._witness.met
+
+    @on(CheckpointLoaded, lane=Lane.TRANSFORM, optional=True)
+    def note_resume(self, run: Run, event: CheckpointLoaded) -> None:
+        """Note that the training was continued; a run that rolls back was not."""
+        if self._witness is not None and run.resumed_from == event.path:
+            self._witness.note_resume(run)
+
+    @on(CheckpointSaved, lane=Lane.REPORT, optional=True)
+    def note_save(self, run: Run, event: CheckpointSaved) -> None:
+        """Note that there is a checkpoint from which the training can continue."""
+        if self._witness is not None and run.last_checkpoint == event.path:
+            self._witness.note_save(event.path)
 
     @on(*EVENTS, lane=Lane.TRANSFORM, optional=True)
     def arrive(self, run: Run, event: Event) -> None:
@@ -137,15 +155,8 @@ class Chaos(Plugin):
     def end(self, run: Run, event: RunClosed) -> None:
         """Note how the training has ended, and with what."""
         self._look(run)
-        if self._journal is None or run.optimizer is None:
-            return
-        from heliograph.testing.chaos.facts import end_of
-        from heliograph.testing.chaos.journal import write_end
-
-        outside = [str(path) for path in (run.last_checkpoint, run.recording) if _is_outside(path, self._folder)]
-        if event.status != "failed":
-            write_end(self._journal.path, self._training, end_of(run))
-        self._journal.note("end", training=self._training, status=event.status, counts=self._counts, outside=outside)
+        if self._witness is not None and run.optimizer is not None:
+            self._witness.note_end(run, event, self._counts, self._folder)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often each event has come."""
@@ -154,8 +165,6 @@ class Chaos(Plugin):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Count on."""
         self._counts = Counter(state)
-        if self._journal is not None and self._run is not None:
-            self._journal.note("resumed", training=self._training)
 
     def close(self) -> None:
         """Put the functions of the system back, and close the journal."""
@@ -163,9 +172,9 @@ class Chaos(Plugin):
             self._disk.close()
         if self._clock is not None:
             self._clock.close()
-        if self._journal is not None:
-            self._journal.close()
-        self._disk = self._clock = self._journal = self._run = None
+        if self._witness is not None:
+            self._witness.close()
+        self._disk = self._clock = self._witness = self._run = None
 
     def _due(self, event: Event) -> list[tuple[int, Fault]]:
         """Return the faults of this rank that an emission is the time of, with their numbers."""
@@ -203,9 +212,8 @@ class Chaos(Plugin):
             strike(fault)
 
     def _end_batch(self, run: Run) -> None:
-        if self._journal is not None:
-            losses = [] if run.control.skips_batch else [float(each.detach()).hex() for each in run.batch_losses]
-            self._journal.note("batch", training=self._training, batch=run.progress.batches, losses=losses)
+        if self._witness is not None:
+            self._witness.note_batch(run)
         if self._killed_after is not None:
             self._killed_after -= 1
             if self._killed_after <= 0:
@@ -217,7 +225,7 @@ class Chaos(Plugin):
 
         self._done.add(number)
         if self._disk is None:
-            spare = None if self._journal is None else self._journal.path
+            spare = None if self._witness is None else self._witness.path
             self._disk = DiskFaults(self._folder, partial(self._note, run), spare)
         self._disk.add(number, self.faults[number])
 
@@ -226,8 +234,8 @@ class Chaos(Plugin):
         at, fault = run.progress, self.faults[number]
         where = f"epoch {at.epoch}, batch {at.batch}, step {at.steps}, in {fault.at}"
         self.acts.append(Act(fault, where, text, at.batches))
-        if self._journal is not None:
-            self._journal.note("fault", number=number, where=where, text=text, batches=at.batches)
+        if self._witness is not None:
+            self._witness.note_act(number, self.acts[-1])
 
     def _look(self, run: Run) -> None:
         """Look whether some plugin has answered the last fault in numbers."""
@@ -241,15 +249,5 @@ class Chaos(Plugin):
         self.acts = [
             replace(act, noticed_by=by, answer=answer) if act.fault is self.faults[number] else act for act in self.acts
         ]
-        if self._journal is not None:
-            self._journal.note("noticed", number=number, by=by, answer=answer)
-
-
-@cache
-def _trainings() -> count[int]:
-    """Return what counts the trainings of this process."""
-    return count()
-
-
-def _is_outside(path: Path | None, folder: Path) -> bool:
-    return path is not None and not path.resolve().is_relative_to(folder.resolve())
+        if self._witness is not None:
+            self._witness.note_answer(number, by, answer)

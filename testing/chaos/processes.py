@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -52,7 +53,7 @@ def function_starter(train: Callable[[], object]) -> Start:
             with suppress(OSError):  # the child has done it
                 os.setpgid(child, child)
             return Copy(child)
-        _become(train, folder, variables, output)
+        become(partial(_train_in, folder, variables, train), output)
 
     return start
 
@@ -76,7 +77,13 @@ class Copy:
         return self._status
 
 
-def _become(train: Callable[[], object], folder: Path, variables: Mapping[str, str], output: Path) -> NoReturn:
+def become(action: Callable[[], object], output: Path) -> NoReturn:
+    """In a copy of a process: lead a process group, do something and end, with status 1 where it failed.
+
+    Args:
+        action: what to do; one that exits has its own status.
+        output: the file to which its output goes.
+    """
     status = 1
     try:
         os.setpgid(0, 0)
@@ -84,10 +91,7 @@ def _become(train: Callable[[], object], folder: Path, variables: Mapping[str, s
         os.dup2(log, 1)
         os.dup2(log, 2)
         sys.stdout = sys.stderr = os.fdopen(log, "w", buffering=1)  # who has forked may have replaced them
-        os.chdir(folder)
-        os.environ.update(variables)
-        sys.path[:0] = variables["PYTHONPATH"].split(os.pathsep)  # which Python has read long ago
-        train()
+        action()
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
@@ -95,8 +99,14 @@ def _become(train: Callable[[], object], folder: Path, variables: Mapping[str, s
         traceback.print_exc()
     finally:
         sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(status)
+
+
+def _train_in(folder: Path, variables: Mapping[str, str], train: Callable[[], object]) -> None:
+    os.chdir(folder)
+    os.environ.update(variables)
+    sys.path[:0] = variables["PYTHONPATH"].split(os.pathsep)  # which Python has read long ago
+    train()
 
 
 def rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:

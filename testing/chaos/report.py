@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from heliograph.events.errors import count
 from heliograph.testing.chaos.faults.fault import KINDS, Fault
 
-Verdict = Literal["equal", "differs", "did not end"]
+Verdict = Literal["equal", "differs", "lost work", "did not end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class ChaosReport:
 
     Attributes:
         verdict: `equal`: the losses of every batch, each time that it was done, and what the training ended with equal
-            those without faults, bit for bit; `differs`; or `did not end`.
+            those without faults, bit for bit, and every restart has continued from the newest checkpoint; `lost work`:
+            only that is not so; `differs`; or `did not end`.
         difference: the first difference, or how it failed; empty where there is none.
         seed: of the faults.
         met: the faults of the plan, in its order.
@@ -61,6 +63,7 @@ class ChaosReport:
         seconds: without faults.
         seconds_spent: with them.
         saves: how often the training is saved without faults.
+        folder: where the files are, None where they were removed.
     """
 
     verdict: Verdict
@@ -75,6 +78,7 @@ class ChaosReport:
     seconds: float
     seconds_spent: float
     saves: int
+    folder: Path | None = None
 
     @property
     def acted(self) -> tuple[Met, ...]:
@@ -106,6 +110,7 @@ class ChaosReport:
         texts = {
             "equal": "equal, bit for bit: every loss, each time that its batch was done, and the end",
             "differs": f"differs: {self.difference}",
+            "lost work": f"equal, but work was lost: {self.difference}",
             "did not end": f"did not end: {self.difference}",
         }
         unmet = len(self.met) - len(self.acted)
@@ -123,4 +128,6 @@ class ChaosReport:
             lines.append("the training saves nothing: every attempt began again")
         if self.silent:
             lines.append(f"silent: {count(len(self.silent), 'fault', 'faults')} in numbers, which nobody noticed")
+        if self.folder is not None:
+            lines.append(f"the files are in {self.folder}")
         return "\n".join([*lines, texts[self.verdict]])

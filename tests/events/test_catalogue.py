@@ -52,6 +52,7 @@ def test_the_catalogue_is_a_frozen_surface_in_the_order_of_emission() -> None:
         "PredictEnd",
         "PluginChanged",
         "PluginFailed",
+        "Verdict",
         "RunFailed",
         "RunClosed",
     ]
@@ -81,6 +82,7 @@ def test_the_fields_are_a_frozen_surface() -> None:
         "predict_end": ["metrics"],
         "plugin_changed": ["plugin", "change", "by"],
         "plugin_failed": ["plugin", "event", "error"],
+        "verdict": ["kind", "holds", "value", "text"],
         "run_failed": ["error", "phase", "plugin", "event"],
         "run_closed": ["status"],
     }

@@ -5,29 +5,10 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
-
-def become(action: Callable[[], object], output: Path) -> NoReturn:
-    """In a child: lead a process group, do something and end, with status 1 where it failed."""
-    status = 1
-    try:
-        os.setpgid(0, 0)
-        log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, sys.stdout.fileno())
-        os.dup2(log, sys.stderr.fileno())
-        action()
-        status = 0
-    except BaseException:  # noqa: BLE001  # reported in the output, and by the status
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+from heliograph.testing.chaos.processes import become
 
 
 def forked(action: Callable[[], object], output: Path, seconds: float) -> int:

@@ -13,8 +13,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+from heliograph.testing.chaos.processes import become
 from heliograph.tests.torture.attempt import Orders, command, run_attempt
-from heliograph.tests.torture.children import become
 
 Message = dict[str, Any]
 

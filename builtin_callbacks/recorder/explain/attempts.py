@@ -10,8 +10,8 @@ from ....events.guarantee import verified
 from ..format.records import AttemptRecord
 from . import words
 from .attempt_summary import AttemptSummary, Restore
+from .end import describe_ending, progress, reasons
 from .sections import Section
-from .verdict import describe_ending, progress, reasons
 
 MAX_METRICS = 40
 KINDS = {"train": "training", "validation": "validation", "test": "test", "predict": "prediction"}

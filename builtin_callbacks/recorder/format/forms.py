@@ -134,6 +134,7 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
     "predict_end": MEASURED,
     "plugin_changed": {"plugin": is_text, "change": is_text, "by": is_text},
     "plugin_failed": {"plugin": is_text, "event": is_text, "error": is_text},
+    "verdict": {"kind": is_text, "holds": is_flag, "value": is_number, "text": is_text},
     "run_failed": {
         "error": is_text, "text": is_text, "phase": _is_phase, "plugin": _or_none(is_text), "event": _or_none(is_text),
         "batches": COUNTS, "in_hand": is_flag, "is_last": is_flag, "window": is_count, "loss": _or_none(is_number),

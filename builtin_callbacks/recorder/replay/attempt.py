@@ -30,7 +30,9 @@ from .requests import RecordedRequests
 from .run import ReplayRun
 
 # The events that may come during a batch.
-AT_ANY_TIME: Final = ("plugin_changed", "plugin_failed", "checkpoint_saved", "checkpoint_pruned", "resume_verified")
+AT_ANY_TIME: Final = (
+    "plugin_changed", "plugin_failed", "checkpoint_saved", "checkpoint_pruned", "resume_verified", "verdict",
+)  # fmt: skip
 SERVED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_start": "validation", "save_point": "save"}
 
 

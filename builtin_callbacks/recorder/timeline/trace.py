@@ -11,10 +11,10 @@ from typing import Any
 
 from ..explain.attempt_summary import AttemptSummary, run_name, summarize_attempts
 from ..explain.attempts import KINDS
+from ..explain.end import describe_ending, progress, reasons
+from ..explain.phases import phases
 from ..explain.requests import requests_of
-from ..explain.verdict import describe_ending, progress, reasons
 from ..format.records import Recording, TimesEntry
-from .phases import phases
 
 PROCESS, PHASES, EPOCHS, DECISIONS, CHECKPOINTS = 1, 1, 2, 3, 4
 TRACKS = {PHASES: "attempts and phases", EPOCHS: "epochs", DECISIONS: "control", CHECKPOINTS: "checkpoints"}

@@ -48,11 +48,12 @@ def _draw(random: Random, kind: str, counts: Mapping[str, int], ranks: int, *, s
     event = random.choice(events)
     operation = random.randint(1, OPERATIONS) if at_save else 0
     seconds = random.choice(JUMPS) if kind == "clock-jump" else 0.05
+    last = counts[event] - 1 if at_save or kind.startswith("lost") else counts[event]  # something is to come after it
     rank = random.randrange(ranks) if kind not in DISK and not operation else 0  # the main rank writes
     return Fault(
         kind,
         event,
-        random.randint(1, counts[event]),
+        random.randint(1, max(1, last)),
         rank,
         operation,
         random.choice((1, 2, 5)) if kind in DISK else 1,

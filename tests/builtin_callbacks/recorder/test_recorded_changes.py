@@ -9,6 +9,7 @@ from typing import Any
 import heliograph as h
 import pytest
 from heliograph.builtin_callbacks.recorder.explain.attempt_summary import summarize_attempts
+from heliograph.builtin_callbacks.recorder.explain.requests import requests_of
 from heliograph.builtin_callbacks.recorder.explain.story import story
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import EventEntry, Recording, RequestEntry
@@ -83,7 +84,8 @@ def test_explain_says_who_changed_what_and_what_could_not_be_done(recording: Rec
 
 def test_the_timeline_marks_them(recording: Recording, tmp_path: Path) -> None:
     attempts = summarize_attempts(recording)
-    found = [each for each in marks(attempts, Axis(attempts)) if each.title.startswith("learning rate set")]
+    requests = {each.number: requests_of(each) for each in attempts}
+    found = [each for each in marks(attempts, requests, Axis(attempts)) if each.title.startswith("learning rate set")]
     assert [(each.step, each.lines[:2]) for each in found] == [
         (3, ("set_learning_rate 0.05", "by changes during batch_end: it jumps"))
     ]

@@ -74,11 +74,15 @@ def test_the_same_seed_does_the_same() -> None:
     assert one.batches_done == other.batches_done
 
 
-def test_what_no_checkpoint_has_makes_a_difference() -> None:
-    report = check_function(partial(train, Forgets), faults=[Fault("kill", count=15)])
+def test_what_no_checkpoint_has_makes_a_difference(tmp_path: Path) -> None:
+    recorder = partial(h.Recorder, "runs", digests=True)
+    faults = [Fault("kill", count=15)]
+    report = check_function(partial(train, Forgets, recorder), faults=faults, folder=tmp_path / "run")
+    assert report.folder == tmp_path / "run"
     assert report.verdict == "differs", str(report)
     assert not report.is_good
-    assert report.difference.startswith("the loss of batch ") or report.difference.startswith("at the end modules.")
+    assert report.difference.startswith("the loss of batch 15 is ")
+    assert "; by their recordings: " in report.difference
 
 
 def test_a_training_that_never_resumes_begins_again() -> None:
@@ -94,8 +98,8 @@ def test_numbers_that_somebody_notices() -> None:
     assert (skips.verdict, skips.is_good) == ("differs", True), str(skips)
 
 
-def test_numbers_that_nobody_notices_are_silent() -> None:
-    report = check_function(train, seed=3, faults=[Fault("bit-in-weight", count=4)])
+def test_numbers_that_nobody_notices_are_silent(tmp_path: Path) -> None:
+    report = check_function(train, seed=3, faults=[Fault("bit-in-weight", count=4)], folder=tmp_path / "run")
     assert (report.verdict, report.is_good, len(report.silent)) == ("differs", False, 1), str(report)
     assert "nobody noticed" in str(report)
 
@@ -137,3 +141,19 @@ def test_a_plan_is_a_function_of_its_seed_and_spreads_over_the_events() -> None:
     assert {fault.at for fault in one} == set(counts)
     assert all(1 <= fault.count <= counts[fault.at] for fault in one)
     assert sum(fault.kind == "kill" and fault.operation > 0 for fault in one) >= 2
+
+
+def train_on_ranks() -> None:
+    """Train as one of several ranks, in the current folder."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2))
+    engine = h.DDPEngine(device="cpu", timeout=20.0, grace=2.0)
+    trainer = h.Trainer(saving(Path("runs"), h.Every(steps=2), resume="auto"), engine=engine)
+    trainer.fit(h.Supervised(model, nn.functional.mse_loss), random_batches(8), optimizer=adam(), epochs=2)
+
+
+def test_a_fault_on_one_of_several_ranks() -> None:
+    report = check_function(train_on_ranks, faults=[Fault("kill", count=5, rank=1)], ranks=2)
+    assert (report.verdict, report.attempts, report.resumed) == ("equal", 2, 1), str(report)
+    assert report.met[0].where == "epoch 1, batch 1, step 5, in batch_end"

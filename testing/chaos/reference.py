@@ -1,0 +1,44 @@
+"""A training without faults, as what others are compared with; how an attempt has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heliograph.testing.chaos.attempts import Attempt, Training
+from heliograph.testing.chaos.comparison import Story, story_of
+from heliograph.testing.resume.errors import UsageError
+
+
+def read_reference(training: Training) -> list[Story]:
+    """Return what each rank of a training without faults did.
+
+    Raises:
+        UsageError: it is of no use as a reference.
+    """
+    (attempt,) = training.attempts
+    if not attempt.completed:
+        raise UsageError(f"The training fails without any fault: {describe_failure(attempt, [attempt])}")
+    stories = [story_of(path) for path in training.journals]
+    if any(story.resumed for story in stories):
+        raise UsageError(
+            "The training continued from a checkpoint that was there before: leave its folder out, as in --leave-out "
+            "runs."
+        )
+    if not any(story.losses for story in stories):
+        raise UsageError("The training has no batch: no `heliograph.Trainer` has trained in it.")
+    for story in stories:
+        if story.outside:
+            raise UsageError(
+                f"The training writes outside of its folder, where the runs would meet: {story.outside[0]}. Let it "
+                f"write to a path that is relative to the current folder."
+            )
+    return stories
+
+
+def describe_failure(attempt: Attempt, attempts: Sequence[Attempt]) -> str:
+    """Return how the last attempt ended, with the end of its output."""
+    status = ", ".join(map(str, attempt.statuses))
+    lines = attempt.output.read_text(encoding="utf-8", errors="backslashreplace").strip().splitlines()
+    how = "was ended by the watchdog" if attempt.hung else f"ended with status {status}"
+    met = "" if attempt.faults else ", though no fault had acted in it"
+    return f"attempt {len(attempts)} {how}{met}; its output ends with: {' | '.join(lines[-3:]) or 'nothing'}"

@@ -1,0 +1,86 @@
+"""`python -m heliograph chaos`: a script of a user's, from the README and smaller ones, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[3] / "README.md"
+SMALL = """
+import sys, heliograph as h, torch
+torch.manual_seed(0)
+batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(), torch.nn.Linear(4, 1))
+task = h.Supervised(model, torch.nn.functional.mse_loss)
+save = [h.RNGCapture(), h.SaveSchedule(steps=2), h.Checkpoint(sys.argv[1], resume="auto"), h.Preemption()]
+print(h.Trainer(save, device="cpu").fit(task, batches, optimizer=torch.optim.Adam, epochs=2))
+"""
+
+
+def chaos(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "heliograph", "chaos", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HELIOGRAPH_PLUGINS": ""}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "train.py").write_text(SMALL)
+    (folder / "data").write_text("of no use")
+    return folder
+
+
+def test_a_script_survives_and_its_folder_stays_as_it_was(small: Path, tmp_path: Path) -> None:
+    arguments = ["--faults", "2", "--kinds", "kill,preempt", "--folder", str(tmp_path / "there")]
+    done = chaos(small, "train.py", *arguments, "--leave-out", "data", "--", "runs/x")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *_, last = done.stdout.splitlines()
+    assert first == "2 faults acted (seed 0)"
+    assert last == "equal, bit for bit: every loss, each time that its batch was done, and the end"
+    assert sorted(path.name for path in small.iterdir()) == ["data", "train.py"]
+    assert sorted(path.name for path in (tmp_path / "there/chaos").iterdir()) == ["runs", "train.py"]
+
+
+@pytest.mark.whole
+def test_the_script_of_the_readme_survives_fifty_faults(tmp_path: Path) -> None:
+    code = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
+    resuming = code.replace(
+        'h.standard("runs/readme", patience=3)', 'h.standard("runs/readme", patience=3, resume="auto")'
+    )
+    assert resuming != code
+    (tmp_path / "train.py").write_text(resuming)
+    done = chaos(tmp_path, "train.py", "--seed", "0", "--faults", "50")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[0]) >= 45, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nothing.py"], "There is no file nothing.py."),
+        (["train.py", "--kinds", "kil"], "There is no fault 'kil'. Did you mean 'kill'?"),
+        (["train.py", "--faults", "0"], "faults"),
+        (["train.py", "--folder", "."], "exists: give a folder that does not"),
+        (["train.py", "--leave-out", "runs"], "There is no runs in "),
+    ],
+)
+def test_what_is_wrong_is_refused(small: Path, arguments: list[str], text: str) -> None:
+    done = chaos(small, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("heliograph chaos: ")
+    assert text in done.stderr
+
+
+def test_a_checkpoint_of_before_is_refused(small: Path) -> None:
+    (small / "runs").mkdir()
+    subprocess.run([sys.executable, "train.py", "runs/x"], cwd=small, check=True, capture_output=True)
+    done = chaos(small, "train.py", "--", "runs/x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "The training continued from a checkpoint that was there before: leave its folder out" in done.stderr

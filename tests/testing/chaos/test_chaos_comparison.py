@@ -1,0 +1,110 @@
+"""What a journal says: the first difference, work that was lost, a notice that was ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heliograph.core.checkpoint.state.leaves import leaves
+from heliograph.testing.chaos import ChaosReport, Fault
+from heliograph.testing.chaos.comparison import Story, first_difference, story_of, varying
+from heliograph.testing.chaos.journal import Journal, write_end
+from heliograph.testing.chaos.report import Met
+
+BEGIN = ("begin", {"resumes": True})
+
+
+def batch(number: int, loss: float = 0.5) -> tuple[str, dict[str, Any]]:
+    return "batch", {"batch": number, "losses": [loss.hex()]}
+
+
+def saved(number: int, quality: str = "intact") -> tuple[str, dict[str, Any]]:
+    return "saved", {"batch": number, "name": "run.pth", "quality": quality}
+
+
+def resumed(number: int) -> tuple[str, dict[str, Any]]:
+    return "resumed", {"batch": number}
+
+
+def end(number: int, status: str = "completed") -> tuple[str, dict[str, Any]]:
+    facts = {"batch": number, "status": status, "counts": {"batch_end": number}}
+    return "end", {**facts, "outside": [], "last": None, "recording": None}
+
+
+def notice(number: int) -> tuple[str, dict[str, Any]]:
+    return "fault", {"number": 0, "kind": "preempt", "where": "", "text": "", "batch": number}
+
+
+def written(path: Path, *entries: tuple[str, dict[str, Any]], weight: float = 1.0) -> Story:
+    """Write a journal and read it."""
+    journal = Journal(path)
+    for what, facts in entries:
+        journal.note(what, training=0, **facts)
+    journal.close()
+    write_end(path, 0, leaves({"modules": {"model": {"weight": weight}}, "metrics": {"speed": weight}}))
+    return story_of(path)
+
+
+def test_equal_stories(tmp_path: Path) -> None:
+    one = written(tmp_path / "a.jsonl", BEGIN, batch(1), batch(2), end(2))
+    other = written(tmp_path / "b.jsonl", BEGIN, batch(1), saved(1), BEGIN, resumed(1), batch(2), end(2))
+    assert first_difference(one, other) is None
+    assert (other.lost, other.began, other.resumed, other.batches_done) == ("", 2, 1, 2)
+
+
+def test_a_line_that_a_kill_has_cut_short_is_not_read(tmp_path: Path) -> None:
+    written(tmp_path / "a.jsonl", BEGIN, batch(1))
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"what": "batch", "trai')
+    assert story_of(tmp_path / "a.jsonl").batches_done == 1
+
+
+def test_the_first_difference(tmp_path: Path) -> None:
+    one = written(tmp_path / "a.jsonl", BEGIN, batch(1), batch(2), end(2))
+    wrong = written(tmp_path / "b.jsonl", BEGIN, batch(1), batch(2, 0.25), BEGIN, resumed(1), batch(2), end(2))
+    assert first_difference(one, wrong) == "the loss of batch 2 is 0.25 instead of 0.5"
+    assert first_difference(one, wrong, only_last=True) is None
+    short = written(tmp_path / "c.jsonl", BEGIN, batch(1), end(1))
+    assert first_difference(one, short) == "batch 2 was not done"
+    assert first_difference(short, one) == "batch 2 was done, and not without faults"
+    heavy = written(tmp_path / "d.jsonl", BEGIN, batch(1), batch(2), end(2), weight=2.0)
+    assert first_difference(one, heavy) == "at the end modules.model.weight is 2.0 instead of 1.0"
+    assert varying(one, heavy) == {"metrics.speed"}
+    assert first_difference(one, heavy, {"modules.model.weight", "metrics.speed"}) is None
+
+
+def test_work_that_was_lost(tmp_path: Path) -> None:
+    older = written(tmp_path / "a.jsonl", BEGIN, saved(4), saved(8), BEGIN, resumed(4), batch(5))
+    assert older.lost == "attempt 2 continued at batch 4, and there was a checkpoint of batch 8"
+    fresh = written(tmp_path / "b.jsonl", BEGIN, saved(4), BEGIN, batch(1))
+    assert fresh.lost == "attempt 2 continued at batch 0, and there was a checkpoint of batch 4"
+    meant = written(tmp_path / "c.jsonl", BEGIN, saved(4), ("begin", {"resumes": False}), batch(1))
+    assert meant.lost == ""
+    announced = written(tmp_path / "d.jsonl", BEGIN, saved(4, "without a manifest"))
+    assert announced.lost == "attempt 1 announced the checkpoint run.pth, which is without a manifest"
+
+
+@pytest.mark.parametrize(("last", "lost"), [(20, "the training continued for 17 batches after a SIGTERM"), (9, "")])
+def test_a_notice_that_is_ignored(tmp_path: Path, last: int, lost: str) -> None:
+    assert written(tmp_path / "a.jsonl", BEGIN, notice(3), end(last)).lost == lost
+
+
+def test_a_report_in_words() -> None:
+    met = (
+        Met(Fault("kill"), "epoch 0, batch 1, step 1, in batch_end", "the process is killed by SIGKILL"),
+        Met(Fault("bit-in-weight"), "epoch 0, batch 2, step 2, in step_end", "bit 3 is another one"),
+        Met(Fault("slow", count=99)),
+    )
+    report = ChaosReport("differs", "the loss of batch 3 is 1.0 instead of 0.5", 7, met, 2, 0, 1, 10, 12, 1.0, 4.0, 0)
+    assert str(report).splitlines() == [
+        "2 faults acted (seed 7); 1 did not: the training ended before",
+        "  kill at batch_end 1: epoch 0, batch 1, step 1, in batch_end: the process is killed by SIGKILL",
+        "  bit-in-weight at step_end 1: epoch 0, batch 2, step 2, in step_end: bit 3 is another one; nobody noticed",
+        "2 attempts, 1 from a checkpoint on; 0 attempts ended by the watchdog",
+        "goodput: 83% of the batches (10 of 12: 2 were repeated), 25% of the time (1.0 s of 4.0 s)",
+        "the training saves nothing: every attempt began again",
+        "silent: 1 fault in numbers, which nobody noticed",
+        "differs: the loss of batch 3 is 1.0 instead of 0.5",
+    ]
+    assert not report.is_good
