@@ -10,8 +10,8 @@ from ...core.stepping.changes import RefusedChangeError, check_rate, check_switc
 from ...events import ChangeServed, Progress, Request, Run
 from ...events.control import CHANGES
 from ...events.verbs import TAKEN_BACK, VERBS
+from .clients import Asked
 from .messages import VERBS as WORDS
-from .server import Asked
 
 FOLLOWED = 1000  # commands of which it is known at once what becomes of them
 Answer = dict[str, Any]

@@ -26,8 +26,9 @@ from ...events import (
 from ...events.paths import check_path
 from ...plugins import Plugin, on
 from .address import check_token, parse_address
+from .clients import Asked
 from .outcomes import Answer, Outcomes, place_of
-from .server import Asked, Server
+from .server import Server
 from .sockets import BACKLOG, host_name, listen, write_secret
 
 METRICS = 100  # in a status
