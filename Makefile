@@ -55,6 +55,8 @@ torture: $(READY)
 	$(BIN)/python tests/torture/rules.py
 	$(BIN)/python tests/torture/workers.py
 	$(BIN)/python tests/torture/trainings.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/asked.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/hostile.py
 
 bench: $(PEERS)
 	$(BIN)/python tests/benchmarks/bench.py

@@ -10,8 +10,8 @@ from ...core.stepping.changes import RefusedChangeError, check_rate, check_switc
 from ...events import ChangeServed, Progress, Request, Run
 from ...events.control import CHANGES
 from ...events.verbs import TAKEN_BACK, VERBS
+from .clients import Asked
 from .messages import VERBS as WORDS
-from .server import Asked
 
 FOLLOWED = 1000  # commands of which it is known at once what becomes of them
 Answer = dict[str, Any]
@@ -41,16 +41,16 @@ class Outcomes:
 
     Args:
         own: the name of the plugin, which does not disable itself.
+
+    Attributes:
+        followed: the commands whose askers wait.
     """
 
     def __init__(self, own: str) -> None:
         self._own = own
-        self._followed: list[Followed] = []
+        self.followed: list[Followed] = []
         self._place: Answer = {}
         self._saves = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._followed)
 
     def accept(self, run: Run, asked: Asked) -> tuple[Answer, bool]:
         """Request what a command asks for; return the answer, and whether it is the last one."""
@@ -59,10 +59,10 @@ class Outcomes:
             request = _request(run, asked)
         except (RefusedChangeError, RuntimeError) as error:  # a loop of another framework cannot serve every verb
             return {"state": "refused", "text": str(error), **place_of(run)}, True
-        waits = asked.command.waits and len(self._followed) < FOLLOWED
+        waits = asked.command.waits and len(self.followed) < FOLLOWED
         if waits:
             history = run.control.history
-            self._followed.append(Followed(asked, request, run.origin, history.total, self._saves))
+            self.followed.append(Followed(asked, request, run.origin, history.total, self._saves))
         return {"state": "accepted", "text": f"{request.what} is requested.", **place_of(run)}, not waits
 
     def count_save(self) -> None:
@@ -71,7 +71,7 @@ class Outcomes:
 
     def serve_change(self, run: Run, event: ChangeServed) -> Iterator[tuple[Asked, Answer]]:
         """Yield what became of the commands for a change that the run has served."""
-        for each in list(self._followed):
+        for each in list(self.followed):
             request = each.request
             if (request.verb, request.target, request.value) == (event.verb, event.target, event.value):
                 refused = {"state": "refused", "text": event.refusal}
@@ -81,7 +81,7 @@ class Outcomes:
     def follow(self, run: Run) -> Iterator[tuple[Asked, Answer]]:
         """Yield what became of commands since this was called last."""
         due = run.control.open_requests()
-        for each in list(self._followed):
+        for each in list(self.followed):
             if not _is_open(each.request, due):
                 yield self._settle(each, self._outcome(run, each))
         self._place = place_of(run)
@@ -89,7 +89,7 @@ class Outcomes:
     def end(self, run: Run, status: str) -> Iterator[tuple[Asked, Answer]]:
         """Yield what became of all others when the run ends."""
         yield from self.follow(run)
-        for each in list(self._followed):
+        for each in list(self.followed):
             if each.request.verb == "stop" and status == "stopped":
                 answer = {"state": "served", "text": f"the run has stopped: {run.reason(None)}."}
             else:
@@ -97,16 +97,19 @@ class Outcomes:
             yield self._settle(each, {**answer, **place_of(run)})
 
     def _settle(self, followed: Followed, answer: Answer) -> tuple[Asked, Answer]:
-        self._followed.remove(followed)
+        self.followed.remove(followed)
         return followed.asked, answer
 
     def _check(self, run: Run, asked: Asked) -> None:
         """Raise `RefusedChangeError` where a command would have no effect, or would fail the run."""
-        word, target = asked.command.word, asked.command.target
+        word, target, plugins = asked.command.word, asked.command.target, run.plugins
         if word == "validate" and not run.validation_sets:
             raise RefusedChangeError("the run has no validation data.")
-        if word == "save" and not run.plugins.writes_saves():
+        if word == "save" and not plugins.writes_saves():
             raise RefusedChangeError("no plugin of the run writes saves.")
+        asks = {**plugins.declared("asks"), **plugins.declared("asks", enabled=False)}
+        if word in ("validate", "save") and WORDS[word] not in asks:  # in a loop of another framework
+            raise RefusedChangeError(f"no plugin of the run asks for a {WORDS[word]}, so its loop may be unable to.")
         if word == "end-epoch" and not run.progress.batch:
             raise RefusedChangeError("no epoch is running now.")
         if word == "disable" and target == self._own:

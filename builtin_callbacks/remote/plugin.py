@@ -14,6 +14,7 @@ from ...core.system.errors import NotRecorded
 from ...events import (
     BatchEnd,
     ChangeServed,
+    CheckpointLoaded,
     Lane,
     PluginChanged,
     Run,
@@ -25,8 +26,9 @@ from ...events import (
 from ...events.paths import check_path
 from ...plugins import Plugin, on
 from .address import check_token, parse_address
+from .clients import Asked
 from .outcomes import Answer, Outcomes, place_of
-from .server import Asked, Server
+from .server import Server
 from .sockets import BACKLOG, host_name, listen, write_secret
 
 METRICS = 100  # in a status
@@ -72,9 +74,10 @@ class Remote(Plugin):
         self.address: tuple[str, int] | None = None
         self._run: Run | None = None
         self._server: Server | None = None
-        self._inbox: Iterable[Asked] = ()
         self._outcomes = Outcomes(self.name)
-        self._plugins: dict[str, bool] = {}
+        self._inbox: Iterable[Asked] = ()
+        self._followed = self._outcomes.followed
+        self._facts: dict[str, Any] = {}
 
     def describe(self, run: Run) -> str:
         """Say where it listens."""
@@ -92,7 +95,7 @@ class Remote(Plugin):
     @on(BatchEnd)
     def look(self, run: Run, event: BatchEnd) -> None:
         """Request what was asked for, and answer what became of what was asked before."""
-        if self._inbox or self._outcomes:
+        if self._inbox or self._followed:
             self._answer(self._outcomes.follow(run))
             self._take(run)
 
@@ -112,12 +115,12 @@ class Remote(Plugin):
         """Note that the run saves."""
         self._outcomes.count_save()
 
-    @on(PluginChanged)
-    def note_plugin(self, run: Run, event: PluginChanged) -> None:
-        """Note which plugins there are; listen, where this one was registered or enabled in a training."""
+    @on(PluginChanged, CheckpointLoaded)
+    def note_facts(self, run: Run, event: PluginChanged | CheckpointLoaded) -> None:
+        """Note which plugins there are, and the length; listen, where this one was enabled in the training."""
         if self._run is not run and run.optimizer is not None and not run.is_replay:
             self._begin(run)
-        self._list_plugins(run)
+        self._note_facts(run)
 
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
@@ -155,18 +158,17 @@ class Remote(Plugin):
             "evaluated": progress.evaluated if run.phase != "train" else None,
             "samples": progress.samples,
             "seconds": round(progress.seconds, 3),
-            "planned_steps": run.planned_steps,
-            "max_epochs": run.max_epochs,
             "learning_rates": {name: rate for name, rate in rates.items() if isinstance(rate, float | int)},
             "metrics": dict(list(dict(run.metrics).items())[:METRICS]),
-            "plugins": self._plugins,
+            **self._facts,
             "stop": None if stop is None else f"{stop.by}: {stop.reason}",
         }
 
     def _begin(self, run: Run) -> None:
         self.close()
         self._run, self._outcomes = run, Outcomes(self.name)
-        self._list_plugins(run)
+        self._followed = self._outcomes.followed
+        self._note_facts(run)
         server = Server(self.status)
         try:
             self._listen(run, server)
@@ -189,7 +191,8 @@ class Remote(Plugin):
         if self.tcp is None:
             return
         try:
-            over_tcp = socket.create_server(self.tcp, backlog=BACKLOG)
+            family = socket.AF_INET6 if ":" in self.tcp[0] else socket.AF_INET
+            over_tcp = socket.create_server(self.tcp, family=family, backlog=BACKLOG)
         except OSError as error:
             run.warn("Nobody can ask the run over TCP, {}:{} cannot be listened on: {}.".format(*self.tcp, error))
             return
@@ -216,5 +219,7 @@ class Remote(Plugin):
             if self._server is not None:
                 self._server.answer(asked.client, answer, last=True)
 
-    def _list_plugins(self, run: Run) -> None:
-        self._plugins = {name: run.plugins.is_enabled(name) for name in run.plugins.names()}
+    def _note_facts(self, run: Run) -> None:
+        """Note what is looked up in parts of the run that only its own thread may use."""
+        plugins = {name: run.plugins.is_enabled(name) for name in run.plugins.names()}
+        self._facts = {"planned_steps": run.planned_steps, "max_epochs": run.max_epochs, "plugins": plugins}

@@ -13,13 +13,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, thread_time
 from typing import Any
 
+from .clients import Asked, Client, identify, shut
 from .messages import LONGEST, STATUS, Command, encode, read_command
-from .sockets import host_name, peer_user
 
 CLIENTS = 16  # at once, of each way to connect
 WAITING = 64  # requests that the training has not seen yet
@@ -28,41 +27,6 @@ PATIENCE = 10.0  # seconds for a message, and for reading the answers
 SHARE = 0.05  # of the time, at most: else the training, which shares Python's lock with this thread, would notice
 LONGEST_PAUSE = 0.5  # seconds
 logger = logging.getLogger("heliograph")
-
-
-@dataclass(slots=True, eq=False)
-class Client:
-    """A connection.
-
-    Attributes:
-        connection: its socket.
-        listener: by which it came.
-        asker: who asks, as far as this machine knows it; empty where it does not.
-        origin: where from, in words, for an asker who is not known.
-        due: when it is closed unless it sends or reads something.
-        received, unsent: bytes.
-        open: how many of its commands wait for what becomes of them.
-        is_leaving: whether it is closed when all is sent.
-    """
-
-    connection: socket.socket
-    listener: socket.socket
-    asker: str
-    origin: str
-    due: float
-    received: bytearray = field(default_factory=bytearray)
-    unsent: bytearray = field(default_factory=bytearray)
-    open: int = 0
-    is_leaving: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """A command, by whom it is, and whose it is."""
-
-    command: Command
-    by: str
-    client: Client
 
 
 class Server:
@@ -135,7 +99,7 @@ class Server:
         if self._thread.ident is not None:
             self._thread.join(PATIENCE)  # it may wait for the system to name a user
         for listener in self._tokens:
-            _shut(listener)
+            shut(listener)
         self._release()
 
     def _wake(self) -> None:
@@ -188,7 +152,7 @@ class Server:
             return
         connection.setblocking(False)
         try:
-            asker, origin = _identify(connection, address)
+            asker, origin = identify(connection, address)
         except PermissionError:
             connection.close()
             return
@@ -276,42 +240,11 @@ class Server:
     def _drop(self, client: Client) -> None:
         self._clients.discard(client)
         self._selector.unregister(client.connection)
-        _shut(client.connection)
+        shut(client.connection)
 
 
 def _refusal(why: str) -> dict[str, str]:
     return {"state": "refused", "text": why}
-
-
-def _shut(connection: socket.socket) -> None:
-    """End a connection, also for a forked process that has it open, and close it."""
-    with suppress(OSError):  # the other end has left
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
-
-
-def _identify(connection: socket.socket, address: Any) -> tuple[str, str]:
-    """Return who is at the other end, if the kernel says it, and where from.
-
-    Raises:
-        PermissionError: it is neither the user of this process nor root.
-    """
-    if connection.family != socket.AF_UNIX:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return "", f"from {address[0]}"
-    user = peer_user(connection)
-    if user not in (None, 0, os.getuid()):
-        raise PermissionError
-    return f"{_user_name(os.getuid() if user is None else user)}@{host_name()}", ""
-
-
-def _user_name(number: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:  # a container may have users without names
-        return f"user {number}"
 
 
 _SERVERS: weakref.WeakSet[Server] = weakref.WeakSet()

@@ -203,6 +203,7 @@ def test_a_status_is_answered_in_the_middle_of_a_batch(tmp_path: Path) -> None:
     assert status["process"] == os.getpid()
     assert (status["run"], status["learning_rates"]) == ("run", {"optimizer": 0.1})
     assert status["plugins"]["ema"] is True
+    assert status["planned_steps"] == 1_000_000
 
 
 def test_what_is_asked_in_a_validation_is_requested_there_and_served_after_it(tmp_path: Path) -> None:
@@ -393,6 +394,18 @@ def test_a_token_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HELIOGRAPH_TOKEN", "a token of my own")
     value, _ = train(tmp_path, talk, remote=remote)
     assert value == "run"
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this system has no IPv6")
+def test_an_address_of_ipv6(tmp_path: Path) -> None:
+    remote = h.Remote(tmp_path, tcp="[::1]:0", token="a token of my own")
+
+    def talk(run: RemoteRun) -> Any:
+        if remote.address is None:
+            pytest.skip("::1 is not there")
+        return attach(f"[::1]:{remote.address[1]}", token="a token of my own").status()["run"]
+
+    assert train(tmp_path, talk, remote=remote)[0] == "run"
 
 
 def test_a_port_that_is_taken_is_a_warning(tmp_path: Path) -> None:
