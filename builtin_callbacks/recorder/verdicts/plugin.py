@@ -191,7 +191,7 @@ class Verdicts(Plugin):
         useful = self._useful + stretch.useful
         self._goodput = min(1.0, useful / elapsed) if elapsed > 0 else None
         target = max(self.every, SHARE * elapsed)
-        if (seconds >= target / 2 and batches >= MIN_SAMPLED) or is_end:
+        if (seconds >= target / 2 and stretch.sampled >= MIN_SAMPLED) or is_end:
             self._useful = useful
             self._begin(run)
             run.emit(stretch)

@@ -76,7 +76,7 @@ class StepClock:
             sums.batch += period
             sums.load += self._load
             sums.forward += self._forward
-            gap = round(SPACING / max(period, 1e-6))
+            gap = int(SPACING / max(period, 1e-6))
             gap += sums.sampled * STRIDE % (gap // 2 + 1)
         self._began, self._ended, self._former = None, None if gap else now, batches
         self.due = steps + gap

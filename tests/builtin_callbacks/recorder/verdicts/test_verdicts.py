@@ -122,6 +122,12 @@ def test_a_training_that_does_not_has_no_verdict(clock: Clock) -> None:
     assert {each.load_share for each in seen.measured} == {0.0}
 
 
+def test_batches_of_one_window_are_timed_too(clock: Clock) -> None:
+    seen, _ = fit(clock, h.GradientAccumulation(4), load=1.0, epochs=4)
+    assert [(each.batches, each.sampled) for each in seen.measured] == [(64, 63), (40, 40), (40, 40), (16, 16)]
+    assert seen.verdicts == [(26, "input_bound", True)]
+
+
 def test_a_rule_may_wait_for_a_verdict(clock: Clock) -> None:
     rules = {
         "controller_metrics": [{"name": "state", "class": "TrainingState"}],
