@@ -239,9 +239,9 @@ DEFECTS = (
         "return bool(self._interrupted or self._withdrawn or self._save_veto)",
     ),
     defect(
-        "ranks: a cut of a validation stays with its rank",
-        '            watch.post(topic, "")\n            return True\n',
-        "            return True\n",
+        "ranks: plugins of all ranks get the state of the main one",
+        'BY_NAME = ("progress", "plugins", "plugin_versions")',
+        'BY_NAME = ("progress", "plugin_versions")',
     ),
     defect(
         "ranks: the state is read by the main rank only",
