@@ -5,7 +5,7 @@ READY := .venv/ready
 PEERS := .venv/peers/ready
 SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.bridges -p heliograph.builtin_callbacks -p heliograph.cli \
 	-p heliograph.core -p heliograph.demo -p heliograph.events -p heliograph.plugins -p heliograph.presets \
-	-p heliograph.publishing -p heliograph.reruns -p heliograph.testing
+	-p heliograph.publishing -p heliograph.reruns -p heliograph.testing -p heliograph.watch
 
 # The types and the documentation are checked at the same time.
 MAKEFLAGS += --jobs=2

@@ -19,6 +19,7 @@ from .builtin_callbacks.handler_times import HandlerTimes as HandlerTimes
 from .builtin_callbacks.jsonl_log import JsonlLog as JsonlLog
 from .builtin_callbacks.learning_rate import LearningRate as LearningRate
 from .builtin_callbacks.nan_guard import NaNGuard as NaNGuard
+from .builtin_callbacks.open_telemetry.plugin import OpenTelemetry as OpenTelemetry
 from .builtin_callbacks.optuna.plugin import Optuna as Optuna
 from .builtin_callbacks.optuna.study import open_study as open_study
 from .builtin_callbacks.phase_times import PhaseTimes as PhaseTimes
@@ -37,6 +38,11 @@ from .builtin_callbacks.recorder.diverge.report import Divergence as Divergence
 from .builtin_callbacks.recorder.plugin import Recorder as Recorder
 from .builtin_callbacks.recorder.replay.replay import replay as replay
 from .builtin_callbacks.recorder.replay.report import Replayed as Replayed
+from .builtin_callbacks.recorder.verdicts.plugin import Verdicts as Verdicts
+from .builtin_callbacks.remote.client import RemoteAnswer as RemoteAnswer
+from .builtin_callbacks.remote.client import RemoteRun as RemoteRun
+from .builtin_callbacks.remote.client import attach as attach
+from .builtin_callbacks.remote.plugin import Remote as Remote
 from .builtin_callbacks.rng_capture import RNGCapture as RNGCapture
 from .builtin_callbacks.roll_back import RollBack as RollBack
 from .builtin_callbacks.rules.base import RuleFiring as RuleFiring

@@ -1,4 +1,4 @@
-"""The command line: `python -m heliograph demo | plugins | events | explain | timeline | replay | new-plugin | ...`."""
+"""The command line: `python -m heliograph demo | plugins | events | explain | timeline | watch | replay | ...`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from heliograph.builtin_callbacks.recorder import command as explain_command
 from heliograph.builtin_callbacks.recorder.replay import command as replay_command
+from heliograph.builtin_callbacks.remote import command as ask_command
 from heliograph.builtin_callbacks.rules import command as rules
 from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
@@ -21,6 +22,7 @@ from heliograph.publishing import command as publishing
 from heliograph.publishing.plugin_table import indented
 from heliograph.reruns import command as reruns
 from heliograph.testing import command as verify_resume
+from heliograph.watch import command as watch
 
 VERBS = {
     "fit": "train as a configuration file says: heliograph fit config.yaml --epochs=3",
@@ -60,7 +62,7 @@ def _run(arguments: Sequence[str]) -> int:
     )
     run.add_argument("script", type=Path, help="the program")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    for module in (explain_command, replay_command, reruns, rules, verify_resume, publishing):
+    for module in (explain_command, watch, replay_command, ask_command, reruns, rules, verify_resume, publishing):
         module.add_command(commands)
     commands.add_parser("chaos", help="let a script of yours meet faults, restart it, compare its end", add_help=False)
     commands.add_parser("checkpoint", help="inspect, verify, migrate, export or prune checkpoints", add_help=False)

@@ -473,7 +473,7 @@ class RunContext(PayloadVerbs, ABC):
     def prepare_comparison(self) -> None:
         """Look at what no state_dict holds, as the program has made it, where something is saved or resumed."""
         if self.is_resuming or self.bus.signal(SavePoint).chain:
-            from .checkpoint.state.compatibility import base_rates
+            from .checkpoint.state.rates import base_rates
             from .checkpoint.unseen.comparison import UnseenState
 
             self.resumption.unseen = UnseenState.of(self)

@@ -1,9 +1,9 @@
 """The loop: every event that it emits is emitted here.
 
 TrainStart, then for each epoch EpochStart, for each batch BatchStart, forward, ForwardEnd, backward, BackwardEnd,
-GradientsReady, optimizer step, StepEnd, BatchEnd, and at a step boundary what was requested, in this order: Log,
-validation, SavePoint, ShouldStop. EpochEnd is followed by such a boundary too, and so are LastBoundary and TrainEnd,
-but for ShouldStop. RunFailed after any exception; RunClosed always.
+GradientsReady, optimizer step, StepEnd, BatchEnd, and at a step boundary what was requested, in this order:
+ChangeServed, Log, validation, SavePoint, ShouldStop. EpochEnd is followed by such a boundary too, and so are
+LastBoundary and TrainEnd, but for ShouldStop. RunFailed after any exception; RunClosed always.
 
 A validation that is cut short ends with ValidationCut. An epoch that is rolled back ends without EpochEnd, and
 CheckpointLoaded follows as in a resume.
@@ -210,12 +210,17 @@ def boundary(run: RunContext, *, in_epoch: bool = False) -> None:
 
 
 def serve(run: RunContext) -> None:
-    """Log, validate and save, in this order, each if requested, also by a handler of the one before.
+    """Change the run, log, validate and save, in this order, each if requested, also by a handler of the one before.
 
-    Emit Log, the events of the validation, SavePoint: of its boundary, a run that resumes from there has only
-    ShouldStop left.
+    Emit ChangeServed, Log, the events of the validation, SavePoint: of its boundary, a run that resumes from there has
+    only ShouldStop left.
     """
     control = run.control
+    for request in control.pop_changes():
+        from .stepping.changes import serve_change  # loaded where something is changed
+
+        facts = request.verb, request.target, request.value, request.by, request.reason
+        run.emit(ev.ChangeServed(*facts, serve_change(run, request)))
     if control.pop_request("next_phase") and run.data.ask_to_advance(between_epochs=not run.progress.batch):
         control.end_epoch("the next phase was asked for", by="the loop")
     if control.pop_request("log"):

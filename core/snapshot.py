@@ -15,7 +15,6 @@ from ..events import Run
 from ..plugins.filters import plan_filters
 from .checkpoint.state.compatibility import (
     apply_batch_change,
-    base_rates,
     batch_factors,
     check_optimizers,
     class_names,
@@ -25,6 +24,7 @@ from .checkpoint.state.compatibility import (
     saved_scheduler_classes,
 )
 from .checkpoint.state.ranks import fit_to_engine, gather_rank_parts, load_parts, select_rank_part
+from .checkpoint.state.rates import base_rates
 from .checkpoint.state.schema import (
     SCHEMA,
     WEIGHTS_ONLY,
@@ -151,6 +151,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     run.work.is_last_seen = saved.get("last_seen", False)
     run.work.has_begun = saved.get("epoch_begun", run.progress.batch > 0)
     run.in_boundary = saved.get("at_save_point", False)
+    switched = run.control.switches
     run.control.load_state_dict(saved["control"], at_save_point=run.in_boundary)
     run.metrics.update(saved["metrics"])
     run.means.load_state_dict(saved.get("means", {}))
@@ -163,6 +164,10 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
         saved["plugins"], saved.get("plugin_versions"), resumption.path, goes_back=not resumption.is_resume
     )
     resumption.fresh_plugins, resumption.unclaimed_states = map(tuple, found)
+    if switched or run.control.switches:
+        from .stepping.changes import restore_switches
+
+        restore_switches(run, switched)
     run.note(_where(run))
     if resumption.fresh_plugins:
         what = "start fresh" if resumption.is_resume else "keep what they have"

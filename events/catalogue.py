@@ -92,6 +92,20 @@ class ResumeVerified(Event):
     difference: str | None
 
 
+class ChangeServed(Event):
+    """At a step boundary, a change of the run was made that `by` requested, or could not be: `refusal` says why.
+
+    `verb`, `target` and `value` are those of the request: `set_learning_rate`, `enable_plugin` or `disable_plugin`.
+    """
+
+    verb: str
+    target: str
+    value: float | None
+    by: str
+    reason: str
+    refusal: str = ""
+
+
 class Log(Event):
     """Asked-for means since the last log, off the device. `MEASURE` handlers add to `metrics`, later ones read.
 
@@ -234,6 +248,18 @@ class PluginFailed(Event):
     error: BaseException
 
 
+class Verdict(Event):
+    """A plugin has judged where the time of the training goes: `kind` begins to hold, or does so no longer.
+
+    `value` is the number that it was judged by, `text` the evidence in words.
+    """
+
+    kind: str
+    holds: bool
+    value: float
+    text: str
+
+
 class RunFailed(Event):
     """An exception ends the run; `plugin` and `event` name the handler that raised it, if one did."""
 
@@ -249,8 +275,4 @@ class RunClosed(Event):
     status: Status
 
 
-CATALOGUE: tuple[type[Event], ...] = tuple(
-    kind
-    for kind in list(globals().values())
-    if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
-)
+CATALOGUE: tuple[type[Event], ...] = tuple(Event.__subclasses__())

@@ -6,14 +6,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from .bus import current_handler, is_within
+from .checks import check_number
 from .progress import Progress, Skips
 
-Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back", "veto_save", "withdraw_stop", "withdraw_end_epoch", "withdraw_log", "withdraw_validation", "withdraw_save"]  # fmt: skip  # noqa: E501
+Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back", "veto_save", "withdraw_stop", "withdraw_end_epoch", "withdraw_log", "withdraw_validation", "withdraw_save", "set_learning_rate", "enable_plugin", "disable_plugin"]  # fmt: skip  # noqa: E501
 Pending = Literal["stop", "end_epoch", "log", "validation", "save"]  # what can be withdrawn
 Counter = Literal["skipped_steps", "skipped_batches"]  # of the progress
+# Of the run, at a boundary before all else there.
+CHANGES: tuple[Verb, ...] = ("set_learning_rate", "enable_plugin", "disable_plugin")
 COUNTED = ("hold_step", "scale_loss", "veto_stop", "veto_save")  # for every batch or boundary: counted, not listed
 # The verbs that have an effect from handlers of one event only.
 _ONLY_IN: Mapping[Verb, tuple[str, str]] = {
@@ -31,7 +34,8 @@ class Request:
 
     `rank` is the process that asked, where the ranks have agreed on it; None where this process is the only one.
     `event` is the one whose handler asked, empty where no handler did. `required` is one that is neither withdrawn nor
-    vetoed.
+    vetoed. Of a change of the run, `target` is what is changed: the name of a plugin, or of an optimizer, empty for all
+    of them; and `value` is its new learning rate.
     """
 
     verb: Verb
@@ -44,11 +48,18 @@ class Request:
     rank: int | None = None
     event: str = ""
     required: bool = False
+    target: str = ""
+    value: float | None = None
+
+    @property
+    def what(self) -> str:
+        """The verb, with the target and the value: what requests for the same thing have in common."""
+        return " ".join([self.verb, *filter(None, [self.target, "" if self.value is None else repr(self.value)])])
 
     def __str__(self) -> str:
         times = f" (x{self.times})" if self.times > 1 else ""
         asker = self.by if self.rank is None else f"{self.by} on rank {self.rank}"
-        return f"epoch {self.epoch} batch {self.batch} step {self.step}  {asker}: {self.verb}{times} - {self.reason}"
+        return f"epoch {self.epoch} batch {self.batch} step {self.step}  {asker}: {self.what}{times} - {self.reason}"
 
 
 class History(deque[Request]):
@@ -101,6 +112,7 @@ class Control:
         cut_request: the request that cuts the running validation or test short, None without.
         skips: what was skipped since the last optimizer step.
         max_skips: how many skips in a row, without an optimizer step in between, are no error; None for any number.
+        switches: of each plugin that was enabled or disabled by request, whether it is enabled.
     """
 
     __slots__ = (
@@ -128,6 +140,7 @@ class Control:
         "skips_batch",
         "stop_request",
         "stopped",
+        "switches",
         "touched",
         "votes_on_batches",
         "votes_on_steps",
@@ -146,9 +159,10 @@ class Control:
         self._progress = progress
         self.max_skips: int | None = None
         self.skips = Skips()
-        self._due: dict[Verb, Request] = {}
-        self._later: dict[Verb, Request] = {}  # due at the boundary after the one in which a run was saved
-        self._postponed: set[Verb] = set()
+        self.switches: dict[str, bool] = {}
+        self._due: dict[str, Request] = {}  # by `Request.what`, in the order in which they are to be served
+        self._later: dict[str, Request] = {}  # due at the boundary after the one in which a run was saved
+        self._postponed: set[str] = set()
         self.close_batch()
 
     # Verbs for any event.
@@ -195,6 +209,31 @@ class Control:
         """End the epoch at the next boundary, and read the next phase's data from then on, if there is one."""
         self._request("next_phase", reason, by)
 
+    def set_learning_rate(self, rate: float, reason: str, *, optimizer: str = "", by: str | None = None) -> None:
+        """Set the learning rate at the next boundary, for good: the schedule continues from there.
+
+        The first parameter group gets the rate. The others keep their ratio to it, and what the scheduler computes
+        rates from is scaled likewise. It is state: a checkpoint holds it. Where it cannot be done (there are several
+        optimizers with different rates and none is named, the rate is 0 now, or the scheduler keeps rates of its own),
+        the run continues as before, with a warning that gives the reason.
+
+        Args:
+            rate: more than 0.
+            reason: why, for people.
+            optimizer: the name of the one that is meant; empty for the only one, or for all that have the same rate.
+            by: who asks; by default the plugin whose handler calls.
+        """
+        rate = check_number("control.set_learning_rate(rate)", rate, more_than=0)
+        self._request("set_learning_rate", reason, by, optimizer, float(rate))
+
+    def enable_plugin(self, name: str, reason: str, *, by: str | None = None) -> None:
+        """Enable a plugin at the next boundary, on all ranks; a run that is resumed later does so, too."""
+        self._request("enable_plugin", reason, by, name)
+
+    def disable_plugin(self, name: str, reason: str, *, by: str | None = None) -> None:
+        """Disable a plugin at the next boundary, on all ranks; a run that is resumed later does so, too."""
+        self._request("disable_plugin", reason, by, name)
+
     def withdraw(self, verb: Pending, reason: str, *, by: str | None = None) -> bool:
         """Take back what was requested for the next boundary, by whomever, and was not served yet.
 
@@ -209,16 +248,10 @@ class Control:
         Returns:
             Whether there was something to take back, and it was not required; on several ranks True: they agree on it.
         """
-        if verb not in get_args(Pending):
-            raise ValueError(f"control.withdraw takes one of {', '.join(get_args(Pending))}; got {verb!r}.")
+        from .open_requests import withdraw
+
         _check_reason("withdraw", reason)
-        rest = self.open_requests()
-        if (found := rest.pop(verb, None)) is None or found.required:
-            return False
-        self.record(cast("Verb", f"withdraw_{verb}"), reason, by)
-        self.adopt(rest, vetoed=self._vetoed)
-        self.pending = True  # a boundary ends a veto
-        return True
+        return withdraw(self, verb, get_args(Pending), reason, by)
 
     def veto_save(self, reason: str, *, by: str | None = None) -> None:
         """From any event before `SavePoint`, such as `ValidationEnd`: let this boundary, or the next, write nothing.
@@ -368,6 +401,11 @@ class Control:
             self.history.drop_watcher(veto)
         return veto is None
 
+    def pop_changes(self) -> list[Request]:
+        """Return the changes of the run that were requested, in order, and count them as served."""
+        due = [] if self.is_rolling_back else [key for key, each in self._due.items() if each.verb in CHANGES]
+        return [self._due.pop(key) for key in due]
+
     def close_validation(self) -> Request | None:
         """Return the request that cut a validation short; postpone the validation and the save due after it.
 
@@ -414,32 +452,25 @@ class Control:
 
     def discard_epoch(self) -> None:
         """Forget the requests of an epoch that is discarded, except a stop."""
-        self.close_batch()
-        self.close_epoch()
-        self._due.clear()
-        self._later.clear()
-        self._postponed.clear()
-        self._back_request, self.leaving, self._vetoed, self._save_veto = None, False, False, None
-        self.pending = self.should_stop
+        from .open_requests import discard
+
+        discard(self)
 
     @property
     def vetoed(self) -> bool:
         """Whether a stop is postponed at this boundary."""
         return self._vetoed
 
-    def open_requests(self) -> dict[Verb, Request]:
+    def open_requests(self) -> dict[str, Request]:
         """Return every request that the next boundary is to act upon: what this rank asks of all."""
         single = (self.stop_request, self._end_request, self._back_request)
         return {**self._due, **{request.verb: request for request in single if request is not None}}
 
-    def adopt(self, agreed: Mapping[Verb, Request], *, vetoed: bool) -> None:
+    def adopt(self, agreed: Mapping[str, Request], *, vetoed: bool) -> None:
         """Replace the requests of this rank by those that all ranks agreed on."""
-        mine, due = self.open_requests(), dict(agreed)
-        for verb in due.keys() - mine.keys():
-            self.history.add(due[verb])
-        self.stop_request, self._vetoed = due.pop("stop", None), vetoed
-        self._end_request, self._back_request = due.pop("end_epoch", None), due.pop("roll_back", None)
-        self._due, self.pending = due, bool(agreed)
+        from .open_requests import adopt
+
+        adopt(self, agreed, vetoed=vetoed)
 
     # A subclass agrees on requests among several ranks; a single process has nothing to do.
 
@@ -492,10 +523,9 @@ class Control:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is due. No stop: who asked for it has a state too, and decides by it again."""
-        due = self._due.keys() | self._later.keys() | self._postponed
-        state = {"due": sorted(due), "postponed": sorted(self._postponed), "end_epoch": self.should_end_epoch}
-        has_skipped = self.skips.count and self.skips.step == self._progress.steps
-        return state | ({"skips": [self.skips.count, self.skips.by_engine]} if has_skipped else {})
+        from .open_requests import save
+
+        return save(self, CHANGES)
 
     def load_state_dict(self, state: Mapping[str, Any], *, at_save_point: bool = False) -> None:
         """Add saved requests to those of the new run.
@@ -505,22 +535,17 @@ class Control:
             at_save_point: whether that was at the end of a boundary: only what was postponed is served in it, the rest
                 at the next one, after `release`.
         """
-        for verb in state["due"]:
-            later = at_save_point and verb not in state.get("postponed", ())
-            (self._later if later else self._due).setdefault(verb, self._restore(verb))
-        if state["end_epoch"] and self._end_request is None:
-            self._end_request = self._restore("end_epoch")
-        self.skips = Skips(self._progress.steps, *state.get("skips", ()))
-        self.pending = self.pending or bool(self._due) or self.should_end_epoch
+        from .open_requests import load
 
-    def _request(self, verb: Verb, reason: str, by: str | None) -> None:
+        load(self, state, Request, at_save_point=at_save_point)
+
+    def _request(self, verb: Verb, reason: str, by: str | None, of: str = "", value: float | None = None) -> None:
         request = self.record(verb, reason, by)
-        self._due.setdefault(verb, request)
+        request.target, request.value = of, value
+        if verb in CHANGES:
+            self._due.pop(request.what, None)  # of what is asked for twice, the last is the one that counts
+        self._due.setdefault(request.what, request)
         self.pending = True
-
-    def _restore(self, verb: Verb) -> Request:
-        place = self._progress
-        return Request(verb, "the checkpoint", "it was due there", place.epoch, place.batch, place.steps)
 
     def record(self, verb: Verb, reason: str, by: str | None) -> Request:
         """Add a request to the history and return it; every verb calls this first.

@@ -50,6 +50,11 @@ VERBS: Final[Mapping[Verb, VerbFacts]] = {
         "boundary", "withdrawn validation", "withdrawn validations", "validation withdrawn"
     ),
     "withdraw_save": VerbFacts("boundary", "withdrawn save", "withdrawn saves", "save withdrawn"),
+    "set_learning_rate": VerbFacts(
+        "run", "change of the learning rate", "changes of the learning rate", "learning rate set"
+    ),
+    "enable_plugin": VerbFacts("run", "plugin enabled", "plugins enabled", "plugin enabled"),
+    "disable_plugin": VerbFacts("run", "plugin disabled", "plugins disabled", "plugin disabled"),
 }
 TAKEN_BACK: Final[Mapping[Verb, Verb]] = {
     "withdraw_stop": "stop",

@@ -150,22 +150,22 @@ class Plugins:
 
         return discover()
 
-    def enable(self, *keys: Key) -> None:
-        """Call the handlers of plugins again, each in its former position."""
+    def enable(self, *keys: Key, by: str | None = None) -> None:
+        """Call the handlers of plugins again, each in its former position; `by` is who did it."""
         from .environment import say_stays_off, switched_off
 
         for entry in self._find_all(keys):
             if switched_off(entry.name):
                 say_stays_off(entry.name)
             else:
-                self._toggle(entry, enabled=True)
+                self._toggle(entry, enabled=True, by=by)
         for name in self._left_out.intersection(key for key in keys if isinstance(key, str)):
             say_stays_off(name)
 
-    def disable(self, *keys: Key) -> None:
-        """Stop calling the handlers of plugins; they keep their position and their state."""
+    def disable(self, *keys: Key, by: str | None = None) -> None:
+        """Stop calling the handlers of plugins, which keep their position and their state; `by` is who did it."""
         for entry in self._find_all(keys):
-            self._toggle(entry, enabled=False)
+            self._toggle(entry, enabled=False, by=by)
             self._retire(entry)
 
     @contextmanager

@@ -14,10 +14,10 @@ from .order import Handler
 
 # What all is well without.
 OPTIONAL = frozenset({
-    ev.CheckpointLoaded, ev.CheckpointPruned, ev.CheckpointSaved, ev.LastBoundary, ev.PluginChanged, ev.PluginFailed,
-    ev.PredictBatchEnd, ev.PredictBatchStart, ev.PredictEnd, ev.PredictStart,
-    ev.Replay, ev.ResumeVerified, ev.RunClosed, ev.RunFailed, ev.TestBatchEnd, ev.TestBatchStart,
-    ev.TestEnd, ev.TestStart, ev.TrainEnd, ev.ValidationCut,
+    ev.ChangeServed, ev.CheckpointLoaded, ev.CheckpointPruned, ev.CheckpointSaved, ev.LastBoundary, ev.PluginChanged,
+    ev.PluginFailed, ev.PredictBatchEnd, ev.PredictBatchStart, ev.PredictEnd, ev.PredictStart, ev.Replay,
+    ev.ResumeVerified, ev.RunClosed, ev.RunFailed, ev.TestBatchEnd, ev.TestBatchStart, ev.TestEnd, ev.TestStart,
+    ev.TrainEnd, ev.ValidationCut, ev.Verdict,
 })  # fmt: skip
 WORDS: dict[type[Event], str] = {
     ev.Log: "log",

@@ -132,6 +132,7 @@ class Fork(Plugin):
         path = self._origin.path
         parent = {"step": self._step, "recording": str(self._recorded.recording.path.absolute())}
         identity: str = run.engine.broadcast(uuid4().hex)
+        run.note(f"a fork of {parent['recording']} at step {self._step}")
         if path is None:
             run.training_id, run.forked_from = identity, {"training": "", **parent}
             return

@@ -28,6 +28,7 @@ ROOMS = (
     "reruns",
     "demo",
     "cli",
+    "watch",
 )
 IDLE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DIALECT = re.compile(r"\b(tells?|telling|teller|told|hears?|hearing|heard|amid|legs?)\b", re.IGNORECASE)

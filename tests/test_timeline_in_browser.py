@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +10,10 @@ from pathlib import Path
 import pytest
 from heliograph.builtin_callbacks.recorder.format.records import Recording
 from heliograph.builtin_callbacks.recorder.timeline.page import write_timeline
+from heliograph.tests.browsers import launched_browser
 from heliograph.tests.builtin_callbacks.recorder.explain.factory import Script, killed_and_resumed, recording
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>"
 
 
@@ -51,13 +50,8 @@ Open = Callable[..., Opened]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip(f"there is no browser: none of {', '.join(BROWSERS)} is installed")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+    with launched_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -280,3 +274,29 @@ def test_long_curves_and_many_marks_are_downsampled(opened: Open) -> None:
     assert one.chart("loss").locator(".mark").count() < 130
     one.chart("loss").locator(".mark").first.focus()
     assert re.search(r"and \d+ more here$", one.tip())
+
+
+@pytest.mark.whole
+def test_ranks_and_findings_are_shown_where_they_were_measured(opened: Open) -> None:
+    script = Script(world_size=2)
+    script.start()
+    script.batches(20)
+    by_rank = {
+        "batch": [0.5, 0.5],
+        "load": [0.2, 0.01],
+        "forward": [0.1, 0.1],
+        "memory": [2**20, 0],
+        "device_memory": [0, 0],
+    }
+    counts = {"seconds": 10.0, "batches": 20, "sampled": 20, "validations": 0, "saves": 0}
+    script.emit("measured", **counts, **by_rank, validation=0.0, save=0.0)
+    one = opened(recording(script))
+    assert one.rows("ranks") == [
+        ["0", "0.50 s", "0.20 s", "0.10 s", "1 MiB", ""],
+        ["1", "0.50 s", "10.0 ms", "0.10 s", "", ""],
+    ]
+    assert one.page.locator("#goodput").inner_text() == "goodput 59.4 %"
+    assert one.page.locator("#findings li").first.inner_text().startswith("input_bound: waits for data take")
+    other = opened(killed_and_resumed())
+    assert other.page.locator("#by-rank").is_hidden()
+    assert other.page.locator("#findings").is_hidden()

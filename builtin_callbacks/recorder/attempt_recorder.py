@@ -97,7 +97,7 @@ class AttemptRecorder:
         if sets_clock:
             self.stop_clock()
         self._last = counter_values(self.progress)
-        served = self.requests.pop_served(event)
+        served = self.requests.pop_served(event, data)
         self._add(event_items(event, self.clock, self._last, data if served is None else {**data, "asked": served}))
 
     def _add(self, items: Items) -> None:
@@ -110,7 +110,7 @@ class AttemptRecorder:
         self.stop_clock()
         self._last = counter_values(self.progress)
         self._later_lines = []
-        self._begun_event = event, self.clock, self._last, self.requests.pop_served(event)
+        self._begun_event = event, self.clock, self._last, self.requests.pop_served(event, {})
 
     def finish_event(self, data: Mapping[str, Any]) -> None:
         """Add the data of the event that was begun."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.system.errors import NotRecorded
 from ...events import (
     BatchEnd,
+    ChangeServed,
     CheckpointLoaded,
     CheckpointPruned,
     CheckpointSaved,
@@ -40,6 +41,7 @@ from ...events import (
     ValidationCut,
     ValidationEnd,
     ValidationStart,
+    Verdict,
 )
 from ...events.bus import Receiver, current_owner, is_within
 from ...events.checks import check_flag, check_whole_number
@@ -201,9 +203,9 @@ class Recorder(Plugin):
         """Note how many batches the validation or test had done."""
         self._note(run, event, {**attempt_facts.fields_of(event), "batches": dict(self._sets)})
 
-    @on(SavePoint, EpochEnd, lane=Lane.TRANSFORM, optional=True)
-    def note_moment(self, run: Run, event: SavePoint | EpochEnd) -> None:
-        """Note a save point, or the end of an epoch."""
+    @on(ChangeServed, SavePoint, EpochEnd, lane=Lane.TRANSFORM, optional=True)
+    def note_moment(self, run: Run, event: ChangeServed | SavePoint | EpochEnd) -> None:
+        """Note a change of the run, a save point, or the end of an epoch."""
         self._add_digests()
         self._note(run, event, attempt_facts.fields_of(event))
 
@@ -213,9 +215,9 @@ class Recorder(Plugin):
         self._add_digests()
         self._note(run, event, attempt_facts.fields_of(event))
 
-    @on(CheckpointSaved, CheckpointPruned, ResumeVerified, lane=Lane.TRANSFORM)
-    def note_checkpoint(self, run: Run, event: CheckpointSaved | CheckpointPruned | ResumeVerified) -> None:
-        """Note a checkpoint that was saved, pruned or compared with."""
+    @on(CheckpointSaved, CheckpointPruned, ResumeVerified, Verdict, lane=Lane.TRANSFORM, optional=True)
+    def note_fact(self, run: Run, event: CheckpointSaved | CheckpointPruned | ResumeVerified | Verdict) -> None:
+        """Note a checkpoint that was saved, pruned or compared with, or a verdict."""
         self._note(run, event, attempt_facts.fields_of(event), sets_clock=False)
 
     @on(PluginChanged, PluginFailed, lane=Lane.TRANSFORM)

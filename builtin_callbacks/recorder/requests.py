@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from ...events import History, Request
+from ...events import ChangeServed, History, Request
 from ...events.control import COUNTED
 from ...events.verbs import TAKEN_BACK
 from .format.plain import CHARACTERS, NAME, shorten
-from .format.records import RepeatEntry, RequestEntry
+from .format.records import RepeatEntry, RequestEntry, change_of
 
 SERVED = {"log": "log", "validation_start": "validation", "save_point": "save", "epoch_end": "end_epoch", "train_end": "stop"}  # fmt: skip  # noqa: E501
 MAX_SERVED = 100  # numbers of requests that one event serves
@@ -56,11 +57,12 @@ class RequestTracker:
             if request.verb in COUNTED:
                 self._latest.append(_Counted(number, request, request.times))
             self._take_back(request)
-            pending = self._pending.setdefault(request.verb, [])
+            pending = self._pending.setdefault(request.what, [])
             if len(pending) < MAX_SERVED:
                 pending.append(number)
-            if len(request.by) > NAME or len(request.reason) > CHARACTERS:
-                request = replace(request, by=shorten(request.by, NAME), reason=shorten(request.reason))
+            if len(request.by) > NAME or len(request.reason) > CHARACTERS or len(request.target) > NAME:
+                by, target = shorten(request.by, NAME), shorten(request.target, NAME)
+                request = replace(request, by=by, target=target, reason=shorten(request.reason))
             yield RequestEntry(number, request)
         yield from self._dropped_by(total)
         self._latest = self._latest[-LATEST:]
@@ -81,9 +83,10 @@ class RequestTracker:
         if request.verb in TAKEN_BACK and request.verb not in COUNTED:
             self._pending.pop(TAKEN_BACK[request.verb], None)
 
-    def pop_served(self, event: str) -> list[int] | None:
+    def pop_served(self, event: str, data: Mapping[str, Any]) -> list[int] | None:
         """Return the numbers of the requests that an event serves, None for an event that serves none."""
-        return self._pending.pop(SERVED[event], []) if event in SERVED else None
+        what = SERVED.get(event) if event != ChangeServed.name else change_of(data).what
+        return None if what is None else self._pending.pop(what, [])
 
     def drop_pending(self) -> None:
         """Drop the pending requests but for stops, as a run does that rolls back."""

@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 
 EPOCHS = 3
 NOBODY, NOBODY_AGAIN = "nobody listens", "nobody listens, once more (control)"
-RECORDER, LOSSES = "Recorder", "Recorder(losses=True)"
+RECORDER, LOSSES, DIGESTS = "Recorder", "Recorder(losses=True)", "Recorder(digests=True)"
 STEP_RULE = "a rule on step_end"
 LOGGED, LOG_RULE = "a log every 50 steps", "a rule on log"
 OFTEN = 10  # steps from a log to the next where the cost of a log is measured
@@ -65,6 +65,7 @@ def race_recorder(seed: int) -> Seconds:
             NOBODY_AGAIN: with_plugins(nothing),
             RECORDER: with_plugins(lambda: [h.Recorder(folder / "plain")]),
             LOSSES: with_plugins(lambda: [h.Recorder(folder / "losses", losses=True)]),
+            DIGESTS: with_plugins(lambda: [h.Recorder(folder / "digests", digests=True)]),
             STEP_RULE: with_plugins(lambda: [rule("on_step_end")]),
             LOGGED: with_plugins(lambda: [log()]),
             LOG_RULE: with_plugins(lambda: [log(), rule("on_log")]),

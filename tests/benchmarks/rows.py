@@ -134,6 +134,7 @@ TABLES = (
             *rows(recording.race_recorder, figures.step_beyond, {recording.NOBODY_AGAIN: None}, recording.NOBODY),
             *rows(recording.race_recorder, figures.step_beyond, {recording.RECORDER: 2.0}, recording.NOBODY),
             *rows(recording.race_recorder, figures.step_beyond, {recording.LOSSES: None}, recording.NOBODY),
+            *rows(recording.race_recorder, figures.step_beyond, {recording.DIGESTS: 50.0}, recording.NOBODY),
             *rows(recording.race_recorder, figures.step_beyond, {recording.STEP_RULE: None}, recording.NOBODY),
             *rows(recording.race_recorder, figures.step_beyond, {recording.LOG_RULE: None}, recording.LOGGED),
             Row(WITH_RECORDER, usual.race_usual, figures.of(0, figures.whole_beyond(usual.RECORDED, usual.OURS)), 2.0),

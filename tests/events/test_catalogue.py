@@ -28,6 +28,7 @@ def test_the_catalogue_is_a_frozen_surface_in_the_order_of_emission() -> None:
         "StepEnd",
         "BatchEnd",
         "ResumeVerified",
+        "ChangeServed",
         "Log",
         "ValidationStart",
         "ValidationBatchStart",
@@ -51,6 +52,7 @@ def test_the_catalogue_is_a_frozen_surface_in_the_order_of_emission() -> None:
         "PredictEnd",
         "PluginChanged",
         "PluginFailed",
+        "Verdict",
         "RunFailed",
         "RunClosed",
     ]
@@ -63,6 +65,7 @@ def test_the_fields_are_a_frozen_surface() -> None:
         "epoch_start": ["epoch", "resumed"],
         "replay": ["done", "batches"],
         "resume_verified": ["steps", "difference"],
+        "change_served": ["verb", "target", "value", "by", "reason", "refusal"],
         "log": ["metrics", "weights"],
         "validation_batch_start": ["dataset"],
         "validation_batch_end": ["dataset"],
@@ -79,6 +82,7 @@ def test_the_fields_are_a_frozen_surface() -> None:
         "predict_end": ["metrics"],
         "plugin_changed": ["plugin", "change", "by"],
         "plugin_failed": ["plugin", "event", "error"],
+        "verdict": ["kind", "holds", "value", "text"],
         "run_failed": ["error", "phase", "plugin", "event"],
         "run_closed": ["status"],
     }

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ....core.checkpoint.state.compatibility import LISTS, RATES, scale_rate
+from ....core.checkpoint.state.rates import LISTS, RATES, scale_group
 from ....events import CheckpointLoaded, Lane, Run, TrainStart
 from ....plugins import Plugin, on
 
@@ -100,9 +100,7 @@ def _change_group(group: dict[str, Any], before: Options, now: Options, factor: 
     words = [f"{name} {before[name]} -> {now[name]}" for name in changed]
     if factor == 1.0:
         return words
-    for name in RATES:
-        if name in group:
-            group[name] = scale_rate(group[name], factor)
+    scale_group(group, factor)
     return [f"lr {before['lr']:.6g} -> {now['lr']:.6g}", *words]
 
 

@@ -84,10 +84,10 @@ class DigestCollector:
     def take_step(self, run: Run, event: GradientsReady) -> None:
         """Take the options that the optimizer steps with, and the norms of its gradients where they are due."""
         groups = run.optimizer.param_groups
-        values = [value for group in groups for key, value in group.items() if key != "params"]
+        values = [list(group.values()) for group in groups]  # two lists of the same parameters are found equal at once
         known = self._known.get(run.optimizer_name)
         if known is None or isinstance(known[1], Tensor) or known[0] != values:
-            known = self._known[run.optimizer_name] = values, _checksum_of_options(values)
+            known = self._known[run.optimizer_name] = values, _checksum_of_options(groups)
         several = len(run.optimizers) > 1
         self._settings = combine([self._settings, known[1]]) if several else known[1]
         if not several or run.optimizer is next(iter(run.optimizers.values())):
@@ -164,10 +164,11 @@ class DigestCollector:
         return DigestBlock(rows[0][0], rows[0][1], columns, rates, state["value"], state["length"])
 
 
-def _checksum_of_options(values: Sequence[Any]) -> Sum:
+def _checksum_of_options(groups: Sequence[dict[str, Any]]) -> Sum:
     """Return the checksum of an optimizer's options; of those that are tensors, where they lie."""
-    plain = text_checksum(repr([each if isinstance(each, PLAIN) else _plain(each) for each in values])) << 32
-    tensors = [each for each in values if isinstance(each, Tensor)]
+    options = [value for group in groups for key, value in group.items() if key != "params"]
+    plain = text_checksum(repr([each if isinstance(each, PLAIN) else _plain(each) for each in options])) << 32
+    tensors = [each for each in options if isinstance(each, Tensor)]
     if not tensors:
         return plain
     on_device = checksum(tensors)

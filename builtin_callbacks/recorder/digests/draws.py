@@ -34,17 +34,16 @@ class GlobalDraws:
         for state, method in ((python, PYTHON.getstate), (pytorch, TORCH.get_state), (normal, LEGACY.get_state)):
             self._methods += [] if isinstance(state, Memory) else [method]
         self._bits: Any = None
+        self._all: list[memoryview] = []
 
     def digest(self) -> int:
         """Return the digest, of 32 bits."""
         bits = mtrand.get_bit_generator()
         if bits is not self._bits:
             self._bits, self._of_numpy = bits, _parts_of_numpy(bits)
+            self._all = [*self._parts, *self._of_numpy]
         value = 0 if (cached := PYTHON.gauss_next) is None else hash(cached) & 0xFFFFFFFF  # the same in every process
-        for part in self._parts:
-            value = crc32(part, value)
-        for part in self._of_numpy:
-            value = crc32(part, value)
+        value = crc32(b"".join(self._all), value)
         if self._methods or not self._of_numpy or _cuda_is_used():
             value = self._rest(value)
         return value

@@ -163,7 +163,7 @@ class _Builder:
         if request.verb in COUNTED:  # made for every batch, and counted: its effect is in the counters
             return
         place = request.epoch, request.batch + (request.event in WITHIN_A_BATCH)
-        what = Moment("request", place, request.step, (request.verb, request.by), f"{request.verb} by {request.by}")
+        what = Moment("request", place, request.step, (request.what, request.by), f"{request.what} by {request.by}")
         self._append(self.course.asides if request.verb in ASIDE else self.course.moments, what)
 
     def _add_event(self, entry: EventEntry) -> None:

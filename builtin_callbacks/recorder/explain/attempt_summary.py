@@ -53,6 +53,7 @@ class AttemptSummary:
         last: the counters at its last entry.
         restores: the states that it loaded.
         is_last: whether it is the last attempt of the recording.
+        is_running: whether its process is alive, None where that is not known.
     """
 
     number: int
@@ -62,6 +63,7 @@ class AttemptSummary:
     last: Counters
     restores: tuple[Restore, ...]
     is_last: bool
+    is_running: bool | None = None
 
     @property
     def is_fit(self) -> bool:
@@ -112,12 +114,17 @@ class AttemptSummary:
     def status(self) -> str:
         """How it ended, in a word or two."""
         if self.ending is None:
-            return "killed, or still running" if self.is_last else "killed"
+            states = {None: "killed, or still running", True: "running", False: "killed"}
+            return states[self.is_running] if self.is_last else "killed"
         return str(self.ending.data["status"])
 
 
-def summarize_attempts(recording: Recording) -> list[AttemptSummary]:
+def summarize_attempts(recording: Recording, *, is_running: bool | None = None) -> list[AttemptSummary]:
     """Return a summary of each attempt.
+
+    Args:
+        recording: of the run.
+        is_running: whether a process is writing it, None where that is not known.
 
     Raises:
         ValueError: the recording holds no attempt.
@@ -131,7 +138,7 @@ def summarize_attempts(recording: Recording) -> list[AttemptSummary]:
         restores, last, clock = _read_progress(attempt, trained if is_fit else None)
         is_last = index == len(recording.attempts) - 1
         began = datetime.fromisoformat(attempt.began) if attempt.began else None
-        attempts.append(AttemptSummary(index + 1, attempt, began, clock, last, tuple(restores), is_last))
+        attempts.append(AttemptSummary(index + 1, attempt, began, clock, last, tuple(restores), is_last, is_running))
         if is_fit and (last != Counters() or restores):
             trained = last
     return attempts

@@ -10,8 +10,8 @@ from ....events.guarantee import verified
 from ..format.records import AttemptRecord
 from . import words
 from .attempt_summary import AttemptSummary, Restore
+from .end import describe_ending, progress, reasons
 from .sections import Section
-from .verdict import describe_ending, progress, reasons
 
 MAX_METRICS = 40
 KINDS = {"train": "training", "validation": "validation", "test": "test", "predict": "prediction"}
@@ -88,8 +88,19 @@ def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Itera
         yield "from the start"
     for restore in attempt.restores:
         yield _describe_restore(restore)
+    if previous is None:
+        yield from _describe_parent(attempt)
     yield from describe_comparison(attempt)
     yield f"{describe_ending(attempt)} after {words.seconds(attempt.seconds)}: {progress(attempt)}"
+
+
+def _describe_parent(attempt: AttemptSummary) -> Iterator[str]:
+    """Yield of which training this one is a fork, and of which that was one."""
+    loaded = list(attempt.events("checkpoint_loaded"))
+    parent = loaded[0].data.get("forked_from") if loaded else None
+    while isinstance(parent, Mapping):
+        yield f"a fork of {printable(parent.get('recording', ''))} at step {printable(parent.get('step', ''))}"
+        parent = parent.get("forked_from")
 
 
 def _describe_restore(restore: Restore) -> str:

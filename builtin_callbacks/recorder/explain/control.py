@@ -55,7 +55,7 @@ def _table(groups: Sequence[RequestGroup]) -> list[str]:
     for group in sorted(groups, key=lambda each: not each.is_routine):
         reason = f": {group.reason}" if group.reason else ""
         text = f"{printable(group.requester)}, {positions(group)}{printable(reason)}"
-        rows.append((group.first.verb, words.times(group.times), text))
+        rows.append((printable(group.what), words.times(group.times), text))
     return words.table(rows)
 
 

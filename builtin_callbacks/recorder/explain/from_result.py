@@ -14,10 +14,10 @@ from .attempt_summary import main_attempt, summarize_attempts
 from .attempts import metrics_line
 from .control import requests_section
 from .costs import PluginCost, costs_section
+from .end import ending_text, first_stop, stop_requested
 from .requests import RequestOutcome
 from .sections import Section, join_sections
 from .story import notes_section, story, warnings_section
-from .verdict import first_stop, stop_requested, verdict
 
 if TYPE_CHECKING:
     from ....core.result import RunResult
@@ -78,7 +78,7 @@ def _end(result: RunResult) -> Section:
     if result.status == "stopped" and (first := first_stop(result.history)) is not None:
         texts.append(stop_requested(first))
     texts += [f"{where} in {words.seconds(result.seconds)}", *metrics_line(result.metrics)]
-    title = verdict(result.status, result.stopped_by, result.stopped_on_rank)
+    title = ending_text(result.status, result.stopped_by, result.stopped_on_rank)
     return Section(f"the run: {title}", [line for text in texts for line in words.lines(text)])
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ....events import Request
-from ....events.control import Verb
+from ....events.control import CHANGES, Verb
 from ....events.verbs import EVALUATION_VERB, TAKEN_BACK
-from ..format.records import TIMED, Counters, RepeatEntry, RequestEntry
+from ..format.records import TIMED, Counters, RepeatEntry, RequestEntry, change_of
 from . import words
 from .attempt_summary import AttemptSummary
 
@@ -20,6 +20,7 @@ SERVED_BY = {
     "save": "save_point",
     "end_epoch": "epoch_end",
     "stop": "train_end",
+    **dict.fromkeys(CHANGES, "change_served"),
 }
 GRANTED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_end": "validation", "save_point": "save"}
 MAX_REASONS = 10  # of one plugin for one request
@@ -78,6 +79,11 @@ class RequestGroup:
         if different == 1:
             return self.first.reason
         return f"{self.first.reason} ... {self.last.reason} ({different:,} different reasons)"
+
+    @property
+    def what(self) -> str:
+        """What was requested; of changes to different values the verb alone."""
+        return self.first.what if len({each.request.what for each in self.requests}) == 1 else self.first.verb
 
     @property
     def is_routine(self) -> bool:
@@ -141,7 +147,7 @@ def group_requests(requests: Iterable[RequestOutcome]) -> list[RequestGroup]:
     A plugin with many reasons for the same request, such as one with a number in it, is one group.
     """
     groups = _group_by(
-        requests, lambda request: (request.verb, request.by, request.rank, request.event, request.reason)
+        requests, lambda request: (request.what, request.by, request.rank, request.event, request.reason)
     )
     kinds = Counter(_kind(group.first) for group in groups)
     many = {kind for kind, count in kinds.items() if count > MAX_REASONS}
@@ -168,13 +174,14 @@ def _group_by(requests: Iterable[RequestOutcome], key: Callable[[Request], tuple
 
 def incidents(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> list[Incident]:
     """Return the requests of an attempt that were postponed, cut short or never served, in order."""
-    found = [*_postponed(attempt, requests), *_never_served(attempt, requests)]
+    found = [*_postponed(attempt, requests), *_refused(attempt), *_never_served(attempt, requests)]
     return sorted(found, key=lambda incident: incident.clock)
 
 
 def count_granted(attempts: Iterable[AttemptSummary]) -> dict[Verb, int]:
-    """Return how many logs, validations, saves, ends of an epoch and stops were granted."""
-    counts: dict[Verb, int] = {"log": 0, "validation": 0, "save": 0, "end_epoch": 0, "stop": 0}
+    """Return how many logs, validations, saves, ends of an epoch, stops and changes of the run were granted."""
+    names: tuple[Verb, ...] = ("log", "validation", "save", "end_epoch", "stop", *CHANGES)
+    counts = dict.fromkeys(names, 0)
     for attempt in attempts:
         counts["stop"] += attempt.is_fit and attempt.status == "stopped"
         for entry in attempt.events() if attempt.is_fit else ():
@@ -182,6 +189,8 @@ def count_granted(attempts: Iterable[AttemptSummary]) -> dict[Verb, int]:
                 counts[GRANTED_BY[entry.event]] += 1
             elif entry.event == "epoch_end" and entry.data.get("asked"):
                 counts["end_epoch"] += 1
+            elif entry.event == "change_served" and not entry.data["refusal"]:
+                counts[change_of(entry.data).verb] += 1
     return counts
 
 
@@ -198,6 +207,14 @@ def _postponed(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> I
             yield Incident(attempt.number, each.clock, _counters(request), text)
 
 
+def _refused(attempt: AttemptSummary) -> Iterator[Incident]:
+    for entry in attempt.events("change_served"):
+        if refusal := entry.data["refusal"]:
+            request = change_of(entry.data)
+            text = f"the {request.what} that {request.by} requested ({request.reason}) could not be done: {refusal}"
+            yield Incident(attempt.number, entry.clock, entry.counters, text)
+
+
 def _never_served(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> Iterator[Incident]:
     roll_backs = [each.clock for each in attempt.restores if each.is_roll_back]
     unserved = [each for each in requests if each.is_unserved]
@@ -209,7 +226,7 @@ def _never_served(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -
         if (taker := last.taken_back) is not None:
             done = "vetoed" if taker.verb == "veto_save" else "withdrawn"
             why = f"{done} by {taker.by} ({taker.reason})"
-        noun = {"end_epoch": "end of the epoch"}.get(request.verb, request.verb)
+        noun = {"end_epoch": "end of the epoch"}.get(request.verb, request.what)
         times = f" {words.times(len(group.requests))}" if len(group.requests) > 1 else ""
         text = f"the {noun} that {group.requester} requested{times} ({group.reason}) was never served: {why}"
         yield Incident(attempt.number, last.clock, _counters(last.request), text)

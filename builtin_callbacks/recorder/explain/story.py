@@ -16,10 +16,12 @@ from .attempts import attempts_in_short, attempts_section, end_section
 from .checkpoints import checkpoints_in_short, checkpoints_section
 from .control import decisions_section, requests_in_short, requests_section
 from .costs import by_plugin, costs, costs_in_short, costs_section, timed_seconds, untimed_attempts
+from .efficiency import efficiency, efficiency_section
+from .end import describe_ending, reasons
+from .measured import Measured
 from .requests import requests_of
 from .saves import saves_of
 from .sections import Section, join_sections
-from .verdict import describe_ending, reasons
 
 
 @gc_paused()
@@ -36,6 +38,8 @@ def story(recording: Recording) -> str:
             decisions_section(attempts, requests),
             checkpoints_section(attempts, saves_of(attempts)),
             _plugins(attempts),
+            efficiency_section(efficiency(recording, attempts)),
+            _verdicts(attempts),
             _custom_events(attempts),
             costs_section(by_plugin(costs(attempts)), timed_seconds(attempts), untimed_attempts(attempts)),
             notes_section(all_notes(attempts)),
@@ -87,9 +91,19 @@ def _plugins(attempts: Sequence[AttemptSummary]) -> Section:
     return Section("plugins that changed or failed", words.table(rows, right=(0,)))
 
 
+def _verdicts(attempts: Sequence[AttemptSummary]) -> Section:
+    """Return what was said while the training ran."""
+    rows = []
+    for entry in [entry for attempt in attempts for entry in attempt.events("verdict")]:
+        data = entry.data
+        text = printable(data["text"]) if data["holds"] else f"no longer: {printable(data['text'])}"
+        rows.append((f"step {entry.counters.steps:,}", printable(data["kind"]), text))
+    return Section("verdicts during the training", words.table(rows, right=(0,)))
+
+
 def _custom_events(attempts: Sequence[AttemptSummary]) -> Section:
     """Return the events that are not in the catalogue."""
-    known = {event.name for event in CATALOGUE}
+    known = {Measured.name, *(event.name for event in CATALOGUE)}
     steps: dict[str, list[int]] = {}
     counts: Counter[str] = Counter()
     for attempt in attempts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,8 +36,8 @@ def pack(steps: NDArray[np.int64], least: int, most: int) -> Packed:
     return _encode(steps.astype(width))
 
 
-def unpack(packed: Packed, rows: int, first: int) -> tuple[int, ...]:
-    """Return the whole numbers.
+def unpack(packed: Packed, rows: int, first: int) -> Sequence[int]:
+    """Return the whole numbers, in 8 bytes each or fewer: a long recording has millions of them.
 
     Raises:
         ValueError: it is not a packed column of so many rows.
@@ -44,9 +45,9 @@ def unpack(packed: Packed, rows: int, first: int) -> tuple[int, ...]:
     if isinstance(packed, int):
         if abs(packed) > MAX_STEP:
             raise ValueError(f"a column with steps of more than {MAX_STEP}")
-        return tuple(range(first + packed, first + packed * (rows + 1), packed)) if packed else (first,) * rows
+        return range(first + packed, first + packed * (rows + 1), packed) if packed else (first,) * rows
     steps = _decode(packed, rows, WIDTHS)
-    return tuple((np.cumsum(steps, dtype=np.int64) + first).tolist())
+    return array("q", (np.cumsum(steps, dtype=np.int64) + first).tobytes())
 
 
 def pack_floats(values: Sequence[float]) -> list[str]:
@@ -58,13 +59,13 @@ def pack_floats(values: Sequence[float]) -> list[str]:
     return _encode(narrow if exact else wide)
 
 
-def unpack_floats(packed: list[str], rows: int) -> tuple[float, ...]:
-    """Return the numbers.
+def unpack_floats(packed: list[str], rows: int) -> Sequence[float]:
+    """Return the numbers, in 8 bytes each.
 
     Raises:
         ValueError: it is not a packed column of so many rows.
     """
-    return tuple(_decode(packed, rows, FLOATS).astype("<f8").tolist())
+    return array("d", _decode(packed, rows, FLOATS).astype(np.float64).tobytes())
 
 
 def pack_words(words: Sequence[int]) -> Packed:
@@ -72,8 +73,8 @@ def pack_words(words: Sequence[int]) -> Packed:
     return words[0] if len(set(words)) == 1 else _encode(np.asarray(words, "<u4"))
 
 
-def unpack_words(packed: Packed, rows: int) -> tuple[int, ...]:
-    """Return the numbers.
+def unpack_words(packed: Packed, rows: int) -> Sequence[int]:
+    """Return the numbers, in 4 bytes each.
 
     Raises:
         ValueError: it is not a packed column of so many rows.
@@ -81,8 +82,8 @@ def unpack_words(packed: Packed, rows: int) -> tuple[int, ...]:
     if isinstance(packed, int):
         if not 0 <= packed < 2**32:
             raise ValueError("a column with a number of more than 32 bits")
-        return (packed,) * rows
-    return tuple(_decode(packed, rows, WORDS).tolist())
+        return array("I", [packed]) * rows
+    return array("I", _decode(packed, rows, WORDS).astype(np.uint32).tobytes())
 
 
 def _encode(values: NDArray[Any]) -> list[str]:

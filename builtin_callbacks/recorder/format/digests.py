@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,5 +62,5 @@ def decode_digests(
         return None
     int(chain, 16)
     found = {name: columns.unpack_words(packed.get(name, 0), rows) for name in COLUMNS}
-    known = (float(rates),) * rows if is_number(rates) else columns.unpack_floats(rates, rows)
+    known = array("d", [rates]) * rows if is_number(rates) else array("d", columns.unpack_floats(rates, rows))
     return DigestBlock(epoch, first, found, known, chain, length)

@@ -15,6 +15,7 @@ Form = Callable[[Any], bool]
 LIMIT = 2**52  # larger than any real counter or clock
 COUNTER_TYPES = [*[int] * 9, float]
 REQUESTS = [[str, str, str, int, int, int, int, rank, str] for rank in (int, NoneType)]
+VALUES: Mapping[str, type] = {"set_learning_rate": float, "enable_plugin": NoneType, "disable_plugin": NoneType}
 VERBS = frozenset(get_args(Verb))
 COUNTERS = (
     "epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations",
@@ -64,9 +65,10 @@ def is_counters(values: Any) -> bool:
 
 
 def is_request(values: Any) -> bool:
-    """Return whether values are the fields of a request."""
+    """Return whether values are the fields of a request; a change of the run has its target and value, too."""
+    change = [str, VALUES[values[0]]] if values[:1] and values[0] in VALUES else []
     return (
-        list(map(type, values)) in REQUESTS
+        list(map(type, values)) in [each + change for each in REQUESTS]
         and values[0] in VERBS
         and min(values[3:7]) >= 0
         and max(values[3:7]) < LIMIT
@@ -118,6 +120,10 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
     "epoch_start": {"epoch": is_count, "resumed": is_flag, **COUNTED},
     "epoch_end": {"epoch": is_count},
     "replay": {"done": is_count, "batches": is_count},
+    "change_served": {
+        "verb": is_text, "target": is_text, "value": _or_none(is_number), "by": is_text, "reason": is_text,
+        "refusal": is_text,
+    },
     "log": {"metrics": METRICS},
     "validation_start": COUNTED,
     "validation_end": MEASURED,
@@ -128,6 +134,7 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
     "predict_end": MEASURED,
     "plugin_changed": {"plugin": is_text, "change": is_text, "by": is_text},
     "plugin_failed": {"plugin": is_text, "event": is_text, "error": is_text},
+    "verdict": {"kind": is_text, "holds": is_flag, "value": is_number, "text": is_text},
     "run_failed": {
         "error": is_text, "text": is_text, "phase": _is_phase, "plugin": _or_none(is_text), "event": _or_none(is_text),
         "batches": COUNTS, "in_hand": is_flag, "is_last": is_flag, "window": is_count, "loss": _or_none(is_number),

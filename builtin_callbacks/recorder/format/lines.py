@@ -5,7 +5,8 @@
     ["happened", event, clock, counters, data]                  `EventEntry`
     ["batches", number, part, counters, clock, rows, columns, losses]  `Batches`: a block, or a part of one
     ["behind", number, batch]                                   the next lines came after this batch of a later block
-    ["asked", number, [...]]                                    `RequestEntry`: the fields of `Request`
+    ["asked", number, [...]]                                    `RequestEntry`: the fields of `Request`; target and
+                                                                value only of a change of the run
     ["recounted", number, times]                                `RepeatEntry`
     ["spent", [[...], ...]]                                     `TimesEntry`: the fields of each `HandlerTime`
     ["digests", epoch, first, rows, columns, rates, chain, length]  `DigestBlock`
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....events import Progress, Request
+from ....events.control import CHANGES
 from . import columns
 from .checksum import format_line
 from .digests import DigestBlock, decode_digests, digest_items
@@ -173,9 +175,10 @@ def check_items(items: Any) -> None:
             raise ValueError("not an array that begins with a name")
 
 
-def _values(request: Request) -> tuple[str | int | None, ...]:
+def _values(request: Request) -> tuple[str | int | float | None, ...]:
     where = request.epoch, request.batch, request.step
-    return request.verb, request.by, request.reason, *where, request.times, request.rank, request.event
+    change = (request.target, request.value) if request.verb in CHANGES else ()
+    return request.verb, request.by, request.reason, *where, request.times, request.rank, request.event, *change
 
 
 def _column_starts(first: Counters) -> tuple[int, ...]:
@@ -200,7 +203,10 @@ def _event(event: Any, clock: Any, counters: Any, data: Any) -> EventEntry | Non
 def _request(number: Any, values: Any) -> RequestEntry | None:
     if not is_count(number) or not is_request(values):
         return None
-    return RequestEntry(number, Request(*values))
+    request = Request(*values[:9])
+    if request.verb in CHANGES:
+        request.target, request.value = values[9:]
+    return RequestEntry(number, request)
 
 
 def _repeat(number: Any, times: Any) -> RepeatEntry | None:

@@ -7,8 +7,9 @@ attempt is a list of entries, in order: `EventEntry`, `Batches`, `RequestEntry`,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ class EventEntry:
         counters: of the run at that moment.
         data: the event's fields as plain data of a bounded size; paths are strings, NaN and infinity floats. Further:
             `epoch_start`: `batches`, the epoch's length or None;
-            `log`, `validation_start`, `save_point`, `epoch_end`, `train_end`: `asked`, the numbers of the requests that
-            they serve;
+            `change_served`, `log`, `validation_start`, `save_point`, `epoch_end`, `train_end`: `asked`, the numbers of
+            the requests that they serve;
             `log`, `validation_end`, `test_end`, `predict_end`: `added`, the metrics that plugins have added (missing in
             older recordings, and where there are none);
             `validation_start`, `test_start`, `predict_start`: `batches`, the number to come or None;
@@ -89,7 +90,7 @@ class Batch:
     loss: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Batches:
     """Consecutive micro-batches; iterating yields each as a `Batch`.
 
@@ -104,17 +105,27 @@ class Batches:
 
     first: Counters
     clock: float
-    steps: tuple[int, ...]
-    skipped_steps: tuple[int, ...]
-    skipped_batches: tuple[int, ...]
-    samples: tuple[int, ...]
-    window: tuple[int, ...]
-    centiseconds: tuple[int, ...]
-    losses: tuple[float, ...] | None = None
-    tokens: tuple[int, ...] | None = None
+    steps: Sequence[int]
+    skipped_steps: Sequence[int]
+    skipped_batches: Sequence[int]
+    samples: Sequence[int]
+    window: Sequence[int]
+    centiseconds: Sequence[int]
+    losses: Sequence[float] | None = None
+    tokens: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether all values are equal; a column may be a tuple, a range or an array."""
+        return isinstance(other, Batches) and self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]  # as of any object that compares its content
+
+    def _values(self) -> list[object]:
+        values = (getattr(self, each.name) for each in fields(self))
+        return [tuple(each) if isinstance(each, Sequence | array) else each for each in values]
 
     def __iter__(self) -> Iterator[Batch]:
         for index in range(len(self)):
@@ -158,6 +169,12 @@ class RepeatEntry:
 
     number: int
     times: int
+
+
+def change_of(data: Mapping[str, Any]) -> Request:
+    """Return the request of a change as `change_served` describes it, without the place where it was made."""
+    verb, by, reason = data["verb"], data["by"], data["reason"]
+    return Request(verb, by, reason, 0, 0, 0, target=data["target"], value=data["value"])
 
 
 @dataclass(frozen=True, slots=True)

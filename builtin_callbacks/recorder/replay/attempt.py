@@ -7,9 +7,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from ....events import Bus, Event, GradientsReady, LastBoundary, StepEnd
-from ....events.control import Verb
+from ....events.control import CHANGES, Verb
 from ....plugins.filters import plan_filters
-from ..format.records import AttemptRecord, Batches, Counters, Entry, EventEntry, RepeatEntry, RequestEntry
+from ..format.records import (
+    AttemptRecord,
+    Batches,
+    Counters,
+    Entry,
+    EventEntry,
+    RepeatEntry,
+    RequestEntry,
+    change_of,
+)
 from .batches import BatchReplay
 from .boundary import Boundary
 from .entries import MILESTONES, Entries, make_event
@@ -21,7 +30,9 @@ from .requests import RecordedRequests
 from .run import ReplayRun
 
 # The events that may come during a batch.
-AT_ANY_TIME: Final = ("plugin_changed", "plugin_failed", "checkpoint_saved", "checkpoint_pruned", "resume_verified")
+AT_ANY_TIME: Final = (
+    "plugin_changed", "plugin_failed", "checkpoint_saved", "checkpoint_pruned", "resume_verified", "verdict",
+)  # fmt: skip
 SERVED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_start": "validation", "save_point": "save"}
 
 
@@ -75,6 +86,7 @@ class AttemptReplay:
             "epoch_end": self._end_epoch,
             "last_boundary": self._end_training,
             "train_end": self._end_training,
+            "change_served": self._change_run,
             "log": self._log,
             "validation_start": self._evaluations.start,
             "test_start": self._evaluations.start,
@@ -191,7 +203,7 @@ class AttemptReplay:
         run = self.run
         run.control.discard_epoch()
         self._findings.decide("roll_back", did=True)
-        for verb in ("log", "validation", "save", "end_epoch"):
+        for verb in (*CHANGES, "log", "validation", "save", "end_epoch"):
             self._findings.decide(verb, did=False)
         run.window, run.loss, run.is_last_seen = 0, None, False
         run.metrics.clear()
@@ -235,6 +247,10 @@ class AttemptReplay:
                 f"with the replayed plugins it would have continued, but what would have followed is not recorded"
             )
         self.run.finished = True
+
+    def _change_run(self, entry: EventEntry) -> None:
+        self._boundary.serve_change(change_of(entry.data))
+        self._emit(entry)
 
     def _log(self, entry: EventEntry) -> None:
         metrics = entry.data["metrics"]

@@ -71,6 +71,12 @@ class Boundary:
             if taken == verb:
                 self._findings.decide(taker, did=False)
 
+    def serve_change(self, change: Request) -> None:
+        """Note that the recorded run served a change of the run, before what else was requested."""
+        self._is_due = True
+        self._run.own_control.remove(change.what)
+        self._findings.decide_change(change, did=True)
+
     def close(self, following: Entry | None) -> None:
         """End the boundary, if the replay is at one.
 
@@ -119,6 +125,8 @@ class Boundary:
 
     def _remove_until(self, end: int) -> None:
         """Remove the requests that the recorded run would have served by now, and did not."""
+        for change in self._run.own_control.pop_changes():
+            self._findings.decide_change(change, did=False)
         for verb in SERVED[self._served + 1 : end]:
             self._run.own_control.remove(verb)
             self._findings.decide(verb, did=None if verb == "next_phase" else False)

@@ -8,10 +8,10 @@ from typing import Final
 
 from ....core.system.errors import NotRecorded
 from ....events import Control, Progress, Request
-from ....events.control import Verb
+from ....events.control import CHANGES, Verb
 from ....events.verbs import EVALUATION_VERB, TAKEN_BACK
 
-AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase")
+AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase", *CHANGES)
 
 
 class ReplayControl(Control):
@@ -71,8 +71,8 @@ class ReplayControl(Control):
     def add_recorded(self, recorded: Request) -> Request:
         """Add a request that a plugin made in the recorded run; return its copy in the history."""
         request, requests = replace(recorded), self.open_requests()
-        if request.verb in AT_BOUNDARY and request.verb not in requests:
-            self._replace({**requests, request.verb: request}, vetoed=self.vetoed)
+        if request.verb in AT_BOUNDARY and request.what not in requests:
+            self._replace({**requests, request.what: request}, vetoed=self.vetoed)
             return request
         self.history.append(request)
         self.history.total += 1
@@ -95,10 +95,10 @@ class ReplayControl(Control):
             self.remove(TAKEN_BACK[request.verb])
         return request
 
-    def remove(self, verb: Verb) -> None:
-        """Remove a request that the recorded run did not serve."""
+    def remove(self, what: str) -> None:
+        """Remove a request that the recorded run did not serve, or has served: `what` it is for."""
         requests = self.open_requests()
-        if requests.pop(verb, None) is not None:
+        if requests.pop(what, None) is not None:
             self._replace(requests, vetoed=self.vetoed)
 
     def postpone_stop(self) -> None:
@@ -111,7 +111,7 @@ class ReplayControl(Control):
         self._on_request(request)
         return request
 
-    def _replace(self, requests: dict[Verb, Request], *, vetoed: bool) -> None:
+    def _replace(self, requests: dict[str, Request], *, vetoed: bool) -> None:
         was_pending = self.pending  # until the boundary ends, whatever is removed
         self.adopt(requests, vetoed=vetoed)
         self.pending |= was_pending

@@ -69,6 +69,13 @@ class Findings:
                 finding.did = None if did is None else finding.did and did
             finding.is_decided = True
 
+    def decide_change(self, change: Request, *, did: bool) -> None:
+        """Note for the open requests of one change whether the recorded run made it."""
+        others = [each for each in self._open[change.verb] if each.request.what != change.what]
+        self._open[change.verb] = [each for each in self._open[change.verb] if each.request.what == change.what]
+        self.decide(change.verb, did)
+        self._open[change.verb] = others
+
     def close(self, *, was_killed: bool) -> None:
         """End an attempt: requests that are still open were not served, or that is unknown."""
         for verb in list(self._open):

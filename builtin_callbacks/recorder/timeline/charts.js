@@ -5,33 +5,44 @@ const HUES = { train: "train", validation: "validation", "each batch": "batch" }
 function hues(curves) {
   let others = 0;
   return curves.map((curve) => {
+    if (curve.run !== undefined) return `run-${curve.run % 6}${{ train: "", "each batch": " faint" }[curve.split] ?? " dashed"}`;
     const known = HUES[curve.split];
     return known && curves.filter((each) => each.split === curve.split).length === 1 ? known : `other-${others++ % 3}`;
   });
 }
 
-const charts = data.charts.map((chart, number) => buildChart(chart, number));
+let charts = [];
 
-function buildChart(chart, number) {
-  const classes = hues(chart.curves);
-  const values = chart.curves.flatMap((curve) => curve.pieces.flatMap((piece) => piece.y)).filter((value) => typeof value === "number");
-  const canBeLogarithmic = values.some((value) => value > 0);
-  const toggle = html("input", {
-    type: "checkbox", disabled: !canBeLogarithmic,
-    onchange: () => { toggle.checked ? state.logarithmic.add(number) : state.logarithmic.delete(number); drawChart(view); },
+/** Makes the charts of what is shown; one that is there already is kept. */
+function buildCharts() {
+  const former = new Map(charts.map((view) => [view.chart.name, view]));
+  charts = data.charts.map((chart, number) => Object.assign(former.get(chart.name) || buildChart(chart.name), aboutChart(chart, number)));
+  charts.forEach((view) => {
+    view.box.classList.toggle("wide", view.height === 300);
+    view.toggle.disabled = !view.values.some((value) => value > 0);
+    view.key.replaceChildren(...view.chart.curves.map((curve, index) => html("li", {}, swatch(view.classes[index]), ...legend(curve))));
   });
-  const key = html("ul", { class: "key" }, ...chart.curves.map((curve, index) => html("li", {}, swatch(classes[index]), ...legend(curve))));
-  const picture = svg("svg", { role: "group", "aria-label": `${chart.name}: curves with marks` });
-  const wide = number === 0 || data.charts.length === 2;
-  const box = html(
-    "div", { class: wide ? "card chart wide" : "card chart", "data-chart": chart.name },
-    html("div", { class: "head" }, html("h3", {}, chart.name), key, html("label", {}, toggle, "log scale")),
-    picture,
+  $("charts").replaceChildren(...charts.map((view) => view.box));
+}
+
+function aboutChart(chart, number) {
+  const values = chart.curves.flatMap((curve) => curve.pieces.flatMap((piece) => piece.y)).filter((value) => typeof value === "number");
+  return { chart, number, values, classes: hues(chart.curves), height: number === 0 || data.charts.length === 2 ? 300 : 210 };
+}
+
+function buildChart(name) {
+  const view = {
+    toggle: html("input", { type: "checkbox", onchange: () => { state.logarithmic[view.toggle.checked ? "add" : "delete"](name); drawChart(view); } }),
+    key: html("ul", { class: "key" }),
+    picture: svg("svg", { role: "group", "aria-label": `${name}: curves with marks` }),
+  };
+  view.box = html(
+    "div", { class: "card chart", "data-chart": name },
+    html("div", { class: "head" }, html("h3", {}, name), view.key, html("label", {}, view.toggle, "log scale")),
+    view.picture,
   );
-  $("charts").append(box);
-  const view = { chart, number, classes, values, picture, box, height: wide ? 300 : 210 };
-  picture.addEventListener("pointermove", (event) => hover(view, event));
-  picture.addEventListener("pointerleave", () => { hideTip(); charts.forEach((each) => each.cross.setAttribute("visibility", "hidden")); });
+  view.picture.addEventListener("pointermove", (event) => hover(view, event));
+  view.picture.addEventListener("pointerleave", () => { hideTip(); charts.forEach((each) => each.cross.setAttribute("visibility", "hidden")); });
   return view;
 }
 
@@ -43,7 +54,7 @@ function legend(curve) {
   const last = kept(curve).y.at(-1);
   const drawn = curve.pieces.reduce((sum, piece) => sum + piece.x.length, 0);
   const thinned = drawn < curve.total ? ` (${whole(drawn)} of ${whole(curve.total)} points)` : "";
-  return [curve.split || curve.metric, html("b", {}, last === undefined ? "" : short(last)), thinned].filter((each) => each !== "");
+  return [[curve.split || curve.metric, curve.name].filter(Boolean).join(" · "), html("b", {}, last === undefined ? "" : short(last)), thinned].filter((each) => each !== "");
 }
 
 /** The points of a curve that were not lost, in one piece. */
@@ -58,7 +69,7 @@ function kept(curve) {
 const along = (points) => (state.axis === "step" ? points.x : points.t);
 
 function yScale(view, top, bottom) {
-  const logarithmic = state.logarithmic.has(view.number);
+  const logarithmic = state.logarithmic.has(view.chart.name);
   const usable = view.values.filter((value) => !logarithmic || value > 0);
   let low = usable.reduce((one, other) => Math.min(one, other), Infinity);
   let high = usable.reduce((one, other) => Math.max(one, other), -Infinity);
@@ -182,6 +193,6 @@ function hover(view, event) {
     each.cross.setAttribute("x2", each.x(closest.at));
     each.cross.setAttribute("visibility", "visible");
   }
-  const rows = found.map((each) => pair(each.curve.metric + (each.step === closest.step ? "" : ` (step ${whole(each.step)})`), short(each.value)));
+  const rows = found.map((each) => pair([each.curve.metric, each.curve.name].filter(Boolean).join(" · ") + (each.step === closest.step ? "" : ` (step ${whole(each.step)})`), short(each.value)));
   showTip([head(`step ${whole(closest.step)}`), ...rows], event.clientX, event.clientY);
 }

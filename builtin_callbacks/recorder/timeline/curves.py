@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..explain.attempt_summary import AttemptSummary
 from ..format.records import Batches, EventEntry, Recording
@@ -52,16 +57,46 @@ class Curve:
     total: int = 0
 
 
+class _Series:
+    """All values of one metric, in 32 bytes each: there may be one for every batch."""
+
+    def __init__(self) -> None:
+        self.steps, self.places = array("q"), array("q")  # a place is twice the attempt's number, plus 1 for lost work
+        self.times, self.values = array("d"), array("d")
+
+    def add(self, step: int, time: float, value: float, place: int) -> None:
+        """Add one."""
+        self.steps.append(step)
+        self.times.append(time)
+        self.values.append(value)
+        self.places.append(place)
+
+    def extend(
+        self, steps: NDArray[np.int64], times: NDArray[np.float64], values: NDArray[np.float64], place: int
+    ) -> None:
+        """Add several, all of one place."""
+        self.steps.frombytes(steps.tobytes())
+        self.times.frombytes(times.tobytes())
+        self.values.frombytes(values.tobytes())
+        self.places.frombytes(np.full(len(steps), place, np.int64).tobytes())
+
+    def points(self) -> list[Point]:
+        """Return them downsampled."""
+        return [
+            Point(self.steps[at], self.times[at], self.values[at], self.places[at] // 2, self.places[at] % 2 == 1)
+            for at in _kept(np.frombuffer(self.values))
+        ]
+
+
 def charts(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis) -> dict[str, list[Curve]]:
     """Return the curves by what they measure: a metric's curves of training and validation share a chart."""
-    points: dict[str, list[Point]] = {}
+    series = _series(recording, attempts, axis)
     sets = {name for attempt in attempts for name in attempt.attempt.validation_sets}
-    for name, point in _points(recording, attempts, axis):
-        points.setdefault(name, []).append(point)
     by_title: dict[str, list[Curve]] = {}
-    for name in sorted(points, key=_rank):
+    for name in sorted(series, key=_rank):
         split, title = _parts(name, sets)
-        by_title.setdefault(title, []).append(Curve(name, split, downsampled(points[name]), len(points[name])))
+        found = series[name]
+        by_title.setdefault(title, []).append(Curve(name, split, found.points(), len(found.steps)))
     return dict(sorted(by_title.items(), key=lambda item: (item[0] != "loss", len(item[1]) < 2, item[0])))
 
 
@@ -70,13 +105,7 @@ def downsampled(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
 
     NaN and infinite values are kept as well, as far as there is room.
     """
-    if len(points) <= most:
-        return list(points)
-    size = math.ceil(4 * len(points) / most)
-    kept: list[Point] = []
-    for start in range(0, len(points), size):
-        kept += _extremes(points[start : start + size])
-    return kept
+    return [points[at] for at in _kept(np.array([point.value for point in points]), most)]
 
 
 def pieces(points: Iterable[Point]) -> Iterator[list[Point]]:
@@ -85,40 +114,48 @@ def pieces(points: Iterable[Point]) -> Iterator[list[Point]]:
         yield list(piece)
 
 
-def _extremes(stretch: Sequence[Point]) -> list[Point]:
-    finite = [index for index, point in enumerate(stretch) if math.isfinite(point.value)]
-    kept = {0, len(stretch) - 1}
-    if finite:
-        kept.add(min(finite, key=lambda index: stretch[index].value))
-        kept.add(max(finite, key=lambda index: stretch[index].value))
-    infinite = [index for index, point in enumerate(stretch) if not math.isfinite(point.value)]
-    kept.update(infinite[: max(0, 4 - len(kept))])
-    return [stretch[index] for index in sorted(kept)]
+def _kept(values: NDArray[np.float64], most: int = MAX_POINTS) -> Iterable[int]:
+    """Return the positions of the values that are drawn."""
+    if len(values) <= most:
+        return range(len(values))
+    size = math.ceil(4 * len(values) / most)
+    return (start + at for start in range(0, len(values), size) for at in _extremes(values[start : start + size]))
 
 
-def _points(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis) -> Iterator[tuple[str, Point]]:
+def _extremes(stretch: NDArray[np.float64]) -> list[int]:
+    kept, finite = {0, len(stretch) - 1}, np.isfinite(stretch)
+    if finite.any():
+        kept.add(int(np.where(finite, stretch, math.inf).argmin()))
+        kept.add(int(np.where(finite, stretch, -math.inf).argmax()))
+    if not finite.all():
+        kept.update((~finite).nonzero()[0][: max(0, 4 - len(kept))].tolist())
+    return sorted(kept)
+
+
+def _series(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis) -> dict[str, _Series]:
+    found: defaultdict[str, _Series] = defaultdict(_Series)
     for index, entry, is_lost in walk(recording):
         attempt = attempts[index]
+        place = 2 * attempt.number + is_lost
         if not attempt.is_fit:
             continue
         if isinstance(entry, EventEntry) and entry.event in ("log", "validation_end"):
             time = axis.at(attempt.number, entry.clock)
             metrics: Mapping[str, float] = entry.data["metrics"]
             for name, value in metrics.items():
-                yield name, Point(entry.counters.steps, time, value, attempt.number, is_lost)
+                found[name].add(entry.counters.steps, time, value, place)
         elif isinstance(entry, Batches) and entry.losses is not None:
-            yield from _losses(entry, attempt, axis, is_lost=is_lost)
+            _add_losses(found[EACH_BATCH], entry, axis.at(attempt.number, 0.0), place)
+    return {name: each for name, each in found.items() if each.steps}
 
 
-def _losses(entry: Batches, attempt: AttemptSummary, axis: Axis, *, is_lost: bool) -> Iterator[tuple[str, Point]]:
-    """Yield the loss of every batch that was not skipped, timed by the run's clock."""
-    skipped = entry.first.skipped_batches
-    for batch in entry:
-        before, skipped = skipped, batch.counters.skipped_batches
-        if batch.loss is not None and skipped == before:
-            clock = max(0.0, entry.clock - (entry.centiseconds[-1] / 100 - batch.counters.seconds))
-            time = axis.at(attempt.number, clock)
-            yield EACH_BATCH, Point(batch.counters.steps, time, batch.loss, attempt.number, is_lost)
+def _add_losses(series: _Series, block: Batches, start: float, place: int) -> None:
+    """Add the loss of every batch that was not skipped, timed by the run's clock."""
+    skips = np.diff(np.asarray(block.skipped_batches), prepend=block.first.skipped_batches)
+    ran = skips == 0
+    since = (np.asarray(block.centiseconds) - block.centiseconds[-1]) / 100  # the last batch, in seconds
+    times = (start + np.maximum(0.0, block.clock + since)).round(6)
+    series.extend(np.asarray(block.steps, np.int64)[ran], times[ran], np.asarray(block.losses, np.float64)[ran], place)
 
 
 def _parts(name: str, sets: Iterable[str]) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 // Shared by all scripts of the page: elements, numbers, scales, the tooltip.
 "use strict";
 
-const data = JSON.parse(document.getElementById("data").textContent);
-const state = { axis: "step", logarithmic: new Set() };
+let data, marks, domain, worked; // of what is shown: `show` sets them
+const state = { axis: "step", logarithmic: new Set() }; // charts by name
 const NEAR = 9; // marks within so many pixels are drawn as one
 const MAX_MARKS = 8; // in one tooltip
 const FIRST_ROWS = 15;
@@ -56,7 +56,7 @@ function ticks(low, high, count) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = power * ([1, 2, 2.5, 5, 10].find((each) => each * power >= raw * 0.999) || 10);
   const found = [];
-  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) found.push(index * step);
+  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) found.push(index * step + 0); // no -0
   return found;
 }
 
@@ -84,9 +84,6 @@ function steps() {
   if (low > high) return [0, 1];
   return low === high ? [low - 1, high + 1] : [low, high];
 }
-
-const domain = { step: steps(), time: [0, data.end || 1] };
-const worked = data.attempts.reduce((sum, each) => sum + each.seconds, 0);
 
 function xScale(left, right) {
   const [low, high] = domain[state.axis];

@@ -9,16 +9,17 @@ const GLYPHS = {
   return: "M-4.5,0L2.5,-4.5L2.5,4.5Z",
   decision: "M-4.5,-4.5L4.5,-4.5L0,4.5Z",
   plugin: "M-4,-4L4,-4L4,4L-4,4Z",
+  verdict: "M0,-5.5L5,4L-5,4Z",
 };
 const NAMES = {
   best: "best checkpoint", last: "last checkpoint", kept: "checkpoint", pruned: "checkpoint, pruned", stop: "stop", return: "resumed or rolled back",
-  decision: "other decision", plugin: "plugin changed or failed",
+  decision: "other decision", plugin: "plugin changed or failed", verdict: "verdict",
 };
 const RANK = Object.keys(GLYPHS);
 const glyph = (kind) => svg("path", { class: `glyph ${kind}`, d: GLYPHS[kind] });
 const isCheckpoint = (kind) => ["best", "last", "kept", "pruned"].includes(kind);
 
-const marks = [
+const allMarks = () => [
   ...data.marks.map(([kind, step, time, title, lines]) => ({ kind, step, time, title, lines })),
   ...data.returns.map((each) => ({ ...each, kind: "return" })),
 ];

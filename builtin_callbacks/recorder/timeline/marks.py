@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ....events.control import CHANGES
 from ....events.verbs import VERBS
 from ..explain import words
 from ..explain.attempt_summary import AttemptSummary
-from ..explain.requests import ROUTINE, requests_of
+from ..explain.requests import ROUTINE, RequestOutcome
 from ..explain.saves import Save, roles_of, saves_of
 from .axis import Axis
 
@@ -19,7 +20,7 @@ class Mark:
     """One mark on the curves.
 
     Attributes:
-        kind: `best`, `last`, `kept` or `pruned` for a checkpoint, `decision`, `stop` or `plugin`.
+        kind: `best`, `last`, `kept` or `pruned` for a checkpoint, `decision`, `stop`, `plugin` or `verdict`.
         step: optimizer steps done.
         time: in seconds on the time axis.
         title: what it is.
@@ -33,13 +34,22 @@ class Mark:
     lines: tuple[str, ...]
 
 
-def marks(attempts: Sequence[AttemptSummary], axis: Axis) -> list[Mark]:
-    """Return all marks, by time."""
+def marks(
+    attempts: Sequence[AttemptSummary], requests: Mapping[int, Sequence[RequestOutcome]], axis: Axis
+) -> list[Mark]:
+    """Return all marks, by time.
+
+    Args:
+        attempts: of the recording.
+        requests: all of them, by the number of their attempt.
+        axis: of the page.
+    """
     saves = saves_of(attempts)
     found = [_checkpoint(save, axis, role) for save, role in zip(saves, roles_of(attempts, saves), strict=True)]
     for attempt in attempts:
         if attempt.is_fit:
-            found += [*_decisions(attempt, axis), *_plugins(attempt, axis)]
+            found += [*_decisions(attempt, requests[attempt.number], axis), *_plugins(attempt, axis)]
+            found += _verdicts(attempt, axis)
     return sorted(found, key=lambda mark: mark.time)
 
 
@@ -60,14 +70,15 @@ def _checkpoint(save: Save, axis: Axis, role: str) -> Mark:
     )
 
 
-def _decisions(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
-    for each in requests_of(attempt):
+def _decisions(attempt: AttemptSummary, requests: Sequence[RequestOutcome], axis: Axis) -> Iterator[Mark]:
+    for each in requests:
         request = each.request
         if request.verb in ROUTINE:
             continue
         rank = "" if request.rank is None else f" on rank {request.rank}"
         during = f" during {request.event}" if request.event else ""
-        lines = [f"by {request.by}{rank}{during}: {request.reason}", f"epoch {request.epoch}, batch {request.batch}"]
+        lines = [request.what] if request.verb in CHANGES else []
+        lines += [f"by {request.by}{rank}{during}: {request.reason}", f"epoch {request.epoch}, batch {request.batch}"]
         lines += [f"made {words.times(request.times)}"] if request.times > 1 else []
         lines += ["never served"] if each.is_unserved else []
         kind = "stop" if request.verb == "stop" else "decision"
@@ -83,3 +94,11 @@ def _plugins(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
         else:
             title, line = f"{data['plugin']} failed on {data['event']}", str(data["error"])
         yield Mark("plugin", entry.counters.steps, axis.at(attempt.number, entry.clock), title, (line,))
+
+
+def _verdicts(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
+    for entry in attempt.events("verdict"):
+        data = entry.data
+        title = f"{data['kind']}" if data["holds"] else f"{data['kind']} no longer"
+        at = entry.counters.steps
+        yield Mark("verdict", at, axis.at(attempt.number, entry.clock), f"{title}, step {at}", (str(data["text"]),))

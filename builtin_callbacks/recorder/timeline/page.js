@@ -1,37 +1,61 @@
 // The page: its header, and drawing all of it.
 
+const list = (id, texts, classes) => $(id).append(...texts.map((text) => html("li", { class: classes }, text)));
+
 function drawHead() {
-  document.title = `${data.run}: ${data.verdict}`;
+  document.title = `${data.run}: ${data.ended}`;
   $("run").textContent = data.run;
-  $("status").textContent = data.verdict;
-  $("status").classList.add(data.status);
-  $("why").append(...data.why.map(line));
-  $("warnings").append(...data.warnings.map((text) => html("li", {}, text)));
+  $("status").textContent = data.ended;
+  $("status").className = `status ${data.status}`;
+  $("why").replaceChildren(...data.why.map(line));
+  $("warnings").replaceChildren();
+  list("warnings", data.warnings);
   $("warnings").hidden = !data.warnings.length;
   for (const part of ["facts", "metrics"]) {
-    $(part).append(...data[part].map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))));
+    $(part).replaceChildren(...data[part].map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))));
   }
   const kinds = RANK.filter((kind) => marks.some((mark) => mark.kind === kind));
-  $("key").append(...kinds.map((kind) => html("li", {}, svg("svg", { viewBox: "-7 -7 14 14", "aria-hidden": "true" }, glyph(kind)), NAMES[kind])));
+  $("key").replaceChildren(...kinds.map((kind) => html("li", {}, svg("svg", { viewBox: "-7 -7 14 14", "aria-hidden": "true" }, glyph(kind)), NAMES[kind])));
   if (data.charts.some((chart) => chart.curves.some((curve) => curve.pieces.some((piece) => piece.lost)))) {
     $("key").append(html("li", {}, svg("svg", { viewBox: "0 0 14 14", "aria-hidden": "true" }, svg("line", { class: "curve lost", x1: 0, x2: 14, y1: 7, y2: 7 })), "lost work"));
   }
   if (!data.charts.length) $("charts").append(html("p", { class: "empty" }, "No metric was recorded."));
-  $("notes").append(...data.notes.map((text) => html("li", {}, text)), ...data.damage.map((text) => html("li", { class: "damage" }, text)));
+  $("notes").replaceChildren();
+  list("notes", data.notes);
+  list("notes", data.damage, "damage");
   $("remarks").hidden = !$("notes").childElementCount;
   $("footer").textContent = `${data.file}`;
 }
 
 function draw() {
-  hideTip();
   charts.forEach(drawChart);
   drawStrip();
 }
 
-drawHead();
-drawTotals();
-drawTables();
-draw();
-$("axis").addEventListener("change", (event) => { state.axis = event.target.value; draw(); });
+/** Draws again; where an element had the focus, its successor gets it. */
+function redraw() {
+  const focusable = () => [...document.querySelectorAll("[tabindex], button, input, a")];
+  const former = focusable().indexOf(document.activeElement);
+  draw();
+  if (former >= 0 && !document.activeElement?.matches("[tabindex], button, input, a")) focusable()[former]?.focus();
+}
+
+/** Shows the facts of a run. */
+function show(facts) {
+  data = facts;
+  marks = allMarks();
+  domain = { step: steps(), time: [0, data.end || 1] };
+  worked = data.attempts.reduce((sum, each) => sum + each.seconds, 0);
+  buildCharts();
+  drawHead();
+  drawTotals();
+  drawParts();
+  drawTables();
+  redraw();
+}
+
+$("axis").addEventListener("change", (event) => { state.axis = event.target.value; hideTip(); draw(); });
 let width = innerWidth;
-addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; requestAnimationFrame(draw); } });
+addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; hideTip(); requestAnimationFrame(draw); } });
+const embedded = JSON.parse($("data").textContent);
+if (!embedded.live) show(embedded);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -24,17 +24,22 @@ from ..explain.attempt_summary import (
 from ..explain.attempts import KINDS, describe_comparison
 from ..explain.control import positions
 from ..explain.costs import costs, timed_seconds, untimed_attempts
+from ..explain.efficiency import efficiency
+from ..explain.end import describe_ending, progress, reasons
+from ..explain.measured import Measured
+from ..explain.phases import longest, phases, totals
 from ..explain.requests import group_requests, requests_of
 from ..explain.saves import common_folder, relative_name, roles_of, saves_of
-from ..explain.verdict import describe_ending, progress, reasons
 from ..format.damage import damage_in_short
+from ..format.gc_pause import gc_paused
 from ..format.records import Counters, Recording
 from .axis import Axis
 from .curves import Curve, charts, pieces
 from .marks import marks
-from .phases import longest, phases, totals
 
 SCRIPTS = ("drawing.js", "marks.js", "charts.js", "tables.js", "page.js")  # each uses those before it
+LIVE = "live.js"  # after them
+LATEST = ("train/loss", "validation/loss")
 
 
 def write_timeline(recording: Recording, path: str | Path) -> None:
@@ -50,26 +55,56 @@ def write_timeline(recording: Recording, path: str | Path) -> None:
 
 def page(recording: Recording) -> str:
     """Return the page. It contains its script and style, and its policy forbids loading anything."""
-    style, script = _part("page.css"), "\n".join(_part(name) for name in SCRIPTS)
-    policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'"
+    return _fill(SCRIPTS, "", "", facts(recording))
+
+
+def live_page(about: Mapping[str, Any]) -> str:
+    """Return the page of `watch`, which asks its server for the facts, and may load nothing from elsewhere.
+
+    Args:
+        about: what its script is given.
+    """
+    return _fill((*SCRIPTS, LIVE), "connect-src 'self'; ", _part("live.html"), {"live": about})
+
+
+def _fill(scripts: Sequence[str], policy: str, live: str, data: dict[str, Any]) -> str:
+    """Return the page with its parts.
+
+    Args:
+        scripts: the names of their files.
+        policy: what it may load.
+        live: the sections that only `watch` has.
+        data: what its script is given.
+    """
+    style, script = _part("page.css"), "\n".join(_part(name) for name in scripts)
+    policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; {policy}"
     parts = {
-        "POLICY": f"{policy}; base-uri 'none'; form-action 'none'",
+        "POLICY": f"{policy}base-uri 'none'; form-action 'none'",
         "STYLE": style,
+        "LIVE": live,
+        "DATA": _embed(data),  # recorded texts may look like a placeholder: those after it are looked for in the rest
         "SCRIPT": script,
-        "DATA": _embed(facts(recording)),  # last: recorded texts may look like a placeholder
     }
-    text = _part("page.html")
+    done, text = "", _part("page.html")
     for name, part in parts.items():
-        head, placeholder, tail = text.partition("{{" + name + "}}")
+        head, placeholder, text = text.partition("{{" + name + "}}")
         assert placeholder, name
-        text = head + part + tail
-    return text
+        done += head + part
+    return done + text
 
 
-def facts(recording: Recording) -> dict[str, Any]:
-    """Return everything that the page shows, as plain data."""
-    attempts = summarize_attempts(recording)
+@gc_paused()
+def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, Any]:
+    """Return everything that the page shows, as plain data.
+
+    Args:
+        recording: of the run.
+        is_running: whether a process is writing it, None where that is not known.
+    """
+    attempts = summarize_attempts(recording, is_running=is_running)
     axis = Axis(attempts)
+    spent = efficiency(recording, attempts)
+    requests = {attempt.number: requests_of(attempt) for attempt in attempts}
     slices = [piece for attempt in attempts for piece in phases(attempt)]
     return {
         "file": recording.path.name,
@@ -81,7 +116,9 @@ def facts(recording: Recording) -> dict[str, Any]:
             {"name": name, "curves": [_curve(each) for each in curves]}
             for name, curves in charts(recording, attempts, axis).items()
         ],
-        "marks": [[each.kind, each.step, each.time, each.title, each.lines] for each in marks(attempts, axis)],
+        "marks": [
+            [each.kind, each.step, each.time, each.title, each.lines] for each in marks(attempts, requests, axis)
+        ],
         "returns": [each for attempt in attempts for each in _restores(attempt, axis)],
         "phases": [
             [each.kind, each.attempt, axis.at(each.attempt, each.begin), axis.at(each.attempt, each.end), each.step]
@@ -96,11 +133,21 @@ def facts(recording: Recording) -> dict[str, Any]:
             for each in costs(attempts)
         ],
         "requests": [
-            [each.first.verb, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
-            for each in group_requests(request for attempt in attempts for request in requests_of(attempt))
+            [each.what, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
+            for each in group_requests(request for of_attempt in requests.values() for request in of_attempt)
         ],
+        "goodput": spent.goodput if spent.parts else None,
+        "parts": list(spent.parts.items()),
+        "findings": [[each.kind, each.text] for each in spent.findings],
+        "ranks": [] if spent.ranks is None else _ranks(spent.ranks),
         **_checkpoints(attempts),
     }
+
+
+def _ranks(measured: Measured) -> list[tuple[float, ...]]:
+    """Return a row for each rank: seconds of a batch, of its wait for data and its forward pass, bytes of memory."""
+    columns = measured.batch, measured.load, measured.forward, measured.memory, measured.device_memory
+    return [(rank, *row) for rank, row in enumerate(zip(*columns, strict=True))]
 
 
 def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, Any]:
@@ -108,8 +155,8 @@ def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, A
     metrics = closed.data["metrics"] if closed is not None else {}
     return {
         "run": run_name(attempts),
-        "status": main.attempt.status or "killed",
-        "verdict": describe_ending(main),
+        "status": main.attempt.status or ("running" if main.is_running and main.is_last else "killed"),
+        "ended": describe_ending(main),
         "why": reasons(main),
         "warnings": all_warnings(attempts),
         "facts": [
@@ -121,9 +168,19 @@ def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, A
             ("started", attempts[0].began_text),
         ],
         "metrics": [[name, words.number(value)] for name, value in sorted(metrics.items())],
+        "latest": [[name, words.number(value)] for name, value in _latest(attempts).items()],
         "notes": all_notes(attempts),
         "damage": [f"attempt {each.number}: {text}" for each in attempts for text in damage_in_short(each.attempt)],
     }
+
+
+def _latest(attempts: Sequence[AttemptSummary]) -> dict[str, float]:
+    """Return the loss of the training and of the validation, as they were last measured."""
+    found: dict[str, float] = {}
+    for attempt in attempts:
+        for entry in attempt.events("log", "validation_end"):
+            found |= {name: value for name, value in entry.data["metrics"].items() if name in LATEST}
+    return found
 
 
 def _attempt(attempt: AttemptSummary, axis: Axis, attempts: Sequence[AttemptSummary]) -> dict[str, Any]:

@@ -34,18 +34,33 @@ function drawStrip() {
 function drawTotals() {
   const block = (kind) => svg("svg", { viewBox: "0 0 14 14", "aria-hidden": "true" }, svg("rect", { class: `block ${phaseClass(kind)}`, x: 1, y: 2, width: 12, height: 10, rx: 2 }));
   const share = (value) => (data.wall ? `${((100 * value) / data.wall).toFixed(1)} %` : "");
-  $("totals").append(...data.totals.map(([kind, value]) => html("li", {}, block(kind), kind, html("b", {}, seconds(value)), share(value))));
+  $("totals").replaceChildren(...data.totals.map(([kind, value]) => html("li", {}, block(kind), kind, html("b", {}, seconds(value)), share(value))));
+}
+
+function drawParts() {
+  const total = data.parts.reduce((sum, [, value]) => sum + value, 0);
+  $("goodput").textContent = data.goodput === null ? "" : `goodput ${(100 * data.goodput).toFixed(1)} %`;
+  $("parts").replaceChildren(...data.parts.map(([name, value]) => html("li", {}, name, html("b", {}, seconds(value)), `${((100 * value) / total).toFixed(1)} %`)));
+  $("findings").replaceChildren(...data.findings.map(([kind, text]) => html("li", {}, html("b", {}, kind), `: ${text}`)));
+  $("findings").hidden = !data.findings.length;
+  $("by-rank").hidden = !data.ranks.length;
+  const size = (value) => (value ? `${(value / 2 ** 20).toFixed(0)} MiB` : "");
+  const most = Math.max(1e-12, ...data.ranks.map((row) => row[1]));
+  const time = (title) => ({ title, number: true, text: seconds, bar: (value) => value / most });
+  table($("ranks"), [{ title: "Rank", number: true }, time("A batch"), time("Of it, waiting for data"), time("Forward pass"), { title: "Memory", number: true, text: size }, { title: "GPU memory", number: true, text: size }], data.ranks);
 }
 
 // Tables.
 
+const views = {}; // of tables: how each is sorted and filtered, by the name of its box
+
 /** A table that can be sorted and filtered; it shows its first rows, and all on request. */
 function table(box, columns, rows, { search = "", sorted = -1 } = {}) {
+  const view = (views[box.id] ??= { column: sorted, descending: sorted >= 0, wanted: "", all: false });
+  box.replaceChildren();
   if (!rows.length) { box.append(html("p", { class: "empty" }, "none")); return; }
-  const view = { column: sorted, descending: sorted >= 0, wanted: "", all: false };
   const body = html("tbody");
   const more = html("button", { class: "more", type: "button", onclick: () => { view.all = true; draw(); } });
-  const count = html("span", { class: "count", role: "status" });
   const heads = columns.map((column, index) => {
     const sort = () => { view.descending = view.column === index ? !view.descending : Boolean(column.number); view.column = index; draw(); };
     return html("th", { class: column.number && "number", scope: "col" }, html("button", { type: "button", onclick: sort }, column.title));
@@ -63,11 +78,13 @@ function table(box, columns, rows, { search = "", sorted = -1 } = {}) {
     body.replaceChildren(...shown.map((index) => html("tr", {}, ...columns.map((column, at) => html("td", { class: column.number ? "number" : column.tight ? "tight" : null }, column.bar ? bar(column.bar(rows[index][at])) : null, texts[index][at])))));
     more.hidden = shown.length === order.length;
     more.textContent = `Show all ${whole(order.length)}`;
-    count.textContent = view.wanted ? `${whole(order.length)} of ${whole(rows.length)}` : "";
+    if (view.count) view.count.textContent = view.wanted ? `${whole(order.length)} of ${whole(rows.length)}` : "";
   }
-  if (search) {
-    const field = html("input", { type: "search", placeholder: "Filter", "aria-label": search, oninput: () => { view.wanted = field.value.trim().toLowerCase(); draw(); } });
-    box.parentElement.querySelector(".bar").append(html("span", { class: "tools" }, count, field));
+  view.draw = draw;
+  if (search && !view.count) {
+    const field = html("input", { type: "search", placeholder: "Filter", "aria-label": search, oninput: () => { view.wanted = field.value.trim().toLowerCase(); view.draw(); } });
+    view.count = html("span", { class: "count", role: "status" });
+    box.closest("section").querySelector(".bar").append(html("span", { class: "tools" }, view.count, field));
   }
   box.append(html("div", { class: "scroll" }, html("table", {}, html("thead", {}, html("tr", {}, ...heads)), body)), more);
   draw();
@@ -93,7 +110,8 @@ function drawTables() {
   $("costs").append(...remarks.filter(Boolean).map((text) => html("p", { class: "remark" }, text)));
   table($("requests"), [{ title: "Request", tight: true }, { title: "Times", number: true, text: whole }, { title: "By", tight: true }, { title: "First step", number: true, text: whole }, { title: "When" }, { title: "Why" }, { title: "Never served", number: true, text: (value) => (value ? whole(value) : "") }],
     data.requests, { search: "Filter by request, plugin or reason" });
-  if (data.folder) $("checkpoints").append(html("p", { class: "folder" }, data.folder));
+  $("folder").textContent = data.folder;
+  $("folder").hidden = !data.folder;
   table($("checkpoints"), [{ title: "Step", number: true, text: whole }, { title: "Epoch", number: true }, { title: "File" }, { title: "Now", tight: true }, { title: "At that time", tight: true, text: (value) => (value ? "the best so far" : "") }, { title: "Pruned at step", number: true, text: (value) => (value === null ? "" : whole(value)), key: (value) => value ?? Infinity }, { title: "Rule" }],
     data.checkpoints, { search: "Filter by file or rule" });
 }

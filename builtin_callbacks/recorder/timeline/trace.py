@@ -11,10 +11,10 @@ from typing import Any
 
 from ..explain.attempt_summary import AttemptSummary, run_name, summarize_attempts
 from ..explain.attempts import KINDS
+from ..explain.end import describe_ending, progress, reasons
+from ..explain.phases import phases
 from ..explain.requests import requests_of
-from ..explain.verdict import describe_ending, progress, reasons
 from ..format.records import Recording, TimesEntry
-from .phases import phases
 
 PROCESS, PHASES, EPOCHS, DECISIONS, CHECKPOINTS = 1, 1, 2, 3, 4
 TRACKS = {PHASES: "attempts and phases", EPOCHS: "epochs", DECISIONS: "control", CHECKPOINTS: "checkpoints"}
@@ -60,8 +60,10 @@ def _events(attempt: AttemptSummary, start: float) -> Iterator[Trace]:
         yield _slice(piece.kind, start + piece.begin, start + piece.end, PHASES, {"step": piece.step})
     for each in requests_of(attempt):
         request = each.request
-        args = {"by": request.by, "reason": request.reason, "step": request.step, "during": request.event}
-        yield _instant(request.verb, start + each.clock, DECISIONS, {**args, "times": request.times})
+        args = {"what": request.what, "by": request.by, "reason": request.reason, "step": request.step}
+        yield _instant(
+            request.verb, start + each.clock, DECISIONS, {**args, "during": request.event, "times": request.times}
+        )
     for entry in attempt.events(*CHECKPOINT_EVENTS):
         yield _instant(entry.event, start + entry.clock, CHECKPOINTS, _finite(entry.data))
     for entry in attempt.events("log", "validation_end", "test_end", "predict_end"):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from math import inf
-from typing import Any
 
-from torch import Tensor
-
+from ....core.checkpoint.state.rates import scale_optimizer, scale_scheduler
 from ....events import BatchStart, Event, Run
 from ....events.checks import is_number, known_names
 from ..base import RuleFiring, RuleOperation
@@ -16,7 +14,6 @@ from ..errors import RuleError
 from ..text import show
 
 logger = logging.getLogger("heliograph")
-RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # of a parameter group: schedulers keep theirs there, too
 
 
 class ScaleLearningRate(RuleOperation):
@@ -57,10 +54,9 @@ class ScaleLearningRate(RuleOperation):
                 raise RuleError(f"There is no optimizer {name!r} to scale.{known_names(name, optimizers)}")
             groups = optimizers[name].param_groups
             factor = self._bound([float(group["lr"]) for group in groups])
-            for group in groups:
-                _scale_group(group, factor)
+            scale_optimizer(optimizers[name], factor)
             if name in schedulers:
-                _scale_scheduler(schedulers[name], factor)
+                scale_scheduler(schedulers[name], factor)
             rates = ", ".join(f"{float(group['lr']):.6g}" for group in groups)
             logger.info("learning rate of %r times %.6g is %s: %s", name, factor, rates, firing.reason)
 
@@ -94,23 +90,3 @@ class ScaleLoss(RuleOperation):
     def should_scale(self, run: Run, firing: RuleFiring) -> None:
         """Scale."""
         run.control.scale_loss(self.factor, firing.reason)
-
-
-def _scale_group(group: dict[str, Any], factor: float) -> None:
-    """Scale the rates of a parameter group; a tensor that is stepped with stays the same object, as graphs hold it."""
-    scaled = {key: group[key] * factor for key in RATES if key in group}
-    rate = group["lr"]
-    group.update(scaled)
-    if isinstance(rate, Tensor):
-        group["lr"] = rate.copy_(scaled["lr"])
-
-
-def _scale_scheduler(scheduler: Any, factor: float) -> None:
-    """Scale what a scheduler computes rates from, and the schedulers in it."""
-    if hasattr(scheduler, "eta_min"):
-        scheduler.eta_min *= factor
-    for name in ("base_lrs", "max_lrs"):
-        if hasattr(scheduler, name):
-            setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])
-    for part in getattr(scheduler, "_schedulers", ()):
-        _scale_scheduler(part, factor)

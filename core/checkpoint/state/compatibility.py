@@ -8,11 +8,12 @@ from math import sqrt
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ....events import Run
 from ....events.guarantee import Guarantee
 from ..unseen.program import affects_training
+from .rates import scale_optimizer, scale_scheduler
 
 
 def class_names(parts: Mapping[str, Any]) -> dict[str, str]:
@@ -91,8 +92,6 @@ def _ranks(first: int, end: int) -> str:
 
 BatchChange = Literal["refuse", "keep", "linear", "sqrt"]
 CHANGES: tuple[str, ...] = get_args(BatchChange)
-RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # in the groups of an optimizer
-LISTS = ("base_lrs", "max_lrs", "_last_lr")  # of a scheduler
 
 
 def batch_factors(run: Run) -> dict[str, int | None]:
@@ -164,34 +163,6 @@ def apply_batch_change(run: Run, before: Mapping[str, int | None], how: BatchCha
         scale_scheduler(scheduler, factor)
     run.note(f"{change}: learning rates times {factor:.6g} ({how})")
     return change
-
-
-def base_rates(optimizers: Mapping[str, Any]) -> list[float]:
-    """Return the learning rate of each parameter group, without what a scheduler makes of it."""
-    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
-    return [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
-
-
-def scale_optimizer(optimizer: Any, factor: float) -> None:
-    """Multiply the learning rates of an optimizer."""
-    for group in optimizer.param_groups:
-        for name in RATES:
-            if name in group:
-                group[name] = scale_rate(group[name], factor)
-
-
-def scale_scheduler(scheduler: Any, factor: float) -> None:
-    """Multiply the base learning rates of a scheduler, and those of the schedulers in it."""
-    for name in LISTS:
-        if isinstance(rates := getattr(scheduler, name, None), list):
-            setattr(scheduler, name, [scale_rate(rate, factor) for rate in rates])
-    for inner in getattr(scheduler, "_schedulers", ()):
-        scale_scheduler(inner, factor)
-
-
-def scale_rate(rate: Any, factor: float) -> Any:
-    """Return a learning rate times a factor; a tensor is multiplied in place."""
-    return rate.mul_(factor) if isinstance(rate, Tensor) else rate * factor
 
 
 def _accumulation(run: Run) -> int | None:

@@ -23,7 +23,7 @@ class Ballot:
 
     place: Place
     judges: bool
-    requests: dict[Verb, Request]
+    requests: dict[str, Request]
     vetoes: bool
     interrupted: bool
     save_veto: Request | None
@@ -57,14 +57,17 @@ def check_places(places: Sequence[Sequence[float]]) -> None:
         )
 
 
-def merge_requests(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
-    """Return what any rank asks, in the name of the lowest rank that asks it, unless all of them do."""
-    merged: dict[Verb, Request] = {}
+def merge_requests(ballots: Sequence[Ballot]) -> dict[str, Request]:
+    """Return what any rank asks, in the name of the lowest rank that asks it, unless all of them do.
+
+    The order is that of the lowest rank, then of the next: on all ranks the same.
+    """
+    merged: dict[str, Request] = {}
     for rank, ballot in enumerate(ballots):
-        for verb, request in ballot.requests.items():
-            everybody = all(verb in each.requests and each.requests[verb].by == request.by for each in ballots)
-            merged.setdefault(verb, request if everybody else replace(request, rank=rank))
-            merged[verb].required |= request.required
+        for what, request in ballot.requests.items():
+            everybody = all(what in each.requests and each.requests[what].by == request.by for each in ballots)
+            merged.setdefault(what, request if everybody else replace(request, rank=rank))
+            merged[what].required |= request.required
     return merged
 
 

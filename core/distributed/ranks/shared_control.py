@@ -101,7 +101,7 @@ class SharedControl(Control):
         self._evaluations = self._optimizer_order = self._condition_order = 0
         self._token, self._of_some_ranks = "", set[str]()  # the names of plugins that others lack
         self._withdrawn: dict[Verb, Request] = {}
-        self._aside: dict[Verb, Request] = {}  # what this rank asks for, in the last word of an open boundary
+        self._aside: dict[str, Request] = {}  # what this rank asks for, in the last word of an open boundary
         self._should_stop = run.bus.signal(ShouldStop)
         self._hook = SignalHook([signal.SIGINT], self._note_interrupt)
 
@@ -175,8 +175,8 @@ class SharedControl(Control):
         """Ask again for what was set aside, in the name of who asked first; of states to go back to, the latest."""
         aside, self._aside = self._aside, {}
         back = self._back_request or aside.get("roll_back")
-        for verb, request in self.open_requests().items():
-            aside.setdefault(verb, request).required |= request.required
+        for what, request in self.open_requests().items():
+            aside.setdefault(what, request).required |= request.required
         self.stop_request, self._end_request = aside.pop("stop", None), aside.pop("end_epoch", None)
         aside.pop("roll_back", None)
         self._back_request, self._due = back, aside
@@ -268,7 +268,7 @@ class SharedControl(Control):
         """
         self._evaluations += 1
         if self._engine.vote([float(self.cut_request is not None or self._interrupted)])[0]:
-            own = {} if self.cut_request is None else {self.cut_request.verb: self.cut_request}
+            own: dict[str, Request] = {} if self.cut_request is None else {self.cut_request.verb: self.cut_request}
             cut = next(iter(merge_requests(self._ballots(own)).values()), None)
             if self.cut_request is None and cut is not None:
                 self.history.add(cut)
@@ -349,7 +349,7 @@ class SharedControl(Control):
         if askers and not (first and all(ballot.goes_back_to == first for ballot in ballots)):  # not one file for all
             self._run.pending_state = self._engine.broadcast(self._run.pending_state, askers[0])
 
-    def _ballots(self, requests: dict[Verb, Request]) -> list[Ballot]:
+    def _ballots(self, requests: dict[str, Request]) -> list[Ballot]:
         withdrawn = {verb: request for verb, request in self._withdrawn.items() if verb not in requests}
         judges = bool(self._should_stop.chain)
         state = self._run.pending_state

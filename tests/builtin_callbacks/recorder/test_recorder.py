@@ -450,7 +450,7 @@ def test_disabling_it_leaves_a_gap(losses: bool, tmp_path: Path) -> None:
     (change,) = events(attempt, "plugin_changed")
     assert change.data == {"plugin": "recorder", "change": "enabled", "by": "on"}
     (before, after) = [each for each in attempt.entries if isinstance(each, Batches)][:2]
-    assert (before.first.batch, after.first.batch, after.steps) == (0, 5, (6, 7, 8))
+    assert (before.first.batch, after.first.batch, tuple(after.steps)) == (0, 5, (6, 7, 8))
 
 
 def test_one_that_is_registered_during_the_run_records_from_there(tmp_path: Path) -> None:

@@ -43,14 +43,14 @@ def test_an_event_serves_the_pending_requests() -> None:
         control.request_validation("a")
     control.request_save("b")
     list(tracker.new_entries())
-    assert tracker.pop_served("log") == []
-    assert tracker.pop_served("validation_start") == [0, 1]
-    assert tracker.pop_served("validation_start") == []
-    assert tracker.pop_served("epoch_start") is None
+    assert tracker.pop_served("log", {}) == []
+    assert tracker.pop_served("validation_start", {}) == [0, 1]
+    assert tracker.pop_served("validation_start", {}) == []
+    assert tracker.pop_served("epoch_start", {}) is None
     control.stop("c")
     list(tracker.new_entries())
     tracker.drop_pending()
-    assert (tracker.pop_served("save_point"), tracker.pop_served("train_end")) == ([], [3])
+    assert (tracker.pop_served("save_point", {}), tracker.pop_served("train_end", {})) == ([], [3])
 
 
 def test_many_and_long_requests_are_limited() -> None:
@@ -60,4 +60,4 @@ def test_many_and_long_requests_are_limited() -> None:
         control.request_log("x" * 9_000)
     news = [each for each in tracker.new_entries() if isinstance(each, RequestEntry)]
     assert (news[0].number, news[-1].number, len(news[0].request.reason)) == (100, 10_099, 2_020)
-    assert len(tracker.pop_served("log") or ()) == MAX_SERVED
+    assert len(tracker.pop_served("log", {}) or ()) == MAX_SERVED

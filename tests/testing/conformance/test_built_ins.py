@@ -15,6 +15,8 @@ import pytest
 import torch
 from heliograph.plugins import discover
 from heliograph.testing import check_plugin
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.trace import TracerProvider
 
 RULES = {
     "controller_metrics": [{"name": "loss", "class": "HistoryBasedMetric", "arguments": {"window_size": 2}}],
@@ -70,7 +72,11 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "profile": lambda folder: h.Profile(folder, wait=1, warmup=1, active=1),
     "progress": lambda folder: h.ProgressBar(plain=False, interval=0),
     "ray_report": lambda folder: h.RayReport(),
+    "open_telemetry": lambda folder: h.OpenTelemetry(
+        tracer_provider=TracerProvider(shutdown_on_exit=False), meter_provider=MeterProvider(shutdown_on_exit=False)
+    ),
     "recorder": lambda folder: h.Recorder(folder),
+    "verdicts": lambda folder: h.Verdicts(every=0.001),
     "rng_capture": lambda folder: h.RNGCapture(),
     "roll_back": lambda folder: h.RollBack(),
     "rule_controller": lambda folder: h.RuleController(RULES),

@@ -61,6 +61,15 @@ plugins that changed or failed
    step 4  progress was disabled by the caller
   step 12  jsonl_log failed on log, and the run continued: OSError: no space left
 
+where the time went: goodput 0.1 %
+  7.20 s   0.1 %  useful training
+  4.60 s   0.1 %  repeated later
+  1.20 s   0.0 %  validations
+  0.40 s   0.0 %  saves
+  0.20 s   0.0 %  starting
+     2 h  99.8 %  between attempts
+  waits for data, slow ranks and memory were not measured: add Verdicts to the plugins
+
 time in plugins: about 0.47 s of 7.30 s
   ~0.45 s  6.2 %  checkpoint  mostly on save_point, longest 0.20 s
   20.0 ms  0.3 %  progress    on batch_end, longest 10.0 ms
@@ -126,7 +135,12 @@ def test_the_story_of_a_run_that_did_next_to_nothing_is_short() -> None:
         "     completed after 0.60 s: epoch 1, batch 0, step 1, 4 samples\n"
         "\n"
         "requests\n"
-        "  none"
+        "  none\n"
+        "\n"
+        "where the time went: goodput 83.3 %\n"
+        "  0.50 s  83.3 %  useful training\n"
+        "  0.10 s  16.7 %  starting\n"
+        "  waits for data, slow ranks and memory were not measured: add Verdicts to the plugins"
     )
     assert brief(recording(script)) == [
         "completed at step 1: 1 epochs done",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,12 @@ WORDS = st.integers(0, 2**32 - 1)
 def digests(draw: st.DrawFn) -> DigestBlock:
     rows = draw(st.integers(1, 100))
 
-    def column() -> tuple[int, ...]:
+    def column() -> Sequence[int]:
         if draw(st.booleans()):
-            return (draw(WORDS),) * rows
-        return tuple(draw(st.lists(WORDS, min_size=rows, max_size=rows)))
+            return array("I", [draw(WORDS)]) * rows
+        return array("I", draw(st.lists(WORDS, min_size=rows, max_size=rows)))
 
-    rates = draw(st.floats(allow_nan=False).map(lambda rate: (rate,) * rows) | st.just(tuple(map(float, range(rows)))))
+    rates = array("d", draw(st.floats(allow_nan=False).map(lambda rate: [rate] * rows) | st.just(range(rows))))
     columns = {name: column() for name in COLUMNS}
     chain = draw(st.integers(0, 2**64 - 1))
     return DigestBlock(draw(WORDS), draw(WORDS), columns, rates, f"{chain:016x}", draw(WORDS))
@@ -64,7 +66,11 @@ WRONG = {
 def test_a_column_of_equal_words_is_one_number() -> None:
     found = decode(parse_line(format_line(*GOOD)))
     assert isinstance(found, DigestBlock)
-    assert (found.columns["batch"], found.columns["loss"], found.rates) == ((7, 7), (0, 0), (0.1, 0.1))
+    assert [list(found.columns["batch"]), list(found.columns["loss"]), list(found.rates)] == [
+        [7, 7],
+        [0, 0],
+        [0.1, 0.1],
+    ]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -37,6 +38,10 @@ REQUESTS = st.builds(
     Request, st.sampled_from(["stop", "save"]), TEXTS, TEXTS, NUMBERS, NUMBERS, NUMBERS, NUMBERS,
     st.none() | st.integers(0, 9), TEXTS,
 )  # fmt: skip
+PLACE = [NUMBERS] * 4
+CHANGES = st.builds(
+    Request, st.just("set_learning_rate"), TEXTS, TEXTS, *PLACE, target=TEXTS, value=st.floats(0.0, 1e9)
+) | st.builds(Request, st.sampled_from(["enable_plugin", "disable_plugin"]), TEXTS, TEXTS, *PLACE, target=TEXTS)
 
 
 @st.composite
@@ -58,7 +63,7 @@ def blocks(draw: st.DrawFn) -> Batches:
 
 ENTRIES = st.one_of(
     st.builds(EventEntry, TEXTS, SECONDS, COUNTERS, DATA),
-    st.builds(RequestEntry, NUMBERS, REQUESTS),
+    st.builds(RequestEntry, NUMBERS, REQUESTS | CHANGES),
     st.builds(RepeatEntry, NUMBERS, NUMBERS),
     st.builds(
         TimesEntry,
@@ -70,7 +75,10 @@ ENTRIES = st.one_of(
 
 def bits(entry: Entry) -> str:
     """Return a text that differs if any bit of a number does, and is equal for two NaN."""
-    return repr(entry)
+    if not isinstance(entry, Batches):
+        return repr(entry)
+    values = (getattr(entry, each.name) for each in fields(entry))
+    return repr([tuple(each) if isinstance(each, range | array) else each for each in values])
 
 
 @given(ENTRIES)
@@ -152,3 +160,20 @@ def test_a_block_is_compact() -> None:
     rows = range(1, 1_001)
     regular = Batches(Counters(), 10.0, tuple(rows), (0,) * 1_000, (0,) * 1_000, tuple(rows), (0,) * 1_000, tuple(rows))
     assert len(encode(regular)) < 100
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["set_learning_rate", "a", "b", 0, 0, 0, 1, None, ""],
+        ["set_learning_rate", "a", "b", 0, 0, 0, 1, None, "", "", None],
+        ["set_learning_rate", "a", "b", 0, 0, 0, 1, None, "", 1, 0.5],
+        ["disable_plugin", "a", "b", 0, 0, 0, 1, None, "", "ema", 0.5],
+        ["stop", "a", "b", 0, 0, 0, 1, None, "", "ema", None],
+        [["stop"]],
+        [],
+    ],
+)
+def test_a_request_with_other_fields_than_its_verb_has_is_refused(values: list[Any]) -> None:
+    with pytest.raises(ValueError, match="a line 'asked'"):
+        decode(["asked", 0, values])

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import heliograph as h
 import pytest
 from heliograph.builtin_callbacks.recorder.format import reader, tail, writer
-from heliograph.builtin_callbacks.recorder.format.records import Batches, EventEntry
+from heliograph.builtin_callbacks.recorder.format.follower import Follower
+from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, Batches, EventEntry
 from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, FIRST_ROW, NOTES, ROW
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.tests.recordings import fit
@@ -120,14 +121,19 @@ class Reading:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reader, "read_tail", self.read_tail)
             (attempt,) = reader.read(self.path).attempts
-        assert not attempt.damage
-        seen: list[tuple[str, int]] = []
-        for entry in attempt.entries:
-            if isinstance(entry, Batches):
-                seen += [("batch", batch.counters.batches) for batch in entry]
-            elif isinstance(entry, EventEntry):
-                seen.append((entry.event, entry.counters.batches))
-        return seen
+        return seen_in(attempt)
+
+
+def seen_in(attempt: AttemptRecord) -> list[tuple[str, int]]:
+    """Return the batches and the events of an undamaged attempt, with the number of batches at each."""
+    assert not attempt.damage
+    seen: list[tuple[str, int]] = []
+    for entry in attempt.entries:
+        if isinstance(entry, Batches):
+            seen += [("batch", batch.counters.batches) for batch in entry]
+        elif isinstance(entry, EventEntry):
+            seen.append((entry.event, entry.counters.batches))
+    return seen
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +165,21 @@ def test_a_reader_sees_what_there_was_at_one_moment(
         for cut in CUTS if part in (1, 3) else CUTS[:1]:
             seen = Reading(path, [moments[each] for each in at], cut).view()
             assert seen in views[begin : end + 1], (begin, part, later, cut)
+
+
+def test_a_follower_sees_at_each_moment_what_a_reader_sees(
+    moments: list[Moment], views: list[list[tuple[str, int]]], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.recording"
+    follower, updates = Follower(path), 0
+    for moment, view in zip(moments, views, strict=True):
+        path.write_bytes(moment.file)
+        tail.tail_path(path).write_bytes(moment.tail)
+        updates += follower.update()
+        assert not follower.update()
+        (attempt,) = follower.recording().attempts
+        assert seen_in(attempt) == view
+    assert updates > len(moments) // 2
 
 
 def test_a_reading_that_was_disturbed_each_time_is_damaged(

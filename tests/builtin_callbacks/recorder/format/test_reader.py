@@ -200,7 +200,7 @@ def test_a_regular_batch_needs_no_row(tmp_path: Path) -> None:
     expected = (block(0, 6).steps, block(0, 6).samples, (1, 2, 2, 3, 3, 3 + LONGEST))
     rest = read(path).attempts[0].entries[1]
     assert isinstance(rest, Batches)
-    assert (rest.steps, rest.samples, rest.centiseconds) == expected
+    assert tuple(map(tuple, (rest.steps, rest.samples, rest.centiseconds))) == expected
 
 
 @pytest.mark.parametrize("size", [0, 100, BEGIN, FIRST_ROW - 1, FIRST_ROW, FIRST_ROW + 2 * ROW.size, SIZE])
@@ -305,8 +305,8 @@ def test_a_gap_between_batches_splits_a_block(tmp_path: Path) -> None:
     _, before, after = read(path).attempts[0].entries
     assert isinstance(before, Batches)
     assert isinstance(after, Batches)
-    assert (before.first.batch, before.steps) == (0, (1, 2, 3))
-    assert (after.first.batch, after.steps) == (5, (6, 7, 8, 9))
+    assert (before.first.batch, tuple(before.steps)) == (0, (1, 2, 3))
+    assert (after.first.batch, tuple(after.steps)) == (5, (6, 7, 8, 9))
     (first, second) = read_leftover(path)
     with path.open("a") as file:
         file.write(first + "\n")  # as if a kill came before the second

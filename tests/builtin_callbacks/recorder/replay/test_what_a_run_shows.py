@@ -89,9 +89,9 @@ def test_it_is_what_it_was_or_it_is_not_recorded(more: list[Any], tmp_path: Path
             elif (event, name) != ("train_start", "recording"):  # which is named only then
                 assert value == was[name], (event, name)
     assert unrecorded == {
-        "batch", "batch_losses", "batch_note", "collected", "epoch_begun", "forward", "modules", "outputs",
-        "plugin_seconds", "plugins", "resumed_at", "resumed_from", "scheduler", "scheduler_steps", "schedulers",
-        "stream", "task", "train_loader", "training_id", "validation_loaders", "window_count",
+        "batch", "batch_losses", "batch_note", "collected", "epoch_begun", "forked_from", "forward", "modules",
+        "outputs", "plugin_seconds", "plugins", "resumed_at", "resumed_from", "scheduler", "scheduler_steps",
+        "schedulers", "stream", "task", "train_loader", "training_id", "validation_loaders", "window_count",
     }  # fmt: skip
 
 

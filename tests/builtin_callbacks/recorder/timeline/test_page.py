@@ -79,7 +79,7 @@ def test_nan_and_infinity_are_strings() -> None:
 
 def test_the_page_holds_the_facts() -> None:
     data = facts(killed_and_resumed())
-    assert (data["status"], data["verdict"]) == ("stopped", "stopped by early_stopping on rank 2")
+    assert (data["status"], data["ended"]) == ("stopped", "stopped by early_stopping on rank 2")
     assert [(each["number"], each["ended"], each["gap"]) for each in data["attempts"]] == [
         (1, "killed", ""),
         (2, "stopped by early_stopping on rank 2", "2 h"),
@@ -152,3 +152,45 @@ def test_the_page_of_a_long_run_stays_small() -> None:
     assert chart["curves"][0]["total"] == 20_000
     assert sum(len(piece["x"]) for piece in chart["curves"][0]["pieces"]) <= 2_000
     assert len(text) < 300_000
+
+
+def test_the_page_holds_what_was_measured_and_judged() -> None:
+    script = Script(world_size=2)
+    script.start()
+    script.batches(20)
+    by_rank = {
+        "batch": [0.5, 0.5],
+        "load": [0.2, 0.01],
+        "forward": [0.1, 0.1],
+        "memory": [2, 3],
+        "device_memory": [0, 0],
+    }
+    counts = {"seconds": 10.0, "batches": 20, "sampled": 20, "validations": 0, "saves": 0}
+    script.emit("measured", **counts, **by_rank, validation=0.0, save=0.0)
+    script.emit("verdict", kind="input_bound", holds=True, value=0.4, text="it waits")
+    script.emit("verdict", kind="input_bound", holds=False, value=0.1, text="it waits less")
+    data = facts(recording(script))
+    assert data["ranks"] == [(0, 0.5, 0.2, 0.1, 2, 0), (1, 0.5, 0.01, 0.1, 3, 0)]
+    assert [kind for kind, _ in data["findings"]] == ["input_bound", "straggler"]
+    assert data["goodput"] == pytest.approx(6.0 / 10.1)
+    assert dict(data["parts"]) == {
+        "useful training": pytest.approx(6.0),
+        "waiting for data": pytest.approx(4.0),
+        "starting": pytest.approx(0.1),
+    }
+    assert [(kind, title, lines) for kind, _, _, title, lines in data["marks"]] == [
+        ("verdict", "input_bound, step 20", ("it waits",)),
+        ("verdict", "input_bound no longer, step 20", ("it waits less",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("is_running", "state"), [(None, "killed, or still running"), (True, "running"), (False, "killed")]
+)
+def test_a_run_without_an_end_is_what_is_known_of_its_process(is_running: bool | None, state: str) -> None:
+    scripts = [Script(), Script(name="a2")]
+    for script in scripts:
+        script.start()
+    data = facts(recording(*scripts), is_running=is_running)
+    assert (data["ended"], [each["ended"] for each in data["attempts"]]) == (state, ["killed", state])
+    assert data["status"] == ("running" if is_running else "killed")

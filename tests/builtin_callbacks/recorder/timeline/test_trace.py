@@ -54,6 +54,7 @@ def test_epochs_phases_requests_checkpoints_and_metrics() -> None:
     assert {"training", "validation", "saving", "starting"} <= set(names)
     asked = {event["name"]: event for event in events(data, "i")}
     assert asked["stop"]["args"] == {
+        "what": "stop",
         "by": "early_stopping",
         "reason": "validation/loss has not improved",
         "step": 12,

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 from heliograph.builtin_callbacks.recorder.explain.attempt_summary import summarize_attempts
+from heliograph.builtin_callbacks.recorder.explain.phases import Slice, longest, phases, totals
 from heliograph.builtin_callbacks.recorder.timeline.axis import Axis
-from heliograph.builtin_callbacks.recorder.timeline.phases import Slice, longest, phases, totals
 from heliograph.tests.builtin_callbacks.recorder.explain.factory import Script, killed_and_resumed, recording
 
 

@@ -14,10 +14,10 @@ from .attempt_summary import AttemptSummary
 def describe_ending(attempt: AttemptSummary) -> str:
     """Return how an attempt ended, in a few words: `stopped by early_stopping on rank 2`."""
     closed = attempt.ending
-    return attempt.status if closed is None else verdict(attempt.status, closed.data["by"], closed.data["rank"])
+    return attempt.status if closed is None else ending_text(attempt.status, closed.data["by"], closed.data["rank"])
 
 
-def verdict(status: str, by: str | None, rank: int | None) -> str:
+def ending_text(status: str, by: str | None, rank: int | None) -> str:
     """Return a status with who requested it."""
     requester = f" by {printable(by)}" if by else ""
     return status + requester + (f" on rank {rank}" if rank is not None else "")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..explain.attempt_summary import AttemptSummary
-from ..format.records import Batches, EventEntry
+from ..format.records import Batches, Entry, EventEntry
+from .attempt_summary import AttemptSummary
 
 Kind = Literal["starting", "training", "validation", "test", "prediction", "saving", "replaying"]
 KINDS: tuple[Kind, ...] = ("training", "validation", "test", "prediction", "saving", "replaying", "starting")
@@ -41,7 +41,7 @@ class Slice:
 def phases(attempt: AttemptSummary) -> list[Slice]:
     """Return what an attempt did, without gaps, from its beginning to its end."""
     slices: list[Slice] = []
-    for piece in _pieces(attempt):
+    for piece, _ in pieces(attempt, ((entry, False) for entry in attempt.attempt.entries)):
         if piece.end <= piece.begin:
             continue
         if slices and slices[-1].kind == piece.kind:
@@ -72,13 +72,18 @@ def longest(slices: Sequence[Slice], most: int = MAX_SLICES) -> list[Slice]:
     return kept
 
 
-def _pieces(attempt: AttemptSummary) -> Iterator[Slice]:
-    """Yield the time before each entry, with what the run did until then."""
+def pieces(attempt: AttemptSummary, entries: Iterable[tuple[Entry, bool]]) -> Iterator[tuple[Slice, bool]]:
+    """Yield the time before each entry, with what the run did until then, and whether that was lost.
+
+    Args:
+        attempt: the attempt.
+        entries: its entries, with whether the training later continued from before each.
+    """
     kind: Kind = "starting"
     now: Kind
     then: Kind
-    before, step = 0.0, 0
-    for entry in attempt.attempt.entries:
+    before, step, is_lost = 0.0, 0, False
+    for entry, is_lost in entries:  # the last one says it of what follows
         if isinstance(entry, Batches):
             step, now, then = entry.steps[-1], "training", "training"
         elif isinstance(entry, EventEntry) and (entry.event not in BACKGROUND or kind == "saving"):
@@ -86,9 +91,9 @@ def _pieces(attempt: AttemptSummary) -> Iterator[Slice]:
         else:  # takes no time of the loop
             continue
         clock = max(before, entry.clock)
-        yield Slice(now, attempt.number, before, clock, step)
+        yield Slice(now, attempt.number, before, clock, step), is_lost
         before, kind = clock, then
-    yield Slice(kind, attempt.number, before, attempt.seconds, step)
+    yield Slice(kind, attempt.number, before, attempt.seconds, step), is_lost
 
 
 def _next(entry: EventEntry, kind: Kind, *, is_fit: bool) -> Kind:

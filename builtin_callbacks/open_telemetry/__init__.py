@@ -1,0 +1,1 @@
+"""`OpenTelemetry`: runs as traces and metrics."""

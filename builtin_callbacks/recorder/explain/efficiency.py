@@ -1,0 +1,108 @@
+"""Where the time of a recorded training went: its goodput, and what takes too much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..format.records import Entry, EventEntry, Recording
+from ..format.walk import walk
+from . import words
+from .attempt_summary import AttemptSummary
+from .judge import Finding, findings
+from .measured import Measured, merged
+from .phases import pieces
+from .sections import Section
+
+USEFUL, WAITING, REPEATED, BETWEEN = "useful training", "waiting for data", "repeated later", "between attempts"
+NAMES = {"training": USEFUL, "saving": "saves", "validation": "validations", "replaying": "reading data again"}
+ORDER = (USEFUL, WAITING, REPEATED, "validations", "saves", "reading data again", "starting", BETWEEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Where the time of a training went.
+
+    Attributes:
+        parts: the seconds of each, which add up to all the time from its first start to its last entry.
+        findings: what takes too much.
+        ranks: what was measured in the last attempt of which something was, None for none.
+    """
+
+    parts: dict[str, float]
+    findings: tuple[Finding, ...]
+    ranks: Measured | None
+
+    @property
+    def total(self) -> float:
+        """All seconds."""
+        return sum(self.parts.values())
+
+    @property
+    def goodput(self) -> float:
+        """The part of the time that was of use."""
+        return self.parts.get(USEFUL, 0.0) / self.total if self.total else 0.0
+
+
+def efficiency(recording: Recording, attempts: Sequence[AttemptSummary]) -> Efficiency:
+    """Return where the time went in all attempts that trained.
+
+    A part of a training is of use if it was kept, and the loop did not wait for its data: that wait is known where
+    `Verdicts` has measured it, as a part of the time of some batches.
+    """
+    entries: list[list[tuple[Entry, bool]]] = [[] for _ in attempts]
+    for index, entry, is_lost in walk(recording):
+        entries[index].append((entry, is_lost))
+    parts = dict.fromkeys(ORDER, 0.0)
+    previous: AttemptSummary | None = None
+    last: list[Measured] = []
+    for attempt, own in zip(attempts, entries, strict=True):
+        if not attempt.is_fit:
+            continue
+        parts[BETWEEN] += (previous and attempt.gap(previous)) or 0.0
+        stretches = measured_in(attempt)
+        waiting = merged(stretches).load_share if stretches else 0.0
+        for piece, is_lost in pieces(attempt, own):
+            name = REPEATED if is_lost and piece.kind == "training" else NAMES.get(piece.kind, "starting")
+            share = waiting if name == USEFUL else 0.0
+            parts[name] += piece.seconds * (1 - share)
+            parts[WAITING] += piece.seconds * share
+        previous, last = attempt, stretches or last
+    found = findings(last or _unmeasured(attempts, parts))
+    known = {name: seconds for name, seconds in parts.items() if seconds > 0}
+    return Efficiency(known, tuple(each for each in found if each.holds), merged(last) if last else None)
+
+
+def measured_in(attempt: AttemptSummary) -> list[Measured]:
+    """Return what was measured in an attempt; what cannot be read is left out."""
+    stretches = list[Measured]()
+    for entry in attempt.events(Measured.name):
+        lists = {name: tuple(value) for name, value in entry.data.items() if isinstance(value, list)}
+        try:
+            stretches.append(Measured(**{**entry.data, **lists}))
+        except TypeError:  # of another version, or of somebody else's event of this name
+            continue
+    return stretches
+
+
+def efficiency_section(found: Efficiency) -> Section:
+    """Return where the time went, with the evidence of what takes too much."""
+    if not found.parts:
+        return Section("where the time went", [])
+    rows = [(words.seconds(each), words.share(each, found.total), name) for name, each in found.parts.items()]
+    lines = words.table(rows, right=(0, 1))
+    for each in found.findings:
+        lines += words.lines(f"{each.kind}: {each.text}", "  ", "    ")
+    if found.ranks is None:
+        lines += words.lines("waits for data, slow ranks and memory were not measured: add Verdicts to the plugins")
+    return Section(f"where the time went: goodput {words.share(found.goodput, 1)}", lines)
+
+
+def _unmeasured(attempts: Sequence[AttemptSummary], parts: dict[str, float]) -> list[Measured]:
+    """Return what a recording says of all attempts where nothing was measured."""
+    fits = [attempt for attempt in attempts if attempt.is_fit]
+    entries: list[EventEntry] = [entry for attempt in fits for entry in attempt.events("validation_end", "save_point")]
+    saves = sum(entry.event == "save_point" for entry in entries)
+    seconds = sum(attempt.seconds for attempt in fits)
+    validation, save = parts["validations"], parts["saves"]
+    return [Measured(seconds, 1, 0, validation, len(entries) - saves, save, saves, (0.0,), (0.0,), (0.0,), (0,), (0,))]

@@ -1,0 +1,248 @@
+"""Ask a run from outside: `attach("runs/x").stop("...")`. It needs no torch."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+
+from .address import check_token, parse_address
+from .messages import LONGEST, REASON, STATUS, encode
+from .sockets import connect, host_name, sockets_in
+
+State = Literal["queued", "accepted", "served", "refused", "unserved", "lost"]
+ENDS = ("served", "refused", "unserved", "lost")
+TOKEN = "HELIOGRAPH_TOKEN"  # noqa: S105  # the name of a variable
+SOON = 5.0  # seconds in which a run that lives says so: the thread that does needs a moment of Python's lock
+ACCEPTED = 60.0  # seconds until a request is seen, where nobody waits for more
+ANSWER = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class RemoteAnswer:
+    """What became of a request.
+
+    Attributes:
+        state: `accepted`, it is requested and will be served; `served`; `refused`; `unserved`, it was taken back, or
+            the run ended before; `queued`, the run has not seen it yet; `lost`, the connection ended before that.
+        text: the rest, in words.
+        epoch, batch, step: where the run was then; None where that is not known.
+    """
+
+    state: State
+    text: str
+    epoch: int | None = None
+    batch: int | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.step is None else f" at epoch {self.epoch}, batch {self.batch}, step {self.step}"
+        return f"{self.state}{place}: {self.text}"
+
+
+class RemoteRun:
+    """A run that is asked from outside. Each call is a connection of its own.
+
+    A request returns when the run has seen it, which is after the batch that is running, or with `wait=True` when it is
+    known what became of it. It needs a reason, which is in the history of the run, in its recording, and in what
+    `explain` says.
+
+    Args:
+        address: the socket, or the host and port.
+        token: what is sent with every message; empty for a socket.
+
+    Attributes:
+        address: as above.
+    """
+
+    def __init__(self, address: Path | tuple[str, int], token: str = "") -> None:
+        self.address, self._token = address, token
+
+    def __repr__(self) -> str:
+        return f"RemoteRun({_name(self.address)})"
+
+    def status(self) -> dict[str, Any]:
+        """Return where the run is: phase, epoch, batch, step, metrics, plugins and more. It answers at any moment.
+
+        Raises:
+            OSError: the run cannot be reached, or does not answer.
+            PermissionError: it refuses to, as where the token is wrong.
+        """
+        for message in self._exchange({"ask": STATUS}, SOON):
+            if message["state"] == STATUS:
+                status: dict[str, Any] = message["status"]
+                return status
+            raise PermissionError(f"{_name(self.address)} refuses to answer: {message['text']}")
+        raise TimeoutError(f"{_name(self.address)} does not answer.")
+
+    def stop(self, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+        """Ask the run to stop, as `control.stop` does: plugins may postpone it or take it back.
+
+        Args:
+            reason: why, for people.
+            wait: whether to wait until it is known what became of it.
+            timeout: seconds after which the last answer is returned, whatever it is; by default 60, or as long as it
+                takes with `wait`.
+
+        Raises:
+            ValueError: the reason is empty or too long.
+            OSError: the run cannot be reached.
+        """
+        return self._ask("stop", reason, wait=wait, timeout=timeout)
+
+    def save(self, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+        """Ask for a checkpoint; see `stop` for the arguments."""
+        return self._ask("save", reason, wait=wait, timeout=timeout)
+
+    def validate(self, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+        """Ask for a validation; see `stop` for the arguments."""
+        return self._ask("validate", reason, wait=wait, timeout=timeout)
+
+    def log(self, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+        """Ask for a log; see `stop` for the arguments."""
+        return self._ask("log", reason, wait=wait, timeout=timeout)
+
+    def end_epoch(self, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+        """Ask for the end of the epoch; see `stop` for the arguments."""
+        return self._ask("end-epoch", reason, wait=wait, timeout=timeout)
+
+    def set_learning_rate(
+        self, rate: float, reason: str, *, optimizer: str = "", wait: bool = False, timeout: float | None = None
+    ) -> RemoteAnswer:
+        """Ask for another learning rate, as `control.set_learning_rate` does; see `stop` for the other arguments.
+
+        Args:
+            rate: more than 0.
+            reason: why, for people.
+            optimizer: the name of the one that is meant, of several with different rates.
+            wait: see `stop`.
+            timeout: see `stop`.
+        """
+        return self._ask("set-lr", reason, wait=wait, timeout=timeout, value=float(rate), target=optimizer)
+
+    def enable(self, plugin: str, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+        """Ask for a plugin, by its name, to be enabled; see `stop` for the other arguments."""
+        return self._ask("enable", reason, wait=wait, timeout=timeout, target=plugin)
+
+    def disable(self, plugin: str, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+        """Ask for a plugin, by its name, to be disabled; see `stop` for the other arguments."""
+        return self._ask("disable", reason, wait=wait, timeout=timeout, target=plugin)
+
+    def _ask(self, word: str, reason: str, *, wait: bool, timeout: float | None, **more: Any) -> RemoteAnswer:
+        if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON:
+            raise ValueError(f"A request has a reason, a text of 1 to {REASON} characters; got {reason!r}.")
+        answer = RemoteAnswer("queued", "the run has not answered yet.")
+        message = {"ask": word, "reason": reason, "wait": wait, **{name: each for name, each in more.items() if each}}
+        for each in self._exchange(message, ACCEPTED if timeout is None and not wait else timeout):
+            place = (each.get(name) for name in ("epoch", "batch", "step"))
+            answer = RemoteAnswer(each["state"], each["text"], *place)
+            if answer.state in ENDS or (answer.state == "accepted" and not wait):
+                break
+        return answer
+
+    def _exchange(self, message: Mapping[str, Any], seconds: float | None) -> Iterator[dict[str, Any]]:
+        """Send a message and yield the answers, until there are none or the time is over."""
+        due = None if seconds is None else monotonic() + seconds
+        who = {} if isinstance(self.address, Path) else {"user": f"{getpass.getuser()}@{host_name()}"}
+        line = encode({**message, **who, **({"token": self._token} if self._token else {})})
+        if len(line) > LONGEST:
+            raise ValueError(f"A message has at most {LONGEST} bytes, this one has {len(line)}: give a shorter reason.")
+        with closing(self._connect()) as connection:
+            try:
+                connection.sendall(line)
+                yield from _answers(connection, due)
+            except ConnectionError:
+                yield {"state": "lost", "text": "the connection ended before that: the run may have been killed."}
+
+    def _connect(self) -> socket.socket:
+        if isinstance(self.address, Path):
+            return connect(self.address, SOON)
+        return socket.create_connection(self.address, SOON)
+
+
+def _answers(connection: socket.socket, due: float | None) -> Iterator[dict[str, Any]]:
+    """Yield the messages that come.
+
+    Raises:
+        ConnectionError: the connection has ended.
+    """
+    import json
+
+    received = bytearray()
+    while len(received) < ANSWER:
+        while (end := received.find(b"\n")) >= 0:
+            line = bytes(received[:end])
+            del received[: end + 1]
+            yield json.loads(line)
+        left = None if due is None else due - monotonic()
+        if left is not None and left <= 0:
+            return
+        connection.settimeout(left)
+        try:
+            more = connection.recv(65536)
+        except TimeoutError:
+            return
+        if not more:
+            raise ConnectionResetError
+        received += more
+    raise ConnectionResetError
+
+
+def attach(path: str | Path, *, token: str | None = None) -> RemoteRun:
+    """Return a run that lives, to ask it for something.
+
+    Args:
+        path: the folder that its `Remote` was given; the socket there; or `host:port`, where it listens on TCP.
+        token: of a run over TCP; by default that in the environment variable HELIOGRAPH_TOKEN.
+
+    Raises:
+        LookupError: there is no run in the folder that lives, or there are several, which are named.
+        ValueError: the run is over TCP and no token is given, or is not and one is.
+        OSError: the run cannot be reached.
+    """
+    if isinstance(path, str) and not Path(path).exists() and path.rpartition(":")[2].isdecimal():
+        given = os.environ.get(TOKEN) if token is None else token
+        if not given:
+            raise ValueError(f"A run over TCP is asked with its token: give token=, or set {TOKEN}.")
+        return RemoteRun(parse_address(path), check_token(given))
+    if token is not None:
+        raise ValueError("token= is for host:port: the socket of a run is open to its user, and needs none.")
+    path = Path(path)
+    if path.is_socket():
+        return RemoteRun(path)
+    if not path.is_dir():
+        raise LookupError(f"{path} is neither a folder nor a socket: give the folder that the run's Remote was given.")
+    return RemoteRun(_only_live(path))
+
+
+def _only_live(folder: Path) -> Path:
+    found = sockets_in(folder)
+    reasons = {path: _why_dead(path) for path in found}
+    live = [path for path in found if reasons[path] is None]
+    if len(live) == 1:
+        return live[0]
+    if live:
+        names = ", ".join(path.name for path in live)
+        raise LookupError(f"{len(live)} runs live in {folder}: attach to the socket of one of them, {names}.")
+    dead = "".join(f" {path.name}: {why}." for path, why in reasons.items())
+    raise LookupError(f"No run in {folder} can be asked: it has ended, or has no Remote({str(folder)!r}).{dead}")
+
+
+def _why_dead(path: Path) -> str | None:
+    try:
+        RemoteRun(path).status()
+    except ConnectionRefusedError:
+        return "the run was killed, or is on another machine"
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _name(address: Path | tuple[str, int]) -> str:
+    return str(address) if isinstance(address, Path) else "{}:{}".format(*address)

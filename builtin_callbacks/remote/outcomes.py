@@ -1,0 +1,181 @@
+"""What becomes of the commands: requests to the control, followed until they are served or taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.stepping.changes import RefusedChangeError, check_rate, check_switch
+from ...events import ChangeServed, Progress, Request, Run
+from ...events.control import CHANGES
+from ...events.verbs import TAKEN_BACK, VERBS
+from .messages import VERBS as WORDS
+from .server import Asked
+
+FOLLOWED = 1000  # commands of which it is known at once what becomes of them
+Answer = dict[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Followed:
+    """A command that was accepted.
+
+    Attributes:
+        asked: the command.
+        request: what the control holds for it, which is an earlier one where somebody had asked for the same.
+        origin: of the run at that moment: another one since then means that it rolled back.
+        seen: how many requests the history had.
+        saves: how many saves there were.
+    """
+
+    asked: Asked
+    request: Request
+    origin: Progress
+    seen: int
+    saves: int
+
+
+class Outcomes:
+    """Turns commands into requests, and finds out what becomes of them. Only the training's thread uses it.
+
+    Args:
+        own: the name of the plugin, which does not disable itself.
+    """
+
+    def __init__(self, own: str) -> None:
+        self._own = own
+        self._followed: list[Followed] = []
+        self._place: Answer = {}
+        self._saves = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._followed)
+
+    def accept(self, run: Run, asked: Asked) -> tuple[Answer, bool]:
+        """Request what a command asks for; return the answer, and whether it is the last one."""
+        try:
+            self._check(run, asked)
+            request = _request(run, asked)
+        except (RefusedChangeError, RuntimeError) as error:  # a loop of another framework cannot serve every verb
+            return {"state": "refused", "text": str(error), **place_of(run)}, True
+        waits = asked.command.waits and len(self._followed) < FOLLOWED
+        if waits:
+            history = run.control.history
+            self._followed.append(Followed(asked, request, run.origin, history.total, self._saves))
+        return {"state": "accepted", "text": f"{request.what} is requested.", **place_of(run)}, not waits
+
+    def count_save(self) -> None:
+        """Note that the run saves."""
+        self._saves += 1
+
+    def serve_change(self, run: Run, event: ChangeServed) -> Iterator[tuple[Asked, Answer]]:
+        """Yield what became of the commands for a change that the run has served."""
+        for each in list(self._followed):
+            request = each.request
+            if (request.verb, request.target, request.value) == (event.verb, event.target, event.value):
+                refused = {"state": "refused", "text": event.refusal}
+                served = {"state": "served", "text": f"{request.what}: done."}
+                yield self._settle(each, {**(refused if event.refusal else served), **place_of(run)})
+
+    def follow(self, run: Run) -> Iterator[tuple[Asked, Answer]]:
+        """Yield what became of commands since this was called last."""
+        due = run.control.open_requests()
+        for each in list(self._followed):
+            if not _is_open(each.request, due):
+                yield self._settle(each, self._outcome(run, each))
+        self._place = place_of(run)
+
+    def end(self, run: Run, status: str) -> Iterator[tuple[Asked, Answer]]:
+        """Yield what became of all others when the run ends."""
+        yield from self.follow(run)
+        for each in list(self._followed):
+            if each.request.verb == "stop" and status == "stopped":
+                answer = {"state": "served", "text": f"the run has stopped: {run.reason(None)}."}
+            else:
+                answer = {"state": "unserved", "text": f"the run has ended before that, {status}."}
+            yield self._settle(each, {**answer, **place_of(run)})
+
+    def _settle(self, followed: Followed, answer: Answer) -> tuple[Asked, Answer]:
+        self._followed.remove(followed)
+        return followed.asked, answer
+
+    def _check(self, run: Run, asked: Asked) -> None:
+        """Raise `RefusedChangeError` where a command would have no effect, or would fail the run."""
+        word, target = asked.command.word, asked.command.target
+        if word == "validate" and not run.validation_sets:
+            raise RefusedChangeError("the run has no validation data.")
+        if word == "save" and not run.plugins.writes_saves():
+            raise RefusedChangeError("no plugin of the run writes saves.")
+        if word == "end-epoch" and not run.progress.batch:
+            raise RefusedChangeError("no epoch is running now.")
+        if word == "disable" and target == self._own:
+            raise RefusedChangeError(f"{target} does not disable itself: nobody could ask for anything any more.")
+        if word in ("enable", "disable"):
+            check_switch(run, target, enabled=word == "enable")
+        if word == "set-lr":
+            check_rate(run, asked.command.value, target)
+
+    def _outcome(self, run: Run, followed: Followed) -> Answer:
+        """Return what became of a request that is not open any more."""
+        request = followed.request
+        if run.origin is not followed.origin:
+            return {"state": "unserved", "text": "the run has gone back to an earlier state first.", **place_of(run)}
+        taker = _taker(run, followed)
+        if taker is None and (request.verb != "save" or self._saves > followed.saves):
+            return {"state": "served", "text": f"{VERBS[request.verb].mark}: done.", **(self._place or place_of(run))}
+        how = "taken back" if taker is None else f"{VERBS[taker.verb].mark} by {taker.by} ({taker.reason})"
+        return {"state": "unserved", "text": f"{how}.", **place_of(run)}
+
+
+def place_of(run: Run) -> Answer:
+    """Return where a run is."""
+    progress = run.progress
+    return {"epoch": progress.epoch, "batch": progress.batch, "step": progress.steps}
+
+
+def _request(run: Run, asked: Asked) -> Request:
+    """Request what a command asks for; return what the control holds for it."""
+    command, control, by = asked.command, run.control, asked.by
+    match command.word:
+        case "set-lr":
+            control.set_learning_rate(command.value, command.reason, optimizer=command.target, by=by)
+        case "enable":
+            control.enable_plugin(command.target, command.reason, by=by)
+        case "disable":
+            control.disable_plugin(command.target, command.reason, by=by)
+        case "stop":
+            control.stop(command.reason, by=by)
+        case "end-epoch":
+            control.end_epoch(command.reason, by=by)
+        case "log":
+            control.request_log(command.reason, by=by)
+        case "validate":
+            control.request_validation(command.reason, by=by)
+        case "save":
+            control.request_save(command.reason, by=by)
+    due = control.open_requests()
+    verb = WORDS[command.word]
+    if verb not in CHANGES:
+        return due[verb]
+    return next(each for each in reversed(due.values()) if each.verb == verb)
+
+
+def _is_open(request: Request, due: dict[str, Request]) -> bool:
+    """Return whether a request is still due; the ranks may have replaced it by a copy."""
+    other = due.get(request.what)
+    return other is not None and _facts(other) == _facts(request)
+
+
+def _facts(request: Request) -> tuple[object, ...]:
+    return request.by, request.reason, request.epoch, request.batch, request.step
+
+
+def _taker(run: Run, followed: Followed) -> Request | None:
+    """Return the request that took another one back, None where none did; a veto of a save is counted, not listed."""
+    history, verb = run.control.history, followed.request.verb
+    newest = len(history) - min(history.total - followed.seen, len(history))
+    for number, each in reversed(list(enumerate(history))):
+        if TAKEN_BACK.get(each.verb) == verb and (number >= newest or each.verb == "veto_save"):
+            return each
+    return None

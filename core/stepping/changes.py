@@ -1,0 +1,115 @@
+"""Changes of a run that were requested, such as of its learning rate: made at a boundary, on all ranks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from ...events import Request, Run
+from ...events.checks import known_names
+from ...plugins.environment import switched_off
+from ..checkpoint.state.rates import scale_optimizer, scale_scheduler, set_rate
+
+
+class RefusedChangeError(Exception):
+    """What was requested cannot be done; the text says why."""
+
+
+def serve_change(run: Run, request: Request) -> str:
+    """Make a change; return why it cannot be made, which is a warning of the result, or nothing."""
+    try:
+        if request.verb == "set_learning_rate":
+            _set_learning_rate(run, request)
+        else:
+            _switch(run, request)
+    except RefusedChangeError as error:
+        run.warn(f"{request.by} requested {request.what} ({request.reason}), and it could not be done: {error}")
+        return str(error)
+    return ""
+
+
+def restore_switches(run: Run, former: Mapping[str, bool]) -> None:
+    """Enable and disable plugins as the state does that was loaded.
+
+    Args:
+        run: the run.
+        former: which plugins were switched before that, and how: those that the state does not name go back.
+    """
+    wanted = {name: not enabled for name, enabled in former.items()} | run.control.switches
+    for name, enabled in wanted.items():
+        if name in run.plugins and run.plugins.is_enabled(name) != enabled:
+            (run.plugins.enable if enabled else run.plugins.disable)(name)
+            run.note(f"plugin {name!r} is {'enabled' if enabled else 'disabled'}, as it was in the state by request")
+
+
+def check_switch(run: Run, name: str, *, enabled: bool) -> None:
+    """Raise `RefusedChangeError` where a plugin cannot be enabled or disabled now."""
+    if name not in run.plugins:
+        raise RefusedChangeError(f"there is no plugin {name!r}.{known_names(name, run.plugins.names())}")
+    if not enabled or run.plugins.is_enabled(name):
+        return
+    if switched_off(name):
+        raise RefusedChangeError(f"the environment keeps plugin {name!r} off.")
+    control, asks = run.control, getattr(run.plugins[name], "asks", ())
+    voted = {"skip_batch": control.votes_on_batches, "skip_step": control.votes_on_steps}
+    for verb in [verb for verb, votes in voted.items() if control.is_shared and verb in asks and not votes]:
+        raise RefusedChangeError(
+            f"plugin {name!r} asks for {verb}, on which the ranks have to vote, and whether they do was decided when "
+            f"the run began: begin it with the plugin enabled."
+        )
+
+
+def check_rate(run: Run, rate: float, optimizer: str) -> list[str]:
+    """Return the names of the optimizers whose learning rate is set.
+
+    Raises:
+        RefusedChangeError: it cannot be set.
+    """
+    optimizers: Mapping[str, Any] = run.optimizers
+    if optimizer and optimizer not in optimizers:
+        raise RefusedChangeError(f"there is no optimizer {optimizer!r}.{known_names(optimizer, optimizers)}")
+    names = [optimizer] if optimizer else list(optimizers)
+    present = {name: _rate(optimizers[name]) for name in names}
+    if len(set(present.values())) > 1:
+        rates = ", ".join(f"{name} has {value:g}" for name, value in present.items())
+        raise RefusedChangeError(f"the optimizers have different rates ({rates}): name the one that is meant.")
+    for name in names:
+        scheduler = run.schedulers.get(name)
+        if scheduler is not None and not isinstance(scheduler, LRScheduler):
+            raise RefusedChangeError(
+                f"the scheduler {type(scheduler).__name__} is not one of torch, so what it computes rates from is not "
+                f"known, and it would undo the change at its next step."
+            )
+        if present[name] == 0.0:
+            raise RefusedChangeError(
+                "the learning rate is 0 now, so there is no factor by which its schedule could be scaled to "
+                f"{rate:g}: ask again when it is not."
+            )
+    return names
+
+
+def _set_learning_rate(run: Run, request: Request) -> None:
+    assert request.value is not None  # its verb takes one
+    for name in check_rate(run, request.value, request.target):
+        optimizer = run.optimizers[name]
+        first = _rate(optimizer)
+        parts = [float(group["lr"]) / first for group in optimizer.param_groups]
+        scale_optimizer(optimizer, request.value / first)
+        for group, part in zip(optimizer.param_groups, parts, strict=True):
+            set_rate(group, "lr", request.value * part)  # the rate itself, without the rounding of the factor
+        if name in run.schedulers:
+            scale_scheduler(run.schedulers[name], request.value / first)
+
+
+def _switch(run: Run, request: Request) -> None:
+    enabled = request.verb == "enable_plugin"
+    check_switch(run, request.target, enabled=enabled)
+    if run.plugins.is_enabled(request.target) != enabled:
+        (run.plugins.enable if enabled else run.plugins.disable)(request.target, by=request.by)
+    run.control.switches[request.target] = enabled
+
+
+def _rate(optimizer: Any) -> float:
+    return float(optimizer.param_groups[0]["lr"])

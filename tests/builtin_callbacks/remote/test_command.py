@@ -1,0 +1,136 @@
+"""`python -m heliograph ask`: what it prints, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+from heliograph.__main__ import main
+from heliograph.builtin_callbacks.remote.client import RemoteAnswer, RemoteRun
+
+from .conversation import train
+
+
+@pytest.fixture
+def ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return a function that runs commands on a training, and returns (status, stdout, stderr) of each."""
+
+    def run(*commands: list[str], address: Any = None, plugins: tuple[h.Plugin, ...] = (), **options: Any) -> Any:
+        def talk(_: RemoteRun) -> list[tuple[int, str, str]]:
+            found = []
+            for command in commands:
+                capsys.readouterr()
+                status = main(["ask", address() if address else str(tmp_path), *command])
+                found.append((status, *capsys.readouterr()))
+            return found
+
+        return train(tmp_path, talk, *plugins, **options)
+
+    return run
+
+
+def test_every_verb(ask: Any) -> None:
+    verbs = (["log"], ["validate"], ["save"], ["end-epoch"], ["set-lr", "3e-4"], ["disable", "ema"], ["enable", "ema"])
+    commands = [[*verb, "--reason", "to see", *wait] for verb in verbs for wait in ([], ["--wait"])]
+    found, result = ask(*commands, plugins=(h.EMA(0.9),))
+    assert [status for status, _, _ in found] == [0] * len(commands)
+    assert [out.partition(" ")[0] for _, out, _ in found] == ["accepted", "served"] * len(verbs)
+    assert [each.what for each in result.history if each.reason == "to see"] == [
+        what
+        for what in (
+            "log",
+            "validation",
+            "save",
+            "end_epoch",
+            "set_learning_rate 0.0003",
+            "disable_plugin ema",
+            "enable_plugin ema",
+        )
+        for _ in range(2)
+    ]
+
+
+def test_a_stop(ask: Any) -> None:
+    ((status, out, err),), result = ask(["stop", "--reason", "enough", "--wait"])
+    assert (status, err) == (0, "")
+    assert out.startswith("served at epoch ")
+    assert out.endswith(": the run has stopped: enough.\n")
+    assert result.reason == "enough"
+
+
+def test_the_status_is_json(ask: Any) -> None:
+    ((status, out, _),), _ = ask(["status"])
+    assert status == 0
+    assert json.loads(out)["run"] == "run"
+
+
+def test_what_is_refused_exits_with_1(ask: Any) -> None:
+    ((status, out, _),), _ = ask(["enable", "eam", "--reason", "why"], plugins=(h.EMA(0.9),))
+    assert status == 1
+    assert "there is no plugin 'eam'. Did you mean 'ema'?" in out
+
+
+def test_over_tcp_with_a_token_in_a_file(ask: Any, tmp_path: Path) -> None:
+    remote = h.Remote(tmp_path, tcp=0, token="a token of my own")
+    (tmp_path / "token").write_text("a token of my own\n")
+    (tmp_path / "other").write_text("a token of another\n")
+
+    def address() -> str:
+        assert remote.address is not None
+        return "{}:{}".format(*remote.address)
+
+    log = ["log", "--reason", "to see", "--token-file"]
+    commands = [[*log, str(tmp_path / "token")], [*log, str(tmp_path / "other")], ["status"]]
+    found, _ = ask(*commands, address=address, remote=remote)
+    assert [status for status, _, _ in found] == [0, 1, 2]
+    assert "the token is not the one of this run" in found[1][1]
+    assert (
+        found[2][2] == "heliograph ask: A run over TCP is asked with its token: give token=, or set HELIOGRAPH_TOKEN.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "wait", "status"),
+    [
+        ("accepted", False, 0),
+        ("accepted", True, 3),
+        ("served", True, 0),
+        ("refused", False, 1),
+        ("unserved", True, 1),
+        ("queued", False, 3),
+        ("lost", True, 3),
+    ],
+)
+def test_the_exit_status(
+    state: Any, wait: bool, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RemoteRun(Path("nowhere"))
+    monkeypatch.setattr("heliograph.builtin_callbacks.remote.client.attach", lambda *_, **__: run)
+    monkeypatch.setattr(run, "stop", lambda *_, **__: RemoteAnswer(state, "so\x1b[2J", 1, 2, 3))
+    assert main(["ask", "x", "stop", "--reason", "why", *(["--wait"] if wait else [])]) == status
+    assert capsys.readouterr().out == f"{state} at epoch 1, batch 2, step 3: so\\x1b[2J\n"
+
+
+def test_where_no_run_lives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask", str(tmp_path), "status"]) == 2
+    assert capsys.readouterr().err.startswith(f"heliograph ask: No run in {tmp_path} can be asked")
+    assert main(["ask", str(tmp_path / "missing"), "status"]) == 2
+
+
+@pytest.mark.parametrize("words", [["x", "stop"], ["x", "set-lr", "--reason", "y"], ["x", "dance"], ["x"]])
+def test_a_wrong_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["ask", *words])
+    assert exit_.value.code == 2
+    assert "usage: heliograph ask" in capsys.readouterr().err
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys, heliograph as h, heliograph.__main__; h.attach, h.RemoteRun; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

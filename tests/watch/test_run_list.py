@@ -1,0 +1,54 @@
+"""Which recordings are watched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from heliograph.tests.recordings import attempt, write
+from heliograph.watch.run_list import RunList
+
+
+def make(path: Path, modified: float) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, attempt())
+    os.utime(path, (modified, modified))
+    return path
+
+
+def test_the_newest_of_each_folder_is_shown_at_first(tmp_path: Path) -> None:
+    for name, modified in (("x/old", 1), ("x/new", 3), ("y/one", 2)):
+        make(tmp_path / f"{name}.recording", modified)
+    runs = RunList([tmp_path / "x", tmp_path / "y"])
+    assert [run.name for run in runs.runs()] == ["x/new", "x/old", "y/one"]
+    assert runs.first() == [0, 2]
+    assert RunList([tmp_path]).first() == [0]
+    assert [run.name for run in RunList([tmp_path]).runs()] == ["x/new", "x/old", "y/one"]
+
+
+def test_a_file_can_be_named(tmp_path: Path) -> None:
+    path = make(tmp_path / "x/one.recording", 1)
+    runs = RunList([path, tmp_path])
+    assert [(run.path, run.name) for run in runs.runs()] == [(path, "one")]
+    assert runs.first() == [0]
+
+
+def test_a_folder_may_get_its_recordings_later(tmp_path: Path) -> None:
+    runs = RunList([tmp_path])
+    assert (runs.runs(), runs.first(), runs.rows()) == ([], [], [])
+    make(tmp_path / "late.recording", 1)
+    assert runs.runs() == []  # not yet looked for
+    runs._due = 0.0
+    assert [row["name"] for row in runs.rows()] == ["late"]
+    (tmp_path / "late.recording").unlink()
+    assert runs.rows() == []
+    assert len(runs.runs()) == 1  # the numbers stay
+
+
+def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="There is no recording and no folder at"):
+        RunList([tmp_path / "none"])
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"is not the name of a recording, which ends with \.recording: give"):
+        RunList([tmp_path / "notes.txt"])

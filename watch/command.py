@@ -1,0 +1,93 @@
+"""`python -m heliograph watch RUN ...`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .run_list import RunList
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_command(commands: Commands) -> None:
+    """Add the command to those of a parser."""
+    watch = commands.add_parser(
+        "watch",
+        help="look into runs while they train: a page with their curves, requests and checkpoints",
+        description="Serves a page on this machine, made from recordings, until Ctrl-C. Exit status 0: it was served; "
+        "2: there is no recording or folder, the port is taken, or rich is not installed.",
+    )
+    watch.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a recording, or a folder with recordings")
+    watch.add_argument("--port", type=_port, default=0, help="the port of the page; by default a free one")
+    watch.add_argument("--open", action="store_true", help="show the page in a browser")
+    watch.add_argument("--terminal", action="store_true", help="show a text screen here instead of a page")
+    watch.set_defaults(run=run_watch)
+
+
+def run_watch(options: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C; return the exit status.
+
+    Args:
+        options: parsed by the parser of `add_command`.
+    """
+    from .run_list import RunList
+
+    try:
+        runs = RunList(options.runs)
+        return _show_here(runs) if options.terminal else _serve(runs, options)
+    except (OSError, ValueError, ImportError) as error:
+        print(f"heliograph watch: {error}", file=sys.stderr)
+        return 2
+
+
+def _serve(runs: RunList, options: argparse.Namespace) -> int:
+    from .server import WatchServer
+
+    try:
+        server = WatchServer(runs, options.port)
+    except OSError as error:
+        raise OSError(f"port {options.port} cannot be used: {error.strerror}; give another --port.") from None
+    with server:
+        print(f"{server.url} (Ctrl-C ends it)", flush=True)
+        with _shown(server.url) if options.open else nullcontext():
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                print()
+    return 0
+
+
+def _show_here(runs: RunList) -> int:
+    from .terminal import check_rich, show
+
+    check_rich()
+    with suppress(KeyboardInterrupt):
+        show(runs)
+    return 0
+
+
+@contextmanager
+def _shown(url: str) -> Iterator[None]:
+    """Open an address in a browser, through a file: other users can see the arguments of a process."""
+    import webbrowser
+    from tempfile import NamedTemporaryFile
+
+    with NamedTemporaryFile("w", suffix=".html") as file:  # only this user can read it
+        file.write(f'<meta http-equiv="refresh" content="0; url={url}">')
+        file.flush()
+        if not webbrowser.open(Path(file.name).as_uri()):
+            print(f"heliograph watch: no browser could be started: open {url} with one.", file=sys.stderr)
+        yield
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port < 2**16:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, got {text}")
+    return port

@@ -1,0 +1,85 @@
+"""The recordings in the files and folders that a user has named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from heliograph.builtin_callbacks.recorder.format.reader import SUFFIX
+
+from .requests import can_be_asked
+from .watched_run import WatchedRun
+
+PAUSE, SHARE = 1.0, 20  # between two searches of the folders: seconds, and times as long as one took, at least
+
+
+class RunList:
+    """All recordings in some files and folders, those that are made later included.
+
+    Args:
+        paths: recordings, and folders with recordings at any depth.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: a file is not named as a recording.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            if not path.exists():
+                raise FileNotFoundError(f"There is no recording and no folder at {path}.")
+            if path.is_file() and path.suffix != SUFFIX:
+                raise ValueError(
+                    f"{path} is not the name of a recording, which ends with {SUFFIX}: give the file that "
+                    "Recorder wrote, or its folder."
+                )
+        self._paths, self._guard, self._due = paths, Lock(), 0.0
+        self._runs: dict[Path, WatchedRun] = {}
+
+    def runs(self) -> list[WatchedRun]:
+        """Return the runs; the place of each in the list stays the same."""
+        with self._guard:
+            if (begin := monotonic()) >= self._due:
+                for path in self._paths:
+                    self._add(path)
+                self._due = monotonic() + max(PAUSE, SHARE * (monotonic() - begin))
+            return [*self._runs.values()]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what the page lists of each run: its number and name, when it was written, its state."""
+        rows = []
+        for number, run in enumerate(self.runs()):
+            try:
+                modified = run.path.stat().st_mtime
+            except OSError:  # it was removed
+                continue
+            rows.append(
+                {
+                    "id": number,
+                    "name": run.name,
+                    "modified": modified,
+                    "running": run.is_running,
+                    "remote": can_be_asked(run),
+                }
+            )
+        return rows
+
+    def first(self) -> list[int]:
+        """Return the runs to show at first: the newest of each file or folder that was named."""
+        runs, chosen = self.runs(), list[int]()
+        for path in self._paths:
+            own = [number for number, run in enumerate(runs) if run.path == path or path in run.path.parents]
+            own.sort(key=lambda number: runs[number].path.stat().st_mtime_ns)
+            chosen += [number for number in own[-1:] if number not in chosen]
+        return chosen
+
+    def _add(self, path: Path) -> None:
+        for file in [path] if path.is_file() else sorted(path.rglob(f"*{SUFFIX}")):
+            if file not in self._runs:
+                name = file.name if file == path else str(file.relative_to(path))
+                if len(self._paths) > 1 and file != path:
+                    name = str(Path(path.name) / name)
+                self._runs[file] = WatchedRun(file, name.removesuffix(SUFFIX))

@@ -1,0 +1,99 @@
+"""One recording that is watched: its facts, made again when there is something new."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from heliograph.builtin_callbacks.recorder.format.follower import Follower
+from heliograph.builtin_callbacks.recorder.timeline.page import facts
+
+PAUSE = 0.5  # seconds between two looks at the files
+SHARE = 10  # times as long as making the facts took, at least: of long recordings, the watch takes a tenth of a core
+
+
+class WatchedRun:
+    """A recording, and the facts of it.
+
+    Several threads may ask for them.
+
+    Args:
+        path: the file.
+        name: as it is shown.
+
+    Attributes:
+        version: a number that changes when the facts do.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.version = 0
+        self._follower, self._guard = Follower(path), Lock()
+        self._facts: dict[str, Any] = {}
+        self._text = b""
+        self._was_running: bool | None = None
+        self._due = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the page shows, or `error`, why that cannot be said."""
+        with self._guard:
+            self._look()
+            return self._facts
+
+    def text(self, known: int = -1) -> tuple[int, bytes]:
+        """Return the version of the facts, and the facts as JSON: empty where `known` is that version."""
+        with self._guard:
+            self._look()
+            return self.version, b"" if known == self.version else self._text
+
+    def _look(self) -> None:
+        """Make the facts again if there is anything new."""
+        begin = monotonic()
+        if begin < self._due:
+            return
+        is_running = self.is_running
+        try:
+            if not self._follower.update() and self._text and is_running == self._was_running:
+                self._due = monotonic() + PAUSE
+                return
+            found = facts(self._follower.recording(), is_running=is_running)
+        except (OSError, ValueError) as error:
+            found = {"error": str(error)}
+        self._was_running = is_running
+        if found != self._facts:
+            self._facts, self.version = found, self.version + 1
+            self._text = json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
+        self._due = monotonic() + max(PAUSE, SHARE * (monotonic() - begin))
+
+    @property
+    def is_running(self) -> bool | None:
+        """Whether a process is writing the recording; None if it is one of another machine, which cannot be asked."""
+        process = self._writer()
+        return process if process is None else process > 0
+
+    @property
+    def process(self) -> int | None:
+        """The number of the process that is writing the recording, None if there is none on this machine."""
+        return self._writer() or None
+
+    def _writer(self) -> int | None:
+        """Return the process of this machine that writes the recording, 0 for none, None where that is not known."""
+        lock = self.path.with_name(self.path.name + ".lock")
+        try:
+            holder = lock.read_text(errors="replace").split()
+        except OSError:
+            return 0  # a writer has one, and removes it at its end
+        if len(holder) != 2 or not holder[0].isdigit() or holder[1] != socket.gethostname():
+            return None
+        try:
+            os.kill(int(holder[0]), 0)
+        except (ProcessLookupError, OverflowError):
+            return 0
+        except PermissionError:  # of another user
+            return int(holder[0])
+        return int(holder[0])
