@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from heliograph.plugins.environment import OF_RUN
 from heliograph.testing.chaos.environment import JOURNAL, VARIABLE
 from heliograph.testing.chaos.faults.fault import Fault
-from heliograph.testing.chaos.journal import read
+from heliograph.testing.chaos.journal import Entry, read
 from heliograph.testing.chaos.processes import Child, Start, end_group, free_port, rank_variables
 
 PACKAGE = "heliograph-chaos"
@@ -30,7 +30,8 @@ class Attempt:
         seconds: how long it took.
         silence: the longest time without a sign of life, in seconds.
         hung: whether the watchdog has ended it.
-        faults: how many faults have acted in it.
+        faults: the kinds of the faults that have acted in it.
+        failed: whether the training has ended with an error on some rank.
         output: the file with what it has printed.
     """
 
@@ -38,7 +39,8 @@ class Attempt:
     seconds: float
     silence: float
     hung: bool
-    faults: int
+    faults: tuple[str, ...]
+    failed: bool
     output: Path
 
     @property
@@ -90,12 +92,13 @@ class Training:
                 return False
         return False
 
-    def _acted(self) -> int:
-        return sum(entry["what"] == "fault" for path in self.journals for entry in read(path))
+    def _entries(self) -> list[Entry]:
+        """Return what all ranks have noted, those of each rank in their order."""
+        return [entry for path in self.journals for entry in read(path)]
 
     def _attempt(self, patience: float) -> Attempt:
         output = self._notes / f"attempt-{len(self.attempts) + 1}.log"
-        before, began, port = self._acted(), monotonic(), free_port() if self._ranks > 1 else 0
+        before, began, port = self._entries(), monotonic(), free_port() if self._ranks > 1 else 0
         children = [
             self._start(self._folder, {**self._variables(), **rank_variables(rank, self._ranks, port)}, output)
             for rank in range(self._ranks)
@@ -107,7 +110,12 @@ class Training:
             for child in children:
                 end_group(child)
         statuses = tuple(_status(child) for child in children)
-        return Attempt(statuses, monotonic() - began, watch.silence, hung, self._acted() - before, output)
+        new = self._entries()
+        for entry in before:
+            new.remove(entry)
+        kinds = tuple(entry["kind"] for entry in new if entry["what"] == "fault")
+        failed = any(entry["what"] == "end" and entry["status"] == "failed" for entry in new)
+        return Attempt(statuses, monotonic() - began, watch.silence, hung, kinds, failed, output)
 
     def _variables(self) -> dict[str, str]:
         """Return the variables by which a trainer finds the plugin: a package with an entry point lies on the path."""

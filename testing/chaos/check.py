@@ -24,6 +24,7 @@ from heliograph.testing.resume.errors import UsageError
 MORE_ATTEMPTS = 10  # than faults
 PATIENCE = 900.0  # seconds without a sign of life, where nothing is known of the training
 OTHER_SAVES = frozenset({"preempt", "lost-notice", "lost-request"})  # faults by which other checkpoints are written
+MILD = frozenset({"preempt", "lost-request", "slow", "slow-disk", "clock-jump"})  # by which nothing need fail
 SHORTEST = 10.0  # seconds that the watchdog waits at least
 Faults = int | Sequence[Fault]
 
@@ -203,7 +204,7 @@ class _Check:
         difference = _difference(expected, met, aside, only_last=changed)
         if difference:
             return "differs", difference + _meaning(expected[0], met[0])
-        lost = next((story.lost for story in met if story.lost), None)
+        lost = next((story.lost for story in met if story.lost), None) or _needless_failure(chaotic)
         return "lost work" if lost else "equal", lost
 
 
@@ -214,6 +215,14 @@ def _difference(
     for rank, (one, other, names) in enumerate(zip(expected, others, aside, strict=True)):
         if found := first_difference(one, other, names, only_last=only_last):
             return f"on rank {rank} {found}" if rank else found
+    return None
+
+
+def _needless_failure(training: Training) -> str | None:
+    """Return which attempt has failed or hung, though nothing had happened by which it must."""
+    for number, attempt in enumerate(training.attempts):
+        if (attempt.failed or attempt.hung) and MILD.issuperset(attempt.faults):
+            return describe_failure(attempt, training.attempts[: number + 1])
     return None
 
 

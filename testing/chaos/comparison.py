@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Place = tuple[int, int]  # which training of the script, counted from 0, and finished batches with this one
 HEEDED = 10  # batches within which a process that gets a SIGTERM ends
+Moment = tuple[Place, str, int]  # an event, and how many epochs are finished at it
 BY_THE_CLOCK = ("metrics.", "plugins.")  # values that may differ from run to run
 
 
@@ -25,6 +26,7 @@ class Story:
 
     Attributes:
         losses: of each batch, one entry for every time that it was done: the losses, as hexadecimal numbers.
+        metrics: of each log and validation, by its place and the name of the event, the same.
         ends: of each training that came to its end, the entry of the journal.
         facts: what it ended with, by the path of the value.
         faults: the faults that have acted, each with who has noticed it.
@@ -37,6 +39,7 @@ class Story:
     """
 
     losses: dict[Place, list[list[str]]] = field(default_factory=dict)
+    metrics: dict[Moment, list[dict[str, str]]] = field(default_factory=dict)
     ends: dict[int, Entry] = field(default_factory=dict)
     facts: dict[int, dict[str, Leaf]] = field(default_factory=dict)
     faults: list[Entry] = field(default_factory=list)
@@ -113,6 +116,9 @@ def story_of(path: Path) -> Story:
         elif what == "batch":
             story.arrive(entry["training"], entry["batch"] - 1, is_resume=False)
             story.losses.setdefault((entry["training"], entry["batch"]), []).append(entry["losses"])
+        elif what == "metrics":
+            event, epoch, batch = entry["at"]
+            story.metrics.setdefault(((entry["training"], batch), event, epoch), []).append(entry["values"])
         elif what == "fault":
             story.meet(entry)
         elif what == "noticed":
@@ -146,6 +152,10 @@ def first_difference(
                 return _of_losses(place, expected[0], losses)
     if more := other.losses.keys() - reference.losses.keys():
         return f"{_name(min(more))} was done, and not without faults"
+    for moment, measured in reference.metrics.items():
+        for values in other.metrics.get(moment, [])[-1 if only_last else 0 :]:
+            if found := _of_metrics(moment, measured, values, aside):
+                return found
     for training, facts in reference.facts.items():
         for path in differing(facts, other.facts.get(training, {})):
             if path not in aside:
@@ -155,7 +165,13 @@ def first_difference(
 
 def varying(one: Story, other: Story) -> set[str]:
     """Return the paths of metrics and plugin states that differ between two trainings without faults."""
-    return {
+    measured = {
+        f"metrics.{name}"
+        for moment, values in one.metrics.items()
+        for pair in zip(values, other.metrics.get(moment, []), strict=False)
+        for name in differing(*pair)
+    }
+    return measured | {
         path
         for training, facts in one.facts.items()
         for path in differing(facts, other.facts.get(training, {}))
@@ -163,7 +179,7 @@ def varying(one: Story, other: Story) -> set[str]:
     }
 
 
-def differing(one: dict[str, Leaf], other: dict[str, Leaf]) -> Iterator[str]:
+def differing(one: Mapping[str, object], other: Mapping[str, object]) -> Iterator[str]:
     """Yield the paths of the values that differ."""
     yield from (path for path in {**one, **other} if one.get(path) != other.get(path))
 
@@ -186,6 +202,22 @@ def _shown(leaf: Leaf | None) -> Any:
     if getattr(leaf.sample, "size", 1) > 1:
         return f"{leaf.kind} with digest {leaf.digest.hex()[:8]}"
     return repr(leaf.sample)
+
+
+def _of_metrics(
+    moment: Moment, measured: Sequence[Mapping[str, str]], values: Mapping[str, str], aside: Collection[str]
+) -> str | None:
+    """Return how metrics differ from all that were measured at this moment; several logs can come at one."""
+    found: list[str] = []
+    for each in sorted(measured, key=lambda each: each.keys() != values.keys(), reverse=True):  # the likeliest last
+        if not (names := [name for name in differing(each, values) if f"metrics.{name}" not in aside]):
+            return None
+        found = [names[0], _number(values.get(names[0])), _number(each.get(names[0]))]
+    return f"{found[0]} in the {moment[1]} after {_name(moment[0])} is {found[1]} instead of {found[2]}"
+
+
+def _number(text: str | None) -> str:
+    return "missing" if text is None else repr(float.fromhex(text))
 
 
 def _name(place: Place) -> str:

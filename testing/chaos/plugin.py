@@ -16,10 +16,12 @@ from heliograph.events import (
     CheckpointSaved,
     Event,
     Lane,
+    Log,
     Run,
     RunClosed,
     RunFailed,
     TrainStart,
+    ValidationEnd,
 )
 from heliograph.events.catalogue import EpochStart
 from heliograph.plugins import Plugin, on
@@ -119,6 +121,12 @@ class Chaos(Plugin):
         """Note that there is a checkpoint from which the training can continue."""
         if self._witness is not None and run.last_checkpoint == event.path:
             self._witness.note_save(event.path)
+
+    @on(Log, ValidationEnd, lane=Lane.REPORT, optional=True)
+    def note_metrics(self, run: Run, event: Log | ValidationEnd) -> None:
+        """Note what was measured."""
+        if self._witness is not None:
+            self._witness.note_metrics(run, event)
 
     @on(*EVENTS, lane=Lane.TRANSFORM, optional=True)
     def arrive(self, run: Run, event: Event) -> None:

@@ -40,5 +40,5 @@ def describe_failure(attempt: Attempt, attempts: Sequence[Attempt]) -> str:
     status = ", ".join(map(str, attempt.statuses))
     lines = attempt.output.read_text(encoding="utf-8", errors="backslashreplace").strip().splitlines()
     how = "was ended by the watchdog" if attempt.hung else f"ended with status {status}"
-    met = "" if attempt.faults else ", though no fault had acted in it"
+    met = ", with these faults: " + ", ".join(attempt.faults) if attempt.faults else ", though no fault had acted in it"
     return f"attempt {len(attempts)} {how}{met}; its output ends with: {' | '.join(lines[-3:]) or 'nothing'}"

@@ -14,7 +14,7 @@ from heliograph.testing.chaos.faults.acts import Act
 from heliograph.testing.chaos.journal import Journal, of_rank, read, write_end
 
 if TYPE_CHECKING:
-    from heliograph.events import Run, RunClosed
+    from heliograph.events import Log, Run, RunClosed, ValidationEnd
 
 
 class Witness:
@@ -50,6 +50,16 @@ class Witness:
         """Note the losses of a batch; waits for the device."""
         losses = [] if run.control.skips_batch else [float(each.detach()).hex() for each in run.batch_losses]
         self._journal.note("batch", training=self._training, batch=run.progress.batches, losses=losses)
+
+    def note_metrics(self, run: Run, event: Log | ValidationEnd) -> None:
+        """Note the metrics of a log or a validation."""
+        metrics = {name: float(value).hex() for name, value in event.metrics.items()}
+        self._journal.note(
+            "metrics",
+            training=self._training,
+            at=[event.name, run.progress.epoch, run.progress.batches],
+            values=metrics,
+        )
 
     def note_act(self, number: int, act: Act) -> None:
         """Note that a fault acts now."""

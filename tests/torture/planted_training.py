@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import heliograph as h
@@ -26,6 +26,12 @@ OF_REQUESTS = ("kill", "preempt", "kill", "lost-request")  # by which other chec
 OF_RANKS = ("kill", "preempt", "lost-notice", "slow", "kill", "preempt")
 
 
+@cache
+def scale() -> list[float]:
+    """Return what only the state of the task holds: nobody looks into the cache of a function."""
+    return [1.0]
+
+
 class Task(h.Supervised):
     """Draws from every generator, counts in an attribute and in a state of its own."""
 
@@ -33,31 +39,30 @@ class Task(h.Supervised):
         super().__init__(model, nn.functional.mse_loss)
         self.generator = np.random.default_rng(1)
         self.calls = 0
-        self.scale = 1.0
 
     def training_step(self, run: h.Run, batch: Any) -> Tensor:
         self.calls += 1
-        self.scale *= 0.999
+        scale()[0] *= 0.999
         own = run.plugins["rng_capture"].generator.random()
         drawn = random.random() + float(np.random.rand()) + float(self.generator.random()) + float(own)
         run.track("drawn", drawn)
-        return super().training_step(run, (batch[0] + 0.1 * drawn, batch[1])) * self.scale + 1e-3 * (self.calls % 7)
+        return super().training_step(run, (batch[0] + 0.1 * drawn, batch[1])) * scale()[0] + 1e-3 * (self.calls % 7)
 
     def state_dict(self) -> dict[str, float]:
-        return {"scale": self.scale}
+        return {"scale": scale()[0]}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.scale = state["scale"]
+        scale()[0] = state["scale"]
 
 
 class Nudge(h.Plugin):
-    """Scales the loss at every third emission, by a number that grows."""
+    """Scales the loss by a number that grows at every third boundary."""
 
     def __init__(self) -> None:
         self.factor = 1.0
 
-    @h.on(h.StepEnd, when=h.Every(emissions=3))
-    def grow(self, run: h.Run, event: h.StepEnd) -> None:
+    @h.on(h.ShouldStop, when=h.Every(emissions=3))
+    def grow(self, run: h.Run, event: h.ShouldStop) -> None:
         self.factor += 0.01
 
     @h.on(h.BatchStart)
@@ -85,18 +90,19 @@ class OnRank(h.Plugin):
 
 def plugins(*, background: bool) -> list[h.Plugin]:
     """Return the plugins of the training."""
-    best: dict[str, Any] = {"keep_last": 2, "keep_best": 1, "monitor": "validation/loss"}
+    best: dict[str, Any] = {"keep_last": 2, "keep_best": 1, "monitor": "validation/loss", "mode": "max"}
     return [
         h.RNGCapture(),
         h.GradientAccumulation({0: 2, 2: 1}),
         h.GradientClipping(1.0),
         h.LearningRate("step"),
         h.EMA(0.9, every=2),
-        h.LogSchedule(h.Every(steps=3)),
-        h.ValidationSchedule(h.Every(steps=4)),
+        h.LogSchedule(h.Every(steps=4)),
+        h.EpochMeans(),
+        h.ValidationSchedule(h.Every(steps=3)),
         h.SaveSchedule(h.Every(steps=3)),
         h.Checkpoint("runs", resume="auto", background=background, **best),
-        h.EarlyStopping("validation/loss", patience=4, min_delta=0.003),
+        h.EarlyStopping("validation/loss", patience=6, min_delta=0.003),
         h.Preemption(),
         Nudge(),
     ]

@@ -74,6 +74,20 @@ def test_the_first_difference(tmp_path: Path) -> None:
     assert first_difference(one, heavy, {"modules.model.weight", "metrics.speed"}) is None
 
 
+def log(number: int, **values: float) -> tuple[str, dict[str, Any]]:
+    return "metrics", {"at": ["log", 0, number], "values": {name: value.hex() for name, value in values.items()}}
+
+
+def test_a_metric_that_differs(tmp_path: Path) -> None:
+    one = written(tmp_path / "a.jsonl", BEGIN, batch(1), log(1, loss=0.5), log(1, mean=2.0), end(1))
+    same = written(tmp_path / "b.jsonl", BEGIN, batch(1), log(1, mean=2.0), end(1))
+    assert first_difference(one, same) is None
+    other = written(tmp_path / "c.jsonl", BEGIN, batch(1), log(1, loss=0.25), log(1, mean=2.0), end(1))
+    assert first_difference(one, other) == "loss in the log after batch 1 is 0.25 instead of 0.5"
+    assert varying(one, other) == {"metrics.loss"}
+    assert first_difference(one, other, {"metrics.loss"}) is None
+
+
 def test_work_that_was_lost(tmp_path: Path) -> None:
     older = written(tmp_path / "a.jsonl", BEGIN, saved(4), saved(8), BEGIN, resumed(4), batch(5))
     assert older.lost == "attempt 2 continued at batch 4, and there was a checkpoint of batch 8"
