@@ -180,7 +180,8 @@ class PausedRun:
             error = raised
             raise
         finally:
-            self._thread.call(lambda: context.__exit__(error and type(error), error, error and error.__traceback__))
+            traceback = None if error is None else error.__traceback__
+            self._thread.call(lambda: context.__exit__(None if error is None else type(error), error, traceback))
 
     def next_event(self) -> Event | None:
         """Continue to the next event; return it, or None when the training has ended.

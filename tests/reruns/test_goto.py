@@ -336,8 +336,12 @@ def test_an_interrupt_lets_it_wait_at_its_next_event(tmp_path: Path) -> None:
                 received.wait()
             return False
 
+        def receive(signum: int, frame: Any) -> None:
+            received.set()
+            raise KeyboardInterrupt
+
         received = Event()
-        before = signal.signal(signal.SIGINT, lambda *_: (received.set(), signal.default_int_handler(*_)))
+        before = signal.signal(signal.SIGINT, receive)
         try:
             with pytest.raises(KeyboardInterrupt):
                 paused.go_to(interrupt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_a_rate_of_any_kind(rates: tuple[Any, Any], tmp_path: Path) -> None:
 def test_a_rate_in_a_tensor_that_changes_in_place(tmp_path: Path) -> None:
     change = Doing(3, lambda run: run.optimizer.param_groups[0]["lr"].fill_(0.2))
     one, other = (
-        recorded(tmp_path / name, *more, optimizer=sgd(torch.tensor(0.1)))
+        recorded(tmp_path / name, *more, optimizer=partial(torch.optim.SGD, lr=torch.tensor(0.1)))
         for name, more in (("a", ()), ("b", (change,)))
     )
     found = h.diverge(one, other).first
