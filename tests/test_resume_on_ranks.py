@@ -252,7 +252,8 @@ def check_end(kill: Kill | None, attempt: Attempt) -> None:
     error = attempt.error
     if kill is None or kill.how == "stop":
         assert error is None, f"{kill}: {error}"
-        if attempt.hits - {h.LastBoundary, h.TrainEnd, h.RunClosed}:  # in time to be received
+        # In time to be received: also what is saved during these comes too late.
+        if attempt.hits and not attempt.hits & {h.LastBoundary, h.TrainEnd, h.RunClosed}:
             assert attempt.watch.final["status"] == "stopped", str(kill)
     elif kill.ranks == BOTH:
         assert isinstance(error, alone.Killed | h.RankFailed), f"{kill}: {error!r}"

@@ -46,7 +46,8 @@ def test_recorded_texts_are_text(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "bad.recording").write_text("no\n")
-    assert "is not a recording of heliograph" in " ".join(text_of(tmp_path / "bad.recording").split())
+    words = [word for word in text_of(tmp_path / "bad.recording").split() if word != "│"]  # a long path is wrapped
+    assert "is not a recording of heliograph" in " ".join(words)
     (tmp_path / "empty").mkdir()
     assert text_of(tmp_path / "empty") == "There is no recording yet.\n"
 

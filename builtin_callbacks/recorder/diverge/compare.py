@@ -207,7 +207,7 @@ class _Comparison:
         return "unknown", "something differed in the batches before, of which the digests are missing in a recording"
 
     def _logs(self, moment: Moment) -> Difference | None:
-        """Compare the means of a log that both have, over the same batches, if no digests tell more."""
+        """Compare the means of a log that both have, over the same batches, where there are no digests."""
         mine, theirs = self._one.logs.get(moment.place), self._other.logs.get(moment.place)
         if mine is None or theirs is None or mine[0] != theirs[0] or (self._one.digests and self._other.digests):
             return None

@@ -75,7 +75,8 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "open_telemetry": lambda folder: h.OpenTelemetry(
         tracer_provider=TracerProvider(shutdown_on_exit=False), meter_provider=MeterProvider(shutdown_on_exit=False)
     ),
-    "recorder": lambda folder: h.Recorder(folder),
+    "recorder": lambda folder: h.Recorder(folder, digests=True),
+    "remote": lambda folder: h.Remote(folder),
     "verdicts": lambda folder: h.Verdicts(every=0.001),
     "rng_capture": lambda folder: h.RNGCapture(),
     "roll_back": lambda folder: h.RollBack(),
