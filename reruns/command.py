@@ -72,14 +72,14 @@ def run_diverge(options: argparse.Namespace) -> int:
             from heliograph.reruns.drill import drill
 
             drilled = drill(options.one, options.other, *options.drill)
-            found, text = drilled.divergence.first, str(drilled)
+            divergence, text = drilled.divergence, str(drilled)
         else:
             divergence = diverge(options.one, options.other)
-            found, text = divergence.first, str(divergence)
+            text = str(divergence)
     except (OSError, ValueError, UsageError) as error:
         return _print_error("diverge", error)
     print(text)
-    return 0 if found is None else 1
+    return 1 if divergence.first is not None else 0 if divergence.is_equal else 2
 
 
 def run_goto(options: argparse.Namespace) -> int:

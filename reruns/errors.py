@@ -22,4 +22,4 @@ class NotExact(RuntimeError):  # noqa: N818  # says what is missing
             what = f"What is done again is not what was recorded. The first difference: {self.difference}."
         else:
             what = f"The run cannot be done again bit for bit: {'; '.join(self.reasons)}."
-        return f"{what} To do it nevertheless, give exact=False."
+        return f"{what} To do it nevertheless, give exact=False (--inexact on the command line)."

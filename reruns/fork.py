@@ -171,6 +171,8 @@ class Fork(Plugin):
             self._check(run)
         if self._change is not None:
             self._change(run)
+            if "save" in run.plugins.declared("asks"):  # else a kill before the first save would lose the change
+                run.control.request_save("the fork has been changed", by=self.name)
         self.is_done = True
 
     @on(RunClosed, lane=Lane.TRANSFORM)

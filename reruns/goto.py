@@ -202,9 +202,13 @@ class PausedRun:
         """Continue to right before an optimizer step, from 1.
 
         Raises:
-            ValueError: the training has ended before.
+            ValueError: the step is not a later one, or the training has ended before it.
             NotExact: it is not exact.
         """
+        if self._thread.run is not None:
+            progress, waits = self.run.progress, isinstance(self.event, GradientsReady)
+            if step <= progress.steps + waits:
+                raise ValueError(f"Step {step} is not a later one: the run waits after step {progress.steps}.")
         found = self.go_to(lambda run, event: isinstance(event, GradientsReady) and _is_next(run, step))
         if found is None:
             raise ValueError(f"The training has ended before step {step}: {self.result!r}.")

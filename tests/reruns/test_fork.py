@@ -178,6 +178,32 @@ def test_it_is_resumed_as_any_training(tmp_path: Path) -> None:
     assert h.diverge(tmp_path / "y", tmp_path / "z").first is None
 
 
+def test_a_kill_before_its_first_scheduled_save_does_not_lose_the_change(tmp_path: Path) -> None:
+    trained(tmp_path / "x")
+
+    class Failing(h.Plugin):
+        """Fails at a step."""
+
+        affects_training = False
+
+        @h.on(h.StepEnd)
+        def fail(self, run: h.Run, event: h.StepEnd) -> None:
+            """Fail."""
+            if run.progress.steps == 6:
+                raise RuntimeError("killed")
+
+    def failing(folder: Path) -> Any:
+        return program(folder, Failing())
+
+    with pytest.raises(RuntimeError, match="killed"):
+        h.fork(tmp_path / "x", failing, at=4, into=tmp_path / "y", change=halve_rate)
+    trainer, options = program(tmp_path / "y")
+    assert trainer.fit(**options).resume.step == 5
+    found = h.diverge(tmp_path / "x", tmp_path / "y").first
+    assert found is not None
+    assert (found.kind, found.step) == ("learning_rate", 5)
+
+
 def test_by_default_it_begins_at_the_newest_checkpoint(tmp_path: Path) -> None:
     trainer, options = program(tmp_path / "x", epochs=1)
     trainer.fit(**options)

@@ -113,6 +113,22 @@ def test_it_waits_with_everything_alive_and_walks_on(tmp_path: Path) -> None:
         assert repr(paused) == "<PausedRun: ended, step 10, batch 10>"
 
 
+@pytest.mark.parametrize("step", [1, 5])
+def test_a_step_that_is_not_a_later_one(step: int, tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    with h.goto(tmp_path, simple, step=5) as paused:
+        with pytest.raises(ValueError, match=f"Step {step} is not a later one: the run waits after step 4"):
+            paused.go_to_step(step)
+        paused.go_to_step(7)
+        assert paused.run.progress.steps == 6
+
+
+def test_what_a_run_does_later_is_no_difference(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    with h.goto(tmp_path, simple, step=2) as paused:
+        assert (paused.comparison.first, paused.comparison.aside) == (None, "")
+
+
 def test_the_first_step_begins_at_the_start(tmp_path: Path) -> None:
     states = trained(tmp_path, simple)
     with h.goto(tmp_path, simple, step=1) as paused:

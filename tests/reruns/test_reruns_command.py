@@ -51,6 +51,16 @@ def test_diverge_of_equal_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.startswith("No difference in ")
 
 
+def test_diverge_of_runs_that_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "ab":
+        trainer, options = program(tmp_path / name)
+        trainer.plugins.unregister("recorder")
+        trainer.plugins.register(h.Recorder(tmp_path / name))
+        trainer.fit(**options)
+    assert main(["diverge", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert capsys.readouterr().out.startswith("These runs cannot be compared")
+
+
 def test_diverge_with_a_drill(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diverge", str(runs / "a"), str(runs / "b"), "--drill", PROGRAM, "--drill", OTHER]) == 1
     assert "and aten.mul.Tensor the other time" in capsys.readouterr().out

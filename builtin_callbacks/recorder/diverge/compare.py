@@ -66,9 +66,10 @@ def compare(one: Course, other: Course, *, whole: bool = True) -> Divergence:
     return Divergence(
         names=(one.name, other.name),
         first=first,
-        aside=_first_aside(one, other, first),
+        aside=_first_aside(one, other, first) if whole else "",
         batches=comparison.batches,
         digested=comparison.digested,
+        compared=comparison.compared,
         settings=tuple(settings),
     )
 
@@ -85,11 +86,12 @@ class _Comparison:
     Attributes:
         batches: how many were compared and are equal.
         digested: of how many both have digests.
+        compared: of how many both have digests or losses.
     """
 
     def __init__(self, one: Course, other: Course) -> None:
         self._one, self._other = one, other
-        self.batches = self.digested = 0
+        self.batches = self.digested = self.compared = 0
         self._compared: dict[int, int] = {}  # by column, the last step after which it was taken, and equal
 
     def first_difference(self, *, whole: bool) -> Difference | None:
@@ -142,6 +144,7 @@ class _Comparison:
         place = mine.place
         digests = self._one.digests.get(place), self._other.digests.get(place)
         found: tuple[Kind, str] | None = None
+        self.compared += None not in digests or (place in self._one.losses and place in self._other.losses)
         if digests[0] is not None and digests[1] is not None:
             self.digested += 1
             found = self._digests(place, digests[0], digests[1])

@@ -48,6 +48,7 @@ class Divergence:
         aside: the first request that does not act on the training and that only one of them has, in words; or empty.
         batches: how many batches are equal, from the first one on.
         digested: of how many both have digests.
+        compared: of how many both have digests or losses: of others only counters, requests and metrics are known.
         settings: in what the runs were called differently, in words.
     """
 
@@ -56,12 +57,23 @@ class Divergence:
     aside: str = ""
     batches: int = 0
     digested: int = 0
+    compared: int = 0
     settings: tuple[str, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the trainings are equal, as far as their digests or losses say; False where they have none."""
+        return self.first is None and self.compared > 0
 
     def __str__(self) -> str:
         known = "all of them compared by digests" if self.digested >= max(1, self.batches) else self._partly
         count = f"{self.batches:,} batch{'es' if self.batches != 1 else ''}"
-        if self.first is None:
+        if self.first is None and not self.compared:
+            lines = [
+                f"These runs cannot be compared: in {count}, both have neither digests nor losses. Record both with",
+                "Recorder(digests=True). Their counters, requests and metrics do not differ.",
+            ]
+        elif self.first is None:
             lines = [f"No difference in {count}, {known}."]
         else:
             lines = [f"The first difference: {self.first}.", f"Equal before: {count}, {known}."]

@@ -246,6 +246,17 @@ def test_without_digests_counters_and_losses_are_compared(tmp_path: Path) -> Non
     assert "0 of them compared by digests (Recorder(digests=True) records these)" in str(divergence)
 
 
+@pytest.mark.parametrize(("recorder", "is_equal"), [({"digests": False}, False), ({"losses": True}, True), ({}, True)])
+def test_runs_without_digests_and_losses_are_not_called_equal(
+    recorder: dict[str, bool], is_equal: bool, tmp_path: Path
+) -> None:
+    options = {"digests": False, **recorder} if "losses" in recorder else recorder
+    divergence = h.diverge(*(recorded(tmp_path / name, recorder=options) for name in "ab"))
+    assert divergence.first is None
+    assert divergence.is_equal is is_equal
+    assert str(divergence).startswith("No difference in 16 " if is_equal else "These runs cannot be compared: in 16 ")
+
+
 def test_a_log_is_compared_without_digests_and_losses(tmp_path: Path) -> None:
     plain = {"recorder": {"digests": False}}
     one, other = (
