@@ -198,7 +198,9 @@ def test_a_kill_before_its_first_scheduled_save_does_not_lose_the_change(tmp_pat
     with pytest.raises(RuntimeError, match="killed"):
         h.fork(tmp_path / "x", failing, at=4, into=tmp_path / "y", change=halve_rate)
     trainer, options = program(tmp_path / "y")
-    assert trainer.fit(**options).resume.step == 5
+    resumed = trainer.fit(**options).resume
+    assert resumed is not None
+    assert resumed.step == 5
     found = h.diverge(tmp_path / "x", tmp_path / "y").first
     assert found is not None
     assert (found.kind, found.step) == ("learning_rate", 5)
