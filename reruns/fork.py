@@ -12,10 +12,7 @@ from heliograph.builtin_callbacks.checkpoint.plugin import Checkpoint
 from heliograph.builtin_callbacks.checkpoint.resume import share_state
 from heliograph.builtin_callbacks.file_log import FileLog
 from heliograph.builtin_callbacks.jsonl_log import JsonlLog
-from heliograph.builtin_callbacks.recorder.diverge.compare import compare
-from heliograph.builtin_callbacks.recorder.diverge.course import course_of
-from heliograph.builtin_callbacks.recorder.diverge.report import Difference
-from heliograph.builtin_callbacks.recorder.format.reader import SUFFIX, read
+from heliograph.builtin_callbacks.recorder.format.reader import SUFFIX
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.builtin_callbacks.trackers.tracker import Tracker
 from heliograph.core.checkpoint import conversion
@@ -186,14 +183,9 @@ class Fork(Plugin):
         if level != "exact" and self._origin.path is not None:
             self._refusal = NotExact(reasons)
             raise self._refusal
-        if (first := on_main(run.engine, self._compare)) is not None:
-            self._refusal = NotExact(reasons, first)
+        recorder = self._recorder
+        assert recorder is not None  # it was prepared
+        found = on_main(run.engine, lambda: self._recorded.compare(self._origin, recorder))
+        if found.first is not None:
+            self._refusal = NotExact(reasons, found.first)
             raise self._refusal
-
-    def _compare(self) -> Difference | None:
-        """Return where what was done again differs from what was recorded."""
-        assert self._recorder is not None
-        self._recorder.flush()
-        assert self._recorder.path is not None
-        again = course_of(read(self._recorder.path), "the fork")
-        return compare(self._recorded.course_after(self._origin), again, whole=False).first

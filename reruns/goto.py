@@ -9,10 +9,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from heliograph.builtin_callbacks.recorder.diverge.compare import compare
-from heliograph.builtin_callbacks.recorder.diverge.course import course_of
 from heliograph.builtin_callbacks.recorder.diverge.report import Divergence
-from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.core.data.draws import rng
 from heliograph.core.distributed.ranks.failure import on_main
 from heliograph.core.result import RunResult
@@ -245,11 +242,8 @@ class PausedRun:
         return rerun.trainer.fit(**{**rerun.options, "on_interrupt": "raise"})
 
     def _compare(self) -> Divergence:
-        assert self._rerun is not None
-        self._rerun.recorder.flush()
-        assert self._rerun.recorder.path is not None
-        again = course_of(read(self._rerun.recorder.path), "the run that is done again", self._origin.begin)
-        return compare(self._recorded.course_after(self._origin), again, whole=False)
+        assert self._rerun is not None  # it has begun
+        return self._recorded.compare(self._origin, self._rerun.recorder)
 
     def _check(self) -> None:
         """Raise unless the run is as it was."""

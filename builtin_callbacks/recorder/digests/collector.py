@@ -103,8 +103,10 @@ class DigestCollector:
             self._rate = groups[0].get("lr", math.nan)
         if (every := self._options.gradients) and run.progress.steps % every == 0:
             held = [each.grad for group in groups for each in group["params"] if each.grad is not None]
-            norms = torch._foreach_norm([part for each in held for part in strided(each)])
-            self._norms = combine([self._norms, checksum([torch.stack([each.to(norms[0].device) for each in norms])])])
+            parts = [part for each in held for part in strided(each)]
+            if parts:
+                alike = [each.to(parts[0].device, torch.float64) for each in torch._foreach_norm(parts)]
+                self._norms = combine([self._norms, checksum([torch.stack(alike)])])
 
     def end_batch(self, run: Run, event: BatchEnd) -> None:
         """Take the rest, and give out the blocks that are ready."""

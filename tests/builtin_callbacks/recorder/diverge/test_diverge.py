@@ -186,6 +186,23 @@ def test_a_batch_that_cannot_be_read_costs_its_digest_only(tmp_path: Path, monke
     ) == 1  # fmt: skip
 
 
+def test_a_step_without_gradients_costs_no_digest(tmp_path: Path) -> None:
+    class Changing(h.Plugin):
+        """Drops gradients."""
+
+        @h.on(h.GradientsReady)
+        def change(self, run: h.Run, event: h.GradientsReady) -> None:
+            """Drop them."""
+            if run.progress.batches == 5:
+                for each in run.modules["model"].parameters():
+                    each.grad = None
+
+    paths = [recorded(tmp_path / name, Changing(), epochs=1) for name in "ab"]
+    divergence = h.diverge(*paths)
+    assert (divergence.first, divergence.digested) == (None, 8)
+    assert chain(paths[0])[1] == 8
+
+
 def test_a_weight_that_changed_between_steps_is_found_after_them(tmp_path: Path) -> None:
     def flip(run: h.Run) -> None:
         with torch.no_grad():
