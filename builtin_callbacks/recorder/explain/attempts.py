@@ -11,6 +11,7 @@ from ..format.records import AttemptRecord
 from . import words
 from .attempt_summary import AttemptSummary, Restore
 from .end import describe_ending, progress, reasons
+from .lineage import ancestors
 from .sections import Section
 
 MAX_METRICS = 40
@@ -89,18 +90,15 @@ def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Itera
     for restore in attempt.restores:
         yield _describe_restore(restore)
     if previous is None:
-        yield from _describe_parent(attempt)
+        yield from _describe_parents(attempt)
     yield from describe_comparison(attempt)
     yield f"{describe_ending(attempt)} after {words.seconds(attempt.seconds)}: {progress(attempt)}"
 
 
-def _describe_parent(attempt: AttemptSummary) -> Iterator[str]:
+def _describe_parents(attempt: AttemptSummary) -> Iterator[str]:
     """Yield of which training this one is a fork, and of which that was one."""
-    loaded = list(attempt.events("checkpoint_loaded"))
-    parent = loaded[0].data.get("forked_from") if loaded else None
-    while isinstance(parent, Mapping):
-        yield f"a fork of {printable(parent.get('recording', ''))} at step {printable(parent.get('step', ''))}"
-        parent = parent.get("forked_from")
+    for parent in ancestors(attempt.attempt):
+        yield f"a fork of {printable(parent.recording)} at step {parent.step}"
 
 
 def _describe_restore(restore: Restore) -> str:
