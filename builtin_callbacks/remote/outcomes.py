@@ -27,6 +27,7 @@ class Followed:
         origin: of the run at that moment: another one since then means that it rolled back.
         seen: how many requests the history had.
         saves: how many saves there were.
+        remark: why nothing changes by it, empty where something does.
     """
 
     asked: Asked
@@ -34,6 +35,7 @@ class Followed:
     origin: Progress
     seen: int
     saves: int
+    remark: str
 
 
 class Outcomes:
@@ -56,14 +58,16 @@ class Outcomes:
         """Request what a command asks for; return the answer, and whether it is the last one."""
         try:
             self._check(run, asked)
+            remark = _no_change(run, asked)
             request = _request(run, asked)
         except (RefusedChangeError, RuntimeError) as error:  # a loop of another framework cannot serve every verb
             return {"state": "refused", "text": str(error), **place_of(run)}, True
         waits = asked.command.waits and len(self.followed) < FOLLOWED
         if waits:
             history = run.control.history
-            self.followed.append(Followed(asked, request, run.origin, history.total, self._saves))
-        return {"state": "accepted", "text": f"{request.what} is requested.", **place_of(run)}, not waits
+            self.followed.append(Followed(asked, request, run.origin, history.total, self._saves, remark))
+        text = f"{request.what} is requested{remark and f': nothing will change, {remark}'}."
+        return {"state": "accepted", "text": text, **place_of(run)}, not waits
 
     def count_save(self) -> None:
         """Note that the run saves."""
@@ -75,7 +79,8 @@ class Outcomes:
             request = each.request
             if (request.verb, request.target, request.value) == (event.verb, event.target, event.value):
                 refused = {"state": "refused", "text": event.refusal}
-                served = {"state": "served", "text": f"{request.what}: done."}
+                done = f"nothing has changed, {each.remark}" if each.remark else "done"
+                served = {"state": "served", "text": f"{request.what}: {done}."}
                 yield self._settle(each, {**(refused if event.refusal else served), **place_of(run)})
 
     def follow(self, run: Run) -> Iterator[tuple[Asked, Answer]]:
@@ -135,6 +140,18 @@ def place_of(run: Run) -> Answer:
     """Return where a run is."""
     progress = run.progress
     return {"epoch": progress.epoch, "batch": progress.batch, "step": progress.steps}
+
+
+def _no_change(run: Run, asked: Asked) -> str:
+    """Return why a change of the run changes nothing; empty where it does, or where another one comes first."""
+    word, target, rate = asked.command.word, asked.command.target, asked.command.value
+    before = [each for each in run.control.open_requests().values() if each.verb in CHANGES]
+    if word in ("enable", "disable") and target not in {each.target for each in before}:
+        return f"{target} is {word}d already" if run.plugins.is_enabled(target) == (word == "enable") else ""
+    if word == "set-lr" and "set_learning_rate" not in {each.verb for each in before}:
+        rates = {run.optimizers[name].param_groups[0]["lr"] for name in check_rate(run, rate, target)}
+        return f"the learning rate is {rate!r} already" if {float(each) for each in rates} == {rate} else ""
+    return ""
 
 
 def _request(run: Run, asked: Asked) -> Request:
