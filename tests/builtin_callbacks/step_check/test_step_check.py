@@ -178,7 +178,7 @@ class Undetermined(torch.autograd.Function):
         return slopes
 
 
-def test_what_is_not_deterministic_is_found_and_named() -> None:
+def test_what_is_not_deterministic_is_found_named_and_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     class Noisy(h.Supervised):
         def training_step(self, run: h.Run, batch: Any) -> Tensor:
             loss: Any = Undetermined.apply(super().training_step(run, batch))  # type: ignore[no-untyped-call]
@@ -187,8 +187,15 @@ def test_what_is_not_deterministic_is_found_and_named() -> None:
     _, seen, result = trained(h.StepCheck(1), make=lambda: Noisy(model(), nn.functional.mse_loss))
     assert result.warnings[0].startswith("StepCheck: step 1, repeated, differs: the gradient of model.0.weight, ")
     assert "not deterministic: between two repetitions differs the " in result.warnings[0]
-    assert result.warnings[1] == "StepCheck: 5 of 5 repeated steps differ."
-    assert all(seen.checks)
+    cause = result.warnings[0].partition("; ")[2]
+    assert result.warnings[1] == f"StepCheck: 5 of 5 repeated steps differ. 5: {cause}."
+    assert [text.partition("; ")[2] for text in seen.checks] == [
+        *[cause] * 3,
+        *[f"{cause} (seen at an earlier step)"] * 2,
+    ]
+    assert [record.message for record in caplog.records] == [
+        f"{result.warnings[0]}; later steps that differ for the same cause are counted"
+    ]
 
 
 def test_an_operator_is_named_whose_outputs_differ() -> None:
