@@ -59,7 +59,7 @@ def attempts_in_short(attempts: Sequence[AttemptSummary]) -> str:
     fits = [attempt for attempt in attempts if attempt.is_fit]
     restores = [restore for attempt in fits for restore in attempt.restores]
     steps = sum(lost.steps for restore in restores if (lost := restore.lost_work()) is not None)
-    killed = sum(attempt.ending is None for attempt in fits)
+    killed = sum(attempt.ending is None and attempt.switched_off is None for attempt in fits)
     roll_backs = sum(restore.is_roll_back for restore in restores)
     texts = [words.count_things(len(fits), "attempt") + f", {killed:,} of them killed" * (killed > 0)]
     texts += [f"rolled back {words.times(roll_backs)}"] if roll_backs else []

@@ -142,7 +142,8 @@ def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, 
             [each.what, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
             for each in group_requests(request for of_attempt in requests.values() for request in of_attempt)
         ],
-        "goodput": spent.goodput if spent.parts else None,
+        "goodput": spent.goodput if spent.parts and not spent.is_pending else None,
+        "is_pending": spent.is_pending,
         "parts": list(spent.parts.items()),
         "findings": [[each.kind, each.text] for each in spent.findings],
         "ranks": [] if spent.ranks is None else _ranks(spent.ranks),
