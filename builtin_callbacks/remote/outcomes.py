@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.stepping.changes import RefusedChangeError, check_rate, check_switch
-from ...events import ChangeServed, Progress, Request, Run
+from ...events import ChangeServed, Progress, Request, Run, SavePoint
 from ...events.control import CHANGES
 from ...events.verbs import TAKEN_BACK, VERBS
 from .clients import Asked
@@ -62,6 +62,8 @@ class Outcomes:
             request = _request(run, asked)
         except (RefusedChangeError, RuntimeError) as error:  # a loop of another framework cannot serve every verb
             return {"state": "refused", "text": str(error), **place_of(run)}, True
+        if request.verb == "end_epoch" or (request.verb in CHANGES and not remark):
+            self._save(run, request)
         waits = asked.command.waits and len(self.followed) < FOLLOWED
         if waits:
             history = run.control.history
@@ -77,7 +79,7 @@ class Outcomes:
         """Yield what became of the commands for a change that the run has served."""
         for each in list(self.followed):
             request = each.request
-            if (request.verb, request.target, request.value) == (event.verb, event.target, event.value):
+            if _is_change(request, event):
                 refused = {"state": "refused", "text": event.refusal}
                 done = f"nothing has changed, {each.remark}" if each.remark else "done"
                 served = {"state": "served", "text": f"{request.what}: {done}."}
@@ -100,6 +102,13 @@ class Outcomes:
             else:
                 answer = {"state": "unserved", "text": f"the run has ended before that, {status}."}
             yield self._settle(each, {**answer, **place_of(run)})
+
+    def _save(self, run: Run, request: Request) -> None:
+        """Ask for a save after it, if it can be had: a run that is resumed after a kill would not do the same again."""
+        plugins, writers = run.plugins, run.bus.signal(SavePoint).subscriptions.values()
+        goes = request.verb == "disable_plugin" and request.target in {str(each.owner) for each in writers}
+        if plugins.writes_saves() and "save" in plugins.declared("asks") and not goes:
+            run.control.request_save(f"{request.by} requested {request.what}", by=self._own)
 
     def _settle(self, followed: Followed, answer: Answer) -> tuple[Asked, Answer]:
         self.followed.remove(followed)
@@ -179,6 +188,10 @@ def _request(run: Run, asked: Asked) -> Request:
     if verb not in CHANGES:
         return due[verb]
     return next(each for each in reversed(due.values()) if each.verb == verb)
+
+
+def _is_change(request: Request, event: ChangeServed) -> bool:
+    return (request.verb, request.target, request.value) == (event.verb, event.target, event.value)
 
 
 def _is_open(request: Request, due: dict[str, Request]) -> bool:

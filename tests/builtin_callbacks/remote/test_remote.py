@@ -76,6 +76,32 @@ def test_the_end_of_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda run: run.end_epoch("why", wait=True), "end_epoch"),
+        (lambda run: run.set_learning_rate(0.05, "why", wait=True), "set_learning_rate 0.05"),
+        (lambda run: run.disable("ema", "why", wait=True), "disable_plugin ema"),
+        (lambda run: run.enable("ema", "why", wait=True), None),  # which it is
+        (lambda run: run.log("why", wait=True), None),
+    ],
+)
+def test_what_a_kill_would_lose_is_saved_with_it(tmp_path: Path, ask: Any, what: str | None) -> None:
+    answer, result = train(tmp_path, ask, h.EMA(0.9), after=3)
+    saves = [(each.reason, each.step) for each in result.history if (each.verb, each.by) == ("save", "remote")]
+    assert saves == ([] if what is None else [(f"{ME} requested {what}", answer.step)])
+    if what is None:
+        assert result.last_checkpoint is None
+        return
+    assert result.last_checkpoint is not None
+    state = torch.load(result.last_checkpoint, weights_only=True)
+    assert state["progress"]["steps"] == answer.step
+    assert state["control"]["end_epoch"] is (what == "end_epoch")
+    assert state["control"].get("switches", {}) == ({"ema": False} if "ema" in what else {})
+    rates = [group["lr"] for each in state["optimizers"].values() for group in each["param_groups"]]
+    assert (rates == [0.05]) == (what == "set_learning_rate 0.05")
+
+
+@pytest.mark.parametrize(
     ("ask", "why"),
     [
         (lambda run: run.enable("eam", "why"), r"there is no plugin 'eam'\. Did you mean 'ema'\?"),
