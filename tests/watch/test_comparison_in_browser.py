@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from heliograph.builtin_callbacks.recorder.format.records import EventEntry
 from heliograph.tests.browsers import launched_browser
 from heliograph.tests.builtin_callbacks.recorder.explain.factory import Script, recording
 from heliograph.tests.recordings import write
@@ -48,10 +49,10 @@ def folder(tmp_path: Path) -> Path:
     fork = Script(run="fork", name="f1")
     fork.emit("train_start")
     fork.load("ckpt/step_4.pth", saved)
-    fork.entries[-1] = replace(
-        fork.entries[-1],  # type: ignore[type-var]  # it is an event
-        data={**fork.entries[-1].data, "forked_from": {"step": PARTED, "recording": str(path)}},  # type: ignore[union-attr]
-    )
+    loaded = fork.entries.pop()
+    assert isinstance(loaded, EventEntry)
+    parent_of_fork = {"step": PARTED, "recording": str(path)}
+    fork.entries.append(replace(loaded, data={**loaded.data, "forked_from": parent_of_fork}))
     fork.epoch(resumed=True)
     train(fork, 2, 1.0)
     train(fork, 8, 0.5)
