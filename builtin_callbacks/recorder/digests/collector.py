@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -97,9 +96,8 @@ class DigestCollector:
         if known is None or known[2] or known[0] != values:  # a tensor may have changed in place
             has_tensors = any(isinstance(each, Tensor) for each in values)
             known = self._known[run.optimizer_name] = values, _checksum_of_options(values), has_tensors
-        several = len(run.optimizers) > 1
-        self._settings = combine([self._settings, known[1]]) if several else known[1]
-        if not several or run.optimizer is next(iter(run.optimizers.values())):
+        self._settings = known[1] if self._is_single else combine([self._settings, known[1]])
+        if self._is_single or run.optimizer is next(iter(run.optimizers.values())):
             self._rate = groups[0].get("lr", math.nan)
         if (every := self._options.gradients) and run.progress.steps % every == 0:
             held = [each.grad for group in groups for each in group["params"] if each.grad is not None]
@@ -163,13 +161,12 @@ class DigestCollector:
             rows, fetched = self._sent.popleft()
             read = iter([] if fetched is None else fetched.read())
             table = [[next(read) if isinstance(each, Tensor) else each for each in row[3:]] for row in rows]
-            words = [[_word(each, column) for column, each in enumerate(row)] for row in table]
-            self._write(self._block(rows, np.array(words, np.uint64)))
+            self._write(self._block(rows, [_words(*each) for each in enumerate(zip(*table, strict=True))]))
 
-    def _block(self, rows: list[Row], words: NDArray[np.uint64]) -> DigestBlock:
-        places = np.array([row[:2] for row in rows], np.uint64)
-        self.chain.add(np.concatenate([places, words[:, CHAINED]], axis=1))
-        columns = dict(zip(COLUMNS, words.T.tolist(), strict=True))
+    def _block(self, rows: list[Row], words: list[NDArray[np.uint64]]) -> DigestBlock:
+        places = np.array([row[:2] for row in rows], np.uint64).T
+        self.chain.add(np.stack([*places, *(words[column] for column in CHAINED)], axis=1))
+        columns = {name: column.tolist() for name, column in zip(COLUMNS, words, strict=True)}
         rates = [float(row[2]) if isinstance(row[2], int | float) else math.nan for row in rows]
         state = self.chain.state_dict()
         return DigestBlock(rows[0][0], rows[0][1], columns, rates, state["value"], state["length"])
@@ -192,17 +189,21 @@ def _plain(value: Any) -> Any:
 def _bits(number: Tensor) -> Sum:
     """Return the bits of a number: at once on the CPU, elsewhere as a copy, since a graph may use its memory again."""
     if number.is_cpu:
-        return crc32(struct.pack("<d", number.item())) << 32
+        return _bits_of_float(number.item())
     return number.detach().double().clone().view(torch.int64).reshape(())
 
 
-def _word(number: Number, column: int) -> int:
-    """Return 32 bits of a checksum, on which every bit acts; never 0, which is for one that was not taken."""
-    if isinstance(number, float):
-        return crc32(struct.pack("<d", number)) or 1
+def _bits_of_float(number: float) -> int:
+    return int.from_bytes(struct.pack("<d", number), "little")
+
+
+def _words(column: int, numbers: Sequence[int | float]) -> NDArray[np.uint64]:
+    """Return 32 bits of each checksum of a column, on which every bit acts; never 0, which is for one not taken."""
+    wide = [number % LIMIT if isinstance(number, int) else combine([_bits_of_float(number)]) or 1 for number in numbers]
+    bits = np.array(wide, np.uint64)
     if column in WHOLE:
-        return int(number) % 2**32 or 1
-    return (int(number) % LIMIT) >> 32 or int(number != 0)
+        return np.maximum(bits % np.uint64(2**32), np.uint64(1))
+    return np.maximum(bits >> np.uint64(32), bits != 0)
 
 
 def _weights(run: Run) -> Sum:
