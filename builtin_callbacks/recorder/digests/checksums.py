@@ -54,7 +54,7 @@ def _of_small(batch: Any) -> tuple[int, int]:
     """Return what `checksums_of_batch` does of a sequence of small tensors on the CPU; raise for anything else."""
     crc, small = 0, 0
     for leaf in batch if batch.__class__ in _SEQUENCES else (batch,):
-        if leaf.__class__ is not Tensor:
+        if leaf.__class__ is not Tensor or not leaf.is_cpu:
             raise TypeError
         array: Any = leaf.numpy()
         if array.nbytes >= LARGE * len(array):
