@@ -76,14 +76,17 @@ def _row_sums_on_cpu(words: NDArray[Any]) -> Numbers:
 
 def _row_sums_on_device(words: Tensor) -> Tensor:
     """Do the same, with the same result up to `AT_ONCE` words a row."""
-    columns = torch.split(words, AT_ONCE, 1)
-    factors = _factors_on(words.device, columns[0].shape[1])
-    rows = max(1, AT_ONCE // max(1, len(factors)))
-    total = words.new_zeros(0)
-    for number, block in enumerate(columns):
-        sums = [(part * factors[: part.shape[1]]).sum(1) for part in torch.split(block, rows)]
-        own = sums[0] if len(sums) == 1 else torch.cat(sums)
-        total = total + own * _factor(number) if number else own
+    factors = _factors_on(words.device, min(words.shape[1], AT_ONCE))
+    if words.numel() <= AT_ONCE:
+        return (words * factors).sum(1)
+    height = max(1, AT_ONCE // len(factors))
+    blocks = [
+        torch.cat([(part * factors[: part.shape[1]]).sum(1) for part in torch.split(block, height)])
+        for block in torch.split(words, AT_ONCE, 1)
+    ]
+    total = blocks[0]
+    for number, block in enumerate(blocks[1:], 1):
+        total = total + block * _factor(number)
     return total
 
 
