@@ -12,7 +12,7 @@ from . import words
 from .attempt_summary import AttemptSummary, Restore
 from .end import describe_ending, progress, reasons
 from .lineage import ancestors
-from .sections import Section
+from .words import Section
 
 MAX_METRICS = 40
 KINDS = {"train": "training", "validation": "validation", "test": "test", "predict": "prediction"}

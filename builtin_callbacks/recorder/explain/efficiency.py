@@ -12,7 +12,7 @@ from .attempt_summary import AttemptSummary
 from .judge import Finding, findings
 from .measured import Measured, merged
 from .phases import pieces
-from .sections import Section
+from .words import Section
 
 USEFUL, WAITING, REPEATED, BETWEEN = "useful training", "waiting for data", "repeated later", "between attempts"
 NAMES = {"training": USEFUL, "saving": "saves", "validation": "validations", "replaying": "reading data again"}
