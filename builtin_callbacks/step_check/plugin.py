@@ -98,6 +98,7 @@ class StepCheck(Plugin):
         """Refuse what cannot be repeated."""
         if why := _obstacle(run):
             raise ValueError(f"StepCheck cannot repeat a step: {why}.")
+        run.bus.signal(StepChecked)  # a recorder subscribes to the custom events that there are before the first batch
 
     @on(EpochStart, lane=Lane.REPORT)
     def wrap(self, run: Run, event: EpochStart) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any, cast
 
 import heliograph as h
@@ -127,6 +128,11 @@ def test_it_follows_the_rules_for_plugins() -> None:
 def test_it_checks_every_so_many_steps(every: int, checks: int) -> None:
     _, seen, _ = trained(h.StepCheck(every))
     assert len(seen.checks) == checks
+
+
+def test_each_check_is_recorded(tmp_path: Path) -> None:
+    _, _, result = trained(h.StepCheck(1), h.Recorder(tmp_path))
+    assert f"step_checked  {STEPS - 1} times" in result.explain()
 
 
 def test_with_accumulation_the_first_micro_batch_is_repeated() -> None:
