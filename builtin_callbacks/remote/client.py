@@ -18,7 +18,7 @@ from .sockets import connect, host_name, sockets_in
 
 State = Literal["queued", "accepted", "served", "refused", "unserved", "lost"]
 ENDS = ("served", "refused", "unserved", "lost")
-SILENT = "does not answer: its process hangs, is suspended, or has no time"
+SILENT = "its process hangs, or is suspended"
 TOKEN = "HELIOGRAPH_TOKEN"  # noqa: S105  # the name of a variable
 SOON = 5.0  # seconds in which a run that lives says so: the thread that does needs a moment of Python's lock
 ACCEPTED = 60.0  # seconds until a request is seen, where nobody waits for more
@@ -84,7 +84,7 @@ class RemoteRun:
                 status: dict[str, Any] = message["status"]
                 return status
             raise PermissionError(f"{_name(self.address)} refuses to answer: {message['text']}")
-        raise TimeoutError(f"{_name(self.address)} {SILENT} within {timeout:g} seconds.")
+        raise TimeoutError(f"{_name(self.address)} does not answer within {timeout:g} seconds: {SILENT}.")
 
     def stop(self, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Ask the run to stop, as `control.stop` does: plugins may postpone it or take it back.
@@ -142,7 +142,7 @@ class RemoteRun:
     def _ask(self, word: str, reason: str, *, wait: bool, timeout: float | None, **more: Any) -> RemoteAnswer:
         if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON:
             raise ValueError(f"A request has a reason, a text of 1 to {REASON} characters; got {reason!r}.")
-        answer = RemoteAnswer("queued", f"the run {SILENT} yet. It looks at the request if it continues.")
+        answer = RemoteAnswer("queued", f"the run does not answer: {SILENT}. It looks at this if it continues.")
         message = {"ask": word, "reason": reason, "wait": wait, **{name: each for name, each in more.items() if each}}
         first, rest = (SOON, ACCEPTED) if timeout is None and not wait else (timeout, timeout)
         for each in self._exchange(message, rest, first):
@@ -181,7 +181,7 @@ class RemoteRun:
                 return connect(self.address, SOON)
             return socket.create_connection(self.address, SOON)
         except (TimeoutError, BlockingIOError):  # it accepts no connection
-            raise TimeoutError(f"{_name(self.address)} {SILENT}.") from None
+            raise TimeoutError(f"{_name(self.address)} does not answer: {SILENT}.") from None
 
 
 def _answers(connection: socket.socket, due: float | None, first_due: float | None) -> Iterator[dict[str, Any]]:
