@@ -10,7 +10,7 @@ from heliograph.builtin_callbacks.recorder.diverge.report import Difference, Div
 from heliograph.builtin_callbacks.step_check.operators import Call, CallDigests, difference_of
 from heliograph.core.system.extras import printable_lines
 from heliograph.events import BatchEnd, BatchStart, Run
-from heliograph.reruns.goto import PausedRun
+from heliograph.reruns.paused_run import PausedRun
 from heliograph.reruns.program import Program
 from heliograph.reruns.recorded import RecordedRun
 

@@ -15,12 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .chain import LIMIT
+
 Rows: TypeAlias = NDArray[np.int64] | Tensor  # one number for each row of a tensor: an array of those on the CPU
 Sum: TypeAlias = int | Tensor  # of what is on the CPU a number from 0 to 2**64, of others a tensor of one int64
-COLUMNS = 2**14  # words of a row that are multiplied at once
+WIDTH = 2**14  # words of a row that are multiplied at once
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
-LIMIT = 2**64
 SMALL = 65521  # modulo which Adler-32 adds bytes up
 LARGE = 1024  # bytes of a sample, from which on words are added up; fewer take no longer byte by byte
 _SEQUENCES = (tuple, list)
@@ -28,7 +29,7 @@ _ARRAYS = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"]
 )
 _SIMPLE = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8))
-_FACTORS = np.random.default_rng(20261126).integers(-(2**63), 2**63, COLUMNS) | 1  # odd: each has an inverse
+_FACTORS = np.random.default_rng(20261126).integers(-(2**63), 2**63, WIDTH) | 1  # odd: each has an inverse
 _FORMS: dict[tuple[str, tuple[int, ...]], bytes] = {}
 _FACTORS_ON: dict[torch.device, Tensor] = {}
 
@@ -101,31 +102,31 @@ def _is_small(tensor: Tensor) -> bool:
 def row_sums(tensor: Tensor) -> Rows:
     """Return a checksum of each row of a tensor, (rows,); a tensor without dimensions has one row."""
     words = _words(tensor.detach())
-    blocks = range(0, words.shape[1], COLUMNS)
+    blocks = range(0, words.shape[1], WIDTH)
     total: Rows
     if words.is_cpu:
         array, total = words.numpy(), np.zeros(len(words), np.int64)
         for number, at in enumerate(blocks):
-            block = array[:, at : at + COLUMNS]
+            block = array[:, at : at + WIDTH]
             own = block @ _FACTORS[: block.shape[1]]
             total = total + own * _factor(number) if number else own
         return total
     factors, total = _factors_on(words.device), words.new_zeros(len(words), dtype=torch.int64)
     for number, at in enumerate(blocks):
-        part = words[:, at : at + COLUMNS]
+        part = words[:, at : at + WIDTH]
         total = total + (part * factors[: part.shape[1]]).sum(1) * _factor(number)
     return total
 
 
 def fold(rows: Rows) -> Sum:
     """Return one checksum of many, in their order."""
-    blocks = range(0, len(rows), COLUMNS)
+    blocks = range(0, len(rows), WIDTH)
     if isinstance(rows, Tensor):
         factors = _factors_on(rows.device)
-        return combine((part * factors[: len(part)]).sum() for part in torch.split(rows, COLUMNS))
-    if len(rows) <= COLUMNS:
+        return combine((part * factors[: len(part)]).sum() for part in torch.split(rows, WIDTH))
+    if len(rows) <= WIDTH:
         return int(rows @ _FACTORS[: len(rows)]) % LIMIT
-    return combine(fold(rows[at : at + COLUMNS]) for at in blocks)
+    return combine(fold(rows[at : at + WIDTH]) for at in blocks)
 
 
 def combine(parts: Iterable[Sum]) -> Sum:
@@ -147,7 +148,7 @@ def text_checksum(text: str) -> int:
 
 
 def _factor(number: int) -> int:
-    return int(_FACTORS[number % COLUMNS])
+    return int(_FACTORS[number % WIDTH])
 
 
 def _factors_on(device: torch.device) -> Tensor:

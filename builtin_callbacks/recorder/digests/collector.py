@@ -20,8 +20,8 @@ from ....core.metrics.window_losses import Fetched
 from ....events import BatchEnd, BatchStart, Bus, GradientsReady, Lane, OrderedSignal, Run
 from ....events.bus import PluginName, Receiver, Subscription
 from ..format.digests import COLUMNS, DigestBlock
-from .chain import Chain
-from .checksums import LIMIT, Sum, checksum, checksums_of_batch, combine, strided, text_checksum
+from .chain import LIMIT, Chain
+from .checksums import Sum, checksum, checksums_of_batch, combine, strided, text_checksum
 from .draws import GlobalDraws
 from .options import Digests
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from heliograph.builtin_callbacks.recorder.digests.checksums import (
-    COLUMNS,
     LIMIT,
     SMALL,
+    WIDTH,
     Sum,
     checksum,
     checksums_of_batch,
@@ -29,8 +29,8 @@ def number(total: Sum) -> int:
 TENSORS = {
     "small floats": torch.arange(60.0).reshape(12, 5),
     "large samples": torch.arange(4 * 600.0).reshape(4, 600),
-    "more words than are multiplied at once": torch.arange(3 * (COLUMNS + 5)).reshape(3, COLUMNS + 5),
-    "many rows": torch.arange(COLUMNS + 3),
+    "more words than are multiplied at once": torch.arange(3 * (WIDTH + 5)).reshape(3, WIDTH + 5),
+    "many rows": torch.arange(WIDTH + 3),
     "half": torch.arange(30.0).reshape(6, 5).to(torch.bfloat16),
     "flags": torch.arange(12).reshape(4, 3) % 2 == 0,
     "complex": torch.arange(8.0).reshape(4, 2).to(torch.complex64),
