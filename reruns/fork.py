@@ -35,7 +35,7 @@ from heliograph.reruns.change import (
     make_change,
 )
 from heliograph.reruns.errors import NotExact
-from heliograph.reruns.program import Program, function_of, naming
+from heliograph.reruns.program import Program, function_of, name_of, naming
 from heliograph.reruns.recorded import Origin, RecordedRun
 from heliograph.reruns.requests import RepeatedRequests, repeatable
 from heliograph.testing.resume import UsageError
@@ -108,9 +108,12 @@ def _factory_of(program: Program) -> TrainerFactory:
     function = function_of(program)
     with naming(program):
         factory = TrainerFactory(function)
-        if not factory.takes_folder:
-            raise UsageError("a fork writes to a folder of its own: let make_trainer take it, make_trainer(folder).")
-        return factory
+    if not factory.takes_folder:
+        raise UsageError(
+            f"{name_of(program)} takes no folder, and a fork writes to one of its own: let it take one, as in "
+            f"def make_trainer(folder)."
+        )
+    return factory
 
 
 def _train(program: Program, factory: TrainerFactory, folder: Path, parting: Fork) -> RunResult:

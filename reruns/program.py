@@ -33,6 +33,13 @@ def function_of(program: Program) -> Callable[..., Any]:
     return find_function(program) if isinstance(program, str) else program
 
 
+def name_of(program: Program) -> str:
+    """Return a program's name, as it was given."""
+    if isinstance(program, str):
+        return program
+    return describe(program) if callable(program) else repr(program)
+
+
 @contextmanager
 def naming(program: Program) -> Iterator[None]:
     """Let the error of a function that is no program name it, as it was given.
@@ -40,7 +47,7 @@ def naming(program: Program) -> Iterator[None]:
     Raises:
         UsageError: it failed, or is no program.
     """
-    name = program if isinstance(program, str) else describe(program)
+    name = name_of(program)
     try:
         yield
     except UsageError as error:

@@ -104,6 +104,7 @@ def requests(path: Path) -> list[tuple[str, str, str, int]]:
     return [(each.what, each.by, each.reason, each.step) for each in made if "@" in each.by]
 
 
+PARTS = ("modules", "optimizers", "gradients")
 STEERED: dict[str, dict[str, Any]] = {
     "at3": {"ask": "set-lr", "value": 0.02},
     "at4": {"ask": "disable", "target": "gradient_clipping"},
@@ -155,7 +156,10 @@ def test_a_stop_after_which_the_run_was_resumed_does_not_end_it(tmp_path: Path) 
     for each in folder.glob("*.pth"):
         each.unlink()  # so that it begins before the stop
     with h.goto(folder, resuming, step=9) as paused:
-        assert state_of(paused.run)["optimizers.optimizer"] == states[9]["optimizers.optimizer"]
+        found, then = state_of(paused.run), states[9]
+        assert {name: found[name] for name in found if name.startswith(PARTS)} == {
+            name: then[name] for name in then if name.startswith(PARTS)
+        }
         assert paused.run.optimizer.param_groups[0]["lr"] == 0.03
 
 
