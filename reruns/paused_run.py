@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -115,7 +115,9 @@ class PausedRun:
     @property
     def comparison(self) -> Divergence:
         """What was done again until now, compared with what was recorded. On several ranks a collective."""
-        return on_main(self.run.engine, self._compare)
+        engine: Any = self.run.engine
+        with nullcontext() if self._thread.event is not None else engine.process():  # left when the training ended
+            return on_main(engine, self._compare)
 
     def go_to(self, wanted: Wanted) -> Event | None:
         """Continue to the first event for which a function of the run and the event is true.

@@ -39,18 +39,17 @@ class Pair(h.Task):
         return {"loss": (self.one(batch[0]) - batch[1]).square().mean()}
 
 
-def varied(seed: int, folder: Path, *, workers: int = 0, rank_size: int = 1) -> tuple[h.Trainer, dict[str, Any]]:
+def varied(seed: int, folder: Path, *, workers: int = 0) -> tuple[h.Trainer, dict[str, Any]]:
     """Return a trainer and the keywords of its `fit`.
 
     Args:
         seed: everything random is chosen by this.
         folder: for the recording and the checkpoints.
         workers: of the loader.
-        rank_size: how many ranks share the samples.
     """
     choice = random.Random(f"varied {seed}")
     torch.manual_seed(seed)
-    x, y = torch.randn(SAMPLES * rank_size, FEATURES), torch.randn(SAMPLES * rank_size, 1)
+    x, y = torch.randn(SAMPLES, FEATURES), torch.randn(SAMPLES, 1)
     data = TensorDataset(x, y)
     loader = DataLoader(
         data, batch_size=choice.choice([4, 8]), shuffle=True, num_workers=workers, persistent_workers=bool(workers)

@@ -78,11 +78,18 @@ class Divergence:
         elif self.first is None:
             lines = [f"No difference in {count}, {known}."]
         else:
-            before = f"Equal before it: {count}, {known}." if self.batches else "No batch comes before it."
+            before = f"Equal before it: {count}, {known}." if self.batches else self._no_batch
             lines = [f"The first difference: {self.first}.", before]
         lines += [f"Not of the training: {self.aside}."] * bool(self.aside)
         lines += ["Called differently:", *(f"  {each}" for each in self.settings)] if self.settings else []
         return printable_lines("\n".join(lines))
+
+    @property
+    def _no_batch(self) -> str:
+        is_bare = self.first is not None and self.first.kind == "loss" and not self.digested
+        return (
+            "No batch comes before it." + " There are no digests of it: Recorder(digests=True) records these." * is_bare
+        )
 
     @property
     def _partly(self) -> str:
