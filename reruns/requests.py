@@ -113,7 +113,7 @@ def _place(at: Counters) -> Begin:
 
 
 def _where(event: str, roll_backs: int, place: Begin, validations: int) -> Where:
-    """Return where a request is made; which batch of a validation it is does not matter: it is served after the last."""
+    """Return where a request is made; of a validation any batch will do: it is served after the last one."""
     return event, roll_backs, *place, validations if event.startswith("validation_") else 0
 
 
