@@ -167,6 +167,8 @@ class RepeatedRequests:
         progress = run.progress
         place = progress.epoch, progress.batch, progress.steps
         for request in self._waiting.pop(_where(event.name, self._roll_backs, place, progress.validations), ()):
+            if request.by in run.plugins:  # a plugin with the name of a person requests it itself
+                continue
             try:
                 self._make(run, request)
             except RefusedChangeError as error:

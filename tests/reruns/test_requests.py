@@ -274,3 +274,5 @@ def test_the_batch_after_a_steered_run_is_drilled(tmp_path: Path) -> None:
     assert drilled.divergence.first is not None
     assert drilled.divergence.first.step == 6
     assert drilled.repeats == (True, True)
+    assert drilled.notes == ("remote is left out: what it does cannot be taken back",)
+    assert f"Done again, {drilled.notes[0]}.\n" in f"{drilled}\n"
