@@ -10,7 +10,8 @@ import pytest
 import torch
 from heliograph.builtin_callbacks.recorder.digests import checksums
 from heliograph.builtin_callbacks.recorder.digests.batches import SMALL, checksums_of, read_batch
-from heliograph.builtin_callbacks.recorder.digests.checksums import LIMIT, WIDTH, Sum, checksum, row_sums
+from heliograph.builtin_callbacks.recorder.digests.chain import LIMIT
+from heliograph.builtin_callbacks.recorder.digests.checksums import WIDTH, Sum, checksum, row_sums
 from heliograph.tests.waits import no_reads
 from hypothesis import given
 from hypothesis import strategies as st
