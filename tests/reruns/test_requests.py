@@ -71,7 +71,7 @@ class Asking(h.Plugin):
     @h.on(h.BatchStart)
     def send(self, run: h.Run, event: h.BatchStart) -> None:
         """Send what is due."""
-        command = self.commands.get(run.progress.batches)
+        command = self.commands.pop(run.progress.batches, None)
         if command is not None:
             (socket,) = sockets_in(self.folder)
             exchange = RemoteRun(socket)._exchange({"reason": "tired", **command}, 10.0)
@@ -187,6 +187,27 @@ def test_what_a_killed_attempt_was_asked_for_after_its_last_save_is_not_repeated
             assert paused.comparison.digested == 8 - begins
         for each in folder.glob("*.pth"):
             each.unlink()
+
+
+def test_what_a_roll_back_has_discarded_is_requested_once_more_and_discarded_once_more(tmp_path: Path) -> None:
+    def rolling(folder: Path) -> Any:
+        return remote(folder, h.RollBack())
+
+    folder = tmp_path / "x"
+    far, near = {"ask": "set-lr", "value": 1e30}, {"ask": "set-lr", "value": 0.02}
+    trainer, options = rolling(folder)
+    witness = Witness()
+    for each in (Asking(folder, at9=far, at12=near), witness):
+        trainer.plugins.register(each)
+    assert any("rolled back" in note for note in trainer.fit(**options).notes)
+    assert [what for what, *_ in requests(folder)] == ["set_learning_rate 1e+30", "set_learning_rate 0.02"]
+    for each in folder.glob("*.pth"):
+        each.unlink()
+    with h.goto(folder, rolling, step=5) as paused:
+        paused.go_to(lambda run, event: run.progress.steps == 12 and isinstance(event, h.GradientsReady))
+        assert state_of(paused.run) == witness.states[13]
+        paused.finish()
+        assert paused.comparison.first is None
 
 
 def test_a_request_that_cannot_be_repeated_is_refused_with_its_reason(tmp_path: Path) -> None:
