@@ -201,8 +201,8 @@ def test_what_a_roll_back_has_discarded_is_requested_once_more_and_discarded_onc
         trainer.plugins.register(each)
     assert any("rolled back" in note for note in trainer.fit(**options).notes)
     assert [what for what, *_ in requests(folder)] == ["set_learning_rate 1e+30", "set_learning_rate 0.02"]
-    for each in folder.glob("*.pth"):
-        each.unlink()
+    for path in folder.glob("*.pth"):
+        path.unlink()
     with h.goto(folder, rolling, step=5) as paused:
         paused.go_to(lambda run, event: run.progress.steps == 12 and isinstance(event, h.GradientsReady))
         assert state_of(paused.run) == witness.states[13]
