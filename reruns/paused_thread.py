@@ -83,12 +83,16 @@ class PausedThread:
         if self._state == "ended":
             raise RuntimeError("The training has ended, so it does not continue.")
         self._wanted, self.event = wanted, None
-        if self._state == "new":
-            self._state = "running"
-            self._thread.start()
-        else:
-            self._continue()
-        self._wait()
+        try:
+            if self._state == "new":
+                self._state = "running"
+                self._thread.start()
+            else:
+                self._continue()
+            self._wait()
+        except KeyboardInterrupt:  # wherever it comes, or the training would not stop at its next event
+            self._wanted = _always
+            raise
         if self._error:
             raise self._error.pop()
         return self.event is not None
@@ -118,6 +122,8 @@ class PausedThread:
         if self._state == "waiting":
             self._continue()
         if self._thread.ident is not None:
+            with self._changed:  # `wait_for` gives the lock back whole, also where a Ctrl-C has left it held
+                self._changed.wait_for(lambda: self._state == "ended")
             self._thread.join()
         self._state, self.event = "ended", None
         if self._error and not _was_left(self._error[0]):

@@ -338,8 +338,8 @@ def test_an_interrupt_lets_it_wait_at_its_next_event(tmp_path: Path) -> None:
 
         def interrupt(run: h.Run, event: h.Event) -> bool:
             if isinstance(event, h.BatchStart):
-                signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)  # which waits
-                received.wait()
+                while not received.wait(0.05):  # one that comes right before the lock is waited for does not wake it
+                    signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
             return False
 
         def receive(signum: int, frame: Any) -> None:
@@ -355,6 +355,18 @@ def test_an_interrupt_lets_it_wait_at_its_next_event(tmp_path: Path) -> None:
             signal.signal(signal.SIGINT, before)
         paused.next_step()
         assert paused.run.progress.steps >= 5
+
+
+def test_an_interrupt_within_the_lock_does_not_block_the_end(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    paused = h.goto(tmp_path, simple, step=5)
+    lock = paused._thread._changed
+    lock.acquire()  # as a Ctrl-C right after `with` has taken it leaves it
+    try:
+        paused.close()
+    finally:
+        lock.release()
+    assert not paused._thread._thread.is_alive()
 
 
 def test_draws_at_the_prompt_do_not_disturb_it(tmp_path: Path) -> None:
