@@ -109,7 +109,7 @@ class Outcomes:
         plugins, writers = run.plugins, run.bus.signal(SavePoint).subscriptions.values()
         goes = request.verb == "disable_plugin" and request.target in {str(each.owner) for each in writers}
         if plugins.writes_saves() and "save" in plugins.declared("asks") and not goes:
-            run.control.request_save(f"{request.by} requested {request.what}", by=self._own)
+            run.control.request_save(f"so that a kill does not lose {request.what}", by=request.by)
 
     def _settle(self, followed: Followed, answer: Answer) -> tuple[Asked, Answer]:
         self.followed.remove(followed)
