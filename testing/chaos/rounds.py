@@ -138,7 +138,7 @@ def _why_not(fault: Fault, counts: Sequence[Counter[str]]) -> str:
     if emitted < fault.count:
         return f"there were {emitted} of these events"
     if fault.is_at_operation:
-        return "too few operations on files of the folder came after it"
+        return "too few operations on files of the folder came after it in its process"
     if fault.kind == "lost-request":
         return "no save was requested after it"
     return "another fault ended the process at this event"

@@ -44,7 +44,6 @@ def small(tmp_path: Path) -> Path:
     (folder / "train.py").write_text(SMALL)
     (folder / "data").write_text("of no use")
     (folder / "fails.py").write_text("raise SystemExit('no data')")
-    (folder / "alone.py").write_text(SMALL.replace("h.Trainer(save,", "h.Trainer("))
     return folder
 
 
@@ -55,13 +54,8 @@ def test_a_script_survives_and_its_folder_stays_as_it_was(small: Path, tmp_path:
     first, *_, last = done.stdout.splitlines()
     assert first == "2 faults acted (seed 0)"
     assert last == "equal, bit for bit: every loss, each time that its batch was done, and the end"
-    assert sorted(path.name for path in small.iterdir()) == ["alone.py", "data", "fails.py", "train.py"]
-    assert sorted(path.name for path in (tmp_path / "there/chaos").iterdir()) == [
-        "alone.py",
-        "fails.py",
-        "runs",
-        "train.py",
-    ]
+    assert sorted(path.name for path in small.iterdir()) == ["data", "fails.py", "train.py"]
+    assert sorted(path.name for path in (tmp_path / "there/chaos").iterdir()) == ["fails.py", "runs", "train.py"]
 
 
 @pytest.mark.whole
@@ -84,12 +78,7 @@ def test_the_script_of_the_readme_survives_fifty_faults(tmp_path: Path) -> None:
         (["train.py", "--kinds", "kil"], "There is no fault 'kil'. Did you mean 'kill'?"),
         (["train.py", "--faults", "0"], "faults must be a whole number, at least 1"),
         (["train.py", "--faults", "-1"], "faults must be a whole number, at least 1"),
-        (["train.py", "--ranks", "0"], "ranks must be a whole number, at least 1"),
         (["fails.py"], "The training fails without any fault: attempt 1 ended with status 1"),
-        (
-            ["alone.py", "--", "runs"],
-            "The training has no save point, so after a fault that ends it (hang, kill, lost-notice, preempt) ",
-        ),
         (["train.py", "--folder", "."], "exists: give a folder that does not"),
         (["train.py", "--leave-out", "runs"], "There is no runs in "),
     ],
