@@ -28,6 +28,8 @@ def read_reference(training: Training) -> list[Story]:
     if not any(story.losses for story in stories):
         raise UsageError("The training has no batch: no `heliograph.Trainer` has trained in it.")
     for story in stories:
+        if story.lost:
+            raise UsageError(f"Work is lost without any fault: {story.lost}.")
         if story.outside:
             raise UsageError(
                 f"The training writes outside of its folder, where the runs would meet: {story.outside[0]}. Let it "

@@ -1,10 +1,10 @@
 """Fifty defects of saving, resuming and agreement, each planted into a copy of the sources: are they found?
 
-Run as a script: `python tests/torture/planted.py [--only NAME]`, for half an hour. Each is found by its text. The
+Run as a script: `python tests/torture/planted.py [--only NAME]`, for half an hour. Each has its place by its text. The
 training of `planted_training.py` meets faults in the copy, by one seed after the other, until it differs from the same
-training, with the same defect, without faults. So only what shows after a fault is found, which is the kit's task; what
-needs a power cut to show, such as a sync that is missing, cannot be, nor what something else repairs, such as the files
-of an interrupted save, which the next save and the next start both look for.
+training, with the same defect, without faults; or the kit says that this one saves nothing intact. So only what shows
+after a fault is found, or in the files; what needs a power cut to show, such as a sync that is missing, cannot be, nor
+what something else repairs, such as the files of an interrupted save, which the next save and start both look for.
 """
 
 from __future__ import annotations

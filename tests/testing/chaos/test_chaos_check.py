@@ -166,6 +166,19 @@ def test_what_fails_without_a_fault_is_no_training_to_judge() -> None:
         check_function(lambda: None)
 
 
+def test_what_damages_its_checkpoints_is_not_judged() -> None:
+    class Damages(h.Plugin):
+        @h.on(h.CheckpointSaved)
+        def damage(self, run: h.Run, event: h.CheckpointSaved) -> None:
+            event.path.write_bytes(b"")
+
+    text = (
+        r"^Work is lost without any fault: attempt 1 announced the checkpoint run_epoch_0_iter_3.pth, which is damaged"
+    )
+    with pytest.raises(UsageError, match=text):
+        check_function(partial(train, Damages))
+
+
 def test_what_differs_by_itself_is_not_judged(tmp_path: Path) -> None:
     def draws() -> None:
         torch.seed()
