@@ -39,7 +39,7 @@ def facts_of(last: Path) -> dict[str, Leaf]:
     try:
         state = storage.load(last)
     except (OSError, ValueError) as error:
-        return found | leaves({"last_checkpoint": str(error)})
+        return found | leaves({"last_checkpoint": str(error).replace(str(last.parent), "")})  # alike in every copy
     progress = {name: value for name, value in state["progress"].items() if "seconds" not in name}
     compared = {part: state[part] for part in PARTS if part in state}
     return found | leaves({"last_checkpoint": {"name": last.name, "progress": progress, **compared}})

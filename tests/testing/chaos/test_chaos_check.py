@@ -179,6 +179,18 @@ def test_what_damages_its_checkpoints_is_not_judged() -> None:
         check_function(partial(train, Damages))
 
 
+def test_a_training_that_removes_its_checkpoints_at_its_end_is_judged() -> None:
+    class Removes(h.Plugin):
+        @h.on(h.RunClosed, lane=h.Lane.PERSIST)
+        def remove(self, run: h.Run, event: h.RunClosed) -> None:
+            if event.status == "completed":
+                for path in Path("runs").glob("run*"):
+                    path.unlink()
+
+    report = check_function(partial(train, Removes), faults=[Fault("kill", count=15)])
+    assert (report.verdict, report.resumed) == ("equal", 1), str(report)
+
+
 def test_what_differs_by_itself_is_not_judged(tmp_path: Path) -> None:
     def draws() -> None:
         torch.seed()
