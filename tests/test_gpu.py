@@ -77,6 +77,9 @@ OTHERS: dict[str, Callable[[Path], list[Any]]] = {
     "times": lambda folder: [h.HandlerTimes(), h.PhaseTimes(), h.Recorder(folder / "records")],
     "mixed": lambda folder: [h.Mixup()],
     "checked": lambda folder: [h.StepCheck(1000)],
+    "digests": lambda folder: [h.Recorder(folder / "records", digests=h.Digests(gradients=1, weights=1))],
+    "remote": lambda folder: [h.Remote(folder)],
+    "verdicts": lambda folder: [h.Verdicts(1), h.Recorder(folder / "records")],
 }
 
 

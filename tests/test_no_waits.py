@@ -25,6 +25,7 @@ OTHERS: dict[str, Plugins] = {
     "values": lambda folder: [h.GradientClipping(value=0.5)],
     "times": lambda folder: [h.HandlerTimes(), h.PhaseTimes()],
     "records": lambda folder: [h.Recorder(folder / "records", losses=True)],
+    "digests": lambda folder: [h.Recorder(folder / "records", digests=h.Digests(gradients=1, weights=1))],
     "profile": lambda folder: [h.Profile(folder / "profile", wait=1, warmup=1, active=1)],
     "transform": lambda folder: [h.BatchTransform(lambda batch: (batch[0] * 2, batch[1]))],
     "usual": lambda folder: [*usual_plugins(folder), h.LearningRate("step")],

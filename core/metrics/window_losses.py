@@ -79,6 +79,10 @@ class Fetched:
 
     def read(self) -> Any:
         """Return its numbers, a single one or a list of them, and wait for it where it is not there yet."""
+        return self.wait().tolist()
+
+    def wait(self) -> Tensor:
+        """Return it as it arrived, and wait for it where it is not there yet."""
         if self._arrival is not None:
             self._arrival.synchronize()
-        return self._copy.tolist()
+        return self._copy

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -20,19 +19,43 @@ from ....core.metrics.window_losses import Fetched
 from ....events import BatchEnd, BatchStart, Bus, GradientsReady, Lane, OrderedSignal, Run
 from ....events.bus import PluginName, Receiver, Subscription
 from ..format.digests import COLUMNS, DigestBlock
-from .chain import Chain
-from .checksums import LIMIT, Sum, checksum, checksums_of_batch, combine, strided, text_checksum
+from .batches import BatchSums, checksums_of, read_batch
+from .chain import FACTOR, Chain
+from .checksums import LIMIT, Numbers, Rows, Sum, checksum, combine, strided, text_checksum
 from .draws import GlobalDraws
 from .options import Digests
 
 BLOCK = 64  # batches, at most
 SECONDS = 1.0  # after which a block ends all the same: a kill loses no more
+NOTHING: Numbers = np.zeros(0, np.int64)
+SPREAD = np.uint64(FACTOR)  # odd: no two numbers become one, and each bit acts on the upper half
 PLAIN = (bool, int, float, str, type(None))  # options of an optimizer; others, such as functions, have no value
 WHOLE = tuple(COLUMNS.index(name) for name in ("samples", "draws"))  # of 32 bits from the start
 CHAINED = tuple(COLUMNS.index(name) for name in ("batch", "draws", "options", "loss"))
-Number = Sum | float  # a float: a loss that is not a checksum yet
-# A batch: its epoch, its number there, the learning rate, and the checksums in the order of the columns.
-Row = tuple[int, int, float, Number, Number, Number, Number, Number, Number, Number]
+INTEGERS = {each.itemsize: each for each in (torch.uint8, torch.int16, torch.int32, torch.int64)}
+MOST = 2**20  # numbers on a device that are waited for, 8 bytes each; a block with more ends
+# A batch: its epoch, its number there, the learning rate, what was read of it, and the checksums of the other columns;
+# that of the loss as a number, if it is on the CPU.
+Row = tuple[int, int, float, BatchSums, int, Sum, Sum | float, Sum, Sum]
+
+
+class Arrived:
+    """Numbers that have arrived from a device, given out in their order, each in the place of its tensor."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers, self._at = numbers, 0
+
+    def numbers(self, given: Rows) -> Numbers:
+        """Return those of a tensor; what is an array is there already."""
+        if not isinstance(given, Tensor):
+            return given
+        begin = self._at
+        self._at += given.numel()
+        return self._numbers[begin : self._at]
+
+    def number(self, given: Sum | float) -> int | float:
+        """Return that of a tensor, never 0; what is a number is there already."""
+        return int(self.numbers(given)[0]) % LIMIT or 1 if isinstance(given, Tensor) else given
 
 
 class DigestCollector:
@@ -55,7 +78,8 @@ class DigestCollector:
         self._rows: list[Row] = []
         self._sent: deque[tuple[list[Row], Fetched | None]] = deque()
         self._due, self._rate, self._in_hand = monotonic() + SECONDS, math.nan, False
-        self._loaded: tuple[Sum, Sum] = 0, 0
+        self._loaded: BatchSums = 0, 0, ()
+        self._waiting = 0  # numbers on a device
         self._settings: Sum = 0  # the options of the optimizers that the batch in hand has stepped
         self._norms: Sum = 0  # the norms of their gradients, where they are due
         self._known: dict[str, tuple[list[Any], Sum, bool]] = {}  # of each optimizer: its options, their checksum
@@ -82,9 +106,9 @@ class DigestCollector:
         """Take the batch as it was loaded."""
         self._settings, self._norms, self._in_hand = 0, 0, True
         try:
-            self._loaded = checksums_of_batch(run.batch)
+            self._loaded = read_batch(run.batch)
         except (RuntimeError, TypeError, ValueError) as error:  # a kind of tensor or array that nobody has thought of
-            self._loaded = 0, 0
+            self._loaded = 0, 0, ()
             if not self._is_noted:
                 self._is_noted = True
                 run.note(f"batches have no digests, since they cannot be read: {type(error).__name__}: {error}")
@@ -97,16 +121,15 @@ class DigestCollector:
         if known is None or known[2] or known[0] != values:  # a tensor may have changed in place
             has_tensors = any(isinstance(each, Tensor) for each in values)
             known = self._known[run.optimizer_name] = values, _checksum_of_options(values), has_tensors
-        several = len(run.optimizers) > 1
-        self._settings = combine([self._settings, known[1]]) if several else known[1]
-        if not several or run.optimizer is next(iter(run.optimizers.values())):
+        self._settings = known[1] if self._is_single else combine([self._settings, known[1]])
+        if self._is_single or run.optimizer is next(iter(run.optimizers.values())):
             self._rate = groups[0].get("lr", math.nan)
         if (every := self._options.gradients) and run.progress.steps % every == 0:
             held = [each.grad for group in groups for each in group["params"] if each.grad is not None]
             parts = [part for each in held for part in strided(each)]
             if parts:
-                alike = [each.to(parts[0].device, torch.float64) for each in torch._foreach_norm(parts)]
-                self._norms = combine([self._norms, checksum([torch.stack(alike)])])
+                alike = torch.stack([each.to(parts[0].device) for each in torch._foreach_norm(parts)])
+                self._norms = checksum([alike]) if self._is_single else combine([self._norms, checksum([alike])])
 
     def end_batch(self, run: Run, event: BatchEnd) -> None:
         """Take the rest, and give out the blocks that are ready."""
@@ -114,31 +137,21 @@ class DigestCollector:
             return
         self._in_hand, progress, rows, loss = False, self._progress, self._rows, run.loss
         if loss is None or self._control.skips_batch:
-            number: Number = 0
-        elif self._is_single and loss.is_cpu:
-            number = loss.item()
+            number: Sum | float = 0
+        elif self._is_single:
+            number = loss.item() if loss.is_cpu else _bits(loss)
         else:
             number = combine(map(_bits, run.batch_losses))
         every = self._options.weights
         weights = _weights(run) if every and progress.steps % every == 0 and not run.window else 0
-        epoch, batch, (content, samples) = progress.epoch, progress.batch, self._loaded
+        epoch, batch, loaded = progress.epoch, progress.batch, self._loaded
         if rows and (rows[-1][0] != epoch or rows[-1][1] + 1 != batch):
             self._send()
-        self._rows.append(
-            (
-                epoch,
-                batch,
-                self._rate,
-                content,
-                samples,
-                self._draws.digest(),
-                self._settings,
-                number,
-                self._norms,
-                weights,
-            )
-        )
-        if len(rows) >= BLOCK or monotonic() > self._due:
+        digest = self._draws.digest()
+        self._rows.append((epoch, batch, self._rate, loaded, digest, self._settings, number, self._norms, weights))
+        if loaded[2]:
+            self._waiting += sum(map(len, loaded[2]))
+        if len(rows) >= BLOCK or self._waiting > MOST or monotonic() > self._due:
             self._send()
             self._give_out(wait=False)
 
@@ -149,27 +162,28 @@ class DigestCollector:
 
     def _send(self) -> None:
         """Begin to copy what lies on a device."""
-        self._due = monotonic() + SECONDS
+        self._due, self._waiting = monotonic() + SECONDS, 0
         rows, self._rows = self._rows, []
-        held = [each for row in rows for each in row[3:] if isinstance(each, Tensor)]
+        held = [each.reshape(-1) for row in rows for each in (*row[3][2], *row[4:]) if isinstance(each, Tensor)]
         if rows:
-            self._sent.append(
-                (rows, Fetched(torch.stack([each.to(held[0].device) for each in held])) if held else None)
-            )
+            fetched = Fetched(torch.cat([each.to(held[0].device) for each in held])) if held else None
+            self._sent.append((rows, fetched))
 
     def _give_out(self, *, wait: bool) -> None:
         """Give out the blocks that have arrived."""
         while self._sent and (wait or self._sent[0][1] is None or self._sent[0][1].is_there):
             rows, fetched = self._sent.popleft()
-            read = iter([] if fetched is None else fetched.read())
-            table = [[next(read) if isinstance(each, Tensor) else each for each in row[3:]] for row in rows]
-            words = [[_word(each, column) for column, each in enumerate(row)] for row in table]
-            self._write(self._block(rows, np.array(words, np.uint64)))
+            arrived = Arrived(NOTHING if fetched is None else fetched.wait().numpy())
+            table = []
+            for *_, (crc, small, sums), draws, settings, loss, norms, weights in rows:
+                batch = checksums_of(crc, small, map(arrived.numbers, sums))
+                table.append((*batch, draws, *map(arrived.number, (settings, loss, norms, weights))))
+            self._write(self._block(rows, [_words(*each) for each in enumerate(zip(*table, strict=True))]))
 
-    def _block(self, rows: list[Row], words: NDArray[np.uint64]) -> DigestBlock:
-        places = np.array([row[:2] for row in rows], np.uint64)
-        self.chain.add(np.concatenate([places, words[:, CHAINED]], axis=1))
-        columns = dict(zip(COLUMNS, words.T.tolist(), strict=True))
+    def _block(self, rows: list[Row], words: list[NDArray[np.uint64]]) -> DigestBlock:
+        places = np.array([row[:2] for row in rows], np.uint64).T
+        self.chain.add(np.stack([*places, *(words[column] for column in CHAINED)], axis=1))
+        columns = {name: column.tolist() for name, column in zip(COLUMNS, words, strict=True)}
         rates = [float(row[2]) if isinstance(row[2], int | float) else math.nan for row in rows]
         state = self.chain.state_dict()
         return DigestBlock(rows[0][0], rows[0][1], columns, rates, state["value"], state["length"])
@@ -192,17 +206,22 @@ def _plain(value: Any) -> Any:
 def _bits(number: Tensor) -> Sum:
     """Return the bits of a number: at once on the CPU, elsewhere as a copy, since a graph may use its memory again."""
     if number.is_cpu:
-        return crc32(struct.pack("<d", number.item())) << 32
-    return number.detach().double().clone().view(torch.int64).reshape(())
+        return _bits_of_float(number.item())
+    return number.detach().view(INTEGERS[number.element_size()]).to(torch.int64, copy=True)
 
 
-def _word(number: Number, column: int) -> int:
-    """Return 32 bits of a checksum, on which every bit acts; never 0, which is for one that was not taken."""
-    if isinstance(number, float):
-        return crc32(struct.pack("<d", number)) or 1
-    if column in WHOLE:
-        return int(number) % 2**32 or 1
-    return (int(number) % LIMIT) >> 32 or int(number != 0)
+def _bits_of_float(number: float) -> int:
+    return int.from_bytes(struct.pack("<d", number), "little")
+
+
+def _words(column: int, numbers: Sequence[int | float]) -> NDArray[np.uint64]:
+    """Return 32 bits of each checksum of a column, on which every bit acts; never 0, which is for one not taken."""
+    wide = [number if isinstance(number, int) else _bits_of_float(number) or 1 for number in numbers]
+    bits: NDArray[np.uint64] = np.array(wide, np.uint64)
+    is_whole = column in WHOLE
+    words = bits % np.uint64(2**32) if is_whole else (bits * SPREAD) >> np.uint64(32)
+    words[(words == 0) & (is_whole | (bits != 0))] = 1
+    return words
 
 
 def _weights(run: Run) -> Sum:

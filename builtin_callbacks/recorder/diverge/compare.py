@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 
-from ..digests.checksums import SMALL
+from ..digests.batches import SMALL
 from ..format.digests import COLUMNS
 from ..format.gc_pause import gc_paused
 from ..format.reader import read

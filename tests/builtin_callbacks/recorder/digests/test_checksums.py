@@ -8,14 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.builtin_callbacks.recorder.digests.checksums import (
-    COLUMNS,
-    LIMIT,
-    SMALL,
-    Sum,
-    checksum,
-    checksums_of_batch,
-)
+from heliograph.builtin_callbacks.recorder.digests import checksums
+from heliograph.builtin_callbacks.recorder.digests.batches import SMALL, checksums_of, read_batch
+from heliograph.builtin_callbacks.recorder.digests.checksums import COLUMNS, LIMIT, Sum, checksum, row_sums
+from heliograph.tests.waits import no_reads
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -24,6 +20,12 @@ from torch import Tensor
 def number(total: Sum) -> int:
     """Return a checksum as a number from 0 to 2**64, wherever it was computed."""
     return int(total) % LIMIT
+
+
+def sums_of(batch: Any) -> tuple[int, int]:
+    """Return the checksum of a batch, and that of its samples in any order."""
+    crc, small, rows = read_batch(batch)
+    return checksums_of(crc, small, [np.asarray(each) for each in rows])
 
 
 TENSORS = {
@@ -42,7 +44,7 @@ TENSORS = {
 @pytest.mark.parametrize("name", TENSORS)
 def test_each_bit_of_a_tensor_changes_its_checksum(name: str) -> None:
     tensor = TENSORS[name]
-    whole = number(checksum([tensor])), number(checksums_of_batch(tensor)[0])
+    whole = number(checksum([tensor])), number(sums_of(tensor)[0])
     flat = tensor.clone().contiguous().view(torch.uint8).flatten()
     for place in {0, len(flat) // 2, len(flat) - 1}:
         for bit in (0, 7) if tensor.dtype != torch.bool else (0,):
@@ -50,7 +52,31 @@ def test_each_bit_of_a_tensor_changes_its_checksum(name: str) -> None:
             other[place] ^= 1 << bit
             changed = other.view(tensor.dtype).reshape(tensor.shape)
             assert number(checksum([changed])) != whole[0]
-            assert number(checksums_of_batch(changed)[0]) != whole[1]
+            assert number(sums_of(changed)[0]) != whole[1]
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_on_a_device_too_each_bit_changes_it_and_rows_have_the_sums_that_they_have_on_the_cpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor for which `is_cpu` is False takes the way of a device; few words at once, so that there are several."""
+    tensor = TENSORS[name]
+    on_cpu = row_sums(tensor)
+    for at_once in (checksums.AT_ONCE, COLUMNS + 100, 7):
+        monkeypatch.setattr(checksums, "AT_ONCE", at_once)
+        with no_reads():
+            rows, whole = row_sums(tensor), checksum([tensor, tensor])
+        assert isinstance(rows, Tensor)
+        assert isinstance(whole, Tensor)
+        if at_once > COLUMNS + 5:
+            assert rows.tolist() == np.asarray(on_cpu).tolist()
+        flat = tensor.clone().contiguous().view(torch.uint8).flatten()
+        for place in {0, len(flat) // 2, len(flat) - 1}:
+            other = flat.clone()
+            other[place] ^= 1
+            with no_reads():
+                changed = checksum([tensor, other.view(tensor.dtype).reshape(tensor.shape)])
+            assert number(changed) != number(whole)
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40), st.data())
@@ -68,7 +94,7 @@ def test_what_is_equal_has_equal_checksums_wherever_it_lies(values: list[int], d
 def test_samples_in_another_order_have_an_equal_sum(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     batch, order = torch.randn(shape), torch.randperm(16)
-    (content, samples), (other_content, other_samples) = (checksums_of_batch(each) for each in (batch, batch[order]))
+    (content, samples), (other_content, other_samples) = (sums_of(each) for each in (batch, batch[order]))
     assert content != other_content
     assert samples == other_samples
 
@@ -79,7 +105,7 @@ def test_the_sums_of_the_samples_of_an_epoch_are_those_of_any_batches(width: int
     samples = torch.randn(16, width)
 
     def total(epoch: Tensor) -> int:
-        sums = [number(checksums_of_batch(batch)[1]) for batch in torch.split(epoch, 5)]
+        sums = [number(sums_of(batch)[1]) for batch in torch.split(epoch, 5)]
         return sum(sums) % modulus
 
     before = total(samples)
@@ -121,34 +147,34 @@ BATCHES: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", BATCHES)
 def test_batches_of_any_kind(name: str) -> None:
     one, other = BATCHES[name]
-    assert number(checksums_of_batch(one)[0]) == number(checksums_of_batch(one)[0])
-    assert number(checksums_of_batch(one)[0]) != number(checksums_of_batch(other)[0])
+    assert number(sums_of(one)[0]) == number(sums_of(one)[0])
+    assert number(sums_of(one)[0]) != number(sums_of(other)[0])
 
 
 def test_where_equal_values_lie_makes_no_difference() -> None:
     values = torch.arange(24.0).reshape(4, 6)
     for other in (values.repeat(1, 2)[:, :6], values.T.contiguous().T, values.clone().requires_grad_()):
-        assert checksums_of_batch(other) == checksums_of_batch(values)
+        assert sums_of(other) == sums_of(values)
     array = np.arange(24, dtype=np.float32).reshape(4, 6)
     array.flags.writeable = False
-    assert checksums_of_batch(array) == checksums_of_batch(values)
+    assert sums_of(array) == sums_of(values)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")  # torch: it is in beta state
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc])
 def test_compressed_tensors(layout: torch.layout) -> None:
     one, other = (each.to_sparse(layout=layout) for each in (torch.eye(4), torch.diag(torch.arange(4.0))))
-    assert checksums_of_batch(one) == checksums_of_batch(one)
-    assert checksums_of_batch(one)[0] != checksums_of_batch(other)[0]
+    assert sums_of(one) == sums_of(one)
+    assert sums_of(one)[0] != sums_of(other)[0]
 
 
 def test_what_contains_itself_is_read_once() -> None:
     batch: list[Any] = [torch.ones(2)]
     batch.append(batch)
-    assert number(checksums_of_batch(batch)[0]) != number(checksums_of_batch([torch.zeros(2)])[0])
+    assert number(sums_of(batch)[0]) != number(sums_of([torch.zeros(2)])[0])
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
 def test_an_empty_tensor(shape: tuple[int, int]) -> None:
     assert number(checksum([torch.zeros(shape)])) == 0
-    assert number(checksums_of_batch(torch.zeros(shape))[0]) != number(checksums_of_batch(torch.zeros(0, 0))[0])
+    assert number(sums_of(torch.zeros(shape))[0]) != number(sums_of(torch.zeros(0, 0))[0])
