@@ -102,7 +102,7 @@ def plugins(*, background: bool) -> list[h.Plugin]:
         h.ValidationSchedule(h.Every(steps=3)),
         h.SaveSchedule(h.Every(steps=3)),
         h.Checkpoint("runs", resume="auto", background=background, **best),
-        h.EarlyStopping("validation/loss", patience=6, min_delta=0.003),
+        h.EarlyStopping("validation/loss", patience=20, min_delta=1.0),  # counts, and never stops
         h.Preemption(),
         Nudge(),
     ]
