@@ -95,6 +95,11 @@ DEFECTS = (
         'state = {"due": sorted(due), "postponed": sorted(control._postponed)',
         'state = {"due": [], "postponed": []',
     ),
+    defect(
+        "one: no schedulers are saved",
+        '"schedulers": {name: each.state_dict() for name, each in run.schedulers.items()},',
+        '"schedulers": {name: {} for name in run.schedulers},',
+    ),
     defect("one: schedulers are not restored", "        if before.get(name) == now[name]:\n", "        if False:\n"),
     defect(
         "one: a task's own state is not restored",
@@ -192,11 +197,6 @@ DEFECTS = (
         "one: the best of a patience is forgotten",
         'self.best, self.failed_readings = state["best"], state["failed_readings"]',
         'self.best, self.failed_readings = None, state["failed_readings"]',
-    ),
-    defect(
-        "one: steps of a scheduler are forgotten",
-        'self._steps_before, self._stepped = state["steps_before"], set(state["stepped"])',
-        "pass",
     ),
     defect(
         "one: a state is loaded from another plugin",
