@@ -56,12 +56,16 @@ def ask(run: WatchedRun, what: Any) -> RemoteAnswer:
 
 def _remote_of(run: WatchedRun) -> RemoteRun:
     """Return the remote of the process that writes a recording: several runs may have their sockets in one folder."""
-    process = run.process
+    process, silent = run.process, list[str]()
     for socket in sockets_in(run.path.parent) if process is not None else ():
         remote = RemoteRun(socket)
         try:
             if remote.status().get("process") == process:
                 return remote
+        except TimeoutError as error:
+            silent.append(str(error))
         except OSError:  # of a run that was killed
             continue
+    if silent:
+        raise TimeoutError("; ".join(silent))
     raise LookupError(f"{run.name} has ended, or has no Remote in {run.path.parent}.")

@@ -45,13 +45,14 @@ class RunList:
             if (begin := monotonic()) >= self._due:
                 for path in self._paths:
                     self._add(path)
+                self._add_parents()
                 self._due = monotonic() + max(PAUSE, SHARE * (monotonic() - begin))
             return [*self._runs.values()]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what the page lists of each run: its number and name, when it was written, its state."""
-        rows = []
-        for number, run in enumerate(self.runs()):
+        rows, runs = [], self.runs()
+        for number, run in enumerate(runs):
             try:
                 modified = run.path.stat().st_mtime
             except OSError:  # it was removed
@@ -63,6 +64,7 @@ class RunList:
                     "modified": modified,
                     "running": run.is_running,
                     "remote": can_be_asked(run),
+                    "parent": self._parent_of(run, runs),
                 }
             )
         return rows
@@ -75,6 +77,28 @@ class RunList:
             own.sort(key=lambda number: runs[number].path.stat().st_mtime_ns)
             chosen += [number for number in own[-1:] if number not in chosen]
         return chosen
+
+    @staticmethod
+    def _parent_of(run: WatchedRun, runs: Sequence[WatchedRun]) -> dict[str, Any] | None:
+        """Return which run another one is a fork of: its number, or None where its recording is not found."""
+        if (parent := run.parent) is None:
+            return None
+        same_path = [number for number, each in enumerate(runs) if str(each.path.absolute()) == parent.recording]
+        same_name = [number for number, each in enumerate(runs) if each.path.stem == parent.name and each is not run]
+        number = next(iter(same_path or same_name), None)  # a folder may have been moved
+        name = parent.name if number is None else runs[number].name
+        return {"id": number, "name": name, "step": parent.step}
+
+    def _add_parents(self) -> None:
+        """Add the trainings that known ones are forks of, where their recordings are elsewhere and still there."""
+        waiting = list(self._runs.values())
+        while waiting:
+            parent = waiting.pop().parent
+            path = Path() if parent is None else Path(parent.recording)
+            known = {str(each.absolute()) for each in self._runs}
+            if path.is_absolute() and path.suffix == SUFFIX and str(path) not in known and path.is_file():
+                added = self._runs[path] = WatchedRun(path, str(Path(path.parent.name) / path.stem))
+                waiting.append(added)
 
     def _add(self, path: Path) -> None:
         for file in [path] if path.is_file() else sorted(path.rglob(f"*{SUFFIX}")):

@@ -139,8 +139,10 @@ class _Request(BaseHTTPRequestHandler):
     def _send_page(self, query: Mapping[str, list[str]]) -> None:
         """Send the page; to who knows the token, since each user of this machine can reach this server."""
         token = self.server.token if self._knows(query.get("token", [""])[0]) else ""
-        about = {"chosen": self.server.runs.first(), "token": token}
-        self._send(HTTPStatus.OK, live_page(about).encode(), "text/html; charset=utf-8")
+        chosen, runs = self.server.runs.first(), self.server.runs.runs()
+        title = f"watch: {', '.join(runs[number].name for number in chosen) or 'no recording yet'}"
+        page = live_page({"chosen": chosen, "token": token}, title)
+        self._send(HTTPStatus.OK, page.encode(), "text/html; charset=utf-8")
 
     def _send_json(self, make: Callable[[], Any]) -> None:
         self._send(HTTPStatus.OK, json.dumps(make(), allow_nan=False).encode(), "application/json")

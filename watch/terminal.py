@@ -71,6 +71,8 @@ def _parts(facts: dict[str, Any]) -> Iterator[RenderableType]:
         yield Text(printable(facts["error"]))
         return
     yield Text(printable(f"{facts['run']}: {facts['ended']}"), style=f"bold {COLORS.get(facts['status'], 'magenta')}")
+    if facts["parent"] is not None:
+        yield Text(printable(facts["parent"]["text"]))
     yield from (Text(printable(each), style="yellow") for each in (*facts["why"], *facts["warnings"]))
     yield Text(printable(" · ".join(f"{name} {value}" for name, value in facts["facts"])))
     if facts["goodput"] is not None:

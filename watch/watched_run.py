@@ -10,10 +10,14 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
+from heliograph.builtin_callbacks.recorder.explain.lineage import Parent, ancestors
 from heliograph.builtin_callbacks.recorder.format.follower import Follower
+from heliograph.builtin_callbacks.recorder.format.parser import Parser
+from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, EventEntry
 from heliograph.builtin_callbacks.recorder.timeline.page import facts
 
 PAUSE = 0.5  # seconds between two looks at the files
+BEGINNING = 2**17  # bytes of a file, in which it says of which training it is a fork
 SHARE = 10  # times as long as making the facts took, at least: of long recordings, the watch takes a tenth of a core
 
 
@@ -37,6 +41,7 @@ class WatchedRun:
         self._facts: dict[str, Any] = {}
         self._text = b""
         self._was_running: bool | None = None
+        self._parents: list[Parent] | None = None  # None as long as it is not known
         self._due = 0.0
 
     def facts(self) -> dict[str, Any]:
@@ -50,6 +55,19 @@ class WatchedRun:
         with self._guard:
             self._look()
             return self.version, b"" if known == self.version else self._text
+
+    @property
+    def parent(self) -> Parent | None:
+        """The training that this one is a fork of, None of another; only the beginning of the file is read for it."""
+        if self._parents is not None:
+            return next(iter(self._parents), None)
+        try:
+            first, is_known = _first_attempt(self.path)
+        except (OSError, ValueError):  # the facts say why
+            return None
+        found = [] if first is None else ancestors(first)[:1]
+        self._parents = found if found or is_known else None
+        return next(iter(found), None)
 
     def _look(self) -> None:
         """Make the facts again if there is anything new."""
@@ -97,3 +115,16 @@ class WatchedRun:
         except PermissionError:  # of another user
             return int(holder[0])
         return int(holder[0])
+
+
+def _first_attempt(path: Path) -> tuple[AttemptRecord | None, bool]:
+    """Return the first attempt as far as the beginning of a recording has it, and whether the training has begun."""
+    with path.open("rb") as file:
+        data = file.read(BEGINNING)
+    parser = Parser(path)
+    parser.add(data, is_end=False)
+    if not parser.attempts:
+        return None, False
+    first = parser.attempts[0].finish()
+    names = {entry.event for entry in first.entries if isinstance(entry, EventEntry)}
+    return first, bool(names & {"epoch_start", "run_closed"}) or len(data) == BEGINNING

@@ -230,6 +230,15 @@ class Recorder(Plugin):
         else:
             self._note(run, event, attempt_facts.fields_of(event), sets_clock=False)
 
+    def note_own_end(self, run: Run, event: PluginChanged) -> None:
+        """Note that this recorder is switched off: nothing after it is in the recording."""
+        if (
+            event.plugin == current_owner()
+            and event.change in ("disabled", "unregistered")
+            and self._attempt is not None
+        ):
+            self._attempt.add_event(event.name, {**attempt_facts.fields_of(event), "ends_recording": True})
+
     @on(RunFailed, lane=Lane.TRANSFORM)
     def note_failure(self, run: Run, event: RunFailed) -> None:
         """Note the error."""
@@ -350,7 +359,11 @@ class Recorder(Plugin):
             Log: (self.expect_metrics, self.note_metrics),
             Replay: (self.note_replay,),
         }
-        self._subscriptions = ExtraSubscriptions(current_owner() or self.name, self.note_custom, optional)
+        always: dict[type[Event], Receiver] = {
+            PluginChanged: self.note_own_end
+        }  # its marked handlers are paused when it is switched off
+        owner = current_owner() or self.name
+        self._subscriptions = ExtraSubscriptions(owner, self.note_custom, optional, always)
         self._subscribe(run)
         return attempt
 

@@ -18,6 +18,7 @@ from .sockets import connect, host_name, sockets_in
 
 State = Literal["queued", "accepted", "served", "refused", "unserved", "lost"]
 ENDS = ("served", "refused", "unserved", "lost")
+SILENT = "its process hangs, or is suspended"
 TOKEN = "HELIOGRAPH_TOKEN"  # noqa: S105  # the name of a variable
 SOON = 5.0  # seconds in which a run that lives says so: the thread that does needs a moment of Python's lock
 ACCEPTED = 60.0  # seconds until a request is seen, where nobody waits for more
@@ -67,19 +68,23 @@ class RemoteRun:
     def __repr__(self) -> str:
         return f"RemoteRun({_name(self.address)})"
 
-    def status(self) -> dict[str, Any]:
+    def status(self, *, timeout: float = SOON) -> dict[str, Any]:
         """Return where the run is: phase, epoch, batch, step, metrics, plugins and more. It answers at any moment.
 
+        Args:
+            timeout: seconds to wait for the answer.
+
         Raises:
-            OSError: the run cannot be reached, or does not answer.
+            TimeoutError: the run does not answer: its process hangs, or is suspended.
             PermissionError: it refuses to, as where the token is wrong.
+            OSError: it cannot be reached.
         """
-        for message in self._exchange({"ask": STATUS}, SOON):
+        for message in self._exchange({"ask": STATUS}, timeout):
             if message["state"] == STATUS:
                 status: dict[str, Any] = message["status"]
                 return status
             raise PermissionError(f"{_name(self.address)} refuses to answer: {message['text']}")
-        raise TimeoutError(f"{_name(self.address)} does not answer.")
+        raise TimeoutError(f"{_name(self.address)} does not answer within {timeout:g} seconds: {SILENT}.")
 
     def stop(self, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Ask the run to stop, as `control.stop` does: plugins may postpone it or take it back.
@@ -87,8 +92,8 @@ class RemoteRun:
         Args:
             reason: why, for people.
             wait: whether to wait until it is known what became of it.
-            timeout: seconds after which the last answer is returned, whatever it is; by default 60, or as long as it
-                takes with `wait`.
+            timeout: seconds after which the last answer is returned, whatever it is; by default 60, of a run that says
+                nothing at all 5, or as long as it takes with `wait`.
 
         Raises:
             ValueError: the reason is empty or too long.
@@ -137,18 +142,28 @@ class RemoteRun:
     def _ask(self, word: str, reason: str, *, wait: bool, timeout: float | None, **more: Any) -> RemoteAnswer:
         if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON:
             raise ValueError(f"A request has a reason, a text of 1 to {REASON} characters; got {reason!r}.")
-        answer = RemoteAnswer("queued", "the run has not answered yet.")
+        answer = RemoteAnswer("queued", f"the run does not answer: {SILENT}. It looks at this if it continues.")
         message = {"ask": word, "reason": reason, "wait": wait, **{name: each for name, each in more.items() if each}}
-        for each in self._exchange(message, ACCEPTED if timeout is None and not wait else timeout):
+        first, rest = (SOON, ACCEPTED) if timeout is None and not wait else (timeout, timeout)
+        for each in self._exchange(message, rest, first):
             place = (each.get(name) for name in ("epoch", "batch", "step"))
             answer = RemoteAnswer(each["state"], each["text"], *place)
             if answer.state in ENDS or (answer.state == "accepted" and not wait):
                 break
         return answer
 
-    def _exchange(self, message: Mapping[str, Any], seconds: float | None) -> Iterator[dict[str, Any]]:
-        """Send a message and yield the answers, until there are none or the time is over."""
-        due = None if seconds is None else monotonic() + seconds
+    def _exchange(
+        self, message: Mapping[str, Any], seconds: float | None, first: float | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Send a message and yield the answers, until there are none or the time is over.
+
+        Args:
+            message: what is sent.
+            seconds: the time for all answers, None without a limit.
+            first: the time for the first of them, if that is less.
+        """
+        begin = monotonic()
+        due, first_due = (None if each is None else begin + each for each in (seconds, first))
         who = {} if isinstance(self.address, Path) else {"user": f"{getpass.getuser()}@{host_name()}"}
         line = encode({**message, **who, **({"token": self._token} if self._token else {})})
         if len(line) > LONGEST:
@@ -156,31 +171,40 @@ class RemoteRun:
         with closing(self._connect()) as connection:
             try:
                 connection.sendall(line)
-                yield from _answers(connection, due)
+                yield from _answers(connection, due, due if first is None else first_due)
             except ConnectionError:
                 yield {"state": "lost", "text": "the connection ended before that: the run may have been killed."}
 
     def _connect(self) -> socket.socket:
-        if isinstance(self.address, Path):
-            return connect(self.address, SOON)
-        return socket.create_connection(self.address, SOON)
+        try:
+            if isinstance(self.address, Path):
+                return connect(self.address, SOON)
+            return socket.create_connection(self.address, SOON)
+        except (TimeoutError, BlockingIOError):  # it accepts no connection
+            raise TimeoutError(f"{_name(self.address)} does not answer: {SILENT}.") from None
 
 
-def _answers(connection: socket.socket, due: float | None) -> Iterator[dict[str, Any]]:
+def _answers(connection: socket.socket, due: float | None, first_due: float | None) -> Iterator[dict[str, Any]]:
     """Yield the messages that come.
+
+    Args:
+        connection: where they come from.
+        due: when the time is over, None without a limit.
+        first_due: when it is over if none has come.
 
     Raises:
         ConnectionError: the connection has ended.
     """
     import json
 
-    received = bytearray()
+    received, last = bytearray(), first_due
     while len(received) < ANSWER:
         while (end := received.find(b"\n")) >= 0:
             line = bytes(received[:end])
             del received[: end + 1]
+            last = due
             yield json.loads(line)
-        left = None if due is None else due - monotonic()
+        left = None if last is None else last - monotonic()
         if left is not None and left <= 0:
             return
         connection.settimeout(left)
@@ -209,10 +233,15 @@ def attach(path: str | Path, *, token: str | None = None) -> RemoteRun:
     if isinstance(path, str) and not Path(path).exists() and path.rpartition(":")[2].isdecimal():
         given = os.environ.get(TOKEN) if token is None else token
         if not given:
-            raise ValueError(f"A run over TCP is asked with its token: give token=, or set {TOKEN}.")
+            raise ValueError(
+                f"A run over TCP is asked with its token: set {TOKEN}, or give it as token=, on the command line with "
+                f"--token-file FILE."
+            )
         return RemoteRun(parse_address(path), check_token(given))
     if token is not None:
-        raise ValueError("token= is for host:port: the socket of a run is open to its user, and needs none.")
+        raise ValueError(
+            "A token (token=, --token-file) is for host:port: the socket of a run is open to its user, and needs none."
+        )
     path = Path(path)
     if path.is_socket():
         return RemoteRun(path)
@@ -228,17 +257,20 @@ def _only_live(folder: Path) -> Path:
     if len(live) == 1:
         return live[0]
     if live:
-        names = ", ".join(path.name for path in live)
-        raise LookupError(f"{len(live)} runs live in {folder}: attach to the socket of one of them, {names}.")
+        names = ", ".join(map(str, live))
+        raise LookupError(f"{len(live)} runs live in {folder}: give the socket of one of them, {names}.")
     dead = "".join(f" {path.name}: {why}." for path, why in reasons.items())
     raise LookupError(f"No run in {folder} can be asked: it has ended, or has no Remote({str(folder)!r}).{dead}")
 
 
 def _why_dead(path: Path) -> str | None:
+    """Return why a run cannot be asked; None of one whose process is there, although it may not answer."""
     try:
-        RemoteRun(path).status()
+        RemoteRun(path).status(timeout=SOON)
     except ConnectionRefusedError:
         return "the run was killed, or is on another machine"
+    except TimeoutError:
+        return None
     except OSError as error:
         return str(error)
     return None

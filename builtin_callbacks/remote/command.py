@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client import RemoteAnswer, RemoteRun
@@ -19,7 +19,8 @@ PLAIN = {
     "log": "log",
     "end-epoch": "end the epoch",
 }
-EXITS = "Exit status 0: accepted, and with --wait served; 1: refused, taken back, or the run ended before; 2: there is no such run, or it cannot be reached; 3: no answer in time, or the connection ended."  # noqa: E501
+EXITS = "Exit status 0: accepted, and with --wait served; 1: refused, taken back, or the run ended before; 2: there is no such run, or it cannot be reached; 3: no answer in time, or the connection ended; 130: interrupted by Ctrl-C."  # noqa: E501
+NO_OPTION = ("reason", "wait")  # of `status`
 
 
 def add_command(commands: Commands) -> None:
@@ -27,30 +28,35 @@ def add_command(commands: Commands) -> None:
     ask = commands.add_parser(
         "ask", help="ask a run that lives to stop, save, validate, change its learning rate, ...", description=EXITS
     )
+    _add_options(ask, reason=None, wait=False, timeout=None, token_file=None)
     ask.add_argument("address", metavar="RUN", help="the folder of the run, its socket, or host:port")
     verbs = ask.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, text in PLAIN.items():
-        _add_request(verbs.add_parser(verb, help=text, description=EXITS))
+        verbs.add_parser(verb, help=text, description=EXITS)
     rate = verbs.add_parser("set-lr", help="set the learning rate", description=EXITS)
     rate.add_argument("rate", type=float, help="of the first parameter group; the others keep their ratio to it")
     rate.add_argument("--optimizer", metavar="NAME", default="", help="the one that is meant, of several")
-    _add_request(rate)
     for verb in ("enable", "disable"):
         switch = verbs.add_parser(verb, help=f"{verb} a plugin", description=EXITS)
         switch.add_argument("plugin", help="its name")
-        _add_request(switch)
     verbs.add_parser("status", help="print where the run is, as JSON", description=EXITS)
     ask.set_defaults(run=run_ask)
     for each in verbs.choices.values():
-        each.add_argument(
-            "--token-file", metavar="FILE", type=Path, help="the token of a run over TCP; else $HELIOGRAPH_TOKEN"
-        )
+        each.set_defaults(parser=each)
+        _add_options(each)
 
 
-def _add_request(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--reason", required=True, help="why, for the history of the run")
-    parser.add_argument("--wait", action="store_true", help="until it is known what became of it")
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, help="wait no longer than that")
+def _add_options(parser: argparse.ArgumentParser, **defaults: object) -> None:
+    """Add what may be given before the verb and after it; only the former has defaults, so that both count."""
+
+    def add(name: str, help: str, **how: Any) -> None:  # noqa: A002  # as argparse calls it
+        default = defaults.get(name.removeprefix("--").replace("-", "_"), argparse.SUPPRESS)
+        parser.add_argument(name, help=help, default=default, **how)
+
+    add("--reason", "why, for the history of the run; every verb but status needs it")
+    add("--wait", "until it is known what became of the request", action="store_true")
+    add("--timeout", "wait no longer than that", metavar="SECONDS", type=float)
+    add("--token-file", "the token of a run over TCP; else $HELIOGRAPH_TOKEN", metavar="FILE", type=Path)
 
 
 def run_ask(options: argparse.Namespace) -> int:
@@ -59,17 +65,37 @@ def run_ask(options: argparse.Namespace) -> int:
     Args:
         options: parsed by the parser of `add_command`.
     """
+    _check(options)
+    try:
+        return _answer(options)
+    except KeyboardInterrupt:
+        print("heliograph ask: interrupted; what the run has received it serves all the same", file=sys.stderr)
+        return 130
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Exit with the usage where an option is missing, or one is given that means nothing."""
+    if options.verb != "status":
+        if options.reason is None:
+            options.parser.error("the following arguments are required: --reason")
+        return
+    for name in NO_OPTION:
+        if getattr(options, name):
+            options.parser.error(f"status takes no --{name}")
+
+
+def _answer(options: argparse.Namespace) -> int:
     from ...core.system.extras import printable
     from .client import attach
 
     try:
         token = None if options.token_file is None else options.token_file.read_text(encoding="ascii").strip()
         run = attach(options.address, token=token)
-        answer = _status(run) if options.verb == "status" else _ask(run, options)
+        answer = _status(run, options.timeout) if options.verb == "status" else _ask(run, options)
     except (LookupError, OSError, ValueError) as error:
         text = error.args[0] if isinstance(error, LookupError) else error  # its own text has quotes around it
         print(f"heliograph ask: {printable(text)}", file=sys.stderr)
-        return 2
+        return 3 if isinstance(error, TimeoutError) else 2
     if isinstance(answer, str):
         print(answer)
         return 0
@@ -79,10 +105,11 @@ def run_ask(options: argparse.Namespace) -> int:
     return {"accepted": 0, "served": 0, "refused": 1, "unserved": 1}.get(answer.state, 3)
 
 
-def _status(run: RemoteRun) -> str:
+def _status(run: RemoteRun, timeout: float | None) -> str:
     import json
 
-    return json.dumps(run.status(), indent=2)  # escapes what is not ASCII
+    status = run.status() if timeout is None else run.status(timeout=timeout)
+    return json.dumps(status, indent=2)  # escapes what is not ASCII
 
 
 def _ask(run: RemoteRun, options: argparse.Namespace) -> RemoteAnswer:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.stepping.changes import RefusedChangeError, check_rate, check_switch
-from ...events import ChangeServed, Progress, Request, Run
+from ...events import ChangeServed, Progress, Request, Run, SavePoint
 from ...events.control import CHANGES
 from ...events.verbs import TAKEN_BACK, VERBS
 from .clients import Asked
@@ -27,6 +27,7 @@ class Followed:
         origin: of the run at that moment: another one since then means that it rolled back.
         seen: how many requests the history had.
         saves: how many saves there were.
+        remark: why nothing changes by it, empty where something does.
     """
 
     asked: Asked
@@ -34,6 +35,7 @@ class Followed:
     origin: Progress
     seen: int
     saves: int
+    remark: str
 
 
 class Outcomes:
@@ -56,14 +58,18 @@ class Outcomes:
         """Request what a command asks for; return the answer, and whether it is the last one."""
         try:
             self._check(run, asked)
+            remark = _no_change(run, asked)
             request = _request(run, asked)
         except (RefusedChangeError, RuntimeError) as error:  # a loop of another framework cannot serve every verb
             return {"state": "refused", "text": str(error), **place_of(run)}, True
+        if request.verb == "end_epoch" or (request.verb in CHANGES and not remark):
+            self._save(run, request)
         waits = asked.command.waits and len(self.followed) < FOLLOWED
         if waits:
             history = run.control.history
-            self.followed.append(Followed(asked, request, run.origin, history.total, self._saves))
-        return {"state": "accepted", "text": f"{request.what} is requested.", **place_of(run)}, not waits
+            self.followed.append(Followed(asked, request, run.origin, history.total, self._saves, remark))
+        text = f"{request.what} is requested{remark and f': nothing will change, {remark}'}."
+        return {"state": "accepted", "text": text, **place_of(run)}, not waits
 
     def count_save(self) -> None:
         """Note that the run saves."""
@@ -73,9 +79,10 @@ class Outcomes:
         """Yield what became of the commands for a change that the run has served."""
         for each in list(self.followed):
             request = each.request
-            if (request.verb, request.target, request.value) == (event.verb, event.target, event.value):
+            if _is_change(request, event):
                 refused = {"state": "refused", "text": event.refusal}
-                served = {"state": "served", "text": f"{request.what}: done."}
+                done = f"nothing has changed, {each.remark}" if each.remark else "done"
+                served = {"state": "served", "text": f"{request.what}: {done}."}
                 yield self._settle(each, {**(refused if event.refusal else served), **place_of(run)})
 
     def follow(self, run: Run) -> Iterator[tuple[Asked, Answer]]:
@@ -95,6 +102,13 @@ class Outcomes:
             else:
                 answer = {"state": "unserved", "text": f"the run has ended before that, {status}."}
             yield self._settle(each, {**answer, **place_of(run)})
+
+    def _save(self, run: Run, request: Request) -> None:
+        """Ask for a save after it, if it can be had: a run that is resumed after a kill would not do the same again."""
+        plugins, writers = run.plugins, run.bus.signal(SavePoint).subscriptions.values()
+        goes = request.verb == "disable_plugin" and request.target in {str(each.owner) for each in writers}
+        if plugins.writes_saves() and "save" in plugins.declared("asks") and not goes:
+            run.control.request_save(f"{request.by} requested {request.what}", by=self._own)
 
     def _settle(self, followed: Followed, answer: Answer) -> tuple[Asked, Answer]:
         self.followed.remove(followed)
@@ -137,6 +151,18 @@ def place_of(run: Run) -> Answer:
     return {"epoch": progress.epoch, "batch": progress.batch, "step": progress.steps}
 
 
+def _no_change(run: Run, asked: Asked) -> str:
+    """Return why a change of the run changes nothing; empty where it does, or where another one comes first."""
+    word, target, rate = asked.command.word, asked.command.target, asked.command.value
+    before = [each for each in run.control.open_requests().values() if each.verb in CHANGES]
+    if word in ("enable", "disable") and target not in {each.target for each in before}:
+        return f"{target} is {word}d already" if run.plugins.is_enabled(target) == (word == "enable") else ""
+    if word == "set-lr" and "set_learning_rate" not in {each.verb for each in before}:
+        rates = {run.optimizers[name].param_groups[0]["lr"] for name in check_rate(run, rate, target)}
+        return f"the learning rate is {rate!r} already" if {float(each) for each in rates} == {rate} else ""
+    return ""
+
+
 def _request(run: Run, asked: Asked) -> Request:
     """Request what a command asks for; return what the control holds for it."""
     command, control, by = asked.command, run.control, asked.by
@@ -162,6 +188,10 @@ def _request(run: Run, asked: Asked) -> Request:
     if verb not in CHANGES:
         return due[verb]
     return next(each for each in reversed(due.values()) if each.verb == verb)
+
+
+def _is_change(request: Request, event: ChangeServed) -> bool:
+    return (request.verb, request.target, request.value) == (event.verb, event.target, event.value)
 
 
 def _is_open(request: Request, due: dict[str, Request]) -> bool:

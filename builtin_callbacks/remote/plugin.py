@@ -25,6 +25,7 @@ from ...events import (
 )
 from ...events.paths import check_path
 from ...plugins import Plugin, on
+from ...plugins.plugin import Policy
 from .address import check_token, parse_address
 from .clients import Asked
 from .outcomes import Answer, Outcomes, place_of
@@ -35,17 +36,22 @@ METRICS = 100  # in a status
 logger = logging.getLogger("heliograph")
 
 
+class PortError(OSError):
+    """A port of TCP cannot be listened on."""
+
+
 class Remote(Plugin):
     """Let people ask for a stop, a save, a validation, a log, the end of an epoch, another learning rate, a plugin.
 
     They ask with `python -m heliograph ask runs/x stop --reason "..."`, or `heliograph.attach("runs/x").stop("...")`.
     Each is an ordinary request to the control, in the name of who asks (`user@host`): in the history with its reason,
     agreed on by all ranks, recorded. It is seen at the next batch and served at the boundary after it; in a validation,
-    after that. While nobody asks, a batch costs the look whether somebody did.
+    after that. A change of the run and the end of an epoch are saved at once, if a plugin writes saves: a kill would
+    lose them. While nobody asks, a batch costs the look whether somebody did.
 
     The main rank has a Unix socket in the folder of the run, which only its user can open, and root. TCP is for other
     machines, and off unless asked for: who sends the token may ask, and nothing is encrypted, so let it listen on
-    127.0.0.1 and come through an SSH tunnel. Where there can be no socket, the result has a warning.
+    127.0.0.1 and come through an SSH tunnel. Where the folder can have no socket, the result has a warning.
 
     Args:
         folder: of the run, where the socket is; created if it is missing.
@@ -56,9 +62,10 @@ class Remote(Plugin):
     Raises:
         TypeError: the folder is not a path.
         ValueError: there is no such port, or the token is too short, or given without TCP.
+        OSError: at a training's start, the port is taken.
     """
 
-    policy = "observer"
+    policy: Policy = "observer"
     draws = False
     ranks = "main"
     rehearses = False
@@ -85,12 +92,20 @@ class Remote(Plugin):
         where += [] if self.address is None else ["{}:{}".format(*self.address)]
         return f"can be asked at {' and '.join(where)}"
 
+    def reset(self) -> None:
+        """Forget that the former training could not begin."""
+        self.policy = "observer"
+
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Listen."""
         if run.is_replay:
             raise NotRecorded("what people ask for from outside, but as requests")
-        self._begin(run)
+        try:
+            self._begin(run)
+        except PortError:
+            self.policy = "critical"  # nobody would see it before the end of the run otherwise
+            raise
 
     @on(BatchEnd)
     def look(self, run: Run, event: BatchEnd) -> None:
@@ -194,8 +209,10 @@ class Remote(Plugin):
             family = socket.AF_INET6 if ":" in self.tcp[0] else socket.AF_INET
             over_tcp = socket.create_server(self.tcp, family=family, backlog=BACKLOG)
         except OSError as error:
-            run.warn("Nobody can ask the run over TCP, {}:{} cannot be listened on: {}.".format(*self.tcp, error))
-            return
+            raise PortError(
+                f"Remote cannot listen on {self.tcp[0]}:{self.tcp[1]}: {error.strerror or error}. Give another port, "
+                f"or tcp=0 for a free one."
+            ) from None
         self.address = over_tcp.getsockname()[:2]
         token, file = self._token or token_urlsafe(32), self._token_file()
         server.add(over_tcp, token=token, files=(file,))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from inspect import isgeneratorfunction
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ...events import (
     BackwardEnd,
@@ -26,11 +26,8 @@ from ...plugins import Plugin, on
 from .repetition import Repetition
 from .verdict import diagnose
 
-if TYPE_CHECKING:
-    pass
-
 STEPS: Callable[[Progress], float] = attrgetter("steps")
-MOST_DIAGNOSES = 3  # later differences are counted
+MOST_DIAGNOSES = 3  # of later differences the operator that was seen is the known one
 logger = logging.getLogger("heliograph")
 
 
@@ -51,7 +48,8 @@ class StepCheck(Plugin):
     data corruption), or an operation is not deterministic. Two more repetitions decide which: a step that three
     repetitions contradict was wrong; repetitions that differ among themselves are not deterministic, and the first
     operator whose outputs differ is named, as far as operators are seen: not within compiled code, which runs
-    uncompiled then. The training does not change by one bit: generators, buffers, gradients and what else the task
+    uncompiled then. It is looked for at the first three differences, and what has the same cause is reported once, and
+    counted. The training does not change by one bit: generators, buffers, gradients and what else the task
     holds are put back, and what the repetition tracks or requests is dropped.
 
     The first micro-batch of a window is repeated. On several ranks all repeat at the same step, with the same exchange
@@ -84,6 +82,8 @@ class StepCheck(Plugin):
 
     def _forget(self) -> None:
         self._checked = self._found = 0
+        self._causes: dict[tuple[str, ...], int] = {}  # how many steps each made differ
+        self._operator: str | None = None  # that was seen to differ
         self._is_due = False
         self._last = -1  # the step before which a batch was repeated last
         self._repetition: Repetition | None = None
@@ -98,6 +98,7 @@ class StepCheck(Plugin):
         """Refuse what cannot be repeated."""
         if why := _obstacle(run):
             raise ValueError(f"StepCheck cannot repeat a step: {why}.")
+        run.bus.signal(StepChecked)  # a recorder subscribes to the custom events that there are before the first batch
 
     @on(EpochStart, lane=Lane.REPORT)
     def wrap(self, run: Run, event: EpochStart) -> None:
@@ -150,17 +151,20 @@ class StepCheck(Plugin):
                 f"be repeated from the same state."
             )
             return
-        found = diagnose(run, repetition, names_operator=self._found < MOST_DIAGNOSES)
+        looks = self._found < MOST_DIAGNOSES
+        found = diagnose(run, repetition, known=self._operator, names_operator=looks)
         self._checked += 1
-        if found:
-            self._report(run, f"step {run.progress.steps}, repeated, differs: {found}")
-        run.emit(StepChecked(found))
+        self._operator = found.operator or self._operator
+        if found.text:
+            self._report(run, f"step {run.progress.steps}, repeated, differs: {found.text}", found.causes)
+        run.emit(StepChecked(found.text))
 
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
         """Say how many steps were checked, and how many differ."""
         if self._found > 1:
-            run.warn(f"StepCheck: {self._found} of {self._checked} repeated steps differ.")
+            each = "; ".join(f"{times}: {', '.join(causes)}" for causes, times in self._causes.items())
+            run.warn(f"StepCheck: {self._found} of {self._checked} repeated steps differ. {each}.")
         elif self._checked and not self._found:
             run.note(f"{count(self._checked, 'step', 'steps')} repeated by step_check: equal, bit for bit")
         elif not self._checked and run.optimizer is not None and event.status == "completed":
@@ -174,12 +178,15 @@ class StepCheck(Plugin):
         self._repetition = self._forward = None
         self._is_due = False
 
-    def _report(self, run: Run, text: str) -> None:
+    def _report(self, run: Run, text: str, causes: tuple[str, ...]) -> None:
+        """Report what has a new cause, and count what has a known one."""
         self._found += 1
-        logger.warning("StepCheck: %s", text)
+        times = self._causes[causes] = self._causes.get(causes, 0) + 1
         if self.action == "raise":
+            logger.warning("StepCheck: %s", text)
             raise StepDiffers(f"{text[0].upper()}{text[1:]}")
-        if self._found == 1:
+        if times == 1:
+            logger.warning("StepCheck: %s; later steps that differ for the same cause are counted", text)
             run.warn(f"StepCheck: {text}")
 
 

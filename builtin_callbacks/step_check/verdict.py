@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .operators import first_difference
 from .outcome import Outcome, differences
@@ -14,34 +14,50 @@ if TYPE_CHECKING:
 MOST_NAMED = 2
 
 
-def diagnose(run: Run, repetition: Repetition, *, names_operator: bool = True) -> str:
-    """Repeat the passes of a batch; return what differs and why, empty where all bits are equal.
+class Diagnosis(NamedTuple):
+    """What came of comparing the repetitions of a step.
+
+    Attributes:
+        text: what differs and why; empty where all bits are equal.
+        causes: the same sentences for the same cause at another step, one of each rank that differs.
+        operator: which operator makes the difference on this rank, in words; None where none was seen to.
+    """
+
+    text: str = ""
+    causes: tuple[str, ...] = ()
+    operator: str | None = None
+
+
+def diagnose(run: Run, repetition: Repetition, *, known: str | None = None, names_operator: bool = True) -> Diagnosis:
+    """Repeat the passes of a batch; return what differs and why.
 
     On several ranks a collective: all of them repeat as often as any must.
 
     Args:
         run: the run.
         repetition: what the passes began with.
-        names_operator: whether to look for the operator that makes the difference.
+        known: the operator that made the difference at an earlier step on this rank.
+        names_operator: whether to look for the operator that makes the difference; the same on all ranks.
     """
     own = repetition.outcome()
     own = own if run.engine.world_size == 1 else _kept(own)  # DDP may write to the memory of the gradients again
     with repetition.repeating() as repeat:
         found = differences(own, repeat_kept := _kept(repeat()))
         if not run.engine.vote([float(bool(found))])[0]:
-            return ""
-        text = ""
+            return Diagnosis()
         third = _kept(repeat())
-        operator = first_difference(repeat) if names_operator else None
-        if found:
-            text = f"{_named(found)}; {_meaning(own, repeat_kept, third, operator)}"
+        operator = first_difference(repeat) if names_operator else known
+        cause = _cause(own, repeat_kept, third, operator) if found else ""
+    earlier = " (seen at an earlier step)" if operator is not None and not names_operator else ""
+    text = f"{_named(found)}; {cause}{earlier}" if found else ""
     if run.engine.world_size == 1:
-        return text
-    ranks = run.engine.gather_objects(text)
-    return "; ".join(f"on rank {rank}: {each}" for rank, each in enumerate(ranks) if each)
+        return Diagnosis(text, (cause,), operator)
+    ranks = [(rank, *each) for rank, each in enumerate(run.engine.gather_objects((text, cause))) if each[0]]
+    causes = tuple(f"on rank {rank}: {each}" for rank, _, each in ranks)
+    return Diagnosis("; ".join(f"on rank {rank}: {each}" for rank, each, _ in ranks), causes, operator)
 
 
-def _meaning(own: Outcome, second: Outcome, third: Outcome, operator: str | None) -> str:
+def _cause(own: Outcome, second: Outcome, third: Outcome, operator: str | None) -> str:
     if operator is not None:
         return f"not deterministic: between two repetitions differs {operator}"
     if not differences(second, third):

@@ -1,4 +1,4 @@
-"""What a recorder and a rule cost per step, beside the same loop without them."""
+"""What a recorder, a rule, `Remote` and `Verdicts` cost per step, beside the same loop without them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch.nn.functional import mse_loss
 EPOCHS = 3
 NOBODY, NOBODY_AGAIN = "nobody listens", "nobody listens, once more (control)"
 RECORDER, LOSSES, DIGESTS = "Recorder", "Recorder(losses=True)", "Recorder(digests=True)"
+REMOTE, VERDICTS = "Remote, nobody asks", "Verdicts"
 STEP_RULE = "a rule on step_end"
 LOGGED, LOG_RULE = "a log every 50 steps", "a rule on log"
 OFTEN = 10  # steps from a log to the next where the cost of a log is measured
@@ -56,7 +57,7 @@ def with_plugins(plugins: Plugins) -> Train:
 
 
 def race_recorder(seed: int) -> Seconds:
-    """Time the loop with and without a recorder or a rule."""
+    """Time the loop with and without a recorder, a rule, `Remote` or `Verdicts`."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         log = partial(h.LogSchedule, h.Every(steps=LOG))
@@ -66,6 +67,8 @@ def race_recorder(seed: int) -> Seconds:
             RECORDER: with_plugins(lambda: [h.Recorder(folder / "plain")]),
             LOSSES: with_plugins(lambda: [h.Recorder(folder / "losses", losses=True)]),
             DIGESTS: with_plugins(lambda: [h.Recorder(folder / "digests", digests=True)]),
+            REMOTE: with_plugins(lambda: [h.Remote(folder / "remote")]),
+            VERDICTS: with_plugins(lambda: [h.Verdicts()]),
             STEP_RULE: with_plugins(lambda: [rule("on_step_end")]),
             LOGGED: with_plugins(lambda: [log()]),
             LOG_RULE: with_plugins(lambda: [log(), rule("on_log")]),

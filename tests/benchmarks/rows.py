@@ -129,13 +129,15 @@ TABLES = (
     ),
     Table(
         "recorder",
-        "Recorder and rules",
+        "Recorder, rules, Remote and Verdicts",
         "µs per step beyond the same loop without them",
         (
             *rows(recording.race_recorder, figures.step_beyond, {recording.NOBODY_AGAIN: None}, recording.NOBODY),
             *rows(recording.race_recorder, figures.step_beyond, {recording.RECORDER: 2.0}, recording.NOBODY),
             *rows(recording.race_recorder, figures.step_beyond, {recording.LOSSES: None}, recording.NOBODY),
             Row(DIGESTS, recording.race_recorder, figures.step_beyond(recording.DIGESTS, recording.RECORDER), 50.0),
+            *rows(recording.race_recorder, figures.step_beyond, {recording.REMOTE: 1.0}, recording.NOBODY),
+            *rows(recording.race_recorder, figures.step_beyond, {recording.VERDICTS: 2.0}, recording.NOBODY),
             *rows(recording.race_recorder, figures.step_beyond, {recording.STEP_RULE: None}, recording.NOBODY),
             *rows(recording.race_recorder, figures.step_beyond, {recording.LOG_RULE: None}, recording.LOGGED),
             Row(WITH_RECORDER, usual.race_usual, figures.of(0, figures.whole_beyond(usual.RECORDED, usual.OURS)), 2.0),

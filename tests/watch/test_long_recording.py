@@ -15,7 +15,9 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 from heliograph.builtin_callbacks.recorder.format.lines import ROWS, encode_head
+from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, Entry, EventEntry, RequestEntry
+from heliograph.builtin_callbacks.recorder.timeline.page import facts as page_facts
 from heliograph.events import Request
 from heliograph.tests.recordings import attempt, encode, encode_attempt
 
@@ -67,3 +69,24 @@ def test_a_million_batches_need_little_memory(tmp_path: Path) -> None:
     peak = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert peak is not None
     assert int(peak[1]) < MEMORY
+
+
+def test_where_a_loss_of_a_long_recording_was_is_looked_up_as_it_was_recorded(tmp_path: Path) -> None:
+    path, batches = tmp_path / "long.recording", 3 * ROWS + 7
+    recorded = list(entries(batches))
+    lines = [encode_head(), encode_attempt(attempt(losses=True)), *(encode(*each) for each in recorded)]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    (losses,) = (
+        curve["pieces"]
+        for chart in page_facts(read(path))["charts"]
+        for curve in chart["curves"]
+        if curve["metric"] == "train/loss of each batch"
+    )
+    known = {
+        batch.counters.steps: (batch.loss, batch.counters.seconds)
+        for block, _ in recorded
+        if isinstance(block, Batches)
+        for batch in block
+    }
+    for step, time, value in zip(losses[0]["x"], losses[0]["t"], losses[0]["y"], strict=True):
+        assert (value, time) == (float(f"{known[step][0]:.9g}"), pytest.approx(known[step][1]))

@@ -52,3 +52,38 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ValueError, match=r"is not the name of a recording, which ends with \.recording: give"):
         RunList([tmp_path / "notes.txt"])
+
+
+def fork_of(path: Path, parent: Path, step: int) -> Path:
+    make(path, 5)
+    write(path, attempt(hyper_parameters={"forked_from": f"{parent} at step {step}"}))
+    return path
+
+
+def test_a_fork_names_its_parent_which_is_listed_too(tmp_path: Path) -> None:
+    parent = make(tmp_path / "x/one.recording", 1)
+    fork_of(tmp_path / "y/two.recording", parent, 7)
+    fork_of(tmp_path / "z/three.recording", tmp_path / "y/two.recording", 9)
+    runs = RunList([tmp_path / "z"])
+    assert [row["name"] for row in runs.rows()] == ["three", "y/two", "x/one"]
+    assert [row["parent"] for row in runs.rows()] == [
+        {"id": 1, "name": "y/two", "step": 9},
+        {"id": 2, "name": "x/one", "step": 7},
+        None,
+    ]
+    assert runs.first() == [0]
+
+
+def test_a_parent_that_was_moved_is_known_by_its_name(tmp_path: Path) -> None:
+    fork_of(tmp_path / "y/two.recording", tmp_path / "old/one.recording", 7)
+    runs = RunList([tmp_path])
+    assert [row["parent"] for row in runs.rows()] == [{"id": None, "name": "one", "step": 7}]
+    make(tmp_path / "x/one.recording", 1)
+    runs._due = 0.0
+    assert [row["parent"] for row in runs.rows()] == [{"id": 1, "name": "x/one", "step": 7}, None]
+
+
+def test_what_a_recording_names_is_no_way_to_other_files(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("x")
+    fork_of(tmp_path / "y/two.recording", tmp_path / "secret.txt", 7)
+    assert [row["name"] for row in RunList([tmp_path / "y"]).rows()] == ["two"]

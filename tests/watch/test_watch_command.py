@@ -42,11 +42,12 @@ def test_a_mistake_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     ]
 
 
-@pytest.mark.parametrize("port", ["-1", "65536", "x"])
-def test_a_port_is_a_number(port: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("port", ["-1", "65536", "abc", "²", ""])
+def test_a_port_is_a_number(port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["watch", str(tmp_path), f"--port={port}"])
     assert end.value.code == 2
+    assert f"argument --port: a port is a number from 0 to 65535, got {port!r}\n" in capsys.readouterr().err
 
 
 def test_a_browser_gets_the_address_in_a_file(

@@ -139,7 +139,7 @@ class _Builder:
                 self._add_batches(entry)
             case RequestEntry():
                 self._add_request(entry.request)
-            case EventEntry():
+            case EventEntry() if not entry.data.get("ends_recording"):  # a recorder's own state is none of the training
                 self._add_event(entry)
 
     def finish(self) -> Course:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
+from ....core.system.extras import printable
 from ..format.records import TIMED, AttemptRecord, Batches, Counters, EventEntry, Recording, TimesEntry
 
 
@@ -75,6 +76,12 @@ class AttemptSummary:
         """Its `run_closed`, None if it was killed or is still running."""
         return next((entry for entry in reversed(self._events) if entry.event == "run_closed"), None)
 
+    @cached_property
+    def switched_off(self) -> EventEntry | None:
+        """The change that switched its recorder off, None where it recorded to the end, or again."""
+        last = next(reversed(self._events), None)
+        return last if last is not None and last.data.get("ends_recording") is True else None
+
     @property
     def warnings(self) -> list[str]:
         """What was asked for and did not happen; none in a recording of before they were recorded."""
@@ -113,6 +120,11 @@ class AttemptSummary:
     @property
     def status(self) -> str:
         """How it ended, in a word or two."""
+        if self.ending is None and (off := self.switched_off) is not None:
+            what = (
+                f"the recorder was {off.data['change']} by {printable(off.data['by'])} at step {off.counters.steps:,}"
+            )
+            return f"running; {what}" if self.is_running and self.is_last else f"not recorded to the end; {what}"
         if self.ending is None:
             states = {None: "killed, or still running", True: "running", False: "killed"}
             return states[self.is_running] if self.is_last else "killed"

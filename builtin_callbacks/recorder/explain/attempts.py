@@ -11,7 +11,8 @@ from ..format.records import AttemptRecord
 from . import words
 from .attempt_summary import AttemptSummary, Restore
 from .end import describe_ending, progress, reasons
-from .sections import Section
+from .lineage import ancestors
+from .words import Section
 
 MAX_METRICS = 40
 KINDS = {"train": "training", "validation": "validation", "test": "test", "predict": "prediction"}
@@ -58,7 +59,7 @@ def attempts_in_short(attempts: Sequence[AttemptSummary]) -> str:
     fits = [attempt for attempt in attempts if attempt.is_fit]
     restores = [restore for attempt in fits for restore in attempt.restores]
     steps = sum(lost.steps for restore in restores if (lost := restore.lost_work()) is not None)
-    killed = sum(attempt.ending is None for attempt in fits)
+    killed = sum(attempt.ending is None and attempt.switched_off is None for attempt in fits)
     roll_backs = sum(restore.is_roll_back for restore in restores)
     texts = [words.count_things(len(fits), "attempt") + f", {killed:,} of them killed" * (killed > 0)]
     texts += [f"rolled back {words.times(roll_backs)}"] if roll_backs else []
@@ -89,18 +90,15 @@ def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Itera
     for restore in attempt.restores:
         yield _describe_restore(restore)
     if previous is None:
-        yield from _describe_parent(attempt)
+        yield from _describe_parents(attempt)
     yield from describe_comparison(attempt)
     yield f"{describe_ending(attempt)} after {words.seconds(attempt.seconds)}: {progress(attempt)}"
 
 
-def _describe_parent(attempt: AttemptSummary) -> Iterator[str]:
+def _describe_parents(attempt: AttemptSummary) -> Iterator[str]:
     """Yield of which training this one is a fork, and of which that was one."""
-    loaded = list(attempt.events("checkpoint_loaded"))
-    parent = loaded[0].data.get("forked_from") if loaded else None
-    while isinstance(parent, Mapping):
-        yield f"a fork of {printable(parent.get('recording', ''))} at step {printable(parent.get('step', ''))}"
-        parent = parent.get("forked_from")
+    for parent in ancestors(attempt.attempt):
+        yield f"a fork of {printable(parent.recording)} at step {parent.step}"
 
 
 def _describe_restore(restore: Restore) -> str:

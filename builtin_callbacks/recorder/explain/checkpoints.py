@@ -8,7 +8,7 @@ from ....core.system.extras import printable
 from . import words
 from .attempt_summary import AttemptSummary
 from .saves import Save, best_and_last, common_folder, relative_name, roles_of
-from .sections import Section
+from .words import Section
 
 
 def checkpoints_section(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> Section:

@@ -11,7 +11,7 @@ from ....events.verbs import VERBS
 from . import words
 from .attempt_summary import AttemptSummary
 from .requests import RequestGroup, RequestOutcome, count_granted, group_requests, incidents
-from .sections import Section
+from .words import Section
 
 MAX_POSITIONS = 40
 

@@ -9,7 +9,7 @@ from ....core.system.extras import printable
 from ..format.records import HandlerTime, TimesEntry
 from . import words
 from .attempt_summary import AttemptSummary
-from .sections import Section
+from .words import Section
 
 TOP_PLUGINS = 3  # named in the short text
 

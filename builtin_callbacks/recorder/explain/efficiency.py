@@ -12,7 +12,7 @@ from .attempt_summary import AttemptSummary
 from .judge import Finding, findings
 from .measured import Measured, merged
 from .phases import pieces
-from .sections import Section
+from .words import Section
 
 USEFUL, WAITING, REPEATED, BETWEEN = "useful training", "waiting for data", "repeated later", "between attempts"
 NAMES = {"training": USEFUL, "saving": "saves", "validation": "validations", "replaying": "reading data again"}
@@ -27,11 +27,13 @@ class Efficiency:
         parts: the seconds of each, which add up to all the time from its first start to its last entry.
         findings: what takes too much.
         ranks: what was measured in the last attempt of which something was, None for none.
+        is_pending: whether `Verdicts` is to measure it, and has measured nothing yet: so waits for data are not known.
     """
 
     parts: dict[str, float]
     findings: tuple[Finding, ...]
     ranks: Measured | None
+    is_pending: bool = False
 
     @property
     def total(self) -> float:
@@ -70,7 +72,8 @@ def efficiency(recording: Recording, attempts: Sequence[AttemptSummary]) -> Effi
         previous, last = attempt, stretches or last
     found = findings(last or _unmeasured(attempts, parts))
     known = {name: seconds for name, seconds in parts.items() if seconds > 0}
-    return Efficiency(known, tuple(each for each in found if each.holds), merged(last) if last else None)
+    is_pending = not last and any("verdicts" in owners for each in attempts for owners in each.attempt.plan.values())
+    return Efficiency(known, tuple(each for each in found if each.holds), merged(last) if last else None, is_pending)
 
 
 def measured_in(attempt: AttemptSummary) -> list[Measured]:
@@ -93,6 +96,11 @@ def efficiency_section(found: Efficiency) -> Section:
     lines = words.table(rows, right=(0, 1))
     for each in found.findings:
         lines += words.lines(f"{each.kind}: {each.text}", "  ", "    ")
+    if found.is_pending:
+        lines += words.lines(
+            "nothing is measured yet: a wait for data counts as training until Verdicts has timed some"
+        )
+        return Section("where the time went", lines)
     if found.ranks is None:
         lines += words.lines("waits for data, slow ranks and memory were not measured: add Verdicts to the plugins")
     return Section(f"where the time went: goodput {words.share(found.goodput, 1)}", lines)

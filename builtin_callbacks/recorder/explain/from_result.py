@@ -16,8 +16,8 @@ from .control import requests_section
 from .costs import PluginCost, costs_section
 from .end import ending_text, first_stop, stop_requested
 from .requests import RequestOutcome
-from .sections import Section, join_sections
 from .story import notes_section, story, warnings_section
+from .words import Section, join_sections
 
 if TYPE_CHECKING:
     from ....core.result import RunResult

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,6 +12,15 @@ from .attempt_summary import AttemptSummary
 Kind = Literal["starting", "training", "validation", "test", "prediction", "saving", "replaying"]
 KINDS: tuple[Kind, ...] = ("training", "validation", "test", "prediction", "saving", "replaying", "starting")
 BACKGROUND = ("checkpoint_saved", "resume_verified")  # a thread may emit them while the loop does something else
+TRAINING: Kind = "training"
+ENDS = ("validation_end", "validation_cut", "test_end", "predict_end", "checkpoint_saved")
+NEXT: Mapping[str, Kind] = {
+    "epoch_start": "training",
+    "validation_start": "validation",
+    "test_start": "test",
+    "predict_start": "prediction",
+    "save_point": "saving",
+}  # what the run does after an event
 MAX_SLICES = 1_500  # as many as a page can show
 
 
@@ -73,44 +82,40 @@ def longest(slices: Sequence[Slice], most: int = MAX_SLICES) -> list[Slice]:
 
 
 def pieces(attempt: AttemptSummary, entries: Iterable[tuple[Entry, bool]]) -> Iterator[tuple[Slice, bool]]:
-    """Yield the time before each entry, with what the run did until then, and whether that was lost.
+    """Yield what the run did between its entries, and whether that was lost; what does not change is one slice.
 
     Args:
         attempt: the attempt.
         entries: its entries, with whether the training later continued from before each.
     """
-    kind: Kind = "starting"
-    now: Kind
-    then: Kind
-    before, step, is_lost = 0.0, 0, False
+    kind: Kind = "starting"  # since the last entry
+    open_kind, open_lost = kind, False  # of the slice that is not yielded yet
+    begin, end, step, is_lost = 0.0, 0.0, 0, False
+    is_fit, number = attempt.is_fit, attempt.number
     for entry, is_lost in entries:  # the last one says it of what follows
         if isinstance(entry, Batches):
-            step, now, then = entry.steps[-1], "training", "training"
+            at, now, then = entry.steps[-1], TRAINING, TRAINING
         elif isinstance(entry, EventEntry) and (entry.event not in BACKGROUND or kind == "saving"):
-            step, now, then = entry.counters.steps, kind, _next(entry, kind, is_fit=attempt.is_fit)
+            at, now, then = entry.counters.steps, kind, _next(entry, kind, is_fit=is_fit)
         else:  # takes no time of the loop
             continue
-        clock = max(before, entry.clock)
-        yield Slice(now, attempt.number, before, clock, step), is_lost
-        before, kind = clock, then
-    yield Slice(kind, attempt.number, before, attempt.seconds, step), is_lost
+        if now != open_kind or is_lost != open_lost:
+            yield Slice(open_kind, number, begin, end, step), open_lost
+            open_kind, open_lost, begin = now, is_lost, end
+        kind = then
+        if entry.clock > end:
+            end, step = entry.clock, at
+    if kind != open_kind or is_lost != open_lost:
+        yield Slice(open_kind, number, begin, end, step), open_lost
+        open_kind, open_lost, begin = kind, is_lost, end
+    yield Slice(open_kind, number, begin, attempt.seconds, step), open_lost
 
 
 def _next(entry: EventEntry, kind: Kind, *, is_fit: bool) -> Kind:
     """Return what the run does after an event."""
-    rest: Kind = "training" if is_fit else "starting"
-    kinds: dict[str, Kind] = {
-        "epoch_start": "training",
-        "validation_start": "validation",
-        "validation_end": rest,
-        "validation_cut": rest,
-        "test_start": "test",
-        "test_end": rest,
-        "predict_start": "prediction",
-        "predict_end": rest,
-        "save_point": "saving",
-        "checkpoint_saved": rest,
-    }
-    if entry.event == "replay":
+    event = entry.event
+    if event == "replay":
         return "replaying" if entry.data["done"] < entry.data["batches"] else "training"
-    return kinds.get(entry.event, "training" if kind == "saving" else kind)
+    if event in ENDS:
+        return "training" if is_fit else "starting"
+    return NEXT.get(event) or ("training" if kind == "saving" else kind)

@@ -233,6 +233,8 @@ def _never_served(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -
 
 
 def _why_unserved(attempt: AttemptSummary) -> str:
+    if attempt.switched_off is not None:
+        return "the recorder was switched off first"
     return {"failed": "the run failed", "interrupted": "the run was interrupted"}.get(
         attempt.status, "the run was killed" if attempt.ending is None else "the run ended first"
     )

@@ -21,7 +21,7 @@ from .end import describe_ending, reasons
 from .measured import Measured
 from .requests import requests_of
 from .saves import saves_of
-from .sections import Section, join_sections
+from .words import Section, join_sections
 
 
 @gc_paused()

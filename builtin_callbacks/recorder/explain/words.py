@@ -1,15 +1,29 @@
-"""Numbers, durations, positions and tables as text."""
+"""Numbers, durations, positions, tables and sections as text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from textwrap import wrap
 
 from ..format.records import Counters
 
 WIDTH = 100  # columns
 NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A title of a story with its lines; one without lines is left out."""
+
+    title: str
+    lines: list[str]
+
+
+def join_sections(sections: Iterable[Section]) -> str:
+    """Return the text of sections, with an empty line between them."""
+    return "\n\n".join("\n".join([each.title, *each.lines]) for each in sections if each.lines)
 
 
 def count_things(number: int, thing: str, things: str = "") -> str:

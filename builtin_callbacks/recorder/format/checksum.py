@@ -7,7 +7,7 @@ is damaged.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from json.encoder import JSONEncoder, encode_basestring_ascii
 from typing import Any
 from zlib import crc32
@@ -49,6 +49,19 @@ def parse_line(line: str | bytes) -> list[Any]:
     return parse_array(text)
 
 
+def parse_lines(lines: Iterable[bytes]) -> Iterator[list[Any] | ValueError]:
+    """Yield the array of each line, or what is wrong with it."""
+    for line in lines:
+        text, tab, checksum = line.rpartition(b"\t")
+        if not tab or checksum != b"%08x" % crc32(text):
+            yield ValueError("damaged")
+            continue
+        try:
+            yield parse_array(text)
+        except ValueError as error:
+            yield error
+
+
 def is_intact(line: bytes) -> bool:
     """Return whether a line matches its checksum."""
     return _check_text(line) is not None
@@ -61,7 +74,9 @@ def parse_array(text: bytes) -> list[Any]:
         ValueError: it is not an array whose first item is a name.
     """
     try:
-        whole = text.decode().strip(_BLANKS)
+        whole = text.decode()
+        if whole[:1] != "[" or whole[-1:] != "]":
+            whole = whole.strip(_BLANKS)
         items, end = _decode(whole)
     except (ValueError, RecursionError):
         raise ValueError("not JSON") from None

@@ -14,8 +14,10 @@ from ....events.control import Verb
 Form = Callable[[Any], bool]
 LIMIT = 2**52  # larger than any real counter or clock
 COUNTER_TYPES = [*[int] * 9, float]
+ALL_COUNTER_TYPES = COUNTER_TYPES, [*COUNTER_TYPES, int]
 REQUESTS = [[str, str, str, int, int, int, int, rank, str] for rank in (int, NoneType)]
 VALUES: Mapping[str, type] = {"set_learning_rate": float, "enable_plugin": NoneType, "disable_plugin": NoneType}
+CHANGES = {verb: [[*each, str, value] for each in REQUESTS] for verb, value in VALUES.items()}
 VERBS = frozenset(get_args(Verb))
 COUNTERS = (
     "epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations",
@@ -57,7 +59,7 @@ def is_counters(values: Any) -> bool:
     """Return whether values are those of `Counters`."""
     return (
         type(values) is list
-        and list(map(type, values)) in (COUNTER_TYPES, [*COUNTER_TYPES, int])
+        and list(map(type, values)) in ALL_COUNTER_TYPES
         and min(values) >= 0
         and max(values) < LIMIT
         and isfinite(values[9])
@@ -66,9 +68,10 @@ def is_counters(values: Any) -> bool:
 
 def is_request(values: Any) -> bool:
     """Return whether values are the fields of a request; a change of the run has its target and value, too."""
-    change = [str, VALUES[values[0]]] if values[:1] and values[0] in VALUES else []
+    types = list(map(type, values))
     return (
-        list(map(type, values)) in [each + change for each in REQUESTS]
+        types[:1] == [str]
+        and types in CHANGES.get(values[0], REQUESTS)
         and values[0] in VERBS
         and min(values[3:7]) >= 0
         and max(values[3:7]) < LIMIT
@@ -85,6 +88,10 @@ def _each(form: Form) -> Form:
 
 def _by_name(form: Form) -> Form:
     return lambda value: type(value) is dict and all(map(form, value.values()))
+
+
+def _are_metrics(value: Any) -> bool:
+    return type(value) is dict and ({*map(type, value.values())} <= {float} or all(map(is_number, value.values())))
 
 
 def _is_origin(value: Any) -> bool:
@@ -109,7 +116,7 @@ def _is_moment(value: Any) -> bool:
         return False
 
 
-METRICS = _by_name(is_number)
+METRICS = _are_metrics
 COUNTS = _by_name(is_count)
 COUNTED = {"batches": _or_none(is_count)}
 MEASURED = {"metrics": METRICS, "batches": COUNTS}
@@ -146,9 +153,12 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
 }  # fmt: skip
 ADDED: Mapping[str, dict[str, Form]] = {  # older recordings lack them
     "checkpoint_loaded": {"planned_steps": _or_none(is_count), "forked_from": _by_name(lambda _: True)},
+    "plugin_changed": {"ends_recording": is_flag},
     "run_closed": {"warnings": _each(is_text)},
 }
-OPTIONAL: dict[str, Form] = {"asked": _each(is_count), "emission": is_count, "added": _each(is_text)}
+OPTIONAL: Mapping[str, Form] = {"asked": _each(is_count), "emission": is_count, "added": _each(is_text)}
+OPTIONAL_OF = {event: {**OPTIONAL, **forms} for event, forms in ADDED.items()}
+NO_FORMS: Mapping[str, Form] = {}
 ATTEMPT: Mapping[str, Form] = {
     "name": is_text, "phase": _is_phase, "began": _is_moment, "run": is_text, "world_size": is_count,
     "max_epochs": _or_none(_is_length), "max_steps": _or_none(is_count), "validation_sets": _each(is_text),
@@ -159,11 +169,12 @@ ATTEMPT: Mapping[str, Form] = {
 
 def check_data(event: str, data: Mapping[str, Any]) -> None:
     """Raise ValueError unless an event of the catalogue has its data; other events may have any."""
-    for name, form in EVENTS.get(event, {}).items():
+    needed, known = EVENTS.get(event, NO_FORMS), OPTIONAL_OF.get(event, OPTIONAL)
+    for name, form in needed.items():
         if name not in data or not form(data[name]):
             raise ValueError(f"{event!r} with {name!r} missing or of another type")
-    for name, form in (OPTIONAL | ADDED.get(event, {})).items():
-        if name in data and not form(data[name]):
+    for name in data.keys() - needed.keys():
+        if name in known and not known[name](data[name]):
             raise ValueError(f"{event!r} with {name!r} of another type")
 
 

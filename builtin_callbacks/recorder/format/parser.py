@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .checksum import format_line, is_intact, parse_array, parse_line
+from .checksum import format_line, is_intact, parse_array, parse_lines
 from .lines import FORMAT, decode, decode_attempt
 from .records import AttemptRecord, Batches, Entry
 from .tail import Rows
 from .walk import slice_block
 
+PLAIN = ("happened", "asked")  # of the most lines: an entry each, and no batches
 MIN_BATCHES, BATCHES_PER_BYTE = 1_000_000, 8  # a line of 4,096 batches has several hundred bytes
 UNKNOWN = AttemptRecord("", "train", "", "", 1, None, None, (), (), {}, {}, losses=False, plan={}, entries=())
 
@@ -153,22 +154,26 @@ class Parser:
         self.size += len(data)
         self._limit.grow(len(data))
         last = lines.pop() if lines else b""  # what follows the last newline
-        for line in lines:
+        for line, items in zip(lines, parse_lines(lines), strict=True):
             self._number += 1
-            self._add_line(line)
+            if line:
+                self._add_line(line, items)
         if last:
             self._number += 1
-            self._add_line(last, " (the last, cut short)")
+            self._add_line(last, next(parse_lines([last])), " (the last, cut short)")
         if head_is_damaged:
             self.attempts[0].damage.insert(0, "line 1: damaged")
 
-    def _add_line(self, line: bytes, end: str = "") -> None:
-        if not line:
-            return
+    def _add_line(self, line: bytes, items: list[Any] | ValueError, end: str = "") -> None:
         attempts = self.attempts
         try:
-            self._add(parse_line(line))
-            if not line.startswith(b'["batches"'):  # those are known by their numbers
+            if isinstance(items, ValueError):
+                raise items
+            if not attempts or items[0] not in PLAIN:
+                self._add(items)
+            else:
+                attempts[-1].entries.append(decode(items))
+            if items[0] != "batches":  # those are known by their numbers
                 attempts[-1].lines.add(line)
         except ValueError as error:
             if line.startswith(b'["attempt"') or not attempts:

@@ -62,6 +62,7 @@ class EventEntry:
             `checkpoint_loaded`: `origin`, the counters at which the run continues, and `in_boundary`, whether only
             `ShouldStop` was left of its boundary, and `planned_steps` from there (both missing in older recordings),
             and of a fork `forked_from`, as the run has it;
+            `plugin_changed`: `ends_recording`, true where it was this recorder, which was switched off;
             `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`, `batches` (the number done by set in
             the last validation or test), and of the current batch `in_hand` (whether there was one), `is_last`,
             `window` and `loss` (None if losses are not recorded);

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from .records import Batches, Counters, Entry, EventEntry, Recording
@@ -27,40 +26,52 @@ class WalkedEntry(NamedTuple):
 
 def walk(recording: Recording) -> Iterator[WalkedEntry]:
     """Yield every entry in order; a block of which a part is lost comes in two."""
-    spans = [[span] for span in _spans(recording)]
-    for number, (span, *_) in enumerate(spans):
-        if (origin := _origin(span.entry)) is not None:
-            for earlier in spans[:number]:
-                _mark_lost(earlier, origin)
-    for parts in spans:
-        yield from (WalkedEntry(each.attempt, each.entry, each.lost) for each in parts)
+    later = _origins(recording)  # those that follow the entry
+    least = min((origin for _, _, origin in later), default=None)
+    for index, attempt in enumerate(recording.attempts):
+        key, is_training = (0, 0, 0, 0), attempt.phase == "train"  # an entry without counters has that of the former
+        for place, entry in enumerate(attempt.entries):
+            if least is None:
+                yield WalkedEntry(index, entry, False)
+                continue
+            if later[0][:2] == (index, place):
+                del later[0]
+                least = min((origin for _, _, origin in later), default=None)
+            if isinstance(entry, EventEntry):
+                key = _key(entry.counters)
+            elif isinstance(entry, Batches):
+                key = _key(entry.last)
+            if least is None or not is_training or key <= least:
+                yield WalkedEntry(index, entry, False)
+            else:
+                parts = _parts(entry, key, [origin for _, _, origin in later])
+                yield from (WalkedEntry(index, part, lost) for part, lost in parts)
 
 
-@dataclass(slots=True)
-class _Span:
-    """An entry, and the position after it."""
+def _origins(recording: Recording) -> list[tuple[int, int, Key]]:
+    """Return from where the training continued: the attempt, the place of the entry in it, and the position."""
+    return [
+        (index, place, origin)
+        for index, attempt in enumerate(recording.attempts)
+        for place, entry in enumerate(attempt.entries)
+        if (origin := _origin(entry)) is not None
+    ]
 
-    attempt: int
-    entry: Entry
-    key: Key
-    is_training: bool
-    lost: bool = False
 
-
-def _mark_lost(parts: list[_Span], origin: Key) -> None:
-    """Mark as lost what an entry holds after a position."""
-    first = parts[0]  # the parts after it are lost already
-    if first.lost or not first.is_training or first.key <= origin:
-        return
-    block = first.entry
-    kept = origin[1] - block.first.batch if isinstance(block, Batches) and origin[0] == block.first.epoch else 0
-    if isinstance(block, Batches) and kept > 0:
-        rest = replace(first, entry=slice_block(block, kept, len(block)), lost=True)
-        first.entry = slice_block(block, 0, kept)
-        first.key = _key(first.entry.last)
-        parts.insert(1, rest)
-    else:
-        first.lost = True
+def _parts(entry: Entry, key: Key, origins: Sequence[Key]) -> list[tuple[Entry, bool]]:
+    """Return what an entry of a training holds, and whether it is lost, where the training continued from origins."""
+    parts: list[tuple[Entry, bool]] = []
+    for origin in origins:
+        if key <= origin:
+            continue
+        is_within = isinstance(entry, Batches) and origin[0] == entry.first.epoch
+        kept = origin[1] - entry.first.batch if isinstance(entry, Batches) and is_within else 0
+        if not isinstance(entry, Batches) or kept <= 0:
+            return [(entry, True), *parts]
+        parts.insert(0, (slice_block(entry, kept, len(entry)), True))
+        entry = slice_block(entry, 0, kept)
+        key = _key(entry.last)
+    return [(entry, False), *parts]
 
 
 def slice_block(block: Batches, begin: int, end: int) -> Batches:
@@ -79,18 +90,6 @@ def slice_block(block: Batches, begin: int, end: int) -> Batches:
         None if block.losses is None else block.losses[begin:end],
         None if block.tokens is None else block.tokens[begin:end],
     )
-
-
-def _spans(recording: Recording) -> Iterator[_Span]:
-    """Yield each entry with the position after it; one without counters has that of the entry before."""
-    for index, attempt in enumerate(recording.attempts):
-        key = (0, 0, 0, 0)
-        for entry in attempt.entries:
-            if isinstance(entry, EventEntry):
-                key = _key(entry.counters)
-            elif isinstance(entry, Batches):
-                key = _key(entry.last)
-            yield _Span(index, entry, key, attempt.phase == "train")
 
 
 def _origin(entry: Entry) -> Key | None:

@@ -5,7 +5,7 @@ const HUES = { train: "train", validation: "validation", "each batch": "batch" }
 function hues(curves) {
   let others = 0;
   return curves.map((curve) => {
-    if (curve.run !== undefined) return `run-${curve.run % 6}${{ train: "", "each batch": " faint" }[curve.split] ?? " dashed"}`;
+    if (curve.hue) return `${curve.hue}${{ train: "", "each batch": " faint" }[curve.split] ?? " dashed"}`;
     const known = HUES[curve.split];
     return known && curves.filter((each) => each.split === curve.split).length === 1 ? known : `other-${others++ % 3}`;
   });
@@ -96,7 +96,7 @@ function drawChart(view) {
   drawAxes(picture, x, y, area, width, height);
   const lanes = [clusters(marks.filter((mark) => !isCheckpoint(mark.kind)), x), clusters(marks.filter((mark) => isCheckpoint(mark.kind)), x)];
   for (const cluster of lanes.flat()) {
-    if (["stop", "best", "return"].includes(cluster.kind)) {
+    if (["stop", "best", "return", "fork"].includes(cluster.kind)) {
       picture.append(svg("line", { class: `rule ${cluster.kind}`, x1: cluster.at, x2: cluster.at, y1: area.top - 4, y2: area.bottom + 12 }));
     }
   }
@@ -138,12 +138,33 @@ function drawAxes(picture, x, y, area, width, height) {
   picture.append(svg("text", { x: 2, y: height - 8 }, state.axis));
 }
 
+/** Where a point at some step lies on a curve as it is drawn; null outside of it. */
+function onCurve(points, step, x, y) {
+  const after = points.x.findIndex((each) => each >= step);
+  const ends = [points.x[after] === step ? after : after - 1, after];
+  if (after < 0 || ends[0] < 0 || !ends.every((each) => y.shows(points.y[each]))) return null;
+  const [[left, from], [right, to]] = ends.map((each) => [x(points.x[each]), y.scale(points.y[each])]);
+  return [x(step), right > left ? from + ((to - from) * (x(step) - left)) / (right - left) : to];
+}
+
+/** The points of a fork from where it parts from its parent, and the point of the parent's curve there. */
+function parted(curve, x, y) {
+  const { step, curve: parent } = curve.parent;
+  const points = kept(curve);
+  const first = points.x.findIndex((each) => each >= step);
+  const from = first < 0 ? points.x.length : first;
+  const begin = points.x[from] > step ? onCurve(kept(parent), step, x, y) : null;
+  return [{ x: points.x.slice(from), t: points.t.slice(from), y: points.y.slice(from) }, begin];
+}
+
 function drawCurve(picture, curve, hue, x, y, area) {
+  const bySteps = state.axis === "step";
+  const isParted = bySteps && curve.parent;
   const lost = curve.pieces.filter((piece) => piece.lost);
-  const runs = state.axis === "step" ? [kept(curve)] : curve.pieces.filter((piece) => !piece.lost);
-  const draw = (points, name) => {
+  const runs = isParted ? [parted(curve, x, y)] : bySteps ? [[kept(curve)]] : curve.pieces.filter((piece) => !piece.lost).map((piece) => [piece]);
+  const draw = (points, name, begin) => {
     const xs = along(points);
-    let path = "", alone = 0, isOpen = false;
+    let path = begin ? `M${begin.map((each) => each.toFixed(2))}` : "", alone = 0, isOpen = Boolean(begin);
     const dots = [];
     points.y.forEach((value, index) => {
       const at = x(xs[index]);
@@ -162,7 +183,7 @@ function drawCurve(picture, curve, hue, x, y, area) {
     if (dots.length && dots.length <= 60) picture.append(...dots.map(([at, height]) => svg("circle", { class: `dot ${name}`, cx: at.toFixed(2), cy: height.toFixed(2), r: 2.2 })));
   };
   lost.forEach((piece) => draw(piece, `lost ${hue}`));
-  runs.forEach((piece) => draw(piece, hue));
+  runs.forEach(([piece, begin]) => draw(piece, hue, begin));
 }
 
 function brokenMark(at, top, name, metric, value, step) {

@@ -19,6 +19,8 @@ from .axis import Axis
 
 MAX_POINTS = 2_000  # of a curve
 EACH_BATCH = "train/loss of each batch"
+MEASURED = ("log", "validation_end")
+Moment = tuple[EventEntry, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +59,73 @@ class Curve:
     total: int = 0
 
 
-class _Series:
-    """All values of one metric, in 32 bytes each: there may be one for every batch."""
+class _Logged:
+    """The values of one metric, in 16 bytes each; where and when they were logged is looked up for what is drawn.
 
-    def __init__(self) -> None:
-        self.steps, self.places = array("q"), array("q")  # a place is twice the attempt's number, plus 1 for lost work
-        self.times, self.values = array("d"), array("d")
+    Args:
+        moments: the events that have values: each with the number of its attempt, and whether its work was lost.
+        axis: of the page.
+    """
 
-    def add(self, step: int, time: float, value: float, place: int) -> None:
-        """Add one."""
-        self.steps.append(step)
-        self.times.append(time)
-        self.values.append(value)
-        self.places.append(place)
+    def __init__(self, moments: Sequence[Moment], axis: Axis) -> None:
+        self._moments, self._axis = moments, axis
+        self._rows, self._values = array("q"), array("d")
 
-    def extend(
-        self, steps: NDArray[np.int64], times: NDArray[np.float64], values: NDArray[np.float64], place: int
-    ) -> None:
-        """Add several, all of one place."""
-        self.steps.frombytes(steps.tobytes())
-        self.times.frombytes(times.tobytes())
-        self.values.frombytes(values.tobytes())
-        self.places.frombytes(np.full(len(steps), place, np.int64).tobytes())
+    def __len__(self) -> int:
+        return len(self._values)
 
-    def points(self) -> list[Point]:
-        """Return them downsampled."""
-        return [
-            Point(self.steps[at], self.times[at], self.values[at], self.places[at] // 2, self.places[at] % 2 == 1)
-            for at in _kept(np.frombuffer(self.values))
-        ]
+    def add(self, value: float) -> None:
+        """Add the value of the latest moment."""
+        self._rows.append(len(self._moments) - 1)
+        self._values.append(value)
+
+    def points(self) -> Iterator[Point]:
+        """Yield them downsampled."""
+        for at in _kept(np.frombuffer(self._values)):
+            entry, attempt, is_lost = self._moments[self._rows[at]]
+            time = self._axis.at(attempt, entry.clock)
+            yield Point(entry.counters.steps, time, self._values[at], attempt, is_lost)
+
+
+class _Losses:
+    """The losses of all batches that were not skipped; where and when they were is looked up for what is drawn.
+
+    Args:
+        axis: of the page.
+    """
+
+    def __init__(self, axis: Axis) -> None:
+        self._axis = axis
+        self._blocks: list[tuple[Batches, int, bool]] = []
+        self._ran: list[NDArray[np.int64] | None] = []  # the batches of each block that were not skipped; None for all
+        self._values: list[NDArray[np.float64]] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._values))
+
+    def add(self, block: Batches, attempt: int, *, is_lost: bool) -> None:
+        """Add the losses of a block that has them, of an attempt."""
+        values, ran = np.asarray(block.losses, np.float64), None
+        if block.skipped_batches[-1] != block.first.skipped_batches:
+            skips = np.diff(np.asarray(block.skipped_batches), prepend=block.first.skipped_batches)
+            ran = np.flatnonzero(skips == 0)
+            values = values[ran]
+        self._blocks.append((block, attempt, is_lost))
+        self._ran.append(ran)
+        self._values.append(values)
+
+    def points(self) -> Iterator[Point]:
+        """Yield them downsampled, timed by the run's clock."""
+        values = np.concatenate(self._values)
+        ends = np.cumsum([len(each) for each in self._values])
+        for at in _kept(values):
+            number = int(np.searchsorted(ends, at, side="right"))
+            (block, attempt, is_lost), ran = self._blocks[number], self._ran[number]
+            index = at - int(ends[number]) + len(self._values[number])
+            index = index if ran is None else int(ran[index])
+            since = (block.centiseconds[index] - block.centiseconds[-1]) / 100  # the last batch, in seconds
+            time = self._axis.at(attempt, max(0.0, block.clock + since))
+            yield Point(block.steps[index], time, float(values[at]), attempt, is_lost)
 
 
 def charts(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis) -> dict[str, list[Curve]]:
@@ -96,7 +136,7 @@ def charts(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis)
     for name in sorted(series, key=_rank):
         split, title = _parts(name, sets)
         found = series[name]
-        by_title.setdefault(title, []).append(Curve(name, split, found.points(), len(found.steps)))
+        by_title.setdefault(title, []).append(Curve(name, split, list(found.points()), len(found)))
     return dict(sorted(by_title.items(), key=lambda item: (item[0] != "loss", len(item[1]) < 2, item[0])))
 
 
@@ -132,30 +172,22 @@ def _extremes(stretch: NDArray[np.float64]) -> list[int]:
     return sorted(kept)
 
 
-def _series(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis) -> dict[str, _Series]:
-    found: defaultdict[str, _Series] = defaultdict(_Series)
+def _series(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis) -> Mapping[str, _Logged | _Losses]:
+    moments: list[Moment] = []
+    found: defaultdict[str, _Logged] = defaultdict(lambda: _Logged(moments, axis))
+    losses = _Losses(axis)
     for index, entry, is_lost in walk(recording):
         attempt = attempts[index]
-        place = 2 * attempt.number + is_lost
         if not attempt.is_fit:
             continue
-        if isinstance(entry, EventEntry) and entry.event in ("log", "validation_end"):
-            time = axis.at(attempt.number, entry.clock)
-            metrics: Mapping[str, float] = entry.data["metrics"]
-            for name, value in metrics.items():
-                found[name].add(entry.counters.steps, time, value, place)
+        if isinstance(entry, EventEntry):
+            if entry.event in MEASURED:
+                moments.append((entry, attempt.number, is_lost))
+                for name, value in entry.data["metrics"].items():
+                    found[name].add(value)
         elif isinstance(entry, Batches) and entry.losses is not None:
-            _add_losses(found[EACH_BATCH], entry, axis.at(attempt.number, 0.0), place)
-    return {name: each for name, each in found.items() if each.steps}
-
-
-def _add_losses(series: _Series, block: Batches, start: float, place: int) -> None:
-    """Add the loss of every batch that was not skipped, timed by the run's clock."""
-    skips = np.diff(np.asarray(block.skipped_batches), prepend=block.first.skipped_batches)
-    ran = skips == 0
-    since = (np.asarray(block.centiseconds) - block.centiseconds[-1]) / 100  # the last batch, in seconds
-    times = (start + np.maximum(0.0, block.clock + since)).round(6)
-    series.extend(np.asarray(block.steps, np.int64)[ran], times[ran], np.asarray(block.losses, np.float64)[ran], place)
+            losses.add(entry, attempt.number, is_lost=is_lost)
+    return {**found, **({EACH_BATCH: losses} if len(losses) else {})}
 
 
 def _parts(name: str, sets: Iterable[str]) -> tuple[str, str]:

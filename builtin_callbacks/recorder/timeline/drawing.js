@@ -81,6 +81,7 @@ function steps() {
   for (const chart of data.charts) for (const curve of chart.curves) for (const piece of curve.pieces) piece.x.forEach(widen);
   for (const mark of data.marks) widen(mark[1]);
   for (const each of data.attempts) if (each.step) widen(each.step);
+  if (data.reach) widen(data.reach);
   if (low > high) return [0, 1];
   return low === high ? [low - 1, high + 1] : [low, high];
 }
@@ -96,6 +97,7 @@ function xTicks(width) {
   if (state.axis === "step") {
     return ticks(low, high, count).filter(Number.isInteger).map((tick) => [tick, whole(tick)]);
   }
+  if (data.runs) return timeTicks(high, count).map((tick) => [tick, clock(tick, high)]);
   return onAxis(count);
 }
 

@@ -4,6 +4,7 @@ const PERIOD = 1000; // milliseconds
 const MAX_CHOSEN = 6; // there are so many colours
 const chosen = new Map(embedded.live.chosen.slice(0, MAX_CHOSEN).map((id) => [id, { version: -1, facts: null }]));
 let rows = [];
+let detail = null; // the run whose details are shown, of several
 
 async function ask(address) {
   const answer = await fetch(address);
@@ -12,28 +13,16 @@ async function ask(address) {
   return answer.json();
 }
 
-/** The facts of the chosen runs as those of the first, with the curves of all. */
-function together(found) {
-  const [[, first]] = found;
-  if (found.length === 1) return first.facts;
-  const byName = new Map();
-  const names = found.map(([, { facts }]) => facts.run);
-  found.forEach(([name, { facts }], run) => facts.charts.forEach((chart) => {
-    if (!byName.has(chart.name)) byName.set(chart.name, []);
-    byName.get(chart.name).push(...chart.curves.map((curve) => ({ ...curve, kept: undefined, run, name: new Set(names).size === names.length ? names[run] : name })));
-  }));
-  return { ...first.facts, end: Math.max(...found.map(([, { facts }]) => facts.end)), charts: [...byName].map(([name, curves]) => ({ name, curves })) };
-}
-
 function drawList() {
   const age = (modified) => `${seconds(Math.max(0, Date.now() / 1000 - modified))} ago`;
   const cell = (text, tight) => html("td", { class: tight && "tight" }, text);
   const body = [...rows].sort((one, other) => (other.running === true) - (one.running === true) || (one.running ? one.name.localeCompare(other.name) : other.modified - one.modified)).map((row) => {
     const facts = chosen.get(row.id)?.facts;
     const box = html("input", { type: "checkbox", checked: chosen.has(row.id), disabled: chosen.size >= MAX_CHOSEN && !chosen.has(row.id), "aria-label": row.name, onchange: () => choose(row.id, box.checked) });
-    const run = [...chosen.keys()].indexOf(row.id);
+    const run = data?.runs?.findIndex((each) => each.id === row.id) ?? -1;
     const about = facts?.error ? [facts.error] : facts ? [facts.ended, ...facts.facts.slice(0, 1).map(([, value]) => value), ...facts.latest.map(([name, value]) => `${name} ${value}`)] : [];
-    return html("tr", {}, html("td", { class: "tight" }, box, chosen.size > 1 && run >= 0 ? swatch(`run-${run % 6}`) : ""), cell(row.name, true), cell(row.running ? "running" : row.running === null ? "on another machine" : age(row.modified), true), cell(about.join(", ")));
+    if (row.parent) about.unshift(`fork of ${row.parent.name} at step ${whole(row.parent.step)}`);
+    return html("tr", {}, html("td", { class: "tight" }, box, run >= 0 ? swatch(data.classes[run]) : ""), cell(row.name, true), cell(row.running ? "running" : row.running === null ? "on another machine" : age(row.modified), true), cell(about.join(", ")));
   });
   $("list").replaceChildren(html("div", { class: "scroll runs" }, html("table", {}, html("tbody", {}, ...body))));
   if (!rows.length) $("list").replaceChildren(html("p", { class: "empty" }, "There is no recording yet."));
@@ -42,6 +31,11 @@ function drawList() {
 function choose(id, wanted) {
   if (wanted) chosen.set(id, { version: -1, facts: null });
   else chosen.delete(id);
+  update();
+}
+
+function showDetails(id) {
+  detail = id;
   update();
 }
 
@@ -59,7 +53,8 @@ async function request(verb) {
   }
 }
 
-const shownFirst = () => rows.find((row) => row.id === [...chosen].find(([, run]) => run.facts && !run.facts.error)?.[0]);
+const hasFacts = (id) => chosen.get(id)?.facts && !chosen.get(id).facts.error;
+const shownFirst = () => rows.find((row) => row.id === (hasFacts(detail) ? detail : [...chosen.keys()].find(hasFacts)));
 document.querySelectorAll(".ask").forEach((button) => button.addEventListener("click", () => request(button.dataset.verb)));
 
 /** Asks for the list and for what is new of the chosen runs; draws if anything is. */
@@ -75,9 +70,16 @@ async function update() {
     const found = await ask(`facts?run=${id}&known=${run.version}`);
     if (found && chosen.get(id) === run) { Object.assign(run, found); isNew = true; }
   }
-  const shown = [...chosen].filter(([, run]) => run.facts && !run.facts.error).map(([id, run]) => [rows.find((row) => row.id === id)?.name ?? "", run]);
-  const key = shown.map(([name]) => name).join("\n");
-  if (shown.length && (isNew || key !== state.shown)) show(together(shown));
+  const shown = [...chosen.keys()].filter(hasFacts).map((id) => {
+    const row = rows.find((each) => each.id === id);
+    return { id, row, name: row?.name ?? "", facts: chosen.get(id).facts };
+  });
+  const key = [detail, ...shown.map(({ name }) => name)].join("\n");
+  if (shown.length && (isNew || key !== state.shown)) {
+    show(together(shown, detail));
+    drawChoice(showDetails);
+    drawParent(shownFirst(), chosen.has(shownFirst()?.parent?.id), (id) => choose(id, true));
+  }
   state.shown = key;
   document.body.classList.toggle("nothing", !shown.length);
   $("remote").hidden = !embedded.live.token || !shownFirst()?.remote;

@@ -6,13 +6,14 @@ const GLYPHS = {
   kept: "M0,-4.5L4.5,0L0,4.5L-4.5,0Z",
   pruned: "M0,-3.5L3.5,0L0,3.5L-3.5,0Z",
   stop: "M-2,-5L2,-5L5,-2L5,2L2,5L-2,5L-5,2L-5,-2Z",
+  fork: "M0,6L0,0.5L-4.5,-5M0,0.5L4.5,-5",
   return: "M-4.5,0L2.5,-4.5L2.5,4.5Z",
   decision: "M-4.5,-4.5L4.5,-4.5L0,4.5Z",
   plugin: "M-4,-4L4,-4L4,4L-4,4Z",
   verdict: "M0,-5.5L5,4L-5,4Z",
 };
 const NAMES = {
-  best: "best checkpoint", last: "last checkpoint", kept: "checkpoint", pruned: "checkpoint, pruned", stop: "stop", return: "resumed or rolled back",
+  best: "best checkpoint", last: "last checkpoint", kept: "checkpoint", pruned: "checkpoint, pruned", stop: "stop", fork: "fork of another run", return: "resumed or rolled back",
   decision: "other decision", plugin: "plugin changed or failed", verdict: "verdict",
 };
 const RANK = Object.keys(GLYPHS);

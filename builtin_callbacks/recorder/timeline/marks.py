@@ -10,6 +10,7 @@ from ....events.control import CHANGES
 from ....events.verbs import VERBS
 from ..explain import words
 from ..explain.attempt_summary import AttemptSummary
+from ..explain.lineage import Parent, ancestors, parting_clock
 from ..explain.requests import ROUTINE, RequestOutcome
 from ..explain.saves import Save, roles_of, saves_of
 from .axis import Axis
@@ -20,7 +21,7 @@ class Mark:
     """One mark on the curves.
 
     Attributes:
-        kind: `best`, `last`, `kept` or `pruned` for a checkpoint, `decision`, `stop`, `plugin` or `verdict`.
+        kind: `best`, `last`, `kept` or `pruned` for a checkpoint, `decision`, `stop`, `plugin`, `verdict` or `fork`.
         step: optimizer steps done.
         time: in seconds on the time axis.
         title: what it is.
@@ -46,6 +47,7 @@ def marks(
     """
     saves = saves_of(attempts)
     found = [_checkpoint(save, axis, role) for save, role in zip(saves, roles_of(attempts, saves), strict=True)]
+    found += _parting(attempts[0], axis)
     for attempt in attempts:
         if attempt.is_fit:
             found += [*_decisions(attempt, requests[attempt.number], axis), *_plugins(attempt, axis)]
@@ -68,6 +70,18 @@ def _checkpoint(save: Save, axis: Axis, role: str) -> Mark:
         f"{title}, step {save.counters.steps}",
         tuple(lines),
     )
+
+
+def _parting(first: AttemptSummary, axis: Axis) -> Iterator[Mark]:
+    """Yield where a fork parts from its parent."""
+    for parent in ancestors(first.attempt)[:1]:
+        time = axis.at(first.number, parting_clock(first.attempt, parent.step))
+        yield Mark("fork", parent.step, time, fork_text(parent), (parent.recording,))
+
+
+def fork_text(parent: Parent) -> str:
+    """Return what a run is a fork of."""
+    return f"fork of {parent.name} at step {parent.step}"
 
 
 def _decisions(attempt: AttemptSummary, requests: Sequence[RequestOutcome], axis: Axis) -> Iterator[Mark]:

@@ -3,8 +3,10 @@
 const list = (id, texts, classes) => $(id).append(...texts.map((text) => html("li", { class: classes }, text)));
 
 function drawHead() {
-  document.title = `${data.run}: ${data.ended}`;
+  document.title = data.runs ? data.runs.map((run) => run.name).join(", ") : `${data.run}: ${data.ended}`;
   $("run").textContent = data.run;
+  $("parent").textContent = data.parent?.text ?? "";
+  $("parent").hidden = !data.parent;
   $("status").textContent = data.ended;
   $("status").className = `status ${data.status}`;
   $("why").replaceChildren(...data.why.map(line));
@@ -44,7 +46,7 @@ function redraw() {
 function show(facts) {
   data = facts;
   marks = allMarks();
-  domain = { step: steps(), time: [0, data.end || 1] };
+  domain = { step: steps(), time: [0, data.longest || data.end || 1] };
   worked = data.attempts.reduce((sum, each) => sum + each.seconds, 0);
   buildCharts();
   drawHead();

@@ -7,6 +7,7 @@ import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ..explain.control import positions
 from ..explain.costs import costs, timed_seconds, untimed_attempts
 from ..explain.efficiency import efficiency
 from ..explain.end import describe_ending, progress, reasons
+from ..explain.lineage import ancestors
 from ..explain.measured import Measured
 from ..explain.phases import longest, phases, totals
 from ..explain.requests import group_requests, requests_of
@@ -35,10 +37,10 @@ from ..format.gc_pause import gc_paused
 from ..format.records import Counters, Recording
 from .axis import Axis
 from .curves import Curve, charts, pieces
-from .marks import marks
+from .marks import fork_text, marks
 
 SCRIPTS = ("drawing.js", "marks.js", "charts.js", "tables.js", "page.js")  # each uses those before it
-LIVE = "live.js"  # after them
+LIVE = ("comparison.js", "live.js")  # after them
 LATEST = ("train/loss", "validation/loss")
 
 
@@ -55,22 +57,25 @@ def write_timeline(recording: Recording, path: str | Path) -> None:
 
 def page(recording: Recording) -> str:
     """Return the page. It contains its script and style, and its policy forbids loading anything."""
-    return _fill(SCRIPTS, "", "", facts(recording))
+    found = facts(recording)
+    return _fill(f"{found['run']}: {found['ended']}", SCRIPTS, "", "", found)
 
 
-def live_page(about: Mapping[str, Any]) -> str:
+def live_page(about: Mapping[str, Any], title: str) -> str:
     """Return the page of `watch`, which asks its server for the facts, and may load nothing from elsewhere.
 
     Args:
         about: what its script is given.
+        title: of the page until it shows the runs.
     """
-    return _fill((*SCRIPTS, LIVE), "connect-src 'self'; ", _part("live.html"), {"live": about})
+    return _fill(title, (*SCRIPTS, *LIVE), "connect-src 'self'; ", _part("live.html"), {"live": about})
 
 
-def _fill(scripts: Sequence[str], policy: str, live: str, data: dict[str, Any]) -> str:
+def _fill(title: str, scripts: Sequence[str], policy: str, live: str, data: dict[str, Any]) -> str:
     """Return the page with its parts.
 
     Args:
+        title: of the page, as a browser shows it.
         scripts: the names of their files.
         policy: what it may load.
         live: the sections that only `watch` has.
@@ -80,6 +85,7 @@ def _fill(scripts: Sequence[str], policy: str, live: str, data: dict[str, Any]) 
     policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; {policy}"
     parts = {
         "POLICY": f"{policy}base-uri 'none'; form-action 'none'",
+        "TITLE": escape(title),
         "STYLE": style,
         "LIVE": live,
         "DATA": _embed(data),  # recorded texts may look like a placeholder: those after it are looked for in the rest
@@ -136,7 +142,8 @@ def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, 
             [each.what, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
             for each in group_requests(request for of_attempt in requests.values() for request in of_attempt)
         ],
-        "goodput": spent.goodput if spent.parts else None,
+        "goodput": spent.goodput if spent.parts and not spent.is_pending else None,
+        "is_pending": spent.is_pending,
         "parts": list(spent.parts.items()),
         "findings": [[each.kind, each.text] for each in spent.findings],
         "ranks": [] if spent.ranks is None else _ranks(spent.ranks),
@@ -153,8 +160,10 @@ def _ranks(measured: Measured) -> list[tuple[float, ...]]:
 def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, Any]:
     closed, last = main.ending, main.last
     metrics = closed.data["metrics"] if closed is not None else {}
+    parents = ancestors(attempts[0].attempt)
     return {
         "run": run_name(attempts),
+        "parent": {"recording": parents[0].recording, "text": fork_text(parents[0])} if parents else None,
         "status": main.attempt.status or ("running" if main.is_running and main.is_last else "killed"),
         "ended": describe_ending(main),
         "why": reasons(main),

@@ -39,7 +39,7 @@ function drawTotals() {
 
 function drawParts() {
   const total = data.parts.reduce((sum, [, value]) => sum + value, 0);
-  $("goodput").textContent = data.goodput === null ? "" : `goodput ${(100 * data.goodput).toFixed(1)} %`;
+  $("goodput").textContent = data.is_pending ? "nothing is measured yet" : data.goodput === null ? "" : `goodput ${(100 * data.goodput).toFixed(1)} %`;
   $("parts").replaceChildren(...data.parts.map(([name, value]) => html("li", {}, name, html("b", {}, seconds(value)), `${((100 * value) / total).toFixed(1)} %`)));
   $("findings").replaceChildren(...data.findings.map(([kind, text]) => html("li", {}, html("b", {}, kind), `: ${text}`)));
   $("findings").hidden = !data.findings.length;

@@ -141,6 +141,7 @@ class Verdicts(Plugin):
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Begin the first stretch."""
+        run.bus.signal(Measured)  # a recorder subscribes to the custom events that there are before the first batch
         self._begin(run)
 
     @on(CheckpointLoaded)

@@ -12,6 +12,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
+from heliograph.builtin_callbacks.recorder.explain.story import brief, story
 from heliograph.builtin_callbacks.recorder.format import writer
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import (
@@ -447,10 +448,20 @@ def test_disabling_it_leaves_a_gap(losses: bool, tmp_path: Path) -> None:
     attempt = toggling(tmp_path, (3,), (5,), losses=losses)
     assert not attempt.damage
     assert [each.counters.batch for each in batches(attempt)] == [1, 2, 3, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8]
-    (change,) = events(attempt, "plugin_changed")
-    assert change.data == {"plugin": "recorder", "change": "enabled", "by": "on"}
+    assert [each.data for each in events(attempt, "plugin_changed")] == [
+        {"plugin": "recorder", "change": "disabled", "by": "off", "ends_recording": True},
+        {"plugin": "recorder", "change": "enabled", "by": "on"},
+    ]
     (before, after) = [each for each in attempt.entries if isinstance(each, Batches)][:2]
     assert (before.first.batch, after.first.batch, tuple(after.steps)) == (0, 5, (6, 7, 8))
+
+
+def test_one_that_is_switched_off_says_so_in_its_last_line(tmp_path: Path) -> None:
+    attempt = toggling(tmp_path, (3,), (), losses=True)
+    assert [each.counters.batch for each in batches(attempt)] == [1, 2, 3]
+    end = "not recorded to the end; the recorder was disabled by off at step 3"
+    assert story(read(tmp_path)).startswith(f"run: {end}\n")
+    assert brief(read(tmp_path))[1] == "1 attempt, no step was repeated"
 
 
 def test_one_that_is_registered_during_the_run_records_from_there(tmp_path: Path) -> None:

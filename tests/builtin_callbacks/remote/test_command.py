@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import heliograph as h
 import pytest
 from heliograph.__main__ import main
 from heliograph.builtin_callbacks.remote.client import RemoteAnswer, RemoteRun
+from heliograph.builtin_callbacks.remote.sockets import listen
 
 from .conversation import train
 
@@ -89,8 +91,9 @@ def test_over_tcp_with_a_token_in_a_file(ask: Any, tmp_path: Path) -> None:
     found, _ = ask(*commands, address=address, remote=remote)
     assert [status for status, _, _ in found] == [0, 1, 2]
     assert "the token is not the one of this run" in found[1][1]
-    assert (
-        found[2][2] == "heliograph ask: A run over TCP is asked with its token: give token=, or set HELIOGRAPH_TOKEN.\n"
+    assert found[2][2] == (
+        "heliograph ask: A run over TCP is asked with its token: set HELIOGRAPH_TOKEN, or give it as token=, on the "
+        "command line with --token-file FILE.\n"
     )
 
 
@@ -122,7 +125,77 @@ def test_where_no_run_lives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["ask", str(tmp_path / "missing"), "status"]) == 2
 
 
-@pytest.mark.parametrize("words", [["x", "stop"], ["x", "set-lr", "--reason", "y"], ["x", "dance"], ["x"]])
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a folder with the socket of a run that never answers, as one whose process is suspended."""
+    monkeypatch.setattr("heliograph.builtin_callbacks.remote.client.SOON", 0.05)
+    listener, _ = listen(tmp_path)
+    with listener:
+        yield tmp_path
+
+
+def test_a_run_that_does_not_answer_is_not_called_dead(silent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask", str(silent), "status", "--timeout", "0.05"]) == 3
+    assert capsys.readouterr().err.endswith(
+        ".sock does not answer within 0.05 seconds: its process hangs, or is suspended.\n"
+    )
+    assert main(["ask", str(silent), "stop", "--reason", "enough"]) == 3
+    assert capsys.readouterr().out.startswith("queued: the run does not answer: its process hangs, or is suspended.")
+
+
+def test_ctrl_c_is_one_line(silent: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RemoteRun, "stop", interrupt)
+    assert main(["ask", str(silent), "stop", "--reason", "enough"]) == 130
+    assert capsys.readouterr().err == (
+        "heliograph ask: interrupted; what the run has received it serves all the same\n"
+    )
+
+
+def test_options_before_the_verb_and_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, given = RemoteRun(Path("nowhere")), list[Any]()
+
+    def stop(reason: str, *, wait: bool, timeout: float | None) -> RemoteAnswer:
+        given.append((reason, wait, timeout))
+        return RemoteAnswer("served", "done")
+
+    monkeypatch.setattr("heliograph.builtin_callbacks.remote.client.attach", lambda *_, **__: run)
+    monkeypatch.setattr(run, "stop", stop)
+    monkeypatch.setattr(run, "status", lambda *, timeout: given.append(timeout))
+    options = ["--reason", "why", "--wait", "--timeout", "7"]
+    for number in (0, 2, 3, 5):
+        assert main(["ask", *options[:number], "x", "stop", *options[number:]]) == 0
+    assert given == [("why", True, 7.0)] * 4
+    assert main(["ask", "--timeout", "7", "x", "status"]) == main(["ask", "x", "status", "--timeout", "7"]) == 0
+    assert given[4:] == [7.0, 7.0]
+
+
+def test_what_changes_nothing_is_said(ask: Any) -> None:
+    verbs = (["enable", "ema"], ["set-lr", "0.5"], ["set-lr", "0.5"], ["disable", "ema"])
+    found, _ = ask(*([*verb, "--reason", "to see", "--wait"] for verb in verbs), plugins=(h.EMA(0.9),))
+    assert [out.partition(": ")[2] for _, out, _ in found] == [
+        "enable_plugin ema: nothing has changed, ema is enabled already.\n",
+        "set_learning_rate 0.5: done.\n",
+        "set_learning_rate 0.5: nothing has changed, the learning rate is 0.5 already.\n",
+        "disable_plugin ema: done.\n",
+    ]
+    ((_, out, _),), _ = ask(["enable", "ema", "--reason", "to see"], plugins=(h.EMA(0.9),))
+    assert out.endswith(": enable_plugin ema is requested: nothing will change, ema is enabled already.\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["x", "stop"],
+        ["x", "set-lr", "--reason", "y"],
+        ["x", "dance"],
+        ["x"],
+        ["--wait", "x", "status"],
+        ["x", "status", "--reason", "y"],
+    ],
+)
 def test_a_wrong_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["ask", *words])

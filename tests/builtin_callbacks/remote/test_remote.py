@@ -76,6 +76,32 @@ def test_the_end_of_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        (lambda run: run.end_epoch("why", wait=True), "end_epoch"),
+        (lambda run: run.set_learning_rate(0.05, "why", wait=True), "set_learning_rate 0.05"),
+        (lambda run: run.disable("ema", "why", wait=True), "disable_plugin ema"),
+        (lambda run: run.enable("ema", "why", wait=True), None),  # which it is
+        (lambda run: run.log("why", wait=True), None),
+    ],
+)
+def test_what_a_kill_would_lose_is_saved_with_it(tmp_path: Path, ask: Any, what: str | None) -> None:
+    answer, result = train(tmp_path, ask, h.EMA(0.9), after=3)
+    saves = [(each.reason, each.step) for each in result.history if (each.verb, each.by) == ("save", "remote")]
+    assert saves == ([] if what is None else [(f"{ME} requested {what}", answer.step)])
+    if what is None:
+        assert result.last_checkpoint is None
+        return
+    assert result.last_checkpoint is not None
+    state = torch.load(result.last_checkpoint, weights_only=True)
+    assert state["progress"]["steps"] == answer.step
+    assert state["control"]["end_epoch"] is (what == "end_epoch")
+    assert state["control"].get("switches", {}) == ({"ema": False} if "ema" in what else {})
+    rates = [group["lr"] for each in state["optimizers"].values() for group in each["param_groups"]]
+    assert (rates == [0.05]) == (what == "set_learning_rate 0.05")
+
+
+@pytest.mark.parametrize(
     ("ask", "why"),
     [
         (lambda run: run.enable("eam", "why"), r"there is no plugin 'eam'\. Did you mean 'ema'\?"),
@@ -305,7 +331,7 @@ def test_two_runs_in_one_folder_do_not_disturb_each_other(tmp_path: Path) -> Non
         with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None
             path = Path(other.stdout.readline().strip())
-            with pytest.raises(LookupError, match=r"2 runs live in .*remote-.*\.sock, remote-.*\.sock"):
+            with pytest.raises(LookupError, match=r"2 runs live in .*remote-.*\.sock, .*remote-.*\.sock"):
                 attach(tmp_path)
             values.append(attach(path).log("the other", wait=True).state)
             values.append(run.log("this", wait=True).state)
@@ -396,24 +422,40 @@ def test_a_token_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert value == "run"
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="this system has no IPv6")
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this system has no ::1")
 def test_an_address_of_ipv6(tmp_path: Path) -> None:
     remote = h.Remote(tmp_path, tcp="[::1]:0", token="a token of my own")
 
     def talk(run: RemoteRun) -> Any:
-        if remote.address is None:
-            pytest.skip("::1 is not there")
+        assert remote.address is not None
         return attach(f"[::1]:{remote.address[1]}", token="a token of my own").status()["run"]
 
     assert train(tmp_path, talk, remote=remote)[0] == "run"
 
 
-def test_a_port_that_is_taken_is_a_warning(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_fails_the_run_at_its_start(tmp_path: Path) -> None:
+    remote, port = h.Remote(tmp_path, tcp=0), 0
+    trainer = h.Trainer([remote], device="cpu")
+
+    def fit() -> h.RunResult:
+        return trainer.fit(kit.linear_classifier(), kit.class_batches(2), optimizer=kit.sgd(), epochs=1)
+
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = kit.fit(h.Remote(tmp_path, tcp=port))
-    assert len(result.warnings) == 1
-    assert result.warnings[0].startswith(f"Nobody can ask the run over TCP, 127.0.0.1:{port} cannot be listened on: ")
+        remote.tcp = "127.0.0.1", port
+        with pytest.raises(OSError, match=rf"^Remote cannot listen on 127\.0\.0\.1:{port}: .+\. Give another port"):
+            fit()
+    assert list(tmp_path.iterdir()) == []
+    remote.tcp = "127.0.0.1", 0
+    assert fit().status == "completed"  # it is an observer again
 
 
 @pytest.mark.parametrize(
@@ -441,7 +483,7 @@ def test_attach_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         attach(tmp_path / "missing")
     with pytest.raises(ValueError, match="A run over TCP is asked with its token"):
         attach("127.0.0.1:80")
-    with pytest.raises(ValueError, match="token= is for host:port"):
+    with pytest.raises(ValueError, match="is for host:port"):
         attach(tmp_path, token="a token of my own")
 
 

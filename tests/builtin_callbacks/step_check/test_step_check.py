@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any, cast
 
 import heliograph as h
@@ -129,6 +130,11 @@ def test_it_checks_every_so_many_steps(every: int, checks: int) -> None:
     assert len(seen.checks) == checks
 
 
+def test_each_check_is_recorded(tmp_path: Path) -> None:
+    _, _, result = trained(h.StepCheck(1), h.Recorder(tmp_path))
+    assert f"step_checked  {STEPS - 1} times" in result.explain()
+
+
 def test_with_accumulation_the_first_micro_batch_is_repeated() -> None:
     _, seen, _ = trained(h.StepCheck(2), h.GradientAccumulation(2))
     assert len(seen.checks) == 2
@@ -178,7 +184,7 @@ class Undetermined(torch.autograd.Function):
         return slopes
 
 
-def test_what_is_not_deterministic_is_found_and_named() -> None:
+def test_what_is_not_deterministic_is_found_named_and_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     class Noisy(h.Supervised):
         def training_step(self, run: h.Run, batch: Any) -> Tensor:
             loss: Any = Undetermined.apply(super().training_step(run, batch))  # type: ignore[no-untyped-call]
@@ -187,8 +193,15 @@ def test_what_is_not_deterministic_is_found_and_named() -> None:
     _, seen, result = trained(h.StepCheck(1), make=lambda: Noisy(model(), nn.functional.mse_loss))
     assert result.warnings[0].startswith("StepCheck: step 1, repeated, differs: the gradient of model.0.weight, ")
     assert "not deterministic: between two repetitions differs the " in result.warnings[0]
-    assert result.warnings[1] == "StepCheck: 5 of 5 repeated steps differ."
-    assert all(seen.checks)
+    cause = result.warnings[0].partition("; ")[2]
+    assert result.warnings[1] == f"StepCheck: 5 of 5 repeated steps differ. 5: {cause}."
+    assert [text.partition("; ")[2] for text in seen.checks] == [
+        *[cause] * 3,
+        *[f"{cause} (seen at an earlier step)"] * 2,
+    ]
+    assert [record.message for record in caplog.records] == [
+        f"{result.warnings[0]}; later steps that differ for the same cause are counted"
+    ]
 
 
 def test_an_operator_is_named_whose_outputs_differ() -> None:

@@ -176,7 +176,7 @@ def test_a_batch_that_cannot_be_read_costs_its_digest_only(tmp_path: Path, monke
     def refuse(batch: Any) -> Any:
         raise RuntimeError("of a kind that nobody knows")
 
-    monkeypatch.setattr("heliograph.builtin_callbacks.recorder.digests.collector.checksums_of_batch", refuse)
+    monkeypatch.setattr("heliograph.builtin_callbacks.recorder.digests.collector.read_batch", refuse)
     paths = [recorded(tmp_path / name) for name in "ab"]
     divergence = h.diverge(*paths)
     assert (divergence.first, divergence.digested) == (None, 16)

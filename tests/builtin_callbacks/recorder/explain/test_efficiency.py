@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from heliograph.builtin_callbacks.recorder.explain.attempt_summary import summarize_attempts
 from heliograph.builtin_callbacks.recorder.explain.efficiency import Efficiency, efficiency, efficiency_section
+from heliograph.builtin_callbacks.recorder.timeline.page import facts
 from heliograph.tests.builtin_callbacks.recorder.explain.factory import Script, killed_and_resumed, recording
 
 MEASURED: dict[str, Any] = {
@@ -64,6 +65,18 @@ def test_validations_are_judged_without_measurements_too() -> None:
     found = spent(script)
     assert [each.text for each in found.findings] == ["3 validations take 1.20 s of 2.80 s, 42.9 %"]
     assert found.ranks is None
+
+
+def test_before_anything_is_measured_there_is_no_goodput() -> None:
+    script = Script(plan={"train_start": ("recorder", "verdicts")})
+    script.start()
+    script.batches(20)
+    section = efficiency_section(spent(script))
+    assert section.title == "where the time went"
+    assert section.lines[-1].strip().startswith("nothing is measured yet: ")
+    assert facts(recording(script))["goodput"] is None
+    script.emit("measured", **MEASURED)
+    assert efficiency_section(spent(script)).title == "where the time went: goodput 59.4 %"
 
 
 def test_an_event_of_another_form_is_left_out() -> None:

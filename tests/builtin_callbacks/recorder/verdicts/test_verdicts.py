@@ -12,6 +12,7 @@ import pytest
 import torch
 from heliograph.builtin_callbacks.recorder.explain.measured import Measured
 from heliograph.builtin_callbacks.recorder.format.reader import read
+from heliograph.builtin_callbacks.recorder.format.records import EventEntry
 from heliograph.builtin_callbacks.recorder.verdicts import memory, step_clock
 from heliograph.builtin_callbacks.recorder.verdicts import plugin as module
 from heliograph.tests import kit
@@ -114,6 +115,14 @@ def test_a_training_that_waits_for_data(clock: Clock, tmp_path: Path) -> None:
     story = result.explain()
     assert "input_bound: waits for data take 1.00 s of the 2.00 s of a batch, 50.0 %" in story
     assert "custom events" not in story
+
+
+def test_the_first_stretch_is_recorded_although_nobody_else_receives_it(tmp_path: Path) -> None:
+    result = kit.fit(h.Verdicts(), h.Recorder(tmp_path))
+    assert result.recording is not None
+    entries = [each for each in read(result.recording).attempts[0].entries if isinstance(each, EventEntry)]
+    assert [each.data["batches"] for each in entries if each.event == "measured"] == [result.progress.batches]
+    assert "where the time went: goodput" in result.explain()
 
 
 def test_a_training_that_does_not_has_no_verdict(clock: Clock) -> None:

@@ -1,0 +1,75 @@
+"""Of which training a recorded one is a fork, and where it parts from it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from ..format.forms import is_count, is_text
+from ..format.records import AttemptRecord, Batches, EventEntry
+
+BETWEEN = " at step "  # in the hyper-parameter of a fork, after the recording of its parent
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The training that another one is a fork of.
+
+    Attributes:
+        recording: the path of its recording when the fork began; that of its parent may be unknown, and empty.
+        step: the optimizer steps after which the fork parts from it.
+    """
+
+    recording: str
+    step: int
+
+    @property
+    def name(self) -> str:
+        """The name of its recording without folder and suffix."""
+        return PurePath(self.recording).stem
+
+
+def ancestors(first: AttemptRecord) -> list[Parent]:
+    """Return the parent of a training, and where that is a fork itself, its parent, and so on.
+
+    Args:
+        first: its first attempt.
+    """
+    loads = (entry for entry in first.entries if isinstance(entry, EventEntry) and entry.event == "checkpoint_loaded")
+    loaded = next(loads, None)
+    return list(_chain(loaded.data.get("forked_from")) if loaded is not None else ()) or _from_start(first)
+
+
+def parting_clock(first: AttemptRecord, step: int) -> float:
+    """Return when a fork had done a step, in seconds since its first attempt began; 0 where it began later."""
+    clock = 0.0
+    for entry in first.entries:
+        if isinstance(entry, EventEntry):
+            if entry.counters.steps > step:
+                break
+            clock = max(clock, entry.clock)
+        elif isinstance(entry, Batches):
+            if entry.first.steps >= step:
+                break
+            at = min(bisect_left(entry.steps, step), len(entry) - 1)
+            clock = max(clock, entry.clock + (entry.centiseconds[at] - entry.centiseconds[-1]) / 100)
+    return clock
+
+
+def _chain(parent: Any) -> Iterator[Parent]:
+    while isinstance(parent, Mapping):
+        recording, step = parent.get("recording", ""), parent.get("step", -1)
+        if not is_text(recording) or not is_count(step):
+            return
+        yield Parent(recording, step)
+        parent = parent.get("forked_from")
+
+
+def _from_start(first: AttemptRecord) -> list[Parent]:
+    """Return the parent of a fork that began at the start, without a checkpoint: a hyper-parameter names it."""
+    given = first.hyper_parameters.get("forked_from")
+    recording, between, step = given.rpartition(BETWEEN) if isinstance(given, str) else ("", "", "")
+    return [Parent(recording, int(step))] if between and step.isascii() and step.isdecimal() else []
