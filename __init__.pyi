@@ -142,7 +142,7 @@ from .reruns.drill import Drill as Drill
 from .reruns.drill import drill as drill
 from .reruns.errors import NotExact as NotExact
 from .reruns.fork import fork as fork
-from .reruns.goto import PausedRun as PausedRun
 from .reruns.goto import goto as goto
+from .reruns.paused_run import PausedRun as PausedRun
 
 __version__: str

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 RUN = "a recording, or a folder: the newest in it"
+INTERRUPTED = 130  # the status of a command that Ctrl-C has ended
+BANNER = """\
+paused: .batch .modules .gradients .plugins .run .event .result .comparison .notes
+        .next_event() .next_step() .go_to_step(n) .go_to(wanted) .within(context) .finish()"""
 PROGRAM = "module:function that returns the trainer and the keywords of its fit; takes nothing, or a folder to write to"
 
 
@@ -35,17 +39,20 @@ def add_command(commands: Commands) -> None:
     goto = commands.add_parser(
         "goto",
         help="do a recorded run again, up to right before an optimizer step, and open a Python prompt there",
-        description="Exit status 0: it was there; 2: it could not go there.",
+        description="Exit status 0: it was there; 2: it could not go there; 130: interrupted on the way.",
     )
     goto.add_argument("recording", metavar="RUN", help=RUN)
     goto.add_argument("program", metavar="PROGRAM", help=PROGRAM)
     goto.add_argument("--step", type=int, required=True, metavar="N", help="which optimizer step, from 1")
+    goto.add_argument(
+        "--change", metavar="FUNCTION", help="of a fork, the module:function that changed it; called where the fork did"
+    )
     goto.add_argument("--inexact", action="store_true", help="go there although it is not exact")
     goto.set_defaults(run=run_goto)
     fork = commands.add_parser(
         "fork",
         help="train on from a step of a recorded run, in another folder and with something changed",
-        description="Exit status 0: trained; 2: it could not begin.",
+        description="Exit status 0: trained; 2: it could not begin; 130: interrupted.",
     )
     fork.add_argument("recording", metavar="RUN", help=RUN)
     fork.add_argument("program", metavar="PROGRAM", help="module:function as for goto; takes the folder to write to")
@@ -78,6 +85,8 @@ def run_diverge(options: argparse.Namespace) -> int:
             text = str(divergence)
     except (OSError, ValueError, UsageError) as error:
         return _print_error("diverge", error)
+    except KeyboardInterrupt:
+        return _print_interrupt("diverge")
     print(text)
     return 1 if divergence.first is not None else 0 if divergence.is_equal else 2
 
@@ -92,16 +101,21 @@ def run_goto(options: argparse.Namespace) -> int:
 
     from heliograph.reruns.errors import NotExact
     from heliograph.reruns.goto import goto
+    from heliograph.testing.command import find_function
     from heliograph.testing.resume.errors import UsageError
 
     try:
-        paused = goto(options.recording, options.program, step=options.step, exact=not options.inexact)
+        change = None if options.change is None else find_function(options.change)
+        paused = goto(
+            options.recording, options.program, step=options.step, change=change, exact=not options.inexact
+        )  # fmt: skip
     except (OSError, ValueError, UsageError, NotExact) as error:
         return _print_error("goto", error)
+    except KeyboardInterrupt:
+        return _print_interrupt("goto")
     with paused:
         print(*paused.notes, *[str(paused.comparison)] * options.inexact, sep="\n", end="\n" * bool(paused.notes))
-        banner = f"{paused!r}\npaused: .batch .modules .gradients .plugins .run .next_event() .next_step() .finish()"
-        code.interact(banner, local={"paused": paused, "run": paused.run}, exitmsg="")
+        code.interact(f"{paused!r}\n{BANNER}", local={"paused": paused, "run": paused.run}, exitmsg="")
     return 0
 
 
@@ -124,8 +138,15 @@ def run_fork(options: argparse.Namespace) -> int:
         )  # fmt: skip
     except (OSError, ValueError, UsageError, NotExact) as error:
         return _print_error("fork", error)
+    except KeyboardInterrupt:
+        return _print_interrupt("fork")
     print(result)
-    return 0
+    return INTERRUPTED if result.status == "interrupted" else 0
+
+
+def _print_interrupt(command: str) -> int:
+    print(f"heliograph {command}: interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _print_error(command: str, error: Exception) -> int:

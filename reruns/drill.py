@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from heliograph.builtin_callbacks.recorder.diverge.compare import diverge
 from heliograph.builtin_callbacks.recorder.diverge.report import Difference, Divergence, Kind
 from heliograph.builtin_callbacks.step_check.operators import Call, CallDigests, difference_of
 from heliograph.core.system.extras import printable_lines
 from heliograph.events import BatchEnd, BatchStart, Run
-from heliograph.reruns.goto import PausedRun
+from heliograph.reruns.paused_run import PausedRun
 from heliograph.reruns.program import Program
 from heliograph.reruns.recorded import RecordedRun
 
@@ -28,12 +29,14 @@ class Drill:
         operator: the first operator that differs between the two, in words; None where none does.
         repeats: whether each run, done again, is what its recording says, up to the end of that batch.
         operators: how many were compared.
+        notes: what was not as it was in the recorded runs, when they were done again.
     """
 
     divergence: Divergence
     operator: str | None = None
     repeats: tuple[bool, bool] = (True, True)
     operators: int = 0
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [str(self.divergence)]
@@ -43,6 +46,7 @@ class Drill:
             lines.append(f"Done again, the first difference: {self.operator}.")
         else:
             lines.append(f"Done again, none of the {self.operators:,} operators of that batch differs.")
+        lines += [f"Done again, {note}." for note in self.notes]
         for name, repeats in zip(self.divergence.names, self.repeats, strict=True):
             if not repeats:
                 lines.append(
@@ -55,8 +59,9 @@ class Drill:
 def drill(one: str | Path, other: str | Path, program: Program, other_program: Program | None = None) -> Drill:
     """Find the first operator that differs between two recorded runs.
 
-    Both are continued from their newest checkpoints before the first difference, as `goto` does, and every operator of
-    that batch is noted, forward and backward, with the bits that it was given and returned.
+    Both are continued from their newest checkpoints before the first difference, as `goto` does, with what people had
+    requested of them, and every operator of that batch is noted, forward and backward, with the bits that it was given
+    and returned.
 
     Args:
         one: the folder of a run, or its recording.
@@ -73,17 +78,24 @@ def drill(one: str | Path, other: str | Path, program: Program, other_program: P
     if divergence.first is None or divergence.first.kind not in COMPUTED:
         return Drill(divergence)
     programs = program, program if other_program is None else other_program
-    traces, repeats = list[list[Call]](), list[bool]()
-    for path, each in zip((one, other), programs, strict=True):
-        calls, is_equal = _trace(RecordedRun(path), each, divergence.first)
-        traces.append(calls)
-        repeats.append(is_equal)
-    operator, (first, second) = difference_of(*traces), repeats
-    return Drill(divergence, operator, (first, second), min(map(len, traces)))
+    first, second = (
+        _trace(RecordedRun(path), each, divergence.first) for path, each in zip((one, other), programs, strict=True)
+    )
+    operator, operators = difference_of(first.calls, second.calls), min(len(first.calls), len(second.calls))
+    notes = tuple(dict.fromkeys([*first.notes, *second.notes]))
+    return Drill(divergence, operator, (first.is_equal, second.is_equal), operators, notes)
 
 
-def _trace(recorded: RecordedRun, program: Program, first: Difference) -> tuple[list[Call], bool]:
-    """Do a run again up to the end of the batch that differs; return its operators, and whether it is as it was."""
+class _Trace(NamedTuple):
+    """A batch that was done again: its operators, whether the run is as it was, and what else is not."""
+
+    calls: list[Call]
+    is_equal: bool
+    notes: list[str]
+
+
+def _trace(recorded: RecordedRun, program: Program, first: Difference) -> _Trace:
+    """Do a run again up to the end of the batch that differs."""
     origin = recorded.origin_before(first.epoch, first.batch)
     with PausedRun(recorded, program, origin, None, exact=False) as paused:
         place = first.epoch, first.batch - 1
@@ -91,7 +103,7 @@ def _trace(recorded: RecordedRun, program: Program, first: Difference) -> tuple[
         with paused.within(CallDigests()) as digests:
             paused.go_to(lambda _, event: isinstance(event, BatchEnd))
         paused.go_to(lambda *_: True)
-        return digests.calls, paused.comparison.first is None
+        return _Trace(digests.calls, paused.comparison.first is None, paused.notes)
 
 
 def _place(run: Run) -> tuple[int, int]:

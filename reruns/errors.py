@@ -19,7 +19,11 @@ class NotExact(RuntimeError):  # noqa: N818  # says what is missing
 
     def __str__(self) -> str:
         if self.difference is not None:
-            what = f"What is done again is not what was recorded. The first difference: {self.difference}."
+            what = (
+                f"What is done again is not what was recorded. The first difference: {self.difference}".rstrip(".")
+                + "."
+            )
         else:
-            what = f"The run cannot be done again bit for bit: {'; '.join(self.reasons)}."
+            reasons = "; ".join(each.rstrip(".") for each in self.reasons)
+            what = f"The run cannot be done again bit for bit: {reasons}."
         return f"{what} To do it nevertheless, give exact=False (--inexact on the command line)."

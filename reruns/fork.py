@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,17 +21,27 @@ from heliograph.core.distributed.ranks.failure import on_main
 from heliograph.core.result import RunResult
 from heliograph.core.trainer import Trainer
 from heliograph.events import BatchStart, Lane, Run, RunClosed, TrainStart
-from heliograph.events.bus import PluginName, Subscription
-from heliograph.events.checks import check_flag
+from heliograph.events.checks import check_flag, describe
 from heliograph.events.paths import check_path
 from heliograph.plugins import Plugin, on
+from heliograph.reruns.change import (
+    AT_STEP,
+    CHANGE,
+    PARENT,
+    Change,
+    RepeatedChange,
+    check_change,
+    connect_before_batches,
+    make_change,
+)
 from heliograph.reruns.errors import NotExact
-from heliograph.reruns.program import Program, function_of
+from heliograph.reruns.program import Program, function_of, name_of, naming
 from heliograph.reruns.recorded import Origin, RecordedRun
+from heliograph.reruns.requests import RepeatedRequests, repeatable
 from heliograph.testing.resume import UsageError
 from heliograph.testing.resume.factory import TrainerFactory
 
-Change = Callable[[Run], object]
+FEW = 3  # requests that are named
 PAGES = (Tracker, JsonlLog, FileLog)  # plugins whose state says where they write
 
 
@@ -49,7 +58,8 @@ def fork(
 
     The new training has the same samples and the same random draws as its parent. It is one of its own: `resume="auto"`
     in the new folder continues it. Its checkpoints, their manifests and its recording name the parent and the step, as
-    does `run.forked_from`. With nothing changed it equals the parent, bit for bit; `diverge` compares the two.
+    does `run.forked_from`. With nothing changed it equals the parent, bit for bit; `diverge` compares the two. What
+    people asked of the parent up to that step, with `Remote`, is requested again; what they asked later is not.
 
         h.fork("runs/x", "train:make_trainer", at=1200, into="runs/y", change=lower_rate)
 
@@ -68,7 +78,7 @@ def fork(
 
     Raises:
         NotExact: a resume of this program is not exact, or what is done again differs from what was recorded.
-        ValueError: there is no such step, or the folder holds a training.
+        ValueError: there is no such step, nothing is left to train after it, or the folder holds a training.
         FileNotFoundError: there is no recording.
         UsageError: the program is not such a function.
         TypeError: the change is not a function.
@@ -76,24 +86,46 @@ def fork(
     """
     check_flag("exact", exact)
     check_path("fork(into)", into, "a folder")
-    if change is not None and not callable(change):
-        raise TypeError(f"fork(change=) takes a function of the run, got {change!r}.")
+    check_change("fork", change)
     recorded, folder = RecordedRun(run), Path(into)
+    _check_free(folder)
+    wanted = recorded.newest_step if at is None else recorded.check_step(at, least=0)
+    factory = _factory_of(program)
+    return _train(program, factory, folder, Fork(recorded, recorded.origin(wanted), wanted, change, exact=exact))
+
+
+def _check_free(folder: Path) -> None:
+    """Raise ValueError where a folder holds a training."""
     found = next((each for end in (CHECKPOINT, SUFFIX) for each in folder.rglob(f"*{end}")), None)
     if found is not None:
-        raise ValueError(f"{folder} holds a training already ({found.name}): give into= another folder.")
-    wanted = recorded.newest_step if at is None else recorded.check_step(at, least=0)
-    factory = TrainerFactory(function_of(program))
+        raise ValueError(
+            f"{folder} holds a training already ({found.name}): give into= (--into on the command line) another folder."
+        )
+
+
+def _factory_of(program: Program) -> TrainerFactory:
+    """Return what makes trainers; raise UsageError where they would not write to a folder that is given."""
+    function = function_of(program)
+    with naming(program):
+        factory = TrainerFactory(function)
     if not factory.takes_folder:
-        raise UsageError("A fork writes to a folder of its own: let make_trainer take it, def make_trainer(folder).")
+        raise UsageError(
+            f"{name_of(program)} takes no folder, and a fork writes to one of its own: let it take one, as in "
+            f"def make_trainer(folder)."
+        )
+    return factory
+
+
+def _train(program: Program, factory: TrainerFactory, folder: Path, parting: Fork) -> RunResult:
+    """Train in a folder, which is removed again where nothing of use is in it."""
     folder.mkdir(parents=True, exist_ok=True)
-    parting = Fork(recorded, recorded.origin(wanted), wanted, change, exact=exact)
     was_empty = not any(folder.iterdir())
     try:
-        trainer, options = factory(folder)
+        with naming(program):
+            trainer, options = factory(folder)
         return parting.train(trainer, options, folder)
     except BaseException:
-        if was_empty and not parting.is_done:  # nothing of use is in it
+        if was_empty and not parting.is_done:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -115,18 +147,26 @@ class Fork(Plugin):
         self._recorded, self._origin, self._step, self._change, self._exact = recorded, origin, step, change, exact
         self._recorder: Recorder | None = None
         self.is_done = False
-        self._refusal: NotExact | None = None
+        self._refusal: Exception | None = None
+        requests = list(repeatable(recorded.requests_after(origin), ends=False))
+        self._requests = RepeatedRequests(requests, (), resumes=origin.path is not None, exact=exact)
+        self._repeated: list[RepeatedRequests | RepeatedChange] = [self._requests]
+        if (changed := recorded.repeated_change(origin, None, exact=exact)) is not None:
+            self._repeated.append(changed)
 
     def train(self, trainer: Trainer, options: dict[str, Any], folder: Path) -> RunResult:
         """Train; whatever a plugin makes of a refusal, it is raised itself."""
         self._prepare(trainer, folder)
-        parent = f"{self._recorded.recording.path.absolute()} at step {self._step}"
-        options["hyper_parameters"] = {**options.get("hyper_parameters", {}), "forked_from": parent}
+        lineage = {PARENT: f"{self._recorded.recording.path.absolute()}{AT_STEP}{self._step}"}
+        if self._change is not None:
+            lineage[CHANGE] = describe(self._change)
+        options["hyper_parameters"] = {**options.get("hyper_parameters", {}), **lineage}
         try:
             return trainer.fit(**options)
         except Exception:
-            if self._refusal is not None:
-                raise self._refusal from None
+            for refusal in [self._refusal, *(each.refusal for each in self._repeated)]:
+                if refusal is not None:
+                    raise refusal from None
             raise
 
     def _prepare(self, trainer: Trainer, folder: Path) -> None:
@@ -140,12 +180,14 @@ class Fork(Plugin):
             self._recorder = Recorder(folder, digests=True)
             plugins.register(self._recorder)
         plugins.register(self)
-        before_all = Subscription((Lane.TRANSFORM, -2), PluginName(self.name))
-        trainer.bus.signal(BatchStart).connect(self.part, weak=False, subscription=before_all)
+        connect_before_batches(trainer.bus, self.part, self.name)
+        for each in self._repeated:
+            each.subscribe(trainer)
 
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Continue from the checkpoint, as another training."""
+        self._check_length(run)
         path = self._origin.path
         parent = {"step": self._step, "recording": str(self._recorded.recording.path.absolute())}
         identity: str = run.engine.broadcast(uuid4().hex)
@@ -166,10 +208,9 @@ class Fork(Plugin):
             return
         if self._exact:
             self._check(run)
+        self._note_what_is_not_repeated(run)
         if self._change is not None:
-            self._change(run)
-            if "save" in run.plugins.declared("asks"):  # else a kill before the first save would lose the change
-                run.control.request_save("the fork has been changed", by=self.name)
+            make_change(run, self._change)
         self.is_done = True
 
     @on(RunClosed, lane=Lane.TRANSFORM)
@@ -177,6 +218,33 @@ class Fork(Plugin):
         """Say that there was no change, if the run ended before."""
         if not self.is_done and event.status != "failed":
             run.warn(f"Nothing was changed: the run ended before a batch after step {self._step}.")
+
+    def _check_length(self, run: Run) -> None:
+        """Refuse to continue where nothing is left to train; nothing is written by then."""
+        origin, epochs, steps = self._origin, run.max_epochs, run.max_steps
+        if (epochs is not None and origin.place[0] >= epochs) or (steps is not None and origin.step >= steps):
+            self._refusal = ValueError(
+                f"Nothing is left to train after step {origin.step} of {self._recorded.recording.path}: give at= (--at "
+                f"on the command line) an earlier step, or a program that trains longer."
+            )
+            raise self._refusal
+
+    def _note_what_is_not_repeated(self, run: Run) -> None:
+        """Say what could not be done again until now, and that what people asked of the parent later is not."""
+        if self._step > self._origin.step:
+            for each in self._recorded.silence(self._origin):
+                run.warn(each)
+        for note in [note for each in self._repeated for note in each.notes]:
+            run.warn(note)
+        for repeated in self._repeated:
+            repeated.stop()
+        later = self._requests.waiting
+        if later:
+            run.note(
+                f"requested of the parent after step {self._step}, and not of the fork: "
+                + "; ".join(f"{each.what} by {each.by}" for each in later[:FEW])
+                + f"; and {len(later) - FEW} more" * (len(later) > FEW)
+            )
 
     def _check(self, run: Run) -> None:
         level, reasons = run.data.guarantee()

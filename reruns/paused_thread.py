@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import Condition, Thread
 from typing import Any, Literal
 
 from heliograph.core.data.draws import rng
 from heliograph.core.result import RunResult
-from heliograph.events import CATALOGUE, Bus, Event, Lane, Run
+from heliograph.events import CATALOGUE, Bus, Event, Lane, Log, PluginChanged, Run
+from heliograph.events.bus import FunctionName, Subscription
+from heliograph.events.checks import describe
 
 Wanted = Callable[[Run, Event], bool]
 
@@ -45,10 +47,30 @@ class PausedThread:
         context = contextvars.copy_context()
         self._thread = Thread(target=lambda: context.run(self._run), name="heliograph-rerun", daemon=True)
 
-    def subscribe(self, bus: Bus) -> None:
-        """Handle all events of a bus, after all other handlers."""
-        for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())]):
-            bus.on(event, self._handle, lane=Lane.REPORT)
+    def subscribe(self, bus: Bus, *, left_out: Collection[str], recorder: str) -> None:
+        """Handle all events of a bus, after all other handlers.
+
+        `Log` is handled only while others handle it: where nobody does, the loop collects no losses for it.
+
+        Args:
+            bus: of the training.
+            left_out: the names of plugins that are disabled here, and were not in the recorded run.
+            recorder: the name of the plugin that handles `Log` only while others do, too.
+        """
+        handles = {
+            event: bus.on(event, self._handle, lane=Lane.REPORT)
+            for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())])
+        }
+        signal, own = bus.signal(Log), (describe(self._handle), recorder)
+
+        def follow(run: Run | None, event: PluginChanged | None) -> None:  # noqa: ARG001  # the form of handlers
+            others = [each for each in signal.subscriptions.values() if each.owner not in own]
+            is_handled = any(not each.paused or each.owner in left_out for each in others)
+            (handles[Log].resume if is_handled else handles[Log].pause)()
+
+        follow(None, None)
+        before_all = Subscription((Lane.TRANSFORM, -3), FunctionName(describe(follow)))
+        bus.signal(PluginChanged).connect(follow, weak=False, subscription=before_all)
 
     def go_to(self, wanted: Wanted) -> bool:
         """Train until an event is wanted; return whether one was: the training may end before.
@@ -61,12 +83,16 @@ class PausedThread:
         if self._state == "ended":
             raise RuntimeError("The training has ended, so it does not continue.")
         self._wanted, self.event = wanted, None
-        if self._state == "new":
-            self._state = "running"
-            self._thread.start()
-        else:
-            self._continue()
-        self._wait()
+        try:
+            if self._state == "new":
+                self._state = "running"
+                self._thread.start()
+            else:
+                self._continue()
+            self._wait()
+        except KeyboardInterrupt:  # wherever it comes, or the training would not stop at its next event
+            self._wanted = _always
+            raise
         if self._error:
             raise self._error.pop()
         return self.event is not None
@@ -96,6 +122,8 @@ class PausedThread:
         if self._state == "waiting":
             self._continue()
         if self._thread.ident is not None:
+            with self._changed:  # `wait_for` gives the lock back whole, also where a Ctrl-C has left it held
+                self._changed.wait_for(lambda: self._state == "ended")
             self._thread.join()
         self._state, self.event = "ended", None
         if self._error and not _was_left(self._error[0]):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ from heliograph.builtin_callbacks.recorder.digests.options import Digests
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.core.rehearsal.stage import cannot_be_redirected, left_out, redirect
 from heliograph.core.trainer import Trainer
+from heliograph.events import CheckpointLoaded, Lane, Run
+from heliograph.events.bus import FunctionName, Subscription
+from heliograph.events.checks import describe
+from heliograph.events.errors import describe_error
 from heliograph.testing.command import find_function
+from heliograph.testing.resume.errors import UsageError
 from heliograph.testing.resume.factory import TrainerFactory
 
 Program = str | Callable[..., Any]
@@ -25,6 +31,29 @@ def function_of(program: Program) -> Callable[..., Any]:
         UsageError: there is no such function.
     """
     return find_function(program) if isinstance(program, str) else program
+
+
+def name_of(program: Program) -> str:
+    """Return a program's name, as it was given."""
+    if isinstance(program, str):
+        return program
+    return describe(program) if callable(program) else repr(program)
+
+
+@contextmanager
+def naming(program: Program) -> Iterator[None]:
+    """Let the error of a function that is no program name it, as it was given.
+
+    Raises:
+        UsageError: it failed, or is no program.
+    """
+    name = name_of(program)
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{name} is not a program: {str(error).replace('make_trainer', 'a program')}") from None
+    except Exception as error:
+        raise UsageError(f"{name} failed, so it is not a program: {describe_error(error)}") from error
 
 
 class Rerun:
@@ -40,6 +69,7 @@ class Rerun:
         trainer: the trainer.
         options: of its `fit`.
         recorder: records the run in the folder.
+        left_out: the names of the plugins that do nothing here.
         notes: what is not as it was.
 
     Raises:
@@ -48,14 +78,18 @@ class Rerun:
     """
 
     def __init__(self, program: Program, folder: Path, checkpoint: Path | None) -> None:
-        self.trainer, self.options = TrainerFactory(function_of(program))(folder / "program")
+        function = function_of(program)
+        with naming(program):
+            self.trainer, self.options = TrainerFactory(function)(folder / "program")
         plugins = self.trainer.plugins
         leave = left_out(plugins)
         self.notes = [f"{each.name} is left out: what it does cannot be taken back" for each in leave]
         signals = [each for each in plugins if isinstance(each, Preemption)]
         self.notes += [f"{each.name} is left out: signals are for the main thread" for each in signals]
-        for each in [*leave, *signals]:
-            plugins.disable(each.name)
+        self.left_out = [each.name for each in (*leave, *signals)]
+        plugins.disable(*self.left_out)
+        before_all = Subscription((Lane.TRANSFORM, -3), FunctionName("the rerun"))
+        self.trainer.bus.signal(CheckpointLoaded).connect(self.leave_out, weak=False, subscription=before_all)
         for name in [name for name in plugins.names() if isinstance(plugins[name], Recorder)]:
             plugins.unregister(name)
         redirect(plugins, folder)
@@ -64,6 +98,11 @@ class Rerun:
         self.recorder = Recorder(folder / "recording", losses=True, digests=Digests(gradients=1, weights=1))
         plugins.register(self.recorder)
         _resume(self.trainer, checkpoint)
+
+    def leave_out(self, run: Run, event: CheckpointLoaded) -> None:
+        """Disable again what the loaded state has enabled, since somebody had asked for it."""
+        for name in [name for name in self.left_out if run.plugins.is_enabled(name)]:
+            run.plugins.disable(name)
 
 
 def _resume(trainer: Trainer, checkpoint: Path | None) -> None:

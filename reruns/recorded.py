@@ -15,7 +15,13 @@ from heliograph.builtin_callbacks.recorder.format.walk import walk
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.core.checkpoint.storage import reader
 from heliograph.events.checks import check_whole_number
+from heliograph.reruns.change import Change, RecordedChange, RepeatedChange, recorded_change
+from heliograph.reruns.requests import PersonRequest, requests_of_people
 
+SILENT = (
+    "the recording has neither digests nor losses, so what is done again is compared by its counters, requests and "
+    "metrics only: Recorder(digests=True) records digests"
+)
 NOTED = ("checkpoint_saved", "checkpoint_loaded")
 
 
@@ -71,9 +77,39 @@ class RecordedRun:
         """
         origin = self.origin(self.steps)
         if origin.path is None:
-            why = f": {'; '.join(origin.skipped)}" if origin.skipped else ""
-            raise ValueError(f"{self.recording.path} has no checkpoint that could be continued{why}. Give a step.")
+            why = f": {'; '.join(each.rstrip('.') for each in origin.skipped)}" if origin.skipped else ""
+            raise ValueError(
+                f"{self.recording.path} has no checkpoint that could be continued{why}. Give at= (--at on the command "
+                f"line): steps since the beginning are done again."
+            )
         return origin.step
+
+    @property
+    def change(self) -> RecordedChange | None:
+        """The change with which this run left its parent; None where it is no fork, or was not changed."""
+        return recorded_change(next(each for each in self.recording.attempts if each.phase == "train"))
+
+    def requests_after(self, origin: Origin) -> list[PersonRequest]:
+        """Return what people requested from an origin on."""
+        return requests_of_people(self.recording, origin.begin)
+
+    def repeated_change(self, origin: Origin, change: Change | None, *, exact: bool) -> RepeatedChange | None:
+        """Return what makes the change of this fork again; None where there is none after an origin.
+
+        Raises:
+            ValueError: a change is given, and the run is no fork with one.
+        """
+        recorded = self.change
+        if recorded is None and change is not None:
+            raise ValueError(f"{self.recording.path} is no fork that was changed, so there is no change to make again.")
+        if recorded is None or not recorded.is_after(origin.place, origin.step):
+            return None
+        return RepeatedChange(recorded, change, exact=exact)
+
+    def silence(self, origin: Origin) -> list[str]:
+        """Return a sentence where nothing after an origin is recorded by which a batch could be compared."""
+        course = self.course_after(origin)
+        return [] if course.digests or course.losses else [SILENT]
 
     def check_step(self, step: int, least: int) -> int:
         """Return a step, if it is recorded.
@@ -103,7 +139,7 @@ class RecordedRun:
 
     def _newest(self, fits: Callable[[Counters], bool]) -> Origin:
         skipped: list[str] = []
-        for path, counters in self._checkpoints():
+        for path, counters, trainings in self._checkpoints():
             if not fits(counters):
                 continue
             found = next((each for each in self._places(path) if each.exists()), None)
@@ -123,6 +159,9 @@ class RecordedRun:
             ]:
                 skipped.append(f"{found} is of another run: it has other counters than those that were recorded")
                 continue
+            if trainings and entry.training_id and entry.training_id not in trainings:
+                skipped.append(f"{found} is of another training, {entry.training_id}")
+                continue
             return Origin(found, counters.steps, (counters.epoch, counters.batch), skipped)
         return Origin(skipped=skipped)
 
@@ -132,9 +171,9 @@ class RecordedRun:
             return self.whole
         return course_of(self.recording, str(self.recording.path), since=origin.begin)
 
-    def _checkpoints(self) -> Iterator[tuple[Path, Counters]]:
-        """Yield the checkpoints that the run knew of, the newest first, with the counters that they hold."""
-        found: list[tuple[Path, Counters]] = []
+    def _checkpoints(self) -> Iterator[tuple[Path, Counters, set[str]]]:
+        """Yield the checkpoints that the run knew of, the newest first: the file, the counters, the ids it may have."""
+        found: list[tuple[Path, Counters, set[str]]] = []
         saved = Counters()
         for _, entry, lost in walk(self.recording):
             if lost or not isinstance(entry, EventEntry):
@@ -143,10 +182,17 @@ class RecordedRun:
                 saved = entry.counters
             if entry.event in NOTED and entry.data["path"] is not None:
                 origin = entry.data.get("origin")
-                found.append((Path(entry.data["path"]), saved if origin is None else Counters(**origin)))
+                counters = saved if origin is None else Counters(**origin)
+                found.append((Path(entry.data["path"]), counters, _trainings_of(entry)))
         yield from reversed(found)
 
     def _places(self, path: Path) -> Iterator[Path]:
         """Yield where a checkpoint may lie: the run's folder may have been moved."""
         folders = [self._folder, *(each for each in self._folder.iterdir() if each.is_dir())]
         yield from (path, *(folder / path.name for folder in folders))
+
+
+def _trainings_of(entry: EventEntry) -> set[str]:
+    """Return the id that the training of a checkpoint has; a fork loads one of its parent, or its own; none if old."""
+    parent = entry.data.get("forked_from") or {}
+    return {str(each) for each in (entry.data.get("training"), parent.get("training")) if each}

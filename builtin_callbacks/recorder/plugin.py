@@ -157,6 +157,7 @@ class Recorder(Plugin):
         more = {"origin": origin, "in_boundary": run.in_boundary, "planned_steps": run.planned_steps}
         if run.forked_from is not None:
             more["forked_from"] = to_plain(run.forked_from)
+        more["training"] = run.training_id
         self._note(run, event, {**attempt_facts.fields_of(event), **more})
 
     @on(EpochStart, lane=Lane.TRANSFORM)
@@ -218,7 +219,8 @@ class Recorder(Plugin):
     @on(CheckpointSaved, CheckpointPruned, ResumeVerified, Verdict, lane=Lane.TRANSFORM, optional=True)
     def note_fact(self, run: Run, event: CheckpointSaved | CheckpointPruned | ResumeVerified | Verdict) -> None:
         """Note a checkpoint that was saved, pruned or compared with, or a verdict."""
-        self._note(run, event, attempt_facts.fields_of(event), sets_clock=False)
+        more = {"training": run.training_id} if isinstance(event, CheckpointSaved) else {}
+        self._note(run, event, {**attempt_facts.fields_of(event), **more}, sets_clock=False)
 
     @on(PluginChanged, PluginFailed, lane=Lane.TRANSFORM)
     def note_plugin(self, run: Run, event: PluginChanged | PluginFailed) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 from .messages import Command
 from .sockets import host_name, peer_user
 
+OWN_ACCOUNT = "(by their own account, "
+
 
 @dataclass(slots=True, eq=False)
 class Client:
@@ -45,6 +47,14 @@ class Asked:
     command: Command
     by: str
     client: Client
+
+
+def is_person(asker: str) -> bool:
+    """Return whether the asker of a request is somebody outside of the program, by the form of the name.
+
+    It is `user@host`, or what a client over TCP says, marked as such. The names of plugins have neither.
+    """
+    return "@" in asker or OWN_ACCOUNT in asker
 
 
 def shut(connection: socket.socket) -> None:

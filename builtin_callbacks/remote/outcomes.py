@@ -12,6 +12,7 @@ from ...events.control import CHANGES
 from ...events.verbs import TAKEN_BACK, VERBS
 from .clients import Asked
 from .messages import VERBS as WORDS
+from .messages import Command
 
 FOLLOWED = 1000  # commands of which it is known at once what becomes of them
 Answer = dict[str, Any]
@@ -57,9 +58,9 @@ class Outcomes:
     def accept(self, run: Run, asked: Asked) -> tuple[Answer, bool]:
         """Request what a command asks for; return the answer, and whether it is the last one."""
         try:
-            self._check(run, asked)
+            check_command(run, asked.command, self._own)
             remark = _no_change(run, asked)
-            request = _request(run, asked)
+            request = make_request(run, asked.command, asked.by)
         except (RefusedChangeError, RuntimeError) as error:  # a loop of another framework cannot serve every verb
             return {"state": "refused", "text": str(error), **place_of(run)}, True
         if request.verb == "end_epoch" or (request.verb in CHANGES and not remark):
@@ -114,25 +115,6 @@ class Outcomes:
         self.followed.remove(followed)
         return followed.asked, answer
 
-    def _check(self, run: Run, asked: Asked) -> None:
-        """Raise `RefusedChangeError` where a command would have no effect, or would fail the run."""
-        word, target, plugins = asked.command.word, asked.command.target, run.plugins
-        if word == "validate" and not run.validation_sets:
-            raise RefusedChangeError("the run has no validation data.")
-        if word == "save" and not plugins.writes_saves():
-            raise RefusedChangeError("no plugin of the run writes saves.")
-        asks = {**plugins.declared("asks"), **plugins.declared("asks", enabled=False)}
-        if word in ("validate", "save") and WORDS[word] not in asks:  # in a loop of another framework
-            raise RefusedChangeError(f"no plugin of the run asks for a {WORDS[word]}, so its loop may be unable to.")
-        if word == "end-epoch" and not run.progress.batch:
-            raise RefusedChangeError("no epoch is running now.")
-        if word == "disable" and target == self._own:
-            raise RefusedChangeError(f"{target} does not disable itself: nobody could ask for anything any more.")
-        if word in ("enable", "disable"):
-            check_switch(run, target, enabled=word == "enable")
-        if word == "set-lr":
-            check_rate(run, asked.command.value, target)
-
     def _outcome(self, run: Run, followed: Followed) -> Answer:
         """Return what became of a request that is not open any more."""
         request = followed.request
@@ -163,9 +145,35 @@ def _no_change(run: Run, asked: Asked) -> str:
     return ""
 
 
-def _request(run: Run, asked: Asked) -> Request:
-    """Request what a command asks for; return what the control holds for it."""
-    command, control, by = asked.command, run.control, asked.by
+def check_command(run: Run, command: Command, own: str = "") -> None:
+    """Raise `RefusedChangeError` where a command would have no effect, or would fail the run.
+
+    Args:
+        run: the run.
+        command: the command.
+        own: the name of the plugin that took it, which does not disable itself.
+    """
+    word, target, plugins = command.word, command.target, run.plugins
+    if word == "validate" and not run.validation_sets:
+        raise RefusedChangeError("the run has no validation data.")
+    if word == "save" and not plugins.writes_saves():
+        raise RefusedChangeError("no plugin of the run writes saves.")
+    asks = {**plugins.declared("asks"), **plugins.declared("asks", enabled=False)}
+    if word in ("validate", "save") and WORDS[word] not in asks:  # in a loop of another framework
+        raise RefusedChangeError(f"no plugin of the run asks for a {WORDS[word]}, so its loop may be unable to.")
+    if word == "end-epoch" and not run.progress.batch:
+        raise RefusedChangeError("no epoch is running now.")
+    if word == "disable" and target == own:
+        raise RefusedChangeError(f"{target} does not disable itself: nobody could ask for anything any more.")
+    if word in ("enable", "disable"):
+        check_switch(run, target, enabled=word == "enable")
+    if word == "set-lr":
+        check_rate(run, command.value, target)
+
+
+def make_request(run: Run, command: Command, by: str) -> Request:
+    """Request what a command asks for, in the name of who asks; return what the control holds for it."""
+    control = run.control
     match command.word:
         case "set-lr":
             control.set_learning_rate(command.value, command.reason, optimizer=command.target, by=by)

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic, thread_time
 from typing import Any
 
-from .clients import Asked, Client, identify, shut
+from .clients import OWN_ACCOUNT, Asked, Client, identify, shut
 from .messages import LONGEST, STATUS, Command, encode, read_command
 
 CLIENTS = 16  # at once, of each way to connect
@@ -209,7 +209,7 @@ class Server:
             client.unsent += encode(_refusal(f"{WAITING} requests wait already: try again."))
         else:
             client.open += 1
-            by = client.asker or f"{command.user or 'somebody'} (by their own account, {client.origin})"
+            by = client.asker or f"{command.user or 'somebody'} {OWN_ACCOUNT}{client.origin})"
             client.unsent += encode({"state": "queued", "text": "the run looks at it after its present batch."})
             self.inbox.append(Asked(command, by, client))
 

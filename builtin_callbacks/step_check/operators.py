@@ -63,10 +63,11 @@ def difference_of(calls: Sequence[Call], others: Sequence[Call]) -> str | None:
     """Return the first operator whose outputs differ, in words, None for none."""
     for number, (one, other) in enumerate(zip(calls, others, strict=False), 1):
         if one.operator != other.operator:
-            return f"operator {number} is {one.operator} once, and {other.operator} the other time"
+            return f"operator {number} is {one.operator} in the first, and {other.operator} in the second"
         if one.numbers != other.numbers:
             values = [(a, b) for a, b in zip_longest(one.numbers, other.numbers) if a != b]
-            return f"operator {number}, {one.operator}, is given {values[0][0]} once, and {values[0][1]} the other time"
+            given = f"{values[0][0]} in the first, and {values[0][1]} in the second"
+            return f"operator {number}, {one.operator}, is given {given}"
         if one.inputs != other.inputs:
             return f"the inputs of operator {number}, {one.operator}, which no operator before it has made"
         if one.outputs != other.outputs:

@@ -24,8 +24,8 @@ def of(program: Program) -> Any:
 @pytest.mark.parametrize(
     ("mutation", "named"),
     [
-        ("operator", "and aten.mul.Tensor the other time"),
-        ("backward operator", "and aten.clone.default the other time"),
+        ("operator", "and aten.mul.Tensor in the second"),
+        ("backward operator", "and aten.clone.default in the second"),
         ("rate", "is given "),
         ("draw", "aten.rand.default"),
     ],

@@ -19,6 +19,8 @@ from heliograph.core.checkpoint.state.leaves import Leaf, leaves
 from heliograph.testing.resume import UsageError
 from heliograph.tests.kit import dropout_task, random_batches
 from heliograph.tests.mutated_programs import Program, make
+from heliograph.tests.reruns.varied import OF_THE_FILES, varied
+from heliograph.tests.reruns.varied import state_of as state_of_run
 
 OF_THE_TRAINING = (
     "training_id", "forked_from", "saved_at", "run_name", "log_history", "unseen",
@@ -53,7 +55,8 @@ def state_of(path: Path | None) -> dict[str, Leaf]:
     for name in OF_THE_TRAINING:
         state.pop(name, None)
     state["progress"].pop("earlier_seconds")
-    state["plugins"] = {name: state["plugins"][name] for name in ("rng_capture",)}
+    for name in OF_THE_FILES:
+        state["plugins"].pop(name, None)
     return leaves(state)
 
 
@@ -72,10 +75,11 @@ def test_with_nothing_changed_it_equals_its_parent(at: int, tmp_path: Path) -> N
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(20))
 def test_with_nothing_changed_any_program_equals_its_parent(seed: int, tmp_path: Path) -> None:
-    trainer, options = make(Program(seed), tmp_path / "x")
+    made = partial(make, Program(seed)) if seed % 2 else partial(varied, seed)
+    trainer, options = made(tmp_path / "x")
     parent = trainer.fit(**options)
     at = 1 + seed % max(1, parent.progress.steps - 1)
-    forked = h.fork(tmp_path / "x", lambda folder: make(Program(seed), folder), at=at, into=tmp_path / "y")
+    forked = h.fork(tmp_path / "x", lambda folder: made(folder), at=at, into=tmp_path / "y")
     assert state_of(forked.last_checkpoint) == state_of(parent.last_checkpoint)
     assert h.diverge(tmp_path / "x", tmp_path / "y").first is None
 
@@ -215,8 +219,122 @@ def test_by_default_it_begins_at_the_newest_checkpoint(tmp_path: Path) -> None:
 
 def test_a_step_that_it_never_reaches_is_a_warning(tmp_path: Path) -> None:
     trained(tmp_path / "x")
+    for path in (tmp_path / "x").glob("*iter_10*"):
+        path.unlink()
     result = h.fork(tmp_path / "x", program, at=10, into=tmp_path / "y", change=halve_rate)
     assert result.warnings == ("Nothing was changed: the run ended before a batch after step 10.",)
+
+
+@pytest.mark.parametrize("at", [10, None])
+def test_where_nothing_is_left_to_train_nothing_is_written(at: int | None, tmp_path: Path) -> None:
+    trained(tmp_path / "x")
+    with pytest.raises(ValueError, match=r"Nothing is left to train after step 10 of .*\(--at on the command line\)"):
+        h.fork(tmp_path / "x", program, at=at, into=tmp_path / "y", change=halve_rate)
+    assert not (tmp_path / "y").exists()
+    assert h.fork(tmp_path / "x", partial(longer, epochs=3), at=at, into=tmp_path / "y").progress.steps == 15
+
+
+def longer(folder: Path, epochs: int = 3) -> Any:
+    """Return the program with another length."""
+    return program(folder, epochs=epochs)
+
+
+def test_a_recording_with_little_to_compare_is_a_warning(tmp_path: Path) -> None:
+    def plain(folder: Path) -> Any:
+        trainer, options = program(folder)
+        trainer.plugins.unregister("recorder")
+        trainer.plugins.register(h.Recorder(folder))
+        return trainer, options
+
+    trainer, options = plain(tmp_path / "x")
+    trainer.fit(**options)
+    forked = h.fork(tmp_path / "x", plain, at=5, into=tmp_path / "y")
+    assert [each for each in forked.warnings if each.startswith("the recording has neither digests nor losses")]
+    assert h.fork(tmp_path / "x", plain, at=6, into=tmp_path / "z").warnings == ()  # nothing is done again
+    with h.goto(tmp_path / "x", plain, step=6) as paused:
+        assert [each for each in paused.notes if each.startswith("the recording has neither digests nor losses")]
+        assert str(paused.comparison).startswith("These runs cannot be compared: of 2 batches, neither digests nor")
+
+
+def test_into_a_fork_with_its_change(tmp_path: Path) -> None:
+    trained(tmp_path / "x")
+    h.fork(tmp_path / "x", program, at=5, into=tmp_path / "y", change=halve_rate)
+    states: dict[int, Any] = {}
+
+    def see(run: h.Run, event: h.GradientsReady) -> None:
+        states[run.progress.steps + 1] = state_of_run(run)
+
+    def seen(folder: Path) -> Any:
+        trainer, options = program(folder)
+        trainer.bus.on(h.GradientsReady, see, lane=h.Lane.REPORT)
+        return trainer, options
+
+    h.fork(tmp_path / "x", seen, at=5, into=tmp_path / "z", change=halve_rate)
+    kept = dict(states)
+    for path in (tmp_path / "y").glob("*.pth"):
+        path.unlink()  # so that the change lies on the way
+    for step in (5, 6, 9):
+        with h.goto(tmp_path / "y", program, step=step, change=halve_rate) as paused:
+            assert state_of_run(paused.run) == kept[step]
+            assert paused.comparison.first is None
+            assert paused.notes == []
+    reason = r"which halve_rate has changed after step 5: .*--change on the command line"
+    with h.goto(tmp_path / "y", program, step=5) as paused, pytest.raises(h.NotExact, match=reason):
+        paused.next_step()  # the change is before it
+    with h.goto(tmp_path / "y", program, step=6, exact=False) as paused:
+        assert [each for each in paused.notes if "which halve_rate has changed" in each]
+    with pytest.raises(h.NotExact, match="which halve_rate has changed after step 5"):
+        h.fork(tmp_path / "y", program, at=7, into=tmp_path / "grandchild")
+    again = h.fork(tmp_path / "y", program, at=5, into=tmp_path / "grandchild", change=halve_rate)
+    assert again.progress.steps == 10
+    assert h.diverge(tmp_path / "y", tmp_path / "grandchild").first is None
+
+
+def test_the_save_of_a_change_is_where_a_fork_is_continued(tmp_path: Path) -> None:
+    trained(tmp_path / "x")
+    h.fork(tmp_path / "x", program, at=5, into=tmp_path / "y", change=halve_rate)
+    with h.goto(tmp_path / "y", program, step=8) as paused:
+        assert paused.comparison.first is None
+        assert paused.comparison.digested == 1  # since the save after step 6
+
+
+@pytest.mark.parametrize("change", [halve_rate, 7])
+def test_a_change_of_what_is_no_fork(change: Any, tmp_path: Path) -> None:
+    trained(tmp_path / "x")
+    with pytest.raises(
+        (ValueError, TypeError), match=r"is no fork that was changed|takes a function of the run, got 7"
+    ):
+        h.goto(tmp_path / "x", program, step=3, change=change)
+
+
+def test_a_fork_that_stops_is_reported_by_its_stop(tmp_path: Path) -> None:
+    def stop(run: h.Run) -> None:
+        run.control.stop("enough", by="fork")
+
+    def validating(folder: Path) -> Any:
+        validation = random_batches(1, inputs=16, outputs=1)
+        return program(folder, h.ValidationSchedule(epochs=1), validation=validation)
+
+    trainer, options = validating(tmp_path / "x")
+    trainer.fit(**options)
+    h.fork(tmp_path / "x", validating, at=6, into=tmp_path / "y", change=stop)
+    found = h.diverge(tmp_path / "x", tmp_path / "y")
+    assert found.first is not None
+    assert found.first.text.startswith("stop by fork in epoch 1, batch 2 only in ")
+    assert "which it ended; so " in found.first.text
+    assert found.aside == ""
+
+
+def test_a_checkpoint_of_another_training_with_the_same_counters_is_skipped(tmp_path: Path) -> None:
+    for name in "xy":
+        trained(tmp_path / name)
+    for path in (tmp_path / "y").glob("*iter_6*"):
+        path.rename(tmp_path / "x" / path.name)
+    with h.goto(tmp_path / "x", program, step=8) as paused:
+        assert paused.comparison.first is None
+        (note,) = paused.notes
+        assert "is of another training" in note
+        assert paused.comparison.digested == 4  # since the checkpoint of step 3
 
 
 def test_another_program_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -234,13 +352,15 @@ def test_another_program_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_training_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "x")
-    with pytest.raises(ValueError, match=r"x holds a training already .*give into= another folder"):
+    with pytest.raises(
+        ValueError, match=r"x holds a training already .*give into= \(--into on the command line\) another folder"
+    ):
         h.fork(tmp_path / "x", program, at=3, into=tmp_path / "x")
 
 
 def test_a_program_without_a_folder_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "x")
-    with pytest.raises(UsageError, match="let make_trainer take it"):
+    with pytest.raises(UsageError, match=r"takes no folder, and a fork writes to one of its own"):
         h.fork(tmp_path / "x", lambda: program(tmp_path / "x"), at=3, into=tmp_path / "y")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from heliograph.__main__ import main
 from heliograph.tests.mutated_programs import Program, make
 
 PROGRAM = "heliograph.tests.reruns.test_reruns_command:program"
+UNFIT = "heliograph.tests.reruns.test_reruns_command:unfit"
+INTERRUPT = "heliograph.tests.reruns.test_reruns_command:interrupt"
 OTHER = "heliograph.tests.reruns.test_reruns_command:other"
 
 
@@ -28,6 +31,16 @@ def other(folder: Path) -> Any:
 def halve_rate(run: h.Run) -> None:
     """Change the learning rate."""
     run.optimizer.param_groups[0]["lr"] /= 2
+
+
+def unfit(run: h.Run) -> None:
+    """Be no program, but a change."""
+    run.optimizer.zero_grad()
+
+
+def interrupt(folder: Path) -> Any:
+    """Interrupt, as Ctrl-C does while a program is made."""
+    raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -63,7 +76,7 @@ def test_diverge_of_runs_that_cannot_be_compared(tmp_path: Path, capsys: pytest.
 
 def test_diverge_with_a_drill(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diverge", str(runs / "a"), str(runs / "b"), "--drill", PROGRAM, "--drill", OTHER]) == 1
-    assert "and aten.mul.Tensor the other time" in capsys.readouterr().out
+    assert "and aten.mul.Tensor in the second" in capsys.readouterr().out
 
 
 def test_goto_opens_a_prompt(runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +89,37 @@ def test_goto_opens_a_prompt(runs: Path, capsys: pytest.CaptureFixture[str], mon
     printed = [line.removeprefix(">>> ") for line in captured.out.splitlines()]
     assert printed[:2] == ["4", "GradientsReady()"]
     assert printed[2].startswith("<PausedRun: at gradients_ready, step 5, batch ")
+    public = {name for name in dir(h.PausedRun) if not name.startswith("_")} - {"close"}
+    assert {word.partition("(")[0] for word in re.findall(r"\.(\w+)", captured.err.partition("\n")[2])} >= public
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["goto", "a", INTERRUPT, "--step", "3"],
+        ["fork", "a", INTERRUPT, "--at", "3", "--into", "c"],
+        ["diverge", "a", "b", "--drill", INTERRUPT],
+    ],
+)
+def test_an_interrupt_is_one_line(
+    arguments: list[str], runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    assert main(arguments) == 130
+    assert capsys.readouterr().err == f"heliograph {arguments[0]}: interrupted\n"
+    assert not (runs / "c").exists()
+
+
+def test_goto_into_a_fork(runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    h.fork(runs / "a", PROGRAM, at=5, into=runs / "c", change=halve_rate)
+    for path in (runs / "c").glob("*.pth"):
+        path.unlink()
+    monkeypatch.setattr("sys.stdin", io.StringIO("print(paused.comparison.first)\n"))
+    assert main(["goto", str(runs / "c"), PROGRAM, "--step", "7"]) == 2
+    assert "(--change on the command line)" in capsys.readouterr().err
+    change = f"{PROGRAM.partition(':')[0]}:halve_rate"
+    assert main(["goto", str(runs / "c"), PROGRAM, "--step", "7", "--change", change]) == 0
+    assert capsys.readouterr().out.splitlines()[0].removeprefix(">>> ") == "None"
 
 
 def test_fork(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +138,11 @@ def test_fork(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["diverge", "nowhere", "b"], "There is no recording at nowhere"),
         (["diverge", "a", "a"], "give two recordings"),
         (["diverge", "a", "b", "--drill", "x", "--drill", "y", "--drill", "z"], "--drill is given once, or twice"),
+        (["diverge", "a", "b", "--drill", UNFIT], f"{UNFIT} failed, so it is not a program: AttributeError: "),
+        (["goto", "a", UNFIT, "--step", "3"], f"{UNFIT} failed, so it is not a program: AttributeError: "),
+        (["fork", "a", UNFIT, "--at", "3", "--into", "c"], f"{UNFIT} failed, so it is not a program: AttributeError: "),
+        (["goto", "a", f"{UNFIT[:-5]}Path", "--step", "3"], f"{UNFIT[:-5]}Path is not a program: a program returns a"),
+        (["fork", "a", PROGRAM, "--into", "c"], "give at= (--at on the command line) an earlier step"),
         (["goto", "a", "nowhere", "--step", "3"], "Name a function as module:function"),
         (["goto", "a", PROGRAM, "--step", "99"], "there is no step 99"),
         (["goto", "b", PROGRAM, "--step", "9"], "task.mutation was 'operator' in the program"),
@@ -106,4 +155,7 @@ def test_errors(
 ) -> None:
     monkeypatch.chdir(runs)
     assert main(arguments) == 2
-    assert error in capsys.readouterr().err
+    text = capsys.readouterr().err
+    assert error in text
+    assert text.count("\n") == 1
+    assert not re.search(r"(?<!\.)\.\.(?!\.)", text)  # two full stops

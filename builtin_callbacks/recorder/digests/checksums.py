@@ -15,14 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .chain import LIMIT
+
 Numbers: TypeAlias = NDArray[np.int64]
 Rows: TypeAlias = Numbers | Tensor  # one number for each row of a tensor: an array of those on the CPU
 Sum: TypeAlias = int | Tensor  # of what is on the CPU a number from 0 to 2**64, of others a tensor of one int64
-COLUMNS = 2**14  # words of a row that are multiplied at once
+WIDTH = 2**14  # words of a row that are multiplied at once
 AT_ONCE = 2**22  # and words on a device: it is quick, and slow to be asked; the products take 8 bytes each
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-LIMIT = 2**64
-_FACTORS = np.random.default_rng(20261126).integers(-(2**63), 2**63, COLUMNS) | 1  # odd: each has an inverse
+_FACTORS = np.random.default_rng(20261126).integers(-(2**63), 2**63, WIDTH) | 1  # odd: each has an inverse
 _FACTORS_ON: dict[torch.device, Tensor] = {}
 
 
@@ -67,8 +68,8 @@ def row_sums(tensor: Tensor) -> Rows:
 
 def _row_sums_on_cpu(words: NDArray[Any]) -> Numbers:
     total = np.zeros(len(words), np.int64)
-    for number, at in enumerate(range(0, words.shape[1], COLUMNS)):
-        block = words[:, at : at + COLUMNS]
+    for number, at in enumerate(range(0, words.shape[1], WIDTH)):
+        block = words[:, at : at + WIDTH]
         own = block @ _FACTORS[: block.shape[1]]
         total = total + own * _factor(number) if number else own
     return total
@@ -92,9 +93,9 @@ def _row_sums_on_device(words: Tensor) -> Tensor:
 
 def fold(numbers: Numbers) -> int:
     """Return one checksum of many numbers, in their order."""
-    if len(numbers) <= COLUMNS:
+    if len(numbers) <= WIDTH:
         return int(numbers @ _FACTORS[: len(numbers)]) % LIMIT
-    parts = [fold(numbers[at : at + COLUMNS]) for at in range(0, len(numbers), COLUMNS)]
+    parts = [fold(numbers[at : at + WIDTH]) for at in range(0, len(numbers), WIDTH)]
     return sum(part * _factor(place) for place, part in enumerate(parts)) % LIMIT
 
 
@@ -117,14 +118,14 @@ def text_checksum(text: str) -> int:
 
 
 def _factor(number: int) -> int:
-    return int(_FACTORS[number % COLUMNS])
+    return int(_FACTORS[number % WIDTH])
 
 
 def _factors_on(device: torch.device, count: int) -> Tensor:
     """Return the factors of the first words of a row, on a device: those of a block times that of the block."""
     known = _FACTORS_ON.get(device)
     if known is None or len(known) < count:
-        blocks = 2 ** max(0, (count - 1) // COLUMNS).bit_length()
+        blocks = 2 ** max(0, (count - 1) // WIDTH).bit_length()
         of_blocks = np.array([1, *_FACTORS[1:blocks]])
         factors = torch.from_numpy((of_blocks[:, None] * _FACTORS).reshape(-1))
         known = _FACTORS_ON[device] = factors.to(device, non_blocking=True)

@@ -20,8 +20,8 @@ from ....events import BatchEnd, BatchStart, Bus, GradientsReady, Lane, OrderedS
 from ....events.bus import PluginName, Receiver, Subscription
 from ..format.digests import COLUMNS, DigestBlock
 from .batches import BatchSums, checksums_of, read_batch
-from .chain import FACTOR, Chain
-from .checksums import LIMIT, Numbers, Rows, Sum, checksum, combine, strided, text_checksum
+from .chain import FACTOR, LIMIT, Chain
+from .checksums import Numbers, Rows, Sum, checksum, combine, strided, text_checksum
 from .draws import GlobalDraws
 from .options import Digests
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -57,7 +58,14 @@ def compare(one: Course, other: Course, *, whole: bool = True) -> Divergence:
         whole: whether both came to their ends, so that a difference in length counts.
     """
     comparison = _Comparison(one, other)
-    first = comparison.first_difference(whole=whole)
+    first, aside = comparison.first_difference(whole=whole), ""
+    if whole and (asked := _first_aside(one, other, first)) is not None:
+        moment, run = asked
+        text = f"{moment.text} in epoch {moment.place[0]}, batch {moment.place[1]} only in {run.name}"
+        if first is not None and moment.facts[0] == "stop" and _ends_after(run, moment):
+            first = replace(first, text=f"{text}, which it ended; so {first.text}")
+        else:
+            aside = f"{text}: it does not act on what is trained"
     settings = [
         f"{name}: {one.settings.get(name)!r} and {other.settings.get(name)!r}"
         for name in {**one.settings, **other.settings}
@@ -66,7 +74,7 @@ def compare(one: Course, other: Course, *, whole: bool = True) -> Divergence:
     return Divergence(
         names=(one.name, other.name),
         first=first,
-        aside=_first_aside(one, other, first) if whole else "",
+        aside=aside,
         batches=comparison.batches,
         digested=comparison.digested,
         compared=comparison.compared,
@@ -249,15 +257,19 @@ def _counters(mine: Moment, theirs: Moment) -> tuple[Kind, str] | None:
     return None
 
 
-def _first_aside(one: Course, other: Course, first: Difference | None) -> str:
-    """Return the first request that only saves, logs or stops, and that only one run has, in words."""
+def _first_aside(one: Course, other: Course, first: Difference | None) -> tuple[Moment, Course] | None:
+    """Return the first request that only saves, logs or stops, and that only one run has, with that run."""
     for mine, theirs in zip_longest(one.asides, other.asides):
         if mine is not None and theirs is not None and (mine.place, mine.facts) == (theirs.place, theirs.facts):
             continue
-        either = [(each, run.name) for each, run in ((mine, one), (theirs, other)) if each is not None]
-        moment, name = min(either, key=lambda each: each[0].place)
+        either = [(each, run) for each, run in ((mine, one), (theirs, other)) if each is not None]
+        moment, run = min(either, key=lambda each: each[0].place)
         if first is not None and moment.place > (first.epoch, first.batch):
-            return ""
-        epoch, batch = moment.place
-        return f"{moment.text} in epoch {epoch}, batch {batch} only in {name}: it does not act on what is trained"
-    return ""
+            return None
+        return moment, run
+    return None
+
+
+def _ends_after(run: Course, stop: Moment) -> bool:
+    """Return whether a run has no batch after a request to stop."""
+    return not any(each.what == "batch" and each.place > stop.place for each in run.moments)

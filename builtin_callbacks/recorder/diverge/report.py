@@ -68,18 +68,28 @@ class Divergence:
     def __str__(self) -> str:
         known = "all of them compared by digests" if self.digested >= max(1, self.batches) else self._partly
         count = f"{self.batches:,} batch{'es' if self.batches != 1 else ''}"
-        if self.first is None and not self.compared:
+        if self.first is None and not self.batches:
+            lines = ["Nothing was compared: there is no batch that both have."]
+        elif self.first is None and not self.compared:
             lines = [
-                f"These runs cannot be compared: in {count}, both have neither digests nor losses. Record both with",
-                "Recorder(digests=True). Their counters, requests and metrics do not differ.",
+                f"These runs cannot be compared: of {count}, neither digests nor losses are in both recordings. Record",
+                "both with Recorder(digests=True). Their counters, requests and metrics do not differ.",
             ]
         elif self.first is None:
             lines = [f"No difference in {count}, {known}."]
         else:
-            lines = [f"The first difference: {self.first}.", f"Equal before: {count}, {known}."]
+            before = f"Equal before it: {count}, {known}." if self.batches else self._no_batch
+            lines = [f"The first difference: {self.first}.", before]
         lines += [f"Not of the training: {self.aside}."] * bool(self.aside)
         lines += ["Called differently:", *(f"  {each}" for each in self.settings)] if self.settings else []
         return printable_lines("\n".join(lines))
+
+    @property
+    def _no_batch(self) -> str:
+        is_bare = self.first is not None and self.first.kind == "loss" and not self.digested
+        return (
+            "No batch comes before it." + " There are no digests of it: Recorder(digests=True) records these." * is_bare
+        )
 
     @property
     def _partly(self) -> str:

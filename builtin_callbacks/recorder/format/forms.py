@@ -152,7 +152,12 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
     },
 }  # fmt: skip
 ADDED: Mapping[str, dict[str, Form]] = {  # older recordings lack them
-    "checkpoint_loaded": {"planned_steps": _or_none(is_count), "forked_from": _by_name(lambda _: True)},
+    "checkpoint_loaded": {
+        "planned_steps": _or_none(is_count),
+        "forked_from": _by_name(lambda _: True),
+        "training": is_text,
+    },
+    "checkpoint_saved": {"training": is_text},
     "plugin_changed": {"ends_recording": is_flag},
     "run_closed": {"warnings": _each(is_text)},
 }

@@ -61,7 +61,8 @@ class EventEntry:
             `validation_end`, `validation_cut`, `test_end`, `predict_end`: `batches`, the number done by set;
             `checkpoint_loaded`: `origin`, the counters at which the run continues, and `in_boundary`, whether only
             `ShouldStop` was left of its boundary, and `planned_steps` from there (both missing in older recordings),
-            and of a fork `forked_from`, as the run has it;
+            and of a fork `forked_from`, as the run has it; `training`, the id of the training;
+            `checkpoint_saved`: `training`, too (both missing in older recordings);
             `plugin_changed`: `ends_recording`, true where it was this recorder, which was switched off;
             `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`, `batches` (the number done by set in
             the last validation or test), and of the current batch `in_hand` (whether there was one), `is_last`,

@@ -27,6 +27,7 @@ from heliograph.builtin_callbacks.recorder.format.records import (
 )
 from heliograph.builtin_callbacks.recorder.format.walk import walk
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
+from heliograph.core.checkpoint.storage import read_manifest
 from heliograph.testing import check_plugin
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
 from heliograph.tests.ranks_pool import Pool
@@ -166,7 +167,9 @@ def test_the_data_of_events(tmp_path: Path) -> None:
     assert of["epoch_start"] == {"epoch": 0, "resumed": False, "batches": 5}
     assert of["validation_start"] == {"batches": 5, "asked": [2]}
     assert of["validation_end"]["batches"] == {"a": 2, "b": 3}
-    assert of["checkpoint_saved"] == {"path": str(result.last_checkpoint), "is_best": False}
+    assert result.last_checkpoint is not None
+    training = read_manifest(result.last_checkpoint).training_id
+    assert of["checkpoint_saved"] == {"path": str(result.last_checkpoint), "is_best": False, "training": training}
     assert of["log"]["metrics"].keys() == {"train/loss"}
     assert of["run_closed"] == {
         "status": "completed", "reason": result.reason, "by": None, "rank": None, "metrics": result.metrics,

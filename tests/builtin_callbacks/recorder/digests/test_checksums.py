@@ -10,7 +10,8 @@ import pytest
 import torch
 from heliograph.builtin_callbacks.recorder.digests import checksums
 from heliograph.builtin_callbacks.recorder.digests.batches import SMALL, checksums_of, read_batch
-from heliograph.builtin_callbacks.recorder.digests.checksums import COLUMNS, LIMIT, Sum, checksum, row_sums
+from heliograph.builtin_callbacks.recorder.digests.chain import LIMIT
+from heliograph.builtin_callbacks.recorder.digests.checksums import WIDTH, Sum, checksum, row_sums
 from heliograph.tests.waits import no_reads
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,8 +32,8 @@ def sums_of(batch: Any) -> tuple[int, int]:
 TENSORS = {
     "small floats": torch.arange(60.0).reshape(12, 5),
     "large samples": torch.arange(4 * 600.0).reshape(4, 600),
-    "more words than are multiplied at once": torch.arange(3 * (COLUMNS + 5)).reshape(3, COLUMNS + 5),
-    "many rows": torch.arange(COLUMNS + 3),
+    "more words than are multiplied at once": torch.arange(3 * (WIDTH + 5)).reshape(3, WIDTH + 5),
+    "many rows": torch.arange(WIDTH + 3),
     "half": torch.arange(30.0).reshape(6, 5).to(torch.bfloat16),
     "flags": torch.arange(12).reshape(4, 3) % 2 == 0,
     "complex": torch.arange(8.0).reshape(4, 2).to(torch.complex64),
@@ -62,13 +63,13 @@ def test_on_a_device_too_each_bit_changes_it_and_rows_have_the_sums_that_they_ha
     """A tensor for which `is_cpu` is False takes the way of a device; few words at once, so that there are several."""
     tensor = TENSORS[name]
     on_cpu = row_sums(tensor)
-    for at_once in (checksums.AT_ONCE, COLUMNS + 100, 7):
+    for at_once in (checksums.AT_ONCE, WIDTH + 100, 7):
         monkeypatch.setattr(checksums, "AT_ONCE", at_once)
         with no_reads():
             rows, whole = row_sums(tensor), checksum([tensor, tensor])
         assert isinstance(rows, Tensor)
         assert isinstance(whole, Tensor)
-        if at_once > COLUMNS + 5:
+        if at_once > WIDTH + 5:
             assert rows.tolist() == np.asarray(on_cpu).tolist()
         flat = tensor.clone().contiguous().view(torch.uint8).flatten()
         for place in {0, len(flat) // 2, len(flat) - 1}:

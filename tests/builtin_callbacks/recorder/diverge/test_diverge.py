@@ -260,7 +260,9 @@ def test_without_digests_counters_and_losses_are_compared(tmp_path: Path) -> Non
     divergence = h.diverge(one, other)
     assert divergence.first is not None
     assert (divergence.first.kind, divergence.first.batch, divergence.digested) == ("loss", 1, 0)
-    assert "0 of them compared by digests (Recorder(digests=True) records these)" in str(divergence)
+    assert "No batch comes before it. There are no digests of it: Recorder(digests=True) records these." in str(
+        divergence
+    )
 
 
 @pytest.mark.parametrize(("recorder", "is_equal"), [({"digests": False}, False), ({"losses": True}, True), ({}, True)])
@@ -271,7 +273,7 @@ def test_runs_without_digests_and_losses_are_not_called_equal(
     divergence = h.diverge(*(recorded(tmp_path / name, recorder=options) for name in "ab"))
     assert divergence.first is None
     assert divergence.is_equal is is_equal
-    assert str(divergence).startswith("No difference in 16 " if is_equal else "These runs cannot be compared: in 16 ")
+    assert str(divergence).startswith("No difference in 16 " if is_equal else "These runs cannot be compared: of 16 ")
 
 
 def test_a_log_is_compared_without_digests_and_losses(tmp_path: Path) -> None:

@@ -1,0 +1,299 @@
+"""What people requested of a run is requested again where it was, when the run is done again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+from heliograph.builtin_callbacks.recorder.format.reader import read
+from heliograph.builtin_callbacks.recorder.format.records import RequestEntry
+from heliograph.builtin_callbacks.remote.client import RemoteRun
+from heliograph.builtin_callbacks.remote.sockets import sockets_in
+from heliograph.tests.mutated_programs import Program, make
+from heliograph.tests.reruns.people import People
+from heliograph.tests.reruns.test_goto import Witness, simple
+from heliograph.tests.reruns.varied import state_of, varied
+
+
+def program_of(seed: int) -> Callable[[Path], Any]:
+    """Return a random program."""
+    return partial(make, Program(seed)) if seed % 2 else partial(varied, seed)
+
+
+def steered(folder: Path, make_trainer: Callable[[Path], Any], *people: h.Plugin) -> Witness:
+    """Train with people who ask, and return who has seen the states."""
+    witness = Witness()
+    trainer, options = make_trainer(folder)
+    for each in (*people, witness):
+        trainer.plugins.register(each)
+    trainer.fit(**options)
+    return witness
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("seed", range(20))
+def test_any_step_of_a_run_that_people_have_steered(seed: int, tmp_path: Path) -> None:
+    people, program = People(seed), program_of(seed)
+    states = steered(tmp_path, lambda folder: program(folder), people).states
+    assert len(set(people.accepted)) > 1
+    for step in sorted(random.Random(seed).choices(sorted(states), k=5)):
+        with h.goto(tmp_path, lambda folder: program(folder), step=step) as paused:
+            assert state_of(paused.run) == states[step]
+            paused.finish()
+            assert paused.comparison.first is None
+            assert paused.notes == []
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_fork_with_nothing_changed_has_the_requests_of_its_parent(seed: int, tmp_path: Path) -> None:
+    at, program = 5, program_of(seed)
+    steered(tmp_path / "x", lambda folder: program(folder), People(seed, until=at - 1))
+    forked = h.fork(tmp_path / "x", lambda folder: program(folder), at=at, into=tmp_path / "y")
+    assert h.diverge(tmp_path / "x", tmp_path / "y").first is None
+    assert not any("requested of the parent" in each for each in forked.notes)
+
+
+class Asking(h.Plugin):
+    """Sends a command over the socket before a batch, and waits until the run has it."""
+
+    policy = "observer"
+    draws = False
+
+    def __init__(self, folder: Path, **commands: dict[str, Any]) -> None:
+        self.folder, self.commands = folder, {int(name[2:]): each for name, each in commands.items()}
+
+    @h.on(h.BatchStart)
+    def send(self, run: h.Run, event: h.BatchStart) -> None:
+        """Send what is due."""
+        command = self.commands.pop(run.progress.batches, None)
+        if command is not None:
+            (socket,) = sockets_in(self.folder)
+            exchange = RemoteRun(socket)._exchange({"reason": "tired", **command}, 10.0)
+            assert next(exchange)["state"] == "queued"
+            exchange.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def remote(folder: Path, *plugins: Any, **options: Any) -> Any:
+    """Return a program that can be asked."""
+    schedule: list[h.Plugin] = [h.ValidationSchedule(steps=4, at_end=False), h.LogSchedule(steps=4)]
+    return simple(
+        folder,
+        h.Remote(folder),
+        h.GradientClipping(0.1),
+        *schedule,
+        *plugins,
+        validation=VALIDATION,
+        epochs=3,
+        **options,
+    )
+
+
+VALIDATION = simple(Path())[1]["train"][:2]
+
+
+def requests(path: Path) -> list[tuple[str, str, str, int]]:
+    """Return the recorded requests of people."""
+    entries = [each for attempt in read(path).attempts for each in attempt.entries]
+    made = [each.request for each in entries if isinstance(each, RequestEntry)]
+    return [(each.what, each.by, each.reason, each.step) for each in made if "@" in each.by]
+
+
+PARTS = ("modules", "optimizers", "gradients")
+STEERED: dict[str, dict[str, Any]] = {
+    "at3": {"ask": "set-lr", "value": 0.02},
+    "at4": {"ask": "disable", "target": "gradient_clipping"},
+    "at6": {"ask": "validate"},
+    "at7": {"ask": "end-epoch"},
+    "at8": {"ask": "enable", "target": "gradient_clipping"},
+}
+
+
+def test_requests_over_the_socket_are_repeated_in_the_name_of_who_made_them(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    states = steered(folder, remote, Asking(folder, **STEERED)).states
+    asked = requests(folder)
+    assert [each[0].split()[0] for each in asked] == [
+        "set_learning_rate", "disable_plugin", "validation", "end_epoch", "enable_plugin",
+    ]  # fmt: skip
+    for step in (1, 5, 8, 9):
+        with h.goto(folder, remote, step=step) as paused:
+            assert state_of(paused.run) == states[step]
+            paused.finish()
+            assert paused.comparison.first is None
+            made = [
+                (each.what, each.by, each.reason, each.step) for each in paused.run.control.history if "@" in each.by
+            ]
+            assert made == asked[len(asked) - len(made) :]
+            assert "remote is left out: what it does cannot be taken back" in paused.notes
+
+
+def test_a_stop_ends_the_run_again(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    steered(folder, remote, Asking(folder, at5={"ask": "stop"}))
+    with h.goto(folder, remote, step=5) as paused:
+        result = paused.finish()
+    assert (result.status, result.reason, result.progress.steps) == ("stopped", "tired", 6)
+    assert "@" in (result.stopped_by or "")
+
+
+def resuming(folder: Path, *plugins: Any) -> Any:
+    """Return a program that resumes."""
+    trainer, options = remote(folder, *plugins)
+    trainer.plugins["checkpoint"].resume = "auto"
+    return trainer, options
+
+
+def test_a_stop_after_which_the_run_was_resumed_does_not_end_it(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    steered(folder, resuming, Asking(folder, at3={"ask": "set-lr", "value": 0.02}, at4={"ask": "stop"}))
+    states = steered(folder, resuming, Asking(folder, at7={"ask": "set-lr", "value": 0.03})).states
+    for each in folder.glob("*.pth"):
+        each.unlink()  # so that it begins before the stop
+    with h.goto(folder, resuming, step=9) as paused:
+        found, then = state_of(paused.run), states[9]
+        assert {name: found[name] for name in found if name.startswith(PARTS)} == {
+            name: then[name] for name in then if name.startswith(PARTS)
+        }
+        assert paused.run.optimizer.param_groups[0]["lr"] == 0.03
+
+
+def test_what_a_killed_attempt_was_asked_for_after_its_last_save_is_not_repeated(tmp_path: Path) -> None:
+    class Failing(h.Plugin):
+        """Fails at a step."""
+
+        affects_training = False
+
+        @h.on(h.StepEnd)
+        def fail(self, run: h.Run, event: h.StepEnd) -> None:
+            """Fail."""
+            if run.progress.steps == 6:
+                raise RuntimeError("killed")
+
+    folder = tmp_path / "x"
+    asking = Asking(folder, at1={"ask": "set-lr", "value": 0.02}, at4={"ask": "set-lr", "value": 0.5})
+    with pytest.raises(RuntimeError, match="killed"):
+        steered(folder, resuming, asking, Failing())
+    states = steered(folder, resuming, Asking(folder, at7={"ask": "set-lr", "value": 0.03})).states
+    for step, begins in ((9, 6), (9, 0)):
+        with h.goto(folder, resuming, step=step) as paused:
+            assert state_of(paused.run) == states[step]
+            assert paused.comparison.first is None
+            assert paused.comparison.digested == 8 - begins
+        for each in folder.glob("*.pth"):
+            each.unlink()
+
+
+def test_what_a_roll_back_has_discarded_is_requested_once_more_and_discarded_once_more(tmp_path: Path) -> None:
+    def rolling(folder: Path) -> Any:
+        return remote(folder, h.RollBack())
+
+    folder = tmp_path / "x"
+    far, near = {"ask": "set-lr", "value": 1e30}, {"ask": "set-lr", "value": 0.02}
+    trainer, options = rolling(folder)
+    witness = Witness()
+    for each in (Asking(folder, at9=far, at12=near), witness):
+        trainer.plugins.register(each)
+    assert any("rolled back" in note for note in trainer.fit(**options).notes)
+    assert [what for what, *_ in requests(folder)] == ["set_learning_rate 1e+30", "set_learning_rate 0.02"]
+    for path in folder.glob("*.pth"):
+        path.unlink()
+    with h.goto(folder, rolling, step=5) as paused:
+        paused.go_to(lambda run, event: run.progress.steps == 12 and isinstance(event, h.GradientsReady))
+        assert state_of(paused.run) == witness.states[13]
+        paused.finish()
+        assert paused.comparison.first is None
+
+
+def test_a_request_that_cannot_be_repeated_is_refused_with_its_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    steered(folder, remote, Asking(folder, at1={"ask": "disable", "target": "gradient_clipping"}))
+
+    def without(place: Path) -> Any:
+        trainer, options = remote(place)
+        trainer.plugins.unregister("gradient_clipping")
+        return trainer, options
+
+    with pytest.raises(
+        h.NotExact, match=r"requested disable_plugin gradient_clipping at epoch 0, batch 2, step 2"
+    ) as caught:
+        h.goto(folder, without, step=3)
+    assert "cannot be requested again: there is no plugin 'gradient_clipping'" in str(caught.value)
+    with h.goto(folder, without, step=3, exact=False) as paused:
+        assert any("cannot be requested again" in each for each in paused.notes)
+    for each in folder.glob("*.pth"):
+        each.unlink()
+    with pytest.raises(h.NotExact, match="cannot be requested again"):
+        h.fork(folder, without, at=3, into=tmp_path / "y")
+    assert not (tmp_path / "y").exists()
+
+
+def test_a_plugin_that_is_left_out_stays_so(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+
+    class Reporting(h.Plugin):
+        """Reports elsewhere."""
+
+        policy = "observer"
+        draws = False
+        rehearses = False
+        seen = 0
+
+        @h.on(h.StepEnd)
+        def report(self, run: h.Run, event: h.StepEnd) -> None:
+            """Report."""
+            type(self).seen += 1
+
+    def reporting(place: Path) -> Any:
+        return remote(place, Reporting())
+
+    commands = {"at0": {"ask": "disable", "target": "reporting"}, "at1": {"ask": "enable", "target": "reporting"}}
+    steered(folder, reporting, Asking(folder, **commands))
+    seen = Reporting.seen
+    with h.goto(folder, reporting, step=5) as paused:  # the loaded state says that it was enabled
+        paused.finish()
+        assert paused.comparison.first is None
+    with pytest.raises(h.NotExact, match="plugin 'reporting' is left out when a run is done again"):
+        h.goto(folder, reporting, step=3)
+    assert Reporting.seen == seen
+
+
+def test_what_was_asked_after_the_step_is_not_asked_of_a_fork(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    steered(folder, remote, Asking(folder, at3={"ask": "set-lr", "value": 0.02}, at7={"ask": "set-lr", "value": 0.03}))
+    forked = h.fork(folder, remote, at=5, into=tmp_path / "y")
+    found = h.diverge(folder, tmp_path / "y").first
+    assert found is not None
+    assert (found.kind, found.step) == ("request", 8)
+    assert [
+        each for each in forked.notes if each.startswith("requested of the parent after step 5, and not of the fork")
+    ]
+
+
+def test_the_batch_after_a_steered_run_is_drilled(tmp_path: Path) -> None:
+    commands = {"at3": {"ask": "set-lr", "value": 0.02}}
+    for name, rate in (("a", 0.1), ("b", 0.1001)):
+        folder = tmp_path / name
+
+        def program(place: Path, rate: float = rate) -> Any:
+            def late(run: h.Run, event: h.BatchStart) -> None:
+                if run.progress.batches == 5:
+                    run.optimizer.param_groups[0]["lr"] *= rate
+
+            trainer, options = remote(place)
+            trainer.bus.on(h.BatchStart, late)
+            return trainer, options
+
+        steered(folder, program, Asking(folder, **commands))
+        made = {**locals().get("made", {}), name: program}
+    drilled = h.drill(tmp_path / "a", tmp_path / "b", made["a"], made["b"])
+    assert drilled.divergence.first is not None
+    assert drilled.divergence.first.step == 6
+    assert drilled.repeats == (True, True)
+    assert drilled.notes == ("remote is left out: what it does cannot be taken back",)
+    assert f"Done again, {drilled.notes[0]}.\n" in f"{drilled}\n"
