@@ -20,6 +20,7 @@ from ..events import (
     PredictStart,
     Run,
     RunFailed,
+    SavePoint,
     TestBatchEnd,
     TestStart,
     TrainStart,
@@ -86,6 +87,7 @@ class Preemption(Plugin):
         self._run: Run | None = None
         self._received: Signals | None = None
         self._asked = False
+        self._saved_at: tuple[int, int] | None = None
 
     def describe(self, run: Run) -> str:
         """Say at which signals."""
@@ -102,16 +104,24 @@ class Preemption(Plugin):
     def look(self, run: Run, event: BatchEnd | EpochEnd | ValidationCut) -> None:
         """Ask for a save and a stop where a signal came; not at EpochStart, which has no boundary of its own.
 
-        After a cut validation at once, so that the save is not taken for one that was to carry its metrics.
+        After a cut validation at once, so that the save is not taken for one that was to carry its metrics. At the end
+        of a training, the save that came before its last validation is the whole of it: the resumed run validates then.
         """
         if self._received is not None and not self._asked:
-            self._ask(run, self._received)
+            is_saved = isinstance(event, ValidationCut) and self._saved_at == _place(run)
+            self._ask(run, self._received, saves=not is_saved)
+
+    @on(SavePoint, lane=Lane.MEASURE, optional=True)
+    def note_save(self, run: Run, event: SavePoint) -> None:
+        """Note what is saved."""
+        self._saved_at = _place(run)
 
     @on(CheckpointLoaded)
     def look_again(self, run: Run, event: CheckpointLoaded) -> None:
         """Request again where the run rolled back: that dropped the request to save."""
+        self._saved_at = None
         if self._received is not None:
-            self._ask(run, self._received)
+            self._ask(run, self._received, saves=True)
 
     @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
     def begin_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
@@ -138,7 +148,7 @@ class Preemption(Plugin):
         self._hook.restore()
         if self._run is not None and self._received is not None:
             self._run.exit_with(128 + self._received if self.requeue is None else self.requeue)
-        self._run, self._received, self._asked = None, None, False
+        self._run, self._received, self._asked, self._saved_at = None, None, False, None
 
     def _begin(self, run: Run) -> None:
         if run.is_replay:
@@ -167,12 +177,12 @@ class Preemption(Plugin):
         if self._received is not None and run.control.is_evaluating:  # else the loop is another framework's
             run.control.cut_validation(f"{self._received.name} was received")
 
-    def _ask(self, run: Run, received: Signals) -> None:
+    def _ask(self, run: Run, received: Signals, *, saves: bool) -> None:
         self._asked = True
-        saves = "saves and stops" if run.plugins.writes_saves() else "stops, and no plugin saves it"
-        logger.warning("%s was received: run %r %s", received.name, run.name, saves)
+        acts = "saves and stops" if run.plugins.writes_saves() else "stops, and no plugin saves it"
+        logger.warning("%s was received: run %r %s", received.name, run.name, acts if saves else "is saved, and stops")
         run.control.stop(f"{received.name} was received", required=True)
-        if run.optimizer is not None:
+        if saves and run.optimizer is not None:
             run.control.request_save(f"{received.name} was received", required=True)
 
     def _stop_clock(self) -> None:
@@ -188,3 +198,7 @@ class Preemption(Plugin):
             f"The run did not end within {self.deadline} s of {self._received.name}: it is in {phase}, epoch "
             f"{place.epoch}, batch {place.batch}, step {place.steps}. Give it more time, or find out what takes it."
         )
+
+
+def _place(run: Run) -> tuple[int, int]:
+    return run.progress.batches, run.progress.epoch

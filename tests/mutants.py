@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -156,6 +157,24 @@ def failing_test(fault: Fault | None, arguments: Sequence[str]) -> str | None:
         ValueError: the text is not there once.
         RuntimeError: the tests did not run.
     """
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "--dist", "worksteal", *arguments]
+    with copy_with(fault) as copy:
+        done = run_in(copy, command)
+    if done.returncode not in (MISSED, *CAUGHT) or "no tests ran" in done.stdout:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    if done.returncode == MISSED:
+        return None
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return found[1] if found else "a process of the tests that ended"
+
+
+@contextmanager
+def copy_with(fault: Fault | None) -> Iterator[Path]:
+    """Make a temporary copy of the repository that has a fault, or none.
+
+    Raises:
+        ValueError: the text is not there once.
+    """
     with TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder) / "heliograph"  # the repository is the package
         for name in _tracked():
@@ -164,15 +183,14 @@ def failing_test(fault: Fault | None, arguments: Sequence[str]) -> str | None:
         if fault is not None:
             source = find(fault, copy)
             source.write_text(source.read_text(encoding="utf-8").replace(fault.text, fault.by), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "--dist", "worksteal", *arguments]
-        environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode not in (MISSED, *CAUGHT) or "no tests ran" in done.stdout:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    if done.returncode == MISSED:
-        return None
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return found[1] if found else "a process of the tests that ended"
+        yield copy
+
+
+def run_in(copy: Path, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command in a copy, whose package it imports, with temporary files beside it."""
+    beside = str(copy.parent)
+    environment = {**os.environ, "PYTHONPATH": beside, "TMPDIR": beside, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
 
 
 def find(fault: Fault, root: Path) -> Path:

@@ -205,6 +205,7 @@ def test_a_verb_of_the_control_is_named_where_it_is_declared_described_and_used(
         "heliograph.events.control",
         "heliograph.events.verbs",
         "heliograph.core.evaluation",
+        "heliograph.core.host",
         "heliograph.core.prediction",
         "heliograph.bridges.ignite.handlers.engine",
         "heliograph.builtin_callbacks.preemption",

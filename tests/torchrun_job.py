@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from heliograph import BatchEnd, Checkpoint, DDPEngine, Every, RNGCapture, SaveSchedule, Supervised, Trainer, on
+from heliograph import Checkpoint, DDPEngine, Every, RNGCapture, SaveSchedule, Supervised, Trainer
+from heliograph.testing.chaos import Chaos, Fault
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 KILLED_AT = 11  # micro-batches of a rank; a checkpoint is two steps old then
-
-
-class KillOnce:
-    """Kills one rank, in the first attempt only."""
-
-    name = "kill_once"
-    ranks = "all"
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self.done, self.rank = folder / "killed", rank
-
-    @on(BatchEnd)
-    def kill(self, run: Any, event: BatchEnd) -> None:
-        """Die as a process does that the system kills."""
-        if run.engine.rank == self.rank and run.progress.batches == KILLED_AT and not self.done.exists():
-            self.done.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(folder: Path, killed: int | None = None) -> tuple[int | None, dict[str, Tensor]]:
@@ -42,7 +25,8 @@ def train(folder: Path, killed: int | None = None) -> tuple[int | None, dict[str
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     plugins: list[Any] = [RNGCapture(seed=1), SaveSchedule(Every(steps=3)), Checkpoint(folder, resume="auto")]
     if killed is not None:
-        plugins.append(KillOnce(folder, killed))
+        kill = Fault("kill", count=KILLED_AT, rank=killed)
+        plugins.append(Chaos([kill], journal=folder / "faults" / "journal.jsonl"))  # which remembers it
     result = Trainer(plugins, engine=DDPEngine(timeout=60.0)).fit(
         Supervised(model, nn.functional.mse_loss),
         TensorDataset(inputs, inputs.sum(1, keepdim=True)),

@@ -99,17 +99,17 @@ class Training:
     def _attempt(self, patience: float) -> Attempt:
         output = self._notes / f"attempt-{len(self.attempts) + 1}.log"
         before, began, port = self._entries(), monotonic(), free_port() if self._ranks > 1 else 0
-        children = [
-            self._start(self._folder, {**self._variables(), **rank_variables(rank, self._ranks, port)}, output)
-            for rank in range(self._ranks)
-        ]
+        children: list[Child] = []
         watch = _Watch(self._notes)
         try:
+            for rank in range(self._ranks):
+                variables = {**self._variables(), **rank_variables(rank, self._ranks, port)}
+                children.append(self._start(self._folder, variables, output))
             hung = watch.until_end(children, patience)
         finally:
             for child in children:
                 end_group(child)
-        statuses = tuple(_status(child) for child in children)
+            statuses = tuple(_status(child) for child in children)
         new = self._entries()
         for entry in before:
             new.remove(entry)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
-from heliograph.builtin_callbacks.recorder.diverge.compare import diverge
 from heliograph.events.checks import check_whole_number, known_names
 from heliograph.testing.chaos.attempts import Training
-from heliograph.testing.chaos.checkpoint_facts import NAMES
-from heliograph.testing.chaos.comparison import Story, first_difference, story_of, varying
+from heliograph.testing.chaos.comparison import Story, varying
 from heliograph.testing.chaos.faults.fault import HARMLESS, KINDS, Fault
 from heliograph.testing.chaos.faults.plan import draw_faults
 from heliograph.testing.chaos.processes import Start, function_starter, script_starter
-from heliograph.testing.chaos.reference import describe_failure, read_reference
-from heliograph.testing.chaos.report import ChaosReport, Met, Verdict
+from heliograph.testing.chaos.reference import check_saves, read_reference
+from heliograph.testing.chaos.report import ChaosReport
+from heliograph.testing.chaos.rounds import Round, close_round, first_difference_of_ranks
+from heliograph.testing.chaos.summary import report_of
 from heliograph.testing.chaos.workspace import copy_folder
 from heliograph.testing.resume.errors import UsageError
 
 MORE_ATTEMPTS = 10  # than faults
 PATIENCE = 900.0  # seconds without a sign of life, where nothing is known of the training
-OTHER_SAVES = frozenset({"preempt", "lost-notice", "lost-request"})  # faults by which other checkpoints are written
-MILD = frozenset({"preempt", "lost-request", "slow", "slow-disk", "clock-jump"})  # by which nothing need fail
 SHORTEST = 10.0  # seconds that the watchdog waits at least
 Faults = int | Sequence[Fault]
 
@@ -45,7 +43,8 @@ def check_script(
 
     The script is run three times, each in a copy of the folder `source`: twice without faults, for what it should do,
     and to see whether it does the same twice; and once with faults. It must resume by itself (`resume="auto"`), and
-    write to paths that are relative to the current folder.
+    write to paths that are relative to the current folder. Where some of a number of faults did not act, it is run
+    again, with others of the same kinds, until all have acted, or none does.
 
     Args:
         script: the file, within `source`.
@@ -63,7 +62,7 @@ def check_script(
 
     Raises:
         UsageError: it cannot be said: the script fails without faults, or differs from run to run; it writes outside of
-            its copy; it trains nothing.
+            its copy; it trains nothing, or saves nothing though faults are to end it.
     """
     path, root = Path(script).resolve(), Path(source).resolve()
     if not path.is_file():
@@ -122,7 +121,7 @@ def _check(
     check = _Check(start, copy, place, seed, ranks)
     try:
         report = check.run(faults, kinds)
-    except UsageError:
+    except (UsageError, KeyboardInterrupt):
         if folder is None:
             shutil.rmtree(place)
         raise
@@ -133,7 +132,7 @@ def _check(
 
 
 class _Check:
-    """The three trainings of a check.
+    """The trainings of a check: two without faults, then some with them.
 
     Args:
         start: starts a process.
@@ -147,36 +146,50 @@ class _Check:
         self._start, self._copy, self._place, self._seed, self._ranks = start, copy, place, seed, ranks
 
     def run(self, faults: Faults, kinds: Sequence[str]) -> ChaosReport:
-        """Run all, and return what came of it."""
-        reference, twin = (self._train(name, (), PATIENCE, 1) for name in ("reference", "again"))
-        expected, again = read_reference(reference), read_reference(twin)
+        """Run all, and return what came of it.
+
+        Raises:
+            UsageError: nothing can be said.
+        """
+        pair = [self._train(name, (), PATIENCE, 1) for name in ("reference", "again")]
+        expected, again = (read_reference(training) for training in pair)
         aside = [varying(one, other) for one, other in zip(expected, again, strict=True)]
-        if difference := _difference(expected, again, aside):
+        if difference := first_difference_of_ranks(expected, again, aside):
             raise UsageError(
                 f"The training differs from run to run without any fault, so nothing can be said: {difference}. "
                 f"`python -m heliograph verify-resume` may find out why."
             )
-        counts, ranks = expected[0].counts, len(expected)
-        plan = draw_faults(self._seed, faults, counts, kinds, ranks=ranks) if isinstance(faults, int) else list(faults)
-        seconds = [training.attempts[0].seconds for training in (reference, twin)]
-        patience = max(SHORTEST, 4 * max(training.attempts[0].silence for training in (reference, twin)))
-        chaotic = self._train("chaos", plan, patience, len(plan) + MORE_ATTEMPTS)
-        attempts, met = chaotic.attempts, [story_of(path) for path in chaotic.journals]
-        verdict, difference = self._judge(chaotic, expected, met, aside, plan)
-        return ChaosReport(
-            verdict=verdict,
-            difference=difference or "",
-            seed=self._seed,
-            met=_met(plan, met),
-            attempts=len(attempts),
-            hung=sum(attempt.hung for attempt in attempts),
-            resumed=met[0].resumed if met else 0,
-            batches=len(expected[0].losses),
-            batches_done=met[0].batches_done if met else 0,
-            seconds=min(seconds),
-            seconds_spent=sum(attempt.seconds for attempt in attempts),
-            saves=counts["save_point"],
-        )
+        counts = expected[0].counts
+        plan = self._aim(self._seed, faults, kinds, counts) if isinstance(faults, int) else list(faults)
+        check_saves(plan, counts)
+        patience = max(SHORTEST, 4 * max(training.attempts[0].silence for training in pair))
+        rounds = [self._meet(1, plan, patience, expected, aside)]
+        while isinstance(faults, int) and (missed := rounds[-1].missed) and self._may_aim_again(rounds[-1]):
+            number = len(rounds) + 1
+            plan = self._aim(f"{self._seed} {number}", len(missed), [fault.kind for fault in missed], counts)
+            rounds.append(self._meet(number, plan, patience, expected, aside))
+        return report_of(rounds, expected[0], self._seed, min(training.attempts[0].seconds for training in pair))
+
+    def _aim(self, seed: int | str, number: int, kinds: Sequence[str], counts: Mapping[str, int]) -> list[Fault]:
+        return draw_faults(seed, number, counts, kinds, ranks=self._ranks)
+
+    def _may_aim_again(self, last: Round) -> bool:
+        """Return whether more can be found out: some fault has acted, and nothing is wrong that none explains."""
+        is_explained = last.verdict == "equal" or (last.verdict == "differs" and last.changes_numbers)
+        return is_explained and len(last.missed) < len(last.met)
+
+    def _meet(
+        self,
+        number: int,
+        plan: Sequence[Fault],
+        patience: float,
+        expected: Sequence[Story],
+        aside: Sequence[set[str]],
+    ) -> Round:
+        """Let a training meet faults, until it ends."""
+        name = "chaos" if number == 1 else f"chaos-{number}"
+        training = self._train(name, plan, patience, len(plan) + MORE_ATTEMPTS)
+        return close_round(training, plan, expected, aside)
 
     def _train(self, name: str, plan: Sequence[Fault], patience: float, limit: int) -> Training:
         folder = self._place / name
@@ -185,63 +198,3 @@ class _Check:
         training = Training(self._start, folder, notes, ranks=self._ranks, faults=plan, seed=self._seed)
         training.run(patience, limit)
         return training
-
-    def _judge(
-        self,
-        chaotic: Training,
-        expected: Sequence[Story],
-        met: Sequence[Story],
-        aside: Sequence[set[str]],
-        plan: Sequence[Fault],
-    ) -> tuple[Verdict, str | None]:
-        if not chaotic.attempts[-1].completed:
-            return "did not end", describe_failure(chaotic.attempts[-1], chaotic.attempts)
-        kinds = {plan[entry["number"]].kind for story in met for entry in story.faults}
-        if kinds & OTHER_SAVES or not any(story.resumed for story in met):
-            names = {path for story in (*expected, *met) for facts in story.facts.values() for path in facts}
-            aside = [one | {path for path in names if path.startswith(NAMES)} for one in aside]
-        changed = any(KINDS[kind].changes_numbers for kind in kinds)
-        difference = _difference(expected, met, aside, only_last=changed)
-        if difference:
-            return "differs", difference + _meaning(expected[0], met[0])
-        lost = next((story.lost for story in met if story.lost), None) or _needless_failure(chaotic)
-        return "lost work" if lost else "equal", lost
-
-
-def _difference(
-    expected: Sequence[Story], others: Sequence[Story], aside: Sequence[set[str]], *, only_last: bool = False
-) -> str | None:
-    """Return the first difference of any rank."""
-    for rank, (one, other, names) in enumerate(zip(expected, others, aside, strict=True)):
-        if found := first_difference(one, other, names, only_last=only_last):
-            return f"on rank {rank} {found}" if rank else found
-    return None
-
-
-def _needless_failure(training: Training) -> str | None:
-    """Return which attempt has failed or hung, though nothing had happened by which it must."""
-    for number, attempt in enumerate(training.attempts):
-        if (attempt.failed or attempt.hung) and MILD.issuperset(attempt.faults):
-            return describe_failure(attempt, training.attempts[: number + 1])
-    return None
-
-
-def _meaning(expected: Story, other: Story) -> str:
-    """Return what the recordings of two trainings say of their first difference, if there are any."""
-    if expected.recording is None or other.recording is None:
-        return ""
-    try:
-        first = diverge(expected.recording, other.recording).first
-    except ValueError as error:
-        return f"; their recordings cannot be compared: {error}"
-    return "" if first is None else f"; by their recordings: {first}"
-
-
-def _met(plan: Sequence[Fault], stories: Sequence[Story]) -> tuple[Met, ...]:
-    acted = {entry["number"]: entry for story in stories for entry in story.faults}
-    return tuple(
-        Met(fault, each["where"], each["text"], each.get("by", ""), each.get("answer", ""))
-        if (each := acted.get(number))
-        else Met(fault)
-        for number, fault in enumerate(plan)
-    )

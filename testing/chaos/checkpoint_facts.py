@@ -10,12 +10,15 @@ from heliograph.core.checkpoint.state.leaves import leaves
 from heliograph.core.checkpoint.storage.files import SYSTEM
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from heliograph.core.checkpoint.state.leaves import Leaf
 
 CHECKPOINTS = "checkpoints"
+LAST = "last_checkpoint."
 NAMES = (
     f"{CHECKPOINTS}.",
-    "last_checkpoint.name",
+    f"{LAST}name",
 )  # others where saves were asked for or lost, or a training began again
 PARTS = ("modules", "optimizers", "schedulers", "control", "epoch_begun", "at_save_point")
 OF_A_PROCESS = (".lock", ".steps")  # files that stay when it was killed
@@ -36,10 +39,16 @@ def facts_of(last: Path) -> dict[str, Leaf]:
     try:
         state = storage.load(last)
     except (OSError, ValueError) as error:
-        return found | leaves({"last_checkpoint": str(error)})
+        return found | leaves({"last_checkpoint": str(error).replace(str(last.parent), "")})  # alike in every copy
     progress = {name: value for name, value in state["progress"].items() if "seconds" not in name}
     compared = {part: state[part] for part in PARTS if part in state}
     return found | leaves({"last_checkpoint": {"name": last.name, "progress": progress, **compared}})
+
+
+def is_of_end(facts: Mapping[str, Leaf]) -> bool:
+    """Return whether the last checkpoint of a training, by what it ended with, is of its end."""
+    counters = ("epoch", "batch", "earlier_batches")
+    return all(facts.get(f"{LAST}progress.{name}") == facts.get(f"progress.{name}") for name in counters)
 
 
 def quality_of(path: Path) -> str:

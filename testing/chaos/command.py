@@ -25,13 +25,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"heliograph {NAME}",
         usage="heliograph chaos [options] script [-- arguments]",
-        description="Runs a script in a copy of the current folder, twice without faults and once with them, restarted "
-        "after each death. Exit status 0: equal, bit for bit, or differing as was noticed; 1: it differs, or does not "
-        "end; 2: it could not be checked.",
+        description="Runs a script in a copy of the current folder, twice without faults and once with them, started "
+        "again when it was ended. Exit status 0: equal, bit for bit, or differing as was noticed; 1: it differs, loses "
+        "work, or does not end; 2: it could not be checked.",
     )
     parser.add_argument("script", type=Path, help="the program, which resumes by itself: resume='auto'")
     parser.add_argument("--seed", type=int, default=0, help="of all choices (%(default)s)")
-    parser.add_argument("--faults", type=int, default=50, metavar="N", help="how many (%(default)s)")
+    parser.add_argument("--faults", type=int, default=50, metavar="N", help="how many are to act (%(default)s)")
     parser.add_argument(
         "--kinds", help="of faults, with commas between them; by default all that change no numbers", metavar="KINDS"
     )
@@ -61,5 +61,9 @@ def _check(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     except ValueError as error:  # what a user can cause
         print(f"heliograph {NAME}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        files = "the files are removed" if options.folder is None else f"the files are in {options.folder}"
+        print(f"heliograph {NAME}: interrupted; the processes are ended, and {files}", file=sys.stderr)
+        return 130
     print(report)
     return 0 if report.is_good else 1

@@ -31,8 +31,9 @@ class Story:
         facts: what it ended with, by the path of the value.
         faults: the faults that have acted, each with who has noticed it.
         outside: files that were written outside of the folder.
-        began: how many times a training began, and how many of these were resumed.
+        began: how many times a training began.
         resumed: how many of these continued from a checkpoint.
+        restarted: how many of these did its first batch once more.
         lost: in words, the first restart that did not continue from the newest checkpoint, checkpoint that was
             announced and is not intact, or notice that was ignored; empty for none.
         recording: the recording of the last training, None where the script makes none.
@@ -46,9 +47,11 @@ class Story:
     outside: list[str] = field(default_factory=list)
     began: int = 0
     resumed: int = 0
+    restarted: int = 0
     lost: str = ""
     recording: Path | None = None
-    _notified: int | None = None  # the batches before the last SIGTERM of this attempt
+    _notified: tuple[int, int] | None = None  # the training, and its batches, before the last SIGTERM of this attempt
+    _resumes: bool = False  # whether this attempt has a plugin with resume="auto"
     _saved: dict[int, int] = field(default_factory=dict)  # the batches of the newest checkpoint of each training
     _awaited: dict[int, int] = field(default_factory=dict)  # of those at whose beginning it was there
 
@@ -56,15 +59,15 @@ class Story:
         """Take the beginning of an attempt."""
         self.began += 1
         self._notified = None
-        saved = self._saved.get(entry["training"])
-        if saved is not None and entry["resumes"]:
+        self._resumes = entry["resumes"]
+        if (saved := self._saved.get(entry["training"])) is not None:
             self._awaited[entry["training"]] = saved
 
     def meet(self, entry: Entry) -> None:
         """Take a fault that has acted."""
         self.faults.append(entry)
         if entry["kind"] == "preempt":
-            self._notified = entry["batch"]
+            self._notified = entry["training"], entry["batch"]
 
     def end(self, entry: Entry) -> None:
         """Take the end of a training."""
@@ -72,8 +75,9 @@ class Story:
         self.recording = None if entry["recording"] is None else Path(entry["recording"])
         if entry["status"] != "failed":
             self.ends[entry["training"]] = entry
-        if self._notified is not None and entry["batch"] - self._notified > HEEDED and not self.lost:
-            self.lost = f"the training continued for {entry['batch'] - self._notified} batches after a SIGTERM"
+        training, batch = self._notified or (None, 0)
+        if training == entry["training"] and entry["batch"] - batch > HEEDED and not self.lost:
+            self.lost = f"the training continued for {entry['batch'] - batch} batches after a SIGTERM"
 
     def note_save(self, entry: Entry) -> None:
         """Take a checkpoint that was announced; one after a roll-back is of an earlier batch."""
@@ -84,9 +88,13 @@ class Story:
     def arrive(self, training: int, batch: int, *, is_resume: bool) -> None:
         """Take where an attempt continues; that counts once."""
         self.resumed += is_resume
+        self.restarted += not is_resume and batch == 0 and (training, 1) in self.losses
         saved = self._awaited.pop(training, None)
-        if saved is not None and batch < saved and not self.lost:
-            self.lost = f"attempt {self.began} continued at batch {batch}, and there was a checkpoint of batch {saved}"
+        if saved is None or batch >= saved or self.lost:
+            return
+        where = "began from the start" if batch == 0 else f"continued at batch {batch}"
+        mend = "" if self._resumes else ": Checkpoint(..., resume='auto') continues from it"
+        self.lost = f"attempt {self.began} {where}, and there was a checkpoint of batch {saved}{mend}"
 
     @property
     def batches_done(self) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from heliograph.testing.chaos.attempts import Attempt, Training
 from heliograph.testing.chaos.comparison import Story, story_of
+from heliograph.testing.chaos.faults.fault import KINDS, Fault
 from heliograph.testing.resume.errors import UsageError
 
 
@@ -27,12 +28,29 @@ def read_reference(training: Training) -> list[Story]:
     if not any(story.losses for story in stories):
         raise UsageError("The training has no batch: no `heliograph.Trainer` has trained in it.")
     for story in stories:
+        if story.lost:
+            raise UsageError(f"Work is lost without any fault: {story.lost}.")
         if story.outside:
             raise UsageError(
                 f"The training writes outside of its folder, where the runs would meet: {story.outside[0]}. Let it "
                 f"write to a path that is relative to the current folder."
             )
     return stories
+
+
+def check_saves(plan: Sequence[Fault], counts: Mapping[str, int]) -> None:
+    """Raise UsageError where faults are to end a training that has no save point.
+
+    Args:
+        plan: the faults.
+        counts: how often the training has emitted each event, by name.
+    """
+    ending = sorted({fault.kind for fault in plan if KINDS[fault.kind].ends})
+    if ending and not counts.get("save_point"):
+        raise UsageError(
+            f"The training has no save point, so after a fault that ends it ({', '.join(ending)}) it can only begin "
+            f"again: give it Checkpoint('runs/x', every=Every(epochs=1), resume='auto'), or choose other kinds."
+        )
 
 
 def describe_failure(attempt: Attempt, attempts: Sequence[Attempt]) -> str:

@@ -22,6 +22,7 @@ class Met:
         text: what it did.
         noticed_by: of one that changes numbers: the plugin that noticed it; empty where none did.
         answer: what that did or said.
+        why_not: of one that did not act: why.
     """
 
     fault: Fault
@@ -29,6 +30,7 @@ class Met:
     text: str = ""
     noticed_by: str = ""
     answer: str = ""
+    why_not: str = ""
 
     @property
     def is_silent(self) -> bool:
@@ -37,7 +39,7 @@ class Met:
 
     def __str__(self) -> str:
         if not self.where:
-            return f"{self.fault}: did not act"
+            return f"{self.fault}: did not act: {self.why_not}"
         text = f"{self.fault}: {self.where}: {self.text}"
         if not KINDS[self.fault.kind].changes_numbers:
             return text
@@ -50,19 +52,20 @@ class ChaosReport:
 
     Attributes:
         verdict: `equal`: the losses of every batch, each time that it was done, and what the training ended with equal
-            those without faults, bit for bit, and every restart has continued from the newest checkpoint; `lost work`:
-            only that is not so; `differs`; or `did not end`.
+            those without faults, bit for bit, and every restart has continued from the newest checkpoint, if there was
+            one; `lost work`: only that is not so; `differs`; or `did not end`.
         difference: the first difference, or how it failed; empty where there is none.
         seed: of the faults.
-        met: the faults of the plan, in its order.
-        attempts: how many times the training was started.
+        met: the faults of the plan, in its order; where others were drawn for those that did not act, these instead.
+        trainings: how many times the training was done, from its start to its end, until all faults had acted.
+        attempts: how many times it was started for that.
         hung: how many of these were ended by the watchdog.
         resumed: how many of these continued from a checkpoint.
+        restarted: how many of these began from the start once more.
         batches: how many batches the training has.
         batches_done: how many were done, with those that were repeated.
         seconds: without faults.
         seconds_spent: with them.
-        saves: how often the training is saved without faults.
         folder: where the files are, None where they were removed.
     """
 
@@ -70,14 +73,15 @@ class ChaosReport:
     difference: str
     seed: int
     met: tuple[Met, ...]
+    trainings: int
     attempts: int
     hung: int
     resumed: int
+    restarted: int
     batches: int
     batches_done: int
     seconds: float
     seconds_spent: float
-    saves: int
     folder: Path | None = None
 
     @property
@@ -99,12 +103,17 @@ class ChaosReport:
     @property
     def goodput(self) -> float:
         """Which part of the batches that were done counts, from 0 to 1."""
-        return self.batches / max(1, self.batches_done)
+        return self._needed[0] / max(1, self.batches_done)
 
     @property
     def goodput_of_time(self) -> float:
         """Which part of the time would have been needed without faults, from 0 to 1."""
-        return min(1.0, self.seconds / max(self.seconds_spent, 1e-9))
+        return min(1.0, self._needed[1] / max(self.seconds_spent, 1e-9))
+
+    @property
+    def _needed(self) -> tuple[int, float]:
+        """The batches and the seconds that the trainings would have needed without faults."""
+        return self.batches * self.trainings, self.seconds * self.trainings
 
     def __str__(self) -> str:
         texts = {
@@ -113,19 +122,18 @@ class ChaosReport:
             "lost work": f"equal, but work was lost: {self.difference}",
             "did not end": f"did not end: {self.difference}",
         }
-        unmet = len(self.met) - len(self.acted)
+        unmet, batches, seconds = len(self.met) - len(self.acted), *self._needed
         lines = [
             f"{count(len(self.acted), 'fault', 'faults')} acted (seed {self.seed})"
-            + (f"; {unmet} did not: the training ended before" if unmet else ""),
-            *(f"  {each}" for each in self.met if each.where),
-            f"{count(self.attempts, 'attempt', 'attempts')}, {self.resumed} from a checkpoint on; "
-            f"{count(self.hung, 'attempt', 'attempts')} ended by the watchdog",
-            f"goodput: {self.goodput:.0%} of the batches ({self.batches} of {self.batches_done}: "
-            f"{self.batches_done - self.batches} were repeated), {self.goodput_of_time:.0%} of the time "
-            f"({self.seconds:.1f} s of {self.seconds_spent:.1f} s)",
+            + (f", in {self.trainings} trainings" if self.trainings > 1 else "")
+            + (f"; {unmet} did not" if unmet else ""),
+            *(f"  {each}" for each in sorted(self.met, key=lambda each: not each.where)),
+            f"{count(self.attempts, 'attempt', 'attempts')}: {self.resumed} continued from a checkpoint, "
+            f"{self.restarted} began from the start again; {self.hung} were ended by the watchdog",
+            f"goodput: {self.goodput:.0%} of the batches ({batches} of {self.batches_done}: "
+            f"{self.batches_done - batches} were repeated), {self.goodput_of_time:.0%} of the time "
+            f"({seconds:.1f} s of {self.seconds_spent:.1f} s)",
         ]
-        if not self.saves:
-            lines.append("the training saves nothing: every attempt began again")
         if self.silent:
             lines.append(f"silent: {count(len(self.silent), 'fault', 'faults')} in numbers, which nobody noticed")
         if self.folder is not None:

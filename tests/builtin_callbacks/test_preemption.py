@@ -150,6 +150,25 @@ def test_training_stops_at_the_next_boundary_and_a_validation_at_its_next_batch(
     assert result.progress.evaluated == (kind is ValidationBatchEnd)
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_one_in_the_last_validation_leaves_the_checkpoint_that_a_whole_run_leaves(
+    background: bool, fit: Make, weights: Make
+) -> None:
+    plain, _, theirs = fit(folder="whole")
+    send = Send(ValidationBatchEnd, batches=10)
+    first, *_ = fit(send, Preemption(), background=background, on_interrupt="return")
+    assert (first.status, first.stopped_by, first.exit_status) == ("stopped", "preemption", 143)
+    second, _, mine = fit(Preemption(), background=background)
+    assert (second.status, second.metrics, second.progress.validations) == ("completed", plain.metrics, 4)
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+    whole, cut = (torch.load(result.last_checkpoint, weights_only=True) for result in (plain, second))
+    assert second.last_checkpoint == first.last_checkpoint
+    parts = ("control", "metrics", "epoch_begun", "at_save_point")
+    assert [cut[part] for part in parts] == [whole[part] for part in parts]
+    counters = [{**each["progress"], "earlier_seconds": 0.0} for each in (cut, whole)]
+    assert counters[0] == counters[1]
+
+
 def test_a_run_that_completes_in_spite_of_it_exits_so_too(fit: Make) -> None:
     result, *_ = fit(Send(TrainEnd), Preemption(), on_interrupt="return")
     assert (result.status, result.exit_status) == ("completed", 143)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -25,13 +24,13 @@ from heliograph import (
     Run,
     RunClosed,
     SaveSchedule,
-    StepEnd,
     StrictError,
     Trainer,
     TrainStart,
     ValidationSchedule,
     on,
 )
+from heliograph.testing.chaos import Chaos, Fault
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
 from torch.optim.lr_scheduler import StepLR
 
@@ -115,15 +114,9 @@ def test_a_warning_is_text() -> None:
 def test_a_strict_trainer_leaves_an_exit_status_as_it_is(tmp_path: Path) -> None:
     """What was preempted is continued: nothing of it is missing yet."""
 
-    class Cluster(Plugin):
-        @on(StepEnd)
-        def take_away(self, run: Run, event: StepEnd) -> None:
-            if run.progress.steps == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
     plugins = [
         Preemption(),
-        Cluster(),
+        Chaos([Fault("preempt", at="step_end", count=2)], journal=tmp_path / "journal.jsonl"),
         EarlyStopping(),
         LearningRate("epoch"),
         ValidationSchedule(Every(epochs=1)),

@@ -10,10 +10,11 @@ from heliograph.testing.chaos.faults.fault import DISK, KINDS, Fault
 OPERATIONS = 24  # on files, from the event of a fault on
 JUMPS = (-86400.0, -3600.0, -1.0, 3600.0, 86400.0)  # seconds
 AT_SAVES = 3  # every so many-th kill falls among the operations of a save
+TRIES = 20  # draws, to find an emission at which there is no fault yet: of two that end the process, one cannot act
 
 
 def draw_faults(
-    seed: int, number: int, counts: Mapping[str, int], kinds: Sequence[str], *, ranks: int = 1
+    seed: int | str, number: int, counts: Mapping[str, int], kinds: Sequence[str], *, ranks: int = 1
 ) -> list[Fault]:
     """Return faults, spread over a training and over its events; the same ones for the same arguments.
 
@@ -28,10 +29,16 @@ def draw_faults(
         ValueError: the training has emitted no event at which a fault of some kind can be.
     """
     random = Random(seed)
-    faults = []
+    faults: list[Fault] = []
+    taken: set[tuple[str, int, int]] = set()
     for each in range(number):
-        kind = kinds[each % len(kinds)]
-        faults.append(_draw(random, kind, counts, ranks, saves=each // len(kinds) % AT_SAVES == 0))
+        kind, saves = kinds[each % len(kinds)], each // len(kinds) % AT_SAVES == 0
+        for _ in range(TRIES):
+            fault = _draw(random, kind, counts, ranks, saves=saves)
+            if (place := (fault.at, fault.count, fault.rank)) not in taken:
+                break
+        taken.add(place)
+        faults.append(fault)
     random.shuffle(faults)
     return faults
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +34,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
+from heliograph.testing.chaos import Chaos, Fault
 from heliograph.tests import kit
 from heliograph.tests.kit import adam, checkpoint_names, class_batches, linear_classifier
 from torch import nn
@@ -178,13 +177,8 @@ def test_a_run_with_nothing_left_to_do_validates_its_end_again_and_saves_nothing
 
 
 def test_after_a_signal_nothing_is_validated_at_the_end(tmp_path: Path) -> None:
-    class Signal(Plugin):
-        @on(BatchEnd)
-        def send(self, run: Run, event: BatchEnd) -> None:
-            if run.progress.batches == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), Signal(), Preemption()]
+    notice = Chaos([Fault("preempt", count=3)], journal=tmp_path / "journal.jsonl")
+    plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), Preemption(), notice]
     result = kit.fit(
         *plugins,
         Checkpoint(tmp_path),

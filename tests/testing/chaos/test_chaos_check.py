@@ -15,7 +15,7 @@ from heliograph.testing.chaos import Fault, check_function
 from heliograph.testing.chaos.faults.fault import HARMLESS
 from heliograph.testing.chaos.faults.plan import draw_faults
 from heliograph.testing.resume import UsageError
-from heliograph.tests.kit import adam, fit, random_batches, saving
+from heliograph.tests.kit import adam, dropout_task, fit, random_batches, saving
 from torch import nn
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process need a Unix")
@@ -85,9 +85,61 @@ def test_what_no_checkpoint_has_makes_a_difference(tmp_path: Path) -> None:
     assert "; by their recordings: " in report.difference
 
 
-def test_a_training_that_never_resumes_begins_again() -> None:
-    report = check_function(partial(train, resume=None), faults=[Fault("kill", count=15)])
-    assert (report.verdict, report.resumed, report.batches_done) == ("equal", 0, 24 + 15), str(report)
+def test_a_training_that_never_resumes_loses_work(tmp_path: Path) -> None:
+    faults = [Fault("kill", count=15)]
+    report = check_function(partial(train, resume=None), faults=faults, folder=tmp_path / "run")
+    assert (report.verdict, report.is_good) == ("lost work", False), str(report)
+    assert (report.resumed, report.restarted, report.batches_done) == (0, 1, 24 + 15)
+    assert report.difference == (
+        "attempt 2 began from the start, and there was a checkpoint of batch 12: Checkpoint(..., resume='auto') "
+        "continues from it"
+    )
+
+
+def test_a_training_that_saves_nothing_cannot_be_ended() -> None:
+    def train_alone() -> None:
+        torch.manual_seed(0)
+        fit(task=h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss), train=random_batches(3))
+
+    with pytest.raises(UsageError, match=r"^The training has no save point, so after a fault that ends it \(kill\) "):
+        check_function(train_alone, faults=2, kinds=["kill", "slow"])
+    assert check_function(train_alone, faults=2, kinds=["slow"]).verdict == "equal"
+
+
+def test_a_notice_after_the_last_save_of_a_training_that_does_not_save_its_end() -> None:
+    def train_on() -> None:
+        save = [h.SaveSchedule(steps=5, at_end=False), h.Checkpoint("runs", resume="auto"), h.Preemption()]
+        fit(h.RNGCapture(), *save, task=dropout_task(), train=random_batches(12, inputs=16, outputs=1))
+
+    report = check_function(train_on, faults=[Fault("preempt", count=11)])
+    assert (report.verdict, report.attempts) == ("equal", 2), str(report)
+
+
+def test_others_are_drawn_for_faults_that_do_not_act() -> None:
+    kinds = ["kill", "lost-request"]
+    report = check_function(train, seed=1, faults=24, kinds=kinds)
+    assert (report.verdict, len(report.acted), len(report.met)) == ("equal", 24, 24), str(report)
+    assert report.trainings > 1
+    assert sum(met.fault.kind == "kill" for met in report.met) == 12
+    assert report.batches == 24 < report.batches_done / report.trainings
+
+
+def test_what_cannot_act_is_said() -> None:
+    class Keeps(h.Plugin):
+        @h.on(h.SavePoint)
+        def keep(self, run: h.Run, event: h.SavePoint) -> None:
+            run.state_dict()  # no file is written
+
+    def train_in_memory() -> None:
+        torch.manual_seed(0)
+        task = h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
+        fit(Keeps(), h.SaveSchedule(steps=1), task=task, train=random_batches(3))
+
+    report = check_function(train_in_memory, faults=2, kinds=["full-disk", "lost-request"])
+    assert (report.verdict, [met.fault.kind for met in report.acted]) == ("equal", ["lost-request"]), str(report)
+    assert "did not act: too few operations on files of the folder came after it" in str(report)
+    report = check_function(train_in_memory, faults=[Fault("slow", count=7)])
+    assert report.met[0].why_not == "there were 3 of these events"
 
 
 def test_numbers_that_somebody_notices() -> None:
@@ -112,6 +164,31 @@ def test_what_fails_without_a_fault_is_no_training_to_judge() -> None:
         check_function(fails)
     with pytest.raises(UsageError, match=r"^The training has no batch"):
         check_function(lambda: None)
+
+
+def test_what_damages_its_checkpoints_is_not_judged() -> None:
+    class Damages(h.Plugin):
+        @h.on(h.CheckpointSaved)
+        def damage(self, run: h.Run, event: h.CheckpointSaved) -> None:
+            event.path.write_bytes(b"")
+
+    text = (
+        r"^Work is lost without any fault: attempt 1 announced the checkpoint run_epoch_0_iter_3.pth, which is damaged"
+    )
+    with pytest.raises(UsageError, match=text):
+        check_function(partial(train, Damages))
+
+
+def test_a_training_that_removes_its_checkpoints_at_its_end_is_judged() -> None:
+    class Removes(h.Plugin):
+        @h.on(h.RunClosed, lane=h.Lane.PERSIST)
+        def remove(self, run: h.Run, event: h.RunClosed) -> None:
+            if event.status == "completed":
+                for path in Path("runs").glob("run*"):
+                    path.unlink()
+
+    report = check_function(partial(train, Removes), faults=[Fault("kill", count=15)])
+    assert (report.verdict, report.resumed) == ("equal", 1), str(report)
 
 
 def test_what_differs_by_itself_is_not_judged(tmp_path: Path) -> None:
@@ -141,6 +218,7 @@ def test_a_plan_is_a_function_of_its_seed_and_spreads_over_the_events() -> None:
     assert {fault.at for fault in one} == set(counts)
     assert all(1 <= fault.count <= counts[fault.at] for fault in one)
     assert sum(fault.kind == "kill" and fault.operation > 0 for fault in one) >= 2
+    assert len({fault.count for fault in draw_faults(1, 40, {"batch_end": 100}, ["kill"])}) == 40
 
 
 def train_on_ranks() -> None:

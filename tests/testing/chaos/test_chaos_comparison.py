@@ -36,13 +36,19 @@ def notice(number: int) -> tuple[str, dict[str, Any]]:
     return "fault", {"number": 0, "kind": "preempt", "where": "", "text": "", "batch": number}
 
 
+def of_second(entry: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """Return an entry of the second training of a script."""
+    return entry[0], {**entry[1], "training": 1}
+
+
 def written(path: Path, *entries: tuple[str, dict[str, Any]], weight: float = 1.0) -> Story:
     """Write a journal and read it."""
     journal = Journal(path)
     for what, facts in entries:
-        journal.note(what, training=0, **facts)
+        journal.note(what, **{"training": 0, **facts})
     journal.close()
-    write_end(path, 0, leaves({"modules": {"model": {"weight": weight}}, "metrics": {"speed": weight}}))
+    for training in (0, 1):
+        write_end(path, training, leaves({"modules": {"model": {"weight": weight}}, "metrics": {"speed": weight}}))
     return story_of(path)
 
 
@@ -91,10 +97,13 @@ def test_a_metric_that_differs(tmp_path: Path) -> None:
 def test_work_that_was_lost(tmp_path: Path) -> None:
     older = written(tmp_path / "a.jsonl", BEGIN, saved(4), saved(8), BEGIN, resumed(4), batch(5))
     assert older.lost == "attempt 2 continued at batch 4, and there was a checkpoint of batch 8"
-    fresh = written(tmp_path / "b.jsonl", BEGIN, saved(4), BEGIN, batch(1))
-    assert fresh.lost == "attempt 2 continued at batch 0, and there was a checkpoint of batch 4"
-    meant = written(tmp_path / "c.jsonl", BEGIN, saved(4), ("begin", {"resumes": False}), batch(1))
-    assert meant.lost == ""
+    fresh = written(tmp_path / "b.jsonl", BEGIN, batch(1), saved(4), BEGIN, batch(1))
+    assert fresh.lost == "attempt 2 began from the start, and there was a checkpoint of batch 4"
+    assert (fresh.resumed, fresh.restarted) == (0, 1)
+    never = written(tmp_path / "c.jsonl", BEGIN, saved(4), ("begin", {"resumes": False}), batch(1))
+    assert never.lost == f"{fresh.lost}: Checkpoint(..., resume='auto') continues from it"
+    early = written(tmp_path / "e.jsonl", BEGIN, batch(1), BEGIN, batch(1))
+    assert (early.lost, early.restarted) == ("", 1)
     announced = written(tmp_path / "d.jsonl", BEGIN, saved(4, "without a manifest"))
     assert announced.lost == "attempt 1 announced the checkpoint run.pth, which is without a manifest"
 
@@ -104,20 +113,26 @@ def test_a_notice_that_is_ignored(tmp_path: Path, last: int, lost: str) -> None:
     assert written(tmp_path / "a.jsonl", BEGIN, notice(3), end(last)).lost == lost
 
 
+def test_a_notice_is_of_one_training(tmp_path: Path) -> None:
+    next_one = written(tmp_path / "a.jsonl", BEGIN, notice(3), end(3), BEGIN, of_second(batch(30)), of_second(end(30)))
+    assert next_one.lost == ""
+
+
 def test_a_report_in_words() -> None:
     met = (
         Met(Fault("kill"), "epoch 0, batch 1, step 1, in batch_end", "the process is killed by SIGKILL"),
         Met(Fault("bit-in-weight"), "epoch 0, batch 2, step 2, in step_end", "bit 3 is another one"),
-        Met(Fault("slow", count=99)),
+        Met(Fault("slow", count=99), why_not="there were 20 of these events"),
     )
-    report = ChaosReport("differs", "the loss of batch 3 is 1.0 instead of 0.5", 7, met, 2, 0, 1, 10, 12, 1.0, 4.0, 0)
+    difference = "the loss of batch 3 is 1.0 instead of 0.5"
+    report = ChaosReport("differs", difference, 7, met, 2, 4, 0, 1, 1, 10, 24, 1.0, 8.0)
     assert str(report).splitlines() == [
-        "2 faults acted (seed 7); 1 did not: the training ended before",
+        "2 faults acted (seed 7), in 2 trainings; 1 did not",
         "  kill at batch_end 1: epoch 0, batch 1, step 1, in batch_end: the process is killed by SIGKILL",
         "  bit-in-weight at step_end 1: epoch 0, batch 2, step 2, in step_end: bit 3 is another one; nobody noticed",
-        "2 attempts, 1 from a checkpoint on; 0 attempts ended by the watchdog",
-        "goodput: 83% of the batches (10 of 12: 2 were repeated), 25% of the time (1.0 s of 4.0 s)",
-        "the training saves nothing: every attempt began again",
+        "  slow at batch_end 99: did not act: there were 20 of these events",
+        "4 attempts: 1 continued from a checkpoint, 1 began from the start again; 0 were ended by the watchdog",
+        "goodput: 83% of the batches (20 of 24: 4 were repeated), 25% of the time (2.0 s of 8.0 s)",
         "silent: 1 fault in numbers, which nobody noticed",
         "differs: the loss of batch 3 is 1.0 instead of 0.5",
     ]

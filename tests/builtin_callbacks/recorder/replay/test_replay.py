@@ -14,6 +14,7 @@ from heliograph.builtin_callbacks.recorder.format.records import Batches, Counte
 from heliograph.builtin_callbacks.recorder.replay.replay import replay
 from heliograph.builtin_callbacks.recorder.replay.report import Replayed, ReplayedRequest
 from heliograph.core.system.errors import NotRecorded
+from heliograph.testing.chaos import Chaos, Fault
 from heliograph.tests.kit import sgd
 from heliograph.tests.recordings import attempt, fit
 from torch import nn
@@ -407,6 +408,19 @@ def test_a_validation_without_a_training_is_replayed(tmp_path: Path) -> None:
     assert plugin.batches == [("a", 1), ("a", 2)]  # then the run would have ended it
     assert [each.did for each in replayed.asked] == [False]
     assert not replayed.failed
+
+
+def test_a_notice_in_the_last_validation_is_known_by_its_cut(tmp_path: Path) -> None:
+    plugins = [h.ValidationSchedule(epochs=9), h.SaveSchedule(epochs=9), h.Checkpoint(tmp_path / "saved")]
+    notice = Chaos([Fault("preempt", at="validation_batch_end")], journal=tmp_path / "journal.jsonl")
+    data = [(torch.ones(1, 1), torch.ones(1, 1))] * 4
+    task = h.Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
+    trainer = h.Trainer([*plugins, h.Recorder(tmp_path), h.Preemption(), notice], device="cpu")
+    result = trainer.fit(task, data, validation=data, optimizer=sgd(), epochs=1, on_interrupt="return")
+    assert (result.stopped_by, result.progress.validations) == ("preemption", 0)
+    assert [each.by for each in result.history if each.verb == "save"] == ["save_schedule"]
+    replayed = replay(tmp_path, [h.EarlyStopping("validation/loss")])
+    assert not [note for note in replayed.notes if note.startswith("WARNING")]
 
 
 def test_a_plugin_is_toggled_as_in_the_run(tmp_path: Path) -> None:
