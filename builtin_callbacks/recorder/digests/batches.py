@@ -30,10 +30,23 @@ def read_batch(batch: Any) -> BatchSums:
 
     Of an object, its attributes count.
     """
+    # The usual case, a sequence of small tensors on the CPU, is read here without a further call.
+    crc, small = 0, 0
     try:
-        return _read_small(batch)
-    except (TypeError, ValueError, BufferError, RuntimeError):  # it is anything else than small arrays of the CPU
+        for leaf in batch if batch.__class__ in _SEQUENCES else (batch,):
+            if leaf.__class__ is not Tensor or not leaf.is_cpu:
+                break
+            array: Any = leaf.numpy()
+            if array.nbytes >= LARGE * len(array):
+                break
+            key = array.dtype.char, array.shape
+            crc = crc32(array, crc32(_FORMS.get(key) or _form(array), crc))
+            small += adler32(array) & 0xFFFF  # the sum of its bytes
+        else:
+            return crc, small, ()
+    except (TypeError, ValueError, BufferError, RuntimeError):  # no array whose bytes can be read
         return _read_any(batch)
+    return _read_any(batch)
 
 
 def checksums_of(crc: int, small: int, rows: Iterable[Numbers]) -> tuple[int, int]:
@@ -53,20 +66,6 @@ def checksums_of(crc: int, small: int, rows: Iterable[Numbers]) -> tuple[int, in
     if len(contents) == 1:
         return crc << 32, small % SMALL
     return int(combine(contents)), samples % 2**32
-
-
-def _read_small(batch: Any) -> BatchSums:
-    """Read a sequence of small tensors on the CPU; raise for anything else."""
-    crc, small = 0, 0
-    for leaf in batch if batch.__class__ in _SEQUENCES else (batch,):
-        if leaf.__class__ is not Tensor or not leaf.is_cpu:
-            raise TypeError
-        array: Any = leaf.numpy()
-        if array.nbytes >= LARGE * len(array):
-            raise ValueError
-        crc = crc32(array, crc32(_form(array), crc))
-        small += adler32(array) & 0xFFFF  # the sum of its bytes
-    return crc, small, ()
 
 
 def _read_any(batch: Any) -> BatchSums:
