@@ -106,13 +106,14 @@ def test_a_rate_in_a_tensor_that_changes_in_place(tmp_path: Path) -> None:
 
 
 def test_an_option_in_a_list_that_changes_in_place(tmp_path: Path) -> None:
-    def change(run: h.Run) -> None:
-        run.optimizer.param_groups[0]["betas"][0] = 0.8
+    def give(run: h.Run) -> None:
+        run.optimizer.param_groups[0]["scales"] = [1.0, 1.0]
 
-    one, other = (
-        recorded(tmp_path / name, *more, optimizer=partial(torch.optim.Adam, betas=[0.9, 0.99]))
-        for name, more in (("a", ()), ("b", (Doing(3, change),)))
-    )
+    def change(run: h.Run) -> None:
+        run.optimizer.param_groups[0]["scales"][0] = 0.5
+
+    one = recorded(tmp_path / "a", Doing(1, give))
+    other = recorded(tmp_path / "b", Doing(1, give), Doing(3, change))
     found = h.diverge(one, other).first
     assert found is not None
     assert (found.kind, found.batch) == ("options", 4)
