@@ -113,7 +113,7 @@ def test_an_option_in_a_list_that_changes_in_place(tmp_path: Path) -> None:
         run.optimizer.param_groups[0]["scales"][0] = 0.5
 
     one = recorded(tmp_path / "a", Doing(1, give))
-    other = recorded(tmp_path / "b", Doing(1, give), Doing(3, change))
+    other = recorded(tmp_path / "b", Doing(1, give), Doing(3, change).named("changing"))
     found = h.diverge(one, other).first
     assert found is not None
     assert (found.kind, found.batch) == ("options", 4)
