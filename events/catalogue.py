@@ -233,7 +233,7 @@ class PredictEnd(Event):
 
 
 class PluginChanged(Event):
-    """During a run, a plugin was registered, unregistered, enabled or disabled; `by` is who did it."""
+    """A plugin was registered, unregistered, enabled or disabled in a run; `by`: who did it, or "the loaded state"."""
 
     plugin: str
     change: Literal["registered", "unregistered", "enabled", "disabled"]

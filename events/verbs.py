@@ -56,6 +56,7 @@ VERBS: Final[Mapping[Verb, VerbFacts]] = {
     "enable_plugin": VerbFacts("run", "plugin enabled", "plugins enabled", "plugin enabled"),
     "disable_plugin": VerbFacts("run", "plugin disabled", "plugins disabled", "plugin disabled"),
 }
+LOADED: Final = "the loaded state"  # by which a plugin is enabled or disabled when a state is loaded
 TAKEN_BACK: Final[Mapping[Verb, Verb]] = {
     "withdraw_stop": "stop",
     "withdraw_end_epoch": "end_epoch",

@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...events import Request, Run
 from ...events.checks import known_names
+from ...events.verbs import LOADED
 from ...plugins.environment import switched_off
 from ..checkpoint.state.rates import scale_optimizer, scale_scheduler, set_rate
 
@@ -40,7 +41,7 @@ def restore_switches(run: Run, former: Mapping[str, bool]) -> None:
     wanted = {name: not enabled for name, enabled in former.items()} | run.control.switches
     for name, enabled in wanted.items():
         if name in run.plugins and run.plugins.is_enabled(name) != enabled:
-            (run.plugins.enable if enabled else run.plugins.disable)(name)
+            (run.plugins.enable if enabled else run.plugins.disable)(name, by=LOADED)
             run.note(f"plugin {name!r} is {'enabled' if enabled else 'disabled'}, as it was in the state by request")
 
 

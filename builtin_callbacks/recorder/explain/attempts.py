@@ -7,6 +7,7 @@ from typing import Any
 
 from ....core.system.extras import printable
 from ....events.guarantee import verified
+from ....events.verbs import LOADED
 from ..format.records import AttemptRecord
 from . import words
 from .attempt_summary import AttemptSummary, Restore
@@ -75,6 +76,11 @@ def describe_comparison(attempt: AttemptSummary) -> Iterator[str]:
             yield verified(steps)
         if difference is not None:
             yield f"the repeated work {printable(difference)}"
+
+
+def who_changed(data: Mapping[str, Any]) -> str:
+    """Return by whom a plugin was changed, as the end of a sentence; what a state restores is nobody's decision."""
+    return "when the checkpoint was restored" if data["by"] == LOADED else f"by {data['by']}"
 
 
 def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Iterator[str]:

@@ -10,6 +10,7 @@ from ....events.control import CHANGES
 from ....events.verbs import VERBS
 from ..explain import words
 from ..explain.attempt_summary import AttemptSummary
+from ..explain.attempts import who_changed
 from ..explain.lineage import Parent, ancestors, parting_clock
 from ..explain.requests import ROUTINE, RequestOutcome
 from ..explain.saves import Save, roles_of, saves_of
@@ -104,7 +105,7 @@ def _plugins(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
     for entry in attempt.events("plugin_changed", "plugin_failed"):
         data = entry.data
         if entry.event == "plugin_changed":
-            title, line = f"{data['plugin']} was {data['change']}", f"by {data['by']}"
+            title, line = f"{data['plugin']} was {data['change']}", who_changed(data)
         else:
             title, line = f"{data['plugin']} failed on {data['event']}", str(data["error"])
         yield Mark("plugin", entry.counters.steps, axis.at(attempt.number, entry.clock), title, (line,))
