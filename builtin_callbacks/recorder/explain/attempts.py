@@ -104,7 +104,7 @@ def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Itera
 def _describe_parents(attempt: AttemptSummary) -> Iterator[str]:
     """Yield of which training this one is a fork, and of which that was one."""
     for parent in ancestors(attempt.attempt):
-        yield f"a fork of {printable(parent.recording)} at step {parent.step}"
+        yield f"a fork of {printable(parent.recording)} {printable(parent.parting)}"
 
 
 def _describe_restore(restore: Restore) -> str:

@@ -82,7 +82,7 @@ def _parting(first: AttemptSummary, axis: Axis) -> Iterator[Mark]:
 
 def fork_text(parent: Parent) -> str:
     """Return what a run is a fork of."""
-    return f"fork of {parent.name} at step {parent.step}"
+    return f"fork of {parent.name} {parent.parting}"
 
 
 def _decisions(attempt: AttemptSummary, requests: Sequence[RequestOutcome], axis: Axis) -> Iterator[Mark]:

@@ -271,6 +271,23 @@ def test_rules_that_differ_are_shown_with_their_checkpoints() -> None:
     ]
 
 
+def test_while_a_resumed_run_trains_the_newest_checkpoint_is_the_last() -> None:
+    first, second = Script(), Script(began="2026-01-01T12:00:10+00:00", name="a2")
+    first.start()
+    first.batches(2)
+    first.save("c/step_2.pth", best=True)
+    first.close("interrupted", "interrupted", best="c/step_2.pth", last="c/step_2.pth")
+    second.emit("train_start")
+    second.load("c/step_2.pth", first.counters)
+    second.epoch(resumed=True)
+    second.batches(2)
+    second.save("c/step_4.pth")
+    resumed = recording(first, second)
+    assert "  best: step_2.pth\n  last: step_4.pth\n" in story(resumed)
+    assert brief(resumed)[3] == "2 checkpoints, best of step 2, last of step 4"
+    assert [each[3] for each in facts(resumed)["checkpoints"]] == ["best", "last"]
+
+
 def test_a_background_save_belongs_to_the_step_of_its_save_point() -> None:
     script = Script()
     script.start()
