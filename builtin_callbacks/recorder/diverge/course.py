@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ....events import Request
 from ....events.control import COUNTED, Verb
-from ....events.verbs import LOADED
+from ....events.verbs import LOADED, WITHIN_A_BATCH
 from ..format.digests import COLUMNS, DigestBlock
 from ..format.records import Batches, Counters, EventEntry, Recording, RequestEntry
 from ..format.walk import walk
@@ -18,7 +18,6 @@ from ..format.walk import walk
 ASIDE: frozenset[Verb] = frozenset(("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log"))
 COMPARED = ("epoch_start", "epoch_end", "validation_end", "validation_cut", "plugin_changed")
 STATES = ("save_point", "checkpoint_loaded")  # where a run may be continued
-WITHIN_A_BATCH = ("batch_start", "forward_end", "backward_end", "gradients_ready", "step_end")  # it is not counted yet
 Begin = tuple[int, int, int]
 Place = tuple[int, int]  # the epoch and the batch in it, from 1
 

@@ -28,12 +28,22 @@ def decisions_section(attempts: Sequence[AttemptSummary], requests: Mapping[int,
         attempts: of the recording.
         requests: all of them, by the number of their attempt.
     """
-    counts = [_count(count, verb) for verb, count in count_granted(attempts).items() if count]
-    lines = words.lines(f"granted: {words.join_words(counts)}") if counts else []
+    lines = words.lines(text) if (text := _granted(attempts)) else []
     for attempt in attempts:
         for each in incidents(attempt, requests[attempt.number]):
             lines += words.lines(f"{words.position(each.counters)}: {printable(each.text)}", "  ", "    ")
     return Section("decisions", lines)
+
+
+def _granted(attempts: Sequence[AttemptSummary]) -> str:
+    """Return how much was granted, and how much of that was lost; empty for nothing."""
+    counts = [_count(count, verb) for verb, count in count_granted(attempts).items() if count]
+    text = f"granted: {words.join_words(counts)}" if counts else ""
+    for loss in dict.fromkeys(attempt.loss for attempt in attempts):
+        losing = [attempt for attempt in attempts if attempt.loss == loss]
+        lost = [_count(count, verb) for verb, count in count_granted(losing, lost=True).items() if count]
+        text += f"; {loss}: {words.join_words(lost)}" if lost else ""
+    return text
 
 
 def requests_in_short(requests: Sequence[RequestOutcome]) -> str:
@@ -60,7 +70,11 @@ def _table(groups: Sequence[RequestGroup]) -> list[str]:
 
 
 def positions(group: RequestGroup) -> str:
-    """Return where requests were made: the first and the last step of routine ones, every position of others."""
+    """Return where requests were made, and how many were lost: of routine ones the first and the last step."""
+    return _places(group) + (f", {group.loss}" if group.loss else "")
+
+
+def _places(group: RequestGroup) -> str:
     first, last = group.first, group.last
     during = f"during {first.event}, " if first.event and not group.is_routine else ""
     if len(group.requests) == 1:

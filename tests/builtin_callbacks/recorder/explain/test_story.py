@@ -30,7 +30,7 @@ attempts
      stopped by early_stopping on rank 2 after 7.30 s: epoch 1, batch 6, step 14, 56 samples
 
 requests
-  log         6 times  log_schedule, step 4 to 12: every 2 steps
+  log         6 times  log_schedule, step 4 to 12, 2 of them lost in the kill: every 2 steps
   validation  3 times  validation_schedule, step 4 to 12: every 4 steps
   save        twice    save_schedule, step 4 to 8: every 4 steps
   save        once     someone, epoch 1, batch 6, step 14: too late
@@ -43,7 +43,7 @@ requests
   veto_stop   twice    minimum, during should_stop, epoch 1, batch 4, step 12: at least 13 steps
 
 decisions
-  granted: 6 logs, 3 validations, 2 saves and 1 stop
+  granted: 6 logs, 3 validations, 2 saves and 1 stop; lost in the kill: 2 logs
   epoch 1, batch 4, step 12: the stop was postponed by minimum at 2 boundaries in a row: at least 13
     steps
   epoch 1, batch 6, step 14: the save that someone requested (too late) was never served: the run
