@@ -50,7 +50,7 @@ def ancestors(first: AttemptRecord) -> list[Parent]:
     loaded = next(loads, None)
     found = list(_chain(loaded.data.get("forked_from")) if loaded is not None else ()) or _from_start(first)
     change = first.hyper_parameters.get(CHANGE)
-    if found and is_text(change):
+    if found and isinstance(change, str):
         found[0] = replace(found[0], change=change.rpartition("<locals>.")[2])
     return found
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from ....events import Request
-from ....events.control import CHANGES, COUNTED, Verb
+from ....events.control import CHANGES, COUNTED
 from ....events.verbs import EVALUATION_VERB, TAKEN_BACK, WITHIN_A_BATCH
-from ..format.records import TIMED, Counters, RepeatEntry, RequestEntry, change_of
+from ..format.records import TIMED, Counters, EventEntry, RepeatEntry, RequestEntry, change_of
 from . import words
 from .attempt_summary import AttemptSummary
 
@@ -22,7 +21,6 @@ SERVED_BY = {
     "stop": "train_end",
     **dict.fromkeys(CHANGES, "change_served"),
 }
-GRANTED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_end": "validation", "save_point": "save"}
 MAX_REASONS = 10  # of one plugin for one request
 ROUTINE = ("log", "validation", "save", "hold_step", "scale_loss")
 
@@ -37,7 +35,7 @@ class RequestOutcome:
         request: what was requested, with the count of its repetitions.
         is_unserved: whether it was never served; None if that is not recorded, or if such a request is not served.
         taken_back: what took it back; None where nothing did.
-        loss: how what it led to was lost with its attempt, in words; empty where it was kept.
+        effect: how what it led to was lost with its attempt, or that it changed nothing, in words; else empty.
     """
 
     attempt: int
@@ -45,7 +43,7 @@ class RequestOutcome:
     request: Request
     is_unserved: bool | None = None
     taken_back: Request | None = None
-    loss: str = ""
+    effect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +73,12 @@ class RequestGroup:
         return sum(each.is_unserved is True for each in self.requests)
 
     @property
-    def loss(self) -> str:
-        """How many were lost, and how, in words; empty where none was."""
-        counts = Counter(each.loss for each in self.requests if each.loss)
+    def effect(self) -> str:
+        """How many were lost, and how, and how many changed nothing, in words; else empty."""
+        counts = Counter(each.effect for each in self.requests if each.effect)
         if sum(counts.values()) == self.times:
             return " and ".join(counts)
-        return " and ".join(f"{count:,} of them {loss}" for loss, count in counts.items())
+        return " and ".join(f"{count:,} of them {effect}" for effect, count in counts.items())
 
     @property
     def reason(self) -> str:
@@ -119,7 +117,7 @@ class Incident:
 
 def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
     """Return every request of an attempt."""
-    served = {number: entry.counters for entry in attempt.events() for number in entry.data.get("asked", ())}
+    served = {number: entry for entry in attempt.events() for number in entry.data.get("asked", ())}
     repeated = {entry.number: entry.times for entry in attempt.attempt.entries if isinstance(entry, RepeatEntry)}
     is_over = attempt.ending is not None or not attempt.is_last
     found, clock = list[RequestOutcome](), 0.0
@@ -138,20 +136,22 @@ def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
             if request.verb in SERVED_BY and (is_over or entry.number in served):
                 has_stopped = request.verb == "stop" and attempt.status == "stopped"
                 is_unserved = entry.number not in served and not has_stopped
-            is_lost = not is_unserved and _is_lost(attempt, request, served.get(entry.number))
-            loss = attempt.loss if is_lost else ""
-            found.append(RequestOutcome(attempt.number, clock, request, is_unserved, loss=loss))
+            effect = "" if is_unserved else _effect(attempt, request, served.get(entry.number))
+            found.append(RequestOutcome(attempt.number, clock, request, is_unserved, effect=effect))
         elif isinstance(entry, TIMED):
             clock = max(clock, entry.clock)
     return found
 
 
-def _is_lost(attempt: AttemptSummary, request: Request, served: Counters | None) -> bool:
-    """Return whether what a request has led to is lost; a stop has ended its attempt in any case."""
+def _effect(attempt: AttemptSummary, request: Request, served: EventEntry | None) -> str:
+    """Return what became of what a request has led to; a stop has ended its attempt in any case."""
+    if served is not None and not (served.data.get("changed", True) or served.data["refusal"]):
+        return "changed nothing"
     if request.verb in COUNTED or request.verb == "stop":
-        return False
+        return ""
     done = request.batch + (request.event in WITHIN_A_BATCH)
-    return attempt.has_lost(served or Counters(request.epoch, done, steps=request.step))
+    place = Counters(request.epoch, done, steps=request.step) if served is None else served.counters
+    return attempt.loss if attempt.has_lost(place) else ""
 
 
 def _taken_back(outcome: RequestOutcome, by: Request) -> RequestOutcome:
@@ -196,29 +196,6 @@ def incidents(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> li
     """Return the requests of an attempt that were postponed, cut short or never served, in order."""
     found = [*_postponed(attempt, requests), *_refused(attempt), *_never_served(attempt, requests)]
     return sorted(found, key=lambda incident: incident.clock)
-
-
-def count_granted(attempts: Iterable[AttemptSummary], *, lost: bool = False) -> dict[Verb, int]:
-    """Return how many logs, validations, saves, ends of an epoch, stops and changes of the run were granted.
-
-    Args:
-        attempts: that are counted.
-        lost: count only those that were lost with their attempt.
-    """
-    names: tuple[Verb, ...] = ("log", "validation", "save", "end_epoch", "stop", *CHANGES)
-    counts = dict.fromkeys(names, 0)
-    for attempt in attempts:
-        counts["stop"] += attempt.is_fit and attempt.status == "stopped" and not lost
-        for entry in attempt.events() if attempt.is_fit else ():
-            if lost and not attempt.has_lost(entry.counters):
-                continue
-            if entry.event in GRANTED_BY:
-                counts[GRANTED_BY[entry.event]] += 1
-            elif entry.event == "epoch_end" and entry.data.get("asked"):
-                counts["end_epoch"] += 1
-            elif entry.event == "change_served" and not entry.data["refusal"]:
-                counts[change_of(entry.data).verb] += 1
-    return counts
 
 
 def _postponed(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> Iterator[Incident]:

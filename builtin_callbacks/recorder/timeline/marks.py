@@ -95,7 +95,7 @@ def _decisions(attempt: AttemptSummary, requests: Sequence[RequestOutcome], axis
         lines = [request.what] if request.verb in CHANGES else []
         lines += [f"by {request.by}{rank}{during}: {request.reason}", f"epoch {request.epoch}, batch {request.batch}"]
         lines += [f"made {words.times(request.times)}"] if request.times > 1 else []
-        lines += ["never served"] if each.is_unserved else [each.loss] if each.loss else []
+        lines += ["never served"] if each.is_unserved else [each.effect] if each.effect else []
         kind = "stop" if request.verb == "stop" else "decision"
         title = f"{VERBS[request.verb].mark}, step {request.step}"
         yield Mark(kind, request.step, axis.at(attempt.number, each.clock), title, tuple(lines))

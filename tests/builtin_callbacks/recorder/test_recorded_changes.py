@@ -82,6 +82,25 @@ def test_explain_says_who_changed_what_and_what_could_not_be_done(recording: Rec
     assert "never served" not in text
 
 
+def test_a_change_to_what_is_so_already_is_not_counted(tmp_path: Path) -> None:
+    class Twice(h.Plugin):
+        """Requests the same twice."""
+
+        @h.on(h.BatchEnd)
+        def ask(self, run: h.Run, event: h.BatchEnd) -> None:
+            if run.progress.steps in (3, 5):
+                run.control.set_learning_rate(0.05, "it jumps")
+                run.control.disable_plugin("first", "enough")
+
+    fit([h.LogSchedule(steps=4).named("first"), h.LogSchedule(steps=4), Twice(), h.Recorder(tmp_path)], validation=None)
+    recorded = read(tmp_path)
+    served = [each for each in entries(recorded, EventEntry) if each.event == "change_served"]
+    assert [each.data["changed"] for each in served] == [True, True, False, False]
+    text = " ".join(story(recorded).split())
+    assert "1 change of the learning rate and 1 plugin disabled" in text
+    assert "step 3; epoch 0, batch 5, step 5, 1 of them changed nothing: it jumps" in text
+
+
 def test_the_timeline_marks_them(recording: Recording, tmp_path: Path) -> None:
     attempts = summarize_attempts(recording)
     requests = {each.number: requests_of(each) for each in attempts}
