@@ -220,7 +220,7 @@ def serve(run: RunContext) -> None:
         from .stepping.changes import serve_change  # loaded where something is changed
 
         facts = request.verb, request.target, request.value, request.by, request.reason
-        run.emit(ev.ChangeServed(*facts, serve_change(run, request)))
+        run.emit(ev.ChangeServed(*facts, *serve_change(run, request)))
     if control.pop_request("next_phase") and run.data.ask_to_advance(between_epochs=not run.progress.batch):
         control.end_epoch("the next phase was asked for", by="the loop")
     if control.pop_request("log"):

@@ -95,7 +95,7 @@ class ResumeVerified(Event):
 class ChangeServed(Event):
     """At a step boundary, a change of the run was made that `by` requested, or could not be: `refusal` says why.
 
-    `verb`, `target` and `value` are those of the request: `set_learning_rate`, `enable_plugin` or `disable_plugin`.
+    `verb` (set_learning_rate, enable_plugin, disable_plugin), `target`, `value`: the request's; `changed`: if it did.
     """
 
     verb: str
@@ -104,6 +104,7 @@ class ChangeServed(Event):
     by: str
     reason: str
     refusal: str = ""
+    changed: bool = True
 
 
 class Log(Event):
@@ -233,7 +234,7 @@ class PredictEnd(Event):
 
 
 class PluginChanged(Event):
-    """During a run, a plugin was registered, unregistered, enabled or disabled; `by` is who did it."""
+    """A plugin was registered, unregistered, enabled or disabled in a run; `by`: who did it, or "the loaded state"."""
 
     plugin: str
     change: Literal["registered", "unregistered", "enabled", "disabled"]

@@ -56,6 +56,9 @@ VERBS: Final[Mapping[Verb, VerbFacts]] = {
     "enable_plugin": VerbFacts("run", "plugin enabled", "plugins enabled", "plugin enabled"),
     "disable_plugin": VerbFacts("run", "plugin disabled", "plugins disabled", "plugin disabled"),
 }
+# Events of a batch that is not counted yet.
+WITHIN_A_BATCH: Final = ("batch_start", "forward_end", "backward_end", "gradients_ready", "step_end")
+LOADED: Final = "the loaded state"  # by which a plugin is enabled or disabled when a state is loaded
 TAKEN_BACK: Final[Mapping[Verb, Verb]] = {
     "withdraw_stop": "stop",
     "withdraw_end_epoch": "end_epoch",

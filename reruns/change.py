@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from heliograph.builtin_callbacks.recorder.explain.lineage import BETWEEN, CHANGE, PARENT
 from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, RequestEntry
 from heliograph.core.trainer import Trainer
 from heliograph.events import BatchStart, Bus, Lane, Run
@@ -12,8 +13,6 @@ from heliograph.events.bus import FunctionName, OrderedSignal, Subscription
 from heliograph.reruns.errors import NotExact
 
 Change = Callable[[Run], object]
-PARENT, CHANGE = "forked_from", "fork_change"  # hyper-parameters of a fork
-AT_STEP = " at step "
 CHANGED, BY = "the fork has been changed", "fork"
 
 
@@ -63,7 +62,7 @@ def recorded_change(attempt: AttemptRecord) -> RecordedChange | None:
         return None
     requests = [each.request for each in attempt.entries if isinstance(each, RequestEntry)]
     saves = [(each.epoch, each.batch) for each in requests if (each.verb, each.reason) == ("save", CHANGED)]
-    return RecordedChange(int(parent.rpartition(AT_STEP)[2]), name, saves[0] if saves else None)
+    return RecordedChange(int(parent.rpartition(BETWEEN)[2]), name, saves[0] if saves else None)
 
 
 class RepeatedChange:

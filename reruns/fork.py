@@ -11,6 +11,7 @@ from heliograph.builtin_callbacks.checkpoint.plugin import Checkpoint
 from heliograph.builtin_callbacks.checkpoint.resume import share_state
 from heliograph.builtin_callbacks.file_log import FileLog
 from heliograph.builtin_callbacks.jsonl_log import JsonlLog
+from heliograph.builtin_callbacks.recorder.explain.lineage import BETWEEN, CHANGE, PARENT
 from heliograph.builtin_callbacks.recorder.format.reader import SUFFIX
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.builtin_callbacks.trackers.tracker import Tracker
@@ -25,9 +26,6 @@ from heliograph.events.checks import check_flag, describe
 from heliograph.events.paths import check_path
 from heliograph.plugins import Plugin, on
 from heliograph.reruns.change import (
-    AT_STEP,
-    CHANGE,
-    PARENT,
     Change,
     RepeatedChange,
     check_change,
@@ -157,7 +155,7 @@ class Fork(Plugin):
     def train(self, trainer: Trainer, options: dict[str, Any], folder: Path) -> RunResult:
         """Train; whatever a plugin makes of a refusal, it is raised itself."""
         self._prepare(trainer, folder)
-        lineage = {PARENT: f"{self._recorded.recording.path.absolute()}{AT_STEP}{self._step}"}
+        lineage = {PARENT: f"{self._recorded.recording.path.absolute()}{BETWEEN}{self._step}"}
         if self._change is not None:
             lineage[CHANGE] = describe(self._change)
         options["hyper_parameters"] = {**options.get("hyper_parameters", {}), **lineage}

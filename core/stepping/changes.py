@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...events import Request, Run
 from ...events.checks import known_names
+from ...events.verbs import LOADED
 from ...plugins.environment import switched_off
 from ..checkpoint.state.rates import scale_optimizer, scale_scheduler, set_rate
 
@@ -17,17 +18,13 @@ class RefusedChangeError(Exception):
     """What was requested cannot be done; the text says why."""
 
 
-def serve_change(run: Run, request: Request) -> str:
-    """Make a change; return why it cannot be made, which is a warning of the result, or nothing."""
+def serve_change(run: Run, request: Request) -> tuple[str, bool]:
+    """Make a change; return why it cannot be made, which is a warning of the result, or nothing; and if it did any."""
     try:
-        if request.verb == "set_learning_rate":
-            _set_learning_rate(run, request)
-        else:
-            _switch(run, request)
+        return "", (_set_learning_rate if request.verb == "set_learning_rate" else _switch)(run, request)
     except RefusedChangeError as error:
         run.warn(f"{request.by} requested {request.what} ({request.reason}), and it could not be done: {error}")
-        return str(error)
-    return ""
+        return str(error), False
 
 
 def restore_switches(run: Run, former: Mapping[str, bool]) -> None:
@@ -40,7 +37,7 @@ def restore_switches(run: Run, former: Mapping[str, bool]) -> None:
     wanted = {name: not enabled for name, enabled in former.items()} | run.control.switches
     for name, enabled in wanted.items():
         if name in run.plugins and run.plugins.is_enabled(name) != enabled:
-            (run.plugins.enable if enabled else run.plugins.disable)(name)
+            (run.plugins.enable if enabled else run.plugins.disable)(name, by=LOADED)
             run.note(f"plugin {name!r} is {'enabled' if enabled else 'disabled'}, as it was in the state by request")
 
 
@@ -90,25 +87,30 @@ def check_rate(run: Run, rate: float, optimizer: str) -> list[str]:
     return names
 
 
-def _set_learning_rate(run: Run, request: Request) -> None:
+def _set_learning_rate(run: Run, request: Request) -> bool:
     assert request.value is not None  # its verb takes one
+    changed = False
     for name in check_rate(run, request.value, request.target):
         optimizer = run.optimizers[name]
         first = _rate(optimizer)
+        changed = changed or first != request.value
         parts = [float(group["lr"]) / first for group in optimizer.param_groups]
         scale_optimizer(optimizer, request.value / first)
         for group, part in zip(optimizer.param_groups, parts, strict=True):
             set_rate(group, "lr", request.value * part)  # the rate itself, without the rounding of the factor
         if name in run.schedulers:
             scale_scheduler(run.schedulers[name], request.value / first)
+    return changed
 
 
-def _switch(run: Run, request: Request) -> None:
+def _switch(run: Run, request: Request) -> bool:
     enabled = request.verb == "enable_plugin"
     check_switch(run, request.target, enabled=enabled)
-    if run.plugins.is_enabled(request.target) != enabled:
+    changed: bool = run.plugins.is_enabled(request.target) != enabled
+    if changed:
         (run.plugins.enable if enabled else run.plugins.disable)(request.target, by=request.by)
     run.control.switches[request.target] = enabled
+    return changed
 
 
 def _rate(optimizer: Any) -> float:

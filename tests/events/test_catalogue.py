@@ -65,7 +65,7 @@ def test_the_fields_are_a_frozen_surface() -> None:
         "epoch_start": ["epoch", "resumed"],
         "replay": ["done", "batches"],
         "resume_verified": ["steps", "difference"],
-        "change_served": ["verb", "target", "value", "by", "reason", "refusal"],
+        "change_served": ["verb", "target", "value", "by", "reason", "refusal", "changed"],
         "log": ["metrics", "weights"],
         "validation_batch_start": ["dataset"],
         "validation_batch_end": ["dataset"],

@@ -164,18 +164,36 @@ def test_a_stop_after_which_the_run_was_resumed_does_not_end_it(tmp_path: Path) 
         assert paused.run.optimizer.param_groups[0]["lr"] == 0.03
 
 
+class Failing(h.Plugin):
+    """Fails at a step."""
+
+    affects_training = False
+
+    @h.on(h.StepEnd)
+    def fail(self, run: h.Run, event: h.StepEnd) -> None:
+        """Fail."""
+        if run.progress.steps == 6:
+            raise RuntimeError("killed")
+
+
+def test_a_plugin_that_a_resume_has_disabled_again_is_disabled_once(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    asking = Asking(folder, at1={"ask": "disable", "target": "gradient_clipping"})
+    with pytest.raises(RuntimeError, match="killed"):
+        steered(folder, resuming, asking, Failing())
+    states = steered(folder, resuming).states
+    for _ in range(2):
+        with h.goto(folder, resuming, step=9) as paused:
+            assert state_of(paused.run) == states[9]
+            assert paused.comparison.first is None
+        for each in folder.glob("*.pth"):
+            each.unlink()  # so that it begins before the kill
+    forked = h.fork(folder, remote, at=7, into=tmp_path / "y")
+    assert forked.recording is not None
+    assert h.diverge(folder, forked.recording).first is None
+
+
 def test_what_a_killed_attempt_was_asked_for_after_its_last_save_is_not_repeated(tmp_path: Path) -> None:
-    class Failing(h.Plugin):
-        """Fails at a step."""
-
-        affects_training = False
-
-        @h.on(h.StepEnd)
-        def fail(self, run: h.Run, event: h.StepEnd) -> None:
-            """Fail."""
-            if run.progress.steps == 6:
-                raise RuntimeError("killed")
-
     folder = tmp_path / "x"
     asking = Asking(folder, at1={"ask": "set-lr", "value": 0.02}, at4={"ask": "validate"})
     with pytest.raises(RuntimeError, match="killed"):

@@ -25,7 +25,8 @@ def diverge(one: str | Path, other: str | Path) -> Divergence:
     batch, requests, toggled plugins, the metrics of validations and logs; and, where both were recorded with
     `Recorder(digests=True)`, the content of every batch, the random generators after it, the learning rates and other
     options of the optimizers, the loss, and, as often as they were taken, gradients and weights: all of them down to
-    the last bit. Of several ranks, the batches, draws and losses are those of the main one.
+    the last bit. Of several ranks, the batches, draws and losses are those of the main one. Events that plugins emit
+    are not compared, and neither is what a loaded state has restored.
 
     Args:
         one: a recording, or a folder: the newest in it.
@@ -115,10 +116,10 @@ class _Comparison:
         return None
 
     def _moments(self) -> Iterator[list[Moment]]:
-        """Yield the moments of both, without those that a recorder has not or need not have."""
-        sampled, gaps = self._one.sampled | self._other.sampled, gaps_of(self._one) ^ gaps_of(self._other)
+        """Yield the moments of both, without those that one recorder has not."""
+        gaps = gaps_of(self._one) ^ gaps_of(self._other)
         for course in (self._one, self._other):
-            yield [each for each in course.moments if each.what not in sampled and each.place not in gaps]
+            yield [each for each in course.moments if each.place not in gaps]
 
     def _only_in_one(self, mine: Moment | None, theirs: Moment | None) -> Difference:
         """Say what one run does where the other does something else, or has ended."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from ....events import CATALOGUE, Request
+from ....events import Request
 from ....events.control import COUNTED, Verb
+from ....events.verbs import LOADED, WITHIN_A_BATCH
 from ..format.digests import COLUMNS, DigestBlock
 from ..format.records import Batches, Counters, EventEntry, Recording, RequestEntry
 from ..format.walk import walk
@@ -18,9 +18,6 @@ from ..format.walk import walk
 ASIDE: frozenset[Verb] = frozenset(("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log"))
 COMPARED = ("epoch_start", "epoch_end", "validation_end", "validation_cut", "plugin_changed")
 STATES = ("save_point", "checkpoint_loaded")  # where a run may be continued
-WITHIN_A_BATCH = ("batch_start", "forward_end", "backward_end", "gradients_ready", "step_end")  # it is not counted yet
-KNOWN = frozenset([*(event.name for event in CATALOGUE), "batch", "request"])
-MOST = 1_000  # of a custom event: of more, a recorder keeps a sample
 Begin = tuple[int, int, int]
 Place = tuple[int, int]  # the epoch and the batch in it, from 1
 
@@ -62,7 +59,6 @@ class Course:
         losses: of the batches of which they are recorded.
         logs: by place, where the log before was, and the metrics that the loop itself logged.
         chains: by place, what stands for all batches up to there: the chain and its length.
-        sampled: custom events of which a recorder keeps only a sample.
         settings: what the run was called with and runs on, by name.
         begin: the epoch, the batches of it and the optimizer steps that were done before its recording.
         end: how the last attempt ended, in words.
@@ -75,7 +71,6 @@ class Course:
     losses: dict[Place, float] = field(default_factory=dict)
     logs: dict[Place, tuple[Place, Mapping[str, float]]] = field(default_factory=dict)
     chains: dict[Place, tuple[str, int]] = field(default_factory=dict)
-    sampled: set[str] = field(default_factory=set)
     settings: Mapping[str, object] = field(default_factory=dict)
     begin: Begin = 0, 0, 0
     end: str = "it was killed or is running"
@@ -144,8 +139,6 @@ class _Builder:
 
     def finish(self) -> Course:
         """Return the course: digests of batches that were lost are left out."""
-        counts = Counter(moment.what for moment in self.course.moments)
-        self.course.sampled = {name for name, count in counts.items() if name not in KNOWN and count >= MOST}
         kept = {place: each for place, (of, each) in self._taken.items() if self._owners.get(place) == of}
         self.course.digests = kept
         return self.course
@@ -191,7 +184,7 @@ class _Builder:
         if name == "log":
             self.course.logs[at.epoch, at.batch] = self._last_log, _own_metrics(entry)
             self._last_log = at.epoch, at.batch
-        if (name in COMPARED or name not in KNOWN) and not entry.data.get("resumed"):
+        if name in COMPARED and not entry.data.get("resumed") and entry.data.get("by") != LOADED:
             moment = Moment(name, (at.epoch, at.batch), at.steps, _facts(entry), _text(entry))
             self._append(self.course.moments, moment)
 

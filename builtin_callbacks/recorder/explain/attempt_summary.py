@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
 from ....core.system.extras import printable
 from ..format.records import TIMED, AttemptRecord, Batches, Counters, EventEntry, Recording, TimesEntry
+from ..format.walk import key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class AttemptSummary:
         restores: the states that it loaded.
         is_last: whether it is the last attempt of the recording.
         is_running: whether its process is alive, None where that is not known.
+        resumed_at: where later attempts have continued, the earliest of that: what it did after that is lost.
     """
 
     number: int
@@ -65,6 +67,7 @@ class AttemptSummary:
     restores: tuple[Restore, ...]
     is_last: bool
     is_running: bool | None = None
+    resumed_at: Counters | None = None
 
     @property
     def is_fit(self) -> bool:
@@ -105,6 +108,17 @@ class AttemptSummary:
     def events(self, *names: str) -> Iterator[EventEntry]:
         """Yield its events, or only those of these names."""
         return (entry for entry in self._events if not names or entry.event in names)
+
+    def has_lost(self, counters: Counters) -> bool:
+        """Return whether what it did there is lost, since a later attempt continued from before it."""
+        return self.resumed_at is not None and key_of(counters) > key_of(self.resumed_at)
+
+    @property
+    def loss(self) -> str:
+        """How what is lost was lost, in words."""
+        if self.ending is None:
+            return "lost in the kill"
+        return {"failed": "lost in the failure", "interrupted": "lost in the interruption"}.get(self.status, "lost")
 
     @property
     def began_text(self) -> str:
@@ -153,7 +167,16 @@ def summarize_attempts(recording: Recording, *, is_running: bool | None = None) 
         attempts.append(AttemptSummary(index + 1, attempt, began, clock, last, tuple(restores), is_last, is_running))
         if is_fit and (last != Counters() or restores):
             trained = last
-    return attempts
+    return list(reversed(list(_with_losses(attempts))))
+
+
+def _with_losses(attempts: Sequence[AttemptSummary]) -> Iterator[AttemptSummary]:
+    """Yield attempts with where later ones have continued, the last attempt first."""
+    origin: Counters | None = None
+    for attempt in reversed(attempts):
+        yield replace(attempt, resumed_at=origin) if attempt.is_fit else attempt
+        resumed = [each.counters for each in attempt.restores if attempt.is_fit and not each.is_roll_back]
+        origin = min([*resumed, *([] if origin is None else [origin])], key=key_of, default=None)
 
 
 def main_attempt(attempts: list[AttemptSummary]) -> AttemptSummary:

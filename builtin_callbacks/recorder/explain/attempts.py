@@ -7,6 +7,7 @@ from typing import Any
 
 from ....core.system.extras import printable
 from ....events.guarantee import verified
+from ....events.verbs import LOADED
 from ..format.records import AttemptRecord
 from . import words
 from .attempt_summary import AttemptSummary, Restore
@@ -77,6 +78,11 @@ def describe_comparison(attempt: AttemptSummary) -> Iterator[str]:
             yield f"the repeated work {printable(difference)}"
 
 
+def who_changed(data: Mapping[str, Any]) -> str:
+    """Return by whom a plugin was changed, as the end of a sentence; what a state restores is nobody's decision."""
+    return "when the checkpoint was restored" if data["by"] == LOADED else f"by {data['by']}"
+
+
 def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Iterator[str]:
     recorded = attempt.attempt
     size = f" on {recorded.world_size:,} processes" if recorded.world_size > 1 else ""
@@ -98,7 +104,7 @@ def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Itera
 def _describe_parents(attempt: AttemptSummary) -> Iterator[str]:
     """Yield of which training this one is a fork, and of which that was one."""
     for parent in ancestors(attempt.attempt):
-        yield f"a fork of {printable(parent.recording)} at step {parent.step}"
+        yield f"a fork of {printable(parent.recording)} {printable(parent.parting)}"
 
 
 def _describe_restore(restore: Restore) -> str:

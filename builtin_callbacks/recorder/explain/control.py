@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from ....core.system.extras import printable
 from ....events import Request
-from ....events.control import Verb
+from ....events.control import CHANGES, Verb
 from ....events.verbs import VERBS
+from ..format.records import change_of
 from . import words
 from .attempt_summary import AttemptSummary
-from .requests import RequestGroup, RequestOutcome, count_granted, group_requests, incidents
+from .requests import RequestGroup, RequestOutcome, group_requests, incidents
 from .words import Section
 
+GRANTED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_end": "validation", "save_point": "save"}
 MAX_POSITIONS = 40
 
 
@@ -28,8 +31,7 @@ def decisions_section(attempts: Sequence[AttemptSummary], requests: Mapping[int,
         attempts: of the recording.
         requests: all of them, by the number of their attempt.
     """
-    counts = [_count(count, verb) for verb, count in count_granted(attempts).items() if count]
-    lines = words.lines(f"granted: {words.join_words(counts)}") if counts else []
+    lines = words.lines(text) if (text := _granted(attempts)) else []
     for attempt in attempts:
         for each in incidents(attempt, requests[attempt.number]):
             lines += words.lines(f"{words.position(each.counters)}: {printable(each.text)}", "  ", "    ")
@@ -46,7 +48,42 @@ def requests_in_short(requests: Sequence[RequestOutcome]) -> str:
     return f"requested: {text}" + f"; {never:,} never served" * (never > 0)
 
 
+def _granted(attempts: Sequence[AttemptSummary]) -> str:
+    """Return how much was granted, and how much of that was lost; empty for nothing."""
+    counts = [_count(count, verb) for verb, count in _count_granted(attempts).items() if count]
+    text = f"granted: {words.join_words(counts)}" if counts else ""
+    for loss in dict.fromkeys(attempt.loss for attempt in attempts):
+        losing = [attempt for attempt in attempts if attempt.loss == loss]
+        lost = [_count(count, verb) for verb, count in _count_granted(losing, lost=True).items() if count]
+        text += f"; {loss}: {words.join_words(lost)}" if lost else ""
+    return text
+
+
+def _count_granted(attempts: Iterable[AttemptSummary], *, lost: bool = False) -> dict[Verb, int]:
+    """Return how many logs, validations, saves, ends of an epoch, stops and changes of the run were granted.
+
+    Args:
+        attempts: that are counted.
+        lost: count only those that were lost with their attempt.
+    """
+    names: tuple[Verb, ...] = ("log", "validation", "save", "end_epoch", "stop", *CHANGES)
+    counts = dict.fromkeys(names, 0)
+    for attempt in attempts:
+        counts["stop"] += attempt.is_fit and attempt.status == "stopped" and not lost
+        for entry in attempt.events() if attempt.is_fit else ():
+            if lost and not attempt.has_lost(entry.counters):
+                continue
+            if entry.event in GRANTED_BY:
+                counts[GRANTED_BY[entry.event]] += 1
+            elif entry.event == "epoch_end" and entry.data.get("asked"):
+                counts["end_epoch"] += 1
+            elif entry.event == "change_served" and entry.data.get("changed", not entry.data["refusal"]):
+                counts[change_of(entry.data).verb] += 1
+    return counts
+
+
 def _count(count: int, verb: Verb) -> str:
+    """Return a number of requests with a verb, in words."""
     return words.count_things(count, VERBS[verb].noun, VERBS[verb].plural)
 
 
@@ -60,7 +97,11 @@ def _table(groups: Sequence[RequestGroup]) -> list[str]:
 
 
 def positions(group: RequestGroup) -> str:
-    """Return where requests were made: the first and the last step of routine ones, every position of others."""
+    """Return where requests were made, of routine ones the first and the last step; and how many had no effect."""
+    return _places(group) + (f", {group.effect}" if group.effect else "")
+
+
+def _places(group: RequestGroup) -> str:
     first, last = group.first, group.last
     during = f"during {first.event}, " if first.event and not group.is_routine else ""
     if len(group.requests) == 1:

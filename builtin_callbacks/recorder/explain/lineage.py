@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
 from ..format.forms import is_count, is_text
 from ..format.records import AttemptRecord, Batches, EventEntry
 
-BETWEEN = " at step "  # in the hyper-parameter of a fork, after the recording of its parent
+PARENT, CHANGE = "forked_from", "fork_change"  # hyper-parameters of a fork
+BETWEEN = " at step "  # in the first of them, after the recording of the parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,22 @@ class Parent:
     Attributes:
         recording: the path of its recording when the fork began; that of its parent may be unknown, and empty.
         step: the optimizer steps after which the fork parts from it.
+        change: the function that changed the fork there; empty if nothing did, or for the parent of a parent.
     """
 
     recording: str
     step: int
+    change: str = ""
 
     @property
     def name(self) -> str:
         """The name of its recording without folder and suffix."""
         return PurePath(self.recording).stem
+
+    @property
+    def parting(self) -> str:
+        """Where the fork parts from it, and by what change, in words."""
+        return f"at step {self.step}" + f", changed by {self.change}" * bool(self.change)
 
 
 def ancestors(first: AttemptRecord) -> list[Parent]:
@@ -40,7 +48,11 @@ def ancestors(first: AttemptRecord) -> list[Parent]:
     """
     loads = (entry for entry in first.entries if isinstance(entry, EventEntry) and entry.event == "checkpoint_loaded")
     loaded = next(loads, None)
-    return list(_chain(loaded.data.get("forked_from")) if loaded is not None else ()) or _from_start(first)
+    found = list(_chain(loaded.data.get("forked_from")) if loaded is not None else ()) or _from_start(first)
+    change = first.hyper_parameters.get(CHANGE)
+    if found and isinstance(change, str):
+        found[0] = replace(found[0], change=change.rpartition("<locals>.")[2])
+    return found
 
 
 def parting_clock(first: AttemptRecord, step: int) -> float:
@@ -70,6 +82,6 @@ def _chain(parent: Any) -> Iterator[Parent]:
 
 def _from_start(first: AttemptRecord) -> list[Parent]:
     """Return the parent of a fork that began at the start, without a checkpoint: a hyper-parameter names it."""
-    given = first.hyper_parameters.get("forked_from")
+    given = first.hyper_parameters.get(PARENT)
     recording, between, step = given.rpartition(BETWEEN) if isinstance(given, str) else ("", "", "")
     return [Parent(recording, int(step))] if between and step.isascii() and step.isdecimal() else []

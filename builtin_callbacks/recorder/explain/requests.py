@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from ....events import Request
-from ....events.control import CHANGES, Verb
-from ....events.verbs import EVALUATION_VERB, TAKEN_BACK
-from ..format.records import TIMED, Counters, RepeatEntry, RequestEntry, change_of
+from ....events.control import CHANGES, COUNTED
+from ....events.verbs import EVALUATION_VERB, TAKEN_BACK, WITHIN_A_BATCH
+from ..format.records import TIMED, Counters, EventEntry, RepeatEntry, RequestEntry, change_of
 from . import words
 from .attempt_summary import AttemptSummary
 
@@ -22,7 +21,6 @@ SERVED_BY = {
     "stop": "train_end",
     **dict.fromkeys(CHANGES, "change_served"),
 }
-GRANTED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_end": "validation", "save_point": "save"}
 MAX_REASONS = 10  # of one plugin for one request
 ROUTINE = ("log", "validation", "save", "hold_step", "scale_loss")
 
@@ -37,6 +35,7 @@ class RequestOutcome:
         request: what was requested, with the count of its repetitions.
         is_unserved: whether it was never served; None if that is not recorded, or if such a request is not served.
         taken_back: what took it back; None where nothing did.
+        effect: how what it led to was lost with its attempt, or that it changed nothing, in words; else empty.
     """
 
     attempt: int
@@ -44,6 +43,7 @@ class RequestOutcome:
     request: Request
     is_unserved: bool | None = None
     taken_back: Request | None = None
+    effect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,14 @@ class RequestGroup:
     def never(self) -> int:
         """How many were never served."""
         return sum(each.is_unserved is True for each in self.requests)
+
+    @property
+    def effect(self) -> str:
+        """How many were lost, and how, and how many changed nothing, in words; else empty."""
+        counts = Counter(each.effect for each in self.requests if each.effect)
+        if sum(counts.values()) == self.times:
+            return " and ".join(counts)
+        return " and ".join(f"{count:,} of them {effect}" for effect, count in counts.items())
 
     @property
     def reason(self) -> str:
@@ -109,7 +117,7 @@ class Incident:
 
 def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
     """Return every request of an attempt."""
-    served = {number for entry in attempt.events() for number in entry.data.get("asked", ())}
+    served = {number: entry for entry in attempt.events() for number in entry.data.get("asked", ())}
     repeated = {entry.number: entry.times for entry in attempt.attempt.entries if isinstance(entry, RepeatEntry)}
     is_over = attempt.ending is not None or not attempt.is_last
     found, clock = list[RequestOutcome](), 0.0
@@ -128,10 +136,22 @@ def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
             if request.verb in SERVED_BY and (is_over or entry.number in served):
                 has_stopped = request.verb == "stop" and attempt.status == "stopped"
                 is_unserved = entry.number not in served and not has_stopped
-            found.append(RequestOutcome(attempt.number, clock, request, is_unserved))
+            effect = "" if is_unserved else _effect(attempt, request, served.get(entry.number))
+            found.append(RequestOutcome(attempt.number, clock, request, is_unserved, effect=effect))
         elif isinstance(entry, TIMED):
             clock = max(clock, entry.clock)
     return found
+
+
+def _effect(attempt: AttemptSummary, request: Request, served: EventEntry | None) -> str:
+    """Return what became of what a request has led to; a stop has ended its attempt in any case."""
+    if served is not None and not (served.data.get("changed", True) or served.data["refusal"]):
+        return "changed nothing"
+    if request.verb in COUNTED or request.verb == "stop":
+        return ""
+    done = request.batch + (request.event in WITHIN_A_BATCH)
+    place = Counters(request.epoch, done, steps=request.step) if served is None else served.counters
+    return attempt.loss if attempt.has_lost(place) else ""
 
 
 def _taken_back(outcome: RequestOutcome, by: Request) -> RequestOutcome:
@@ -176,22 +196,6 @@ def incidents(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> li
     """Return the requests of an attempt that were postponed, cut short or never served, in order."""
     found = [*_postponed(attempt, requests), *_refused(attempt), *_never_served(attempt, requests)]
     return sorted(found, key=lambda incident: incident.clock)
-
-
-def count_granted(attempts: Iterable[AttemptSummary]) -> dict[Verb, int]:
-    """Return how many logs, validations, saves, ends of an epoch, stops and changes of the run were granted."""
-    names: tuple[Verb, ...] = ("log", "validation", "save", "end_epoch", "stop", *CHANGES)
-    counts = dict.fromkeys(names, 0)
-    for attempt in attempts:
-        counts["stop"] += attempt.is_fit and attempt.status == "stopped"
-        for entry in attempt.events() if attempt.is_fit else ():
-            if entry.event in GRANTED_BY:
-                counts[GRANTED_BY[entry.event]] += 1
-            elif entry.event == "epoch_end" and entry.data.get("asked"):
-                counts["end_epoch"] += 1
-            elif entry.event == "change_served" and not entry.data["refusal"]:
-                counts[change_of(entry.data).verb] += 1
-    return counts
 
 
 def _postponed(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> Iterator[Incident]:

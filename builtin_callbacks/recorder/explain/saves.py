@@ -56,14 +56,16 @@ def saves_of(attempts: Sequence[AttemptSummary]) -> list[Save]:
 
 
 def best_and_last(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> tuple[str | None, str | None]:
-    """Return the best and the newest checkpoint: as recorded at the end of the run, else by the saves."""
-    for attempt in reversed(attempts):
+    """Return the best and the newest checkpoint: as recorded at the end of an attempt, and by the saves after that."""
+    number, best, last = 0, None, None
+    for attempt in attempts:
         ending = attempt.ending
         if attempt.is_fit and ending is not None and (ending.data["best"] or ending.data["last"]):
-            return ending.data["best"], ending.data["last"]
-    kept = [save for save in saves if save.pruned_at is None]
-    best = [save.path for save in kept if save.is_best]
-    return (best[-1] if best else None), (kept[-1].path if kept else None)
+            number, best, last = attempt.number, ending.data["best"], ending.data["last"]
+    for save in saves:
+        if save.attempt > number and save.pruned_at is None:
+            best, last = save.path if save.is_best else best, save.path
+    return best, last
 
 
 def roles_of(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> list[str]:

@@ -12,7 +12,7 @@ from ..format.gc_pause import gc_paused
 from ..format.records import Recording
 from . import words
 from .attempt_summary import AttemptSummary, all_notes, all_warnings, main_attempt, run_name, summarize_attempts
-from .attempts import attempts_in_short, attempts_section, end_section
+from .attempts import attempts_in_short, attempts_section, end_section, who_changed
 from .checkpoints import checkpoints_in_short, checkpoints_section
 from .control import decisions_section, requests_in_short, requests_section
 from .costs import by_plugin, costs, costs_in_short, costs_section, timed_seconds, untimed_attempts
@@ -84,7 +84,7 @@ def _plugins(attempts: Sequence[AttemptSummary]) -> Section:
         for entry in attempt.events("plugin_changed", "plugin_failed"):
             data = {name: printable(value) for name, value in entry.data.items()}
             if entry.event == "plugin_changed":
-                text = f"{data['plugin']} was {data['change']} by {data['by']}"
+                text = f"{data['plugin']} was {data['change']} {who_changed(data)}"
             else:
                 text = f"{data['plugin']} failed on {data['event']}, and the run continued: {data['error']}"
             rows.append((f"step {entry.counters.steps}", text))

@@ -152,6 +152,7 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
     },
 }  # fmt: skip
 ADDED: Mapping[str, dict[str, Form]] = {  # older recordings lack them
+    "change_served": {"changed": is_flag},
     "checkpoint_loaded": {
         "planned_steps": _or_none(is_count),
         "forked_from": _by_name(lambda _: True),

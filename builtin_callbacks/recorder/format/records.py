@@ -55,6 +55,7 @@ class EventEntry:
             `epoch_start`: `batches`, the epoch's length or None;
             `change_served`, `log`, `validation_start`, `save_point`, `epoch_end`, `train_end`: `asked`, the numbers of
             the requests that they serve;
+            `change_served`: `changed`, too (missing in older recordings);
             `log`, `validation_end`, `test_end`, `predict_end`: `added`, the metrics that plugins have added (missing in
             older recordings, and where there are none);
             `validation_start`, `test_start`, `predict_start`: `batches`, the number to come or None;

@@ -38,9 +38,9 @@ def walk(recording: Recording) -> Iterator[WalkedEntry]:
                 del later[0]
                 least = min((origin for _, _, origin in later), default=None)
             if isinstance(entry, EventEntry):
-                key = _key(entry.counters)
+                key = key_of(entry.counters)
             elif isinstance(entry, Batches):
-                key = _key(entry.last)
+                key = key_of(entry.last)
             if least is None or not is_training or key <= least:
                 yield WalkedEntry(index, entry, False)
             else:
@@ -70,7 +70,7 @@ def _parts(entry: Entry, key: Key, origins: Sequence[Key]) -> list[tuple[Entry, 
             return [(entry, True), *parts]
         parts.insert(0, (slice_block(entry, kept, len(entry)), True))
         entry = slice_block(entry, 0, kept)
-        key = _key(entry.last)
+        key = key_of(entry.last)
     return [(entry, False), *parts]
 
 
@@ -96,8 +96,9 @@ def _origin(entry: Entry) -> Key | None:
     """Return the position at which a run continues from a checkpoint, None for any other entry."""
     if not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
         return None
-    return _key(Counters(**entry.data["origin"]))
+    return key_of(Counters(**entry.data["origin"]))
 
 
-def _key(counters: Counters) -> Key:
+def key_of(counters: Counters) -> Key:
+    """Return by what positions in a training are ordered."""
     return counters.epoch, counters.batch, counters.steps, counters.validations

@@ -10,6 +10,7 @@ from ....events.control import CHANGES
 from ....events.verbs import VERBS
 from ..explain import words
 from ..explain.attempt_summary import AttemptSummary
+from ..explain.attempts import who_changed
 from ..explain.lineage import Parent, ancestors, parting_clock
 from ..explain.requests import ROUTINE, RequestOutcome
 from ..explain.saves import Save, roles_of, saves_of
@@ -81,7 +82,7 @@ def _parting(first: AttemptSummary, axis: Axis) -> Iterator[Mark]:
 
 def fork_text(parent: Parent) -> str:
     """Return what a run is a fork of."""
-    return f"fork of {parent.name} at step {parent.step}"
+    return f"fork of {parent.name} {parent.parting}"
 
 
 def _decisions(attempt: AttemptSummary, requests: Sequence[RequestOutcome], axis: Axis) -> Iterator[Mark]:
@@ -94,7 +95,7 @@ def _decisions(attempt: AttemptSummary, requests: Sequence[RequestOutcome], axis
         lines = [request.what] if request.verb in CHANGES else []
         lines += [f"by {request.by}{rank}{during}: {request.reason}", f"epoch {request.epoch}, batch {request.batch}"]
         lines += [f"made {words.times(request.times)}"] if request.times > 1 else []
-        lines += ["never served"] if each.is_unserved else []
+        lines += ["never served"] if each.is_unserved else [each.effect] if each.effect else []
         kind = "stop" if request.verb == "stop" else "decision"
         title = f"{VERBS[request.verb].mark}, step {request.step}"
         yield Mark(kind, request.step, axis.at(attempt.number, each.clock), title, tuple(lines))
@@ -104,7 +105,7 @@ def _plugins(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
     for entry in attempt.events("plugin_changed", "plugin_failed"):
         data = entry.data
         if entry.event == "plugin_changed":
-            title, line = f"{data['plugin']} was {data['change']}", f"by {data['by']}"
+            title, line = f"{data['plugin']} was {data['change']}", who_changed(data)
         else:
             title, line = f"{data['plugin']} failed on {data['event']}", str(data["error"])
         yield Mark("plugin", entry.counters.steps, axis.at(attempt.number, entry.clock), title, (line,))

@@ -15,6 +15,7 @@ from ....events import (
     ForwardEnd,
     Lane,
     Log,
+    Replay,
     Run,
     SavePoint,
     TrainEnd,
@@ -46,9 +47,10 @@ class Verdicts(Plugin):
     - `growing_memory`: the memory of a process grows, and is not freed.
 
     Each is emitted once when it begins to hold, with the evidence, and once when it does so no longer; on all ranks,
-    with the same content. A log gets `train/goodput`: the part of the time since the training began in which it
-    trained, without validations, saves and waits for data; what was lost by a kill or a roll back, and the time between
-    attempts, count as time, not as training.
+    with the same content. A log gets `train/goodput`, as `explain` has it, up to there: the part of the time since the
+    training began in which it trained and what it did was kept, without the time before the first epoch of an attempt,
+    validations, saves, and data that are waited for or read again. What a kill or a roll back has lost, and the time
+    between attempts, count as time, not as training. A fork begins with itself.
 
     Some batches are timed, one in 20 ms at most, and the ranks exchange a few numbers for every stretch. A GPU works
     later than the process that asks it to: where that waits for the GPU in the forward pass, the wait is in it.
@@ -72,7 +74,9 @@ class Verdicts(Plugin):
     def reset(self) -> None:
         """Forget the former run."""
         self._clock, self._judge = StepClock(), Judge()
-        self._useful, self._start = 0.0, time()
+        self._useful = self._kept = 0.0  # at the end of the last stretch, and at the last save
+        self._started = self._start = time()  # this attempt, and the training
+        self._training, self._is_starting = "", True
         self._began, self._batches, self._steps = perf_counter(), 0, 0
         self._due = FIRST_STEPS
         self._goodput: float | None = None
@@ -111,9 +115,22 @@ class Verdicts(Plugin):
         """Return the number of steps from which on a batch is timed, or the ranks exchange what they have measured."""
         return STEPS, min(self._clock.due, self._due)
 
-    @on(EpochStart, Log, lane=Lane.REPORT, optional=True)
-    def restart_load(self, run: Run, event: EpochStart | Log) -> None:
-        """The wait for data begins after these."""
+    @on(EpochStart, lane=Lane.REPORT)
+    def begin_epoch(self, run: Run, event: EpochStart) -> None:
+        """The wait for data begins; what came before the first epoch of an attempt was no training."""
+        if self._is_starting:
+            self._begin(run)
+            self._is_starting = False
+        self._clock.restart_load()
+
+    @on(Replay, optional=True)
+    def pass_replay(self, run: Run, event: Replay) -> None:
+        """Data were read again up to here, which is no training."""
+        self._begin(run)
+
+    @on(Log, lane=Lane.REPORT, optional=True)
+    def restart_load(self, run: Run, event: Log) -> None:
+        """The wait for data begins after a log."""
         self._clock.restart_load()
 
     @on(ValidationStart, lane=Lane.TRANSFORM, optional=True)
@@ -128,7 +145,10 @@ class Verdicts(Plugin):
 
     @on(SavePoint, lane=Lane.TRANSFORM, optional=True)
     def begin_save(self, run: Run, event: SavePoint) -> None:
-        """State is saved."""
+        """State is saved, and with it the time that was of use up to here."""
+        self._kept = self._useful
+        if (batches := run.progress.batches - self._batches) > 0:
+            self._kept += _stretch(perf_counter() - self._began, batches, [(self._clock.sums, 0, 0)]).useful
         self._clock.begin_save()
 
     @on(SavePoint, lane=Lane.REPORT, optional=True)
@@ -142,12 +162,16 @@ class Verdicts(Plugin):
     def begin(self, run: Run, event: TrainStart) -> None:
         """Begin the first stretch."""
         run.bus.signal(Measured)  # a recorder subscribes to the custom events that there are before the first batch
+        self._training = run.training_id
         self._begin(run)
 
     @on(CheckpointLoaded)
     def begin_again(self, run: Run, event: CheckpointLoaded) -> None:
-        """Begin a stretch where the run continues."""
-        self._clock = StepClock()
+        """Begin a stretch where the run continues; what its parent has measured is not of a fork."""
+        if self._training not in ("", run.training_id):
+            self._training, self._start = run.training_id, self._started
+            self._useful = self._kept = 0.0
+        self._clock, self._is_starting = StepClock(), True
         self._begin(run)
 
     @on(TrainEnd, lane=Lane.TRANSFORM)
@@ -162,13 +186,15 @@ class Verdicts(Plugin):
             event.metrics["train/goodput"] = self._goodput
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the time that was of use up to here, and when the training began."""
-        return {"useful": self._useful, "start": self._start}
+        """Return the time that was of use up to the save, when the training began, and which one it is."""
+        return {"useful": self._kept, "start": self._start, "training": self._training}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from there: what was done after the save was of no use."""
         if state:
-            self._useful, self._start = state["useful"], state["start"]
+            self._useful = self._kept = state["useful"]
+            self._start = state["start"]
+            self._training = state.get("training", "")  # former versions did not save it
 
     def _begin(self, run: Run) -> None:
         self._clock.take()
@@ -183,17 +209,17 @@ class Verdicts(Plugin):
             return
         engine, sums = run.engine, self._clock.sums
         own = (
-            self._start, time() - self._start, perf_counter() - self._began, sums,
+            self._start, self._useful, time() - self._start, perf_counter() - self._began, sums,
             resident_bytes(), device_bytes(engine.device),
         )  # fmt: skip
         ranks = engine.gather_objects(own) if engine.world_size > 1 else [own]
-        self._start, elapsed, seconds, *_ = ranks[0]
-        stretch = _stretch(seconds, batches, [each[3:] for each in ranks])
+        self._start, self._useful, elapsed, seconds, *_ = ranks[0]
+        stretch = _stretch(seconds, batches, [each[4:] for each in ranks])
         useful = self._useful + stretch.useful
         self._goodput = min(1.0, useful / elapsed) if elapsed > 0 else None
         target = max(self.every, SHARE * elapsed)
         if (seconds >= target / 2 and stretch.sampled >= MIN_SAMPLED) or is_end:
-            self._useful = useful
+            self._useful = self._kept = useful
             self._begin(run)
             run.emit(stretch)
             for verdict in self._judge.add(stretch):

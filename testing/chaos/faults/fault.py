@@ -21,6 +21,7 @@ OF_A_PROCESS = frozenset(
         "train_end",
         "plugin_changed",
         "plugin_failed",
+        "verdict",
         "run_failed",
         "run_closed",
     }

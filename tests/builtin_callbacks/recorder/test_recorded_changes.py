@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from heliograph.builtin_callbacks.recorder.explain.requests import requests_of
 from heliograph.builtin_callbacks.recorder.explain.story import story
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import EventEntry, Recording, RequestEntry
+from heliograph.builtin_callbacks.recorder.replay.entries import make_event
 from heliograph.builtin_callbacks.recorder.timeline.axis import Axis
 from heliograph.builtin_callbacks.recorder.timeline.marks import marks
 from heliograph.builtin_callbacks.recorder.timeline.page import write_timeline
@@ -80,6 +82,31 @@ def test_explain_says_who_changed_what_and_what_could_not_be_done(recording: Rec
     assert "the enable_plugin nobody that changes requested (a slip) could not be done: there is no plugin" in text
     assert "first was disabled by changes" in text
     assert "never served" not in text
+
+
+def test_a_change_to_what_is_so_already_is_not_counted(tmp_path: Path) -> None:
+    class Twice(h.Plugin):
+        """Requests the same twice."""
+
+        @h.on(h.BatchEnd)
+        def ask(self, run: h.Run, event: h.BatchEnd) -> None:
+            if run.progress.steps in (3, 5):
+                run.control.set_learning_rate(0.05, "it jumps")
+                run.control.disable_plugin("first", "enough")
+
+    fit([h.LogSchedule(steps=4).named("first"), h.LogSchedule(steps=4), Twice(), h.Recorder(tmp_path)], validation=None)
+    recorded = read(tmp_path)
+    served = [each for each in entries(recorded, EventEntry) if each.event == "change_served"]
+    assert [each.data["changed"] for each in served] == [True, True, False, False]
+    text = " ".join(story(recorded).split())
+    assert "1 change of the learning rate and 1 plugin disabled" in text
+    assert "step 3; epoch 0, batch 5, step 5, 1 of them changed nothing: it jumps" in text
+
+
+def test_an_older_recording_does_not_say_whether_anything_changed(recording: Recording) -> None:
+    entry = next(each for each in entries(recording, EventEntry) if each.event == "change_served")
+    older = replace(entry, data={name: value for name, value in entry.data.items() if name != "changed"})
+    assert make_event(older) == h.ChangeServed("set_learning_rate", "", 0.05, "changes", "it jumps")
 
 
 def test_the_timeline_marks_them(recording: Recording, tmp_path: Path) -> None:

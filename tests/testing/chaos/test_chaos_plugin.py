@@ -136,6 +136,7 @@ def test_counts_continue_after_a_resume(tmp_path: Path) -> None:
         ({"kind": "kil"}, "There is no fault 'kil'. Did you mean 'kill'?"),
         ({"kind": "kill", "at": "batch_ende"}, "No fault can be at 'batch_ende': it is not an event of the loop."),
         ({"kind": "kill", "at": "run_closed"}, "No fault can be at 'run_closed'"),
+        ({"kind": "lost-request", "at": "verdict"}, "No fault can be at 'verdict'"),
         ({"kind": "nan-loss", "at": "step_end"}, "A fault 'nan-loss' can be at forward_end, not at 'step_end'."),
         ({"kind": "hang", "operation": 2}, "A fault 'hang' is at an event, not at an operation on files"),
         ({"kind": "kill", "count": 0}, "count"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from heliograph.builtin_callbacks.recorder.explain.lineage import Parent, ancestors, parting_clock
+from heliograph.builtin_callbacks.recorder.explain.story import story
 from heliograph.builtin_callbacks.recorder.format.records import Counters
 from heliograph.builtin_callbacks.recorder.timeline.page import facts
 from heliograph.tests.builtin_callbacks.recorder.explain.factory import Script, recording
@@ -54,3 +55,10 @@ def test_the_page_has_the_parent_and_a_mark_where_they_part() -> None:
     found = facts(recording(forked({"step": 6, "recording": "/runs/x/x_1.recording"})))
     assert found["parent"] == {"recording": "/runs/x/x_1.recording", "text": "fork of x_1 at step 6"}
     assert found["marks"] == [["fork", 6, 1.4, "fork of x_1 at step 6", ("/runs/x/x_1.recording",)]]
+
+
+def test_what_changed_a_fork_is_named() -> None:
+    script = forked({"step": 6, "recording": "/runs/x/x_1.recording"})
+    script.fields["hyper_parameters"] = {"fork_change": "main.<locals>.half"}
+    assert "a fork of /runs/x/x_1.recording at step 6, changed by half" in story(recording(script))
+    assert facts(recording(script))["parent"]["text"] == "fork of x_1 at step 6, changed by half"

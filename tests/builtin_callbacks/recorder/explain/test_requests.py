@@ -80,3 +80,32 @@ def test_a_request_that_a_roll_back_dropped() -> None:
     script.close("completed", "done")
     text = " ".join(story(recording(script)).split())
     assert "the save that someone requested (to be safe) was never served: the run rolled back first" in text
+
+
+def test_what_was_served_after_the_last_save_is_lost_in_the_kill() -> None:
+    first, second = Script(), Script(began="2026-01-01T12:00:10+00:00", name="a2")
+    first.start()
+    first.batches(2)
+    first.save("c/step_2.pth")
+    saved = first.counters
+    first.request("skip_step", "ann@home", "too large", "gradients_ready")
+    first.batches(2)
+    asked = first.request("set_learning_rate", "ann@home", "too slow", value=0.02)
+    change = {"verb": "set_learning_rate", "target": "", "value": 0.02, "by": "ann@home", "reason": "too slow"}
+    first.emit("change_served", **change, refusal="", asked=[asked])
+    first.request("log", "ann@home", "now")
+    second.emit("train_start")
+    second.load("c/step_2.pth", saved)
+    second.epoch(resumed=True)
+    second.batches(4)
+    second.save("c/step_6.pth")
+    both = recording(first, second)
+    losses = [[each.effect for each in requests_of(attempt)] for attempt in summarize_attempts(both)]
+    assert losses == [["", "lost in the kill", "lost in the kill", ""], [""]]
+    text = " ".join(story(both).split())
+    assert (
+        "set_learning_rate 0.02 once ann@home, during batch_end, epoch 0, batch 4, step 4, lost in the kill: too slow"
+        in text
+    )
+    assert "granted: 2 saves and 1 change of the learning rate; lost in the kill: 1 change of the learning rate" in text
+    assert "the log that ann@home requested (now) was never served: the run was killed" in text

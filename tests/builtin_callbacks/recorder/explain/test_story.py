@@ -30,7 +30,7 @@ attempts
      stopped by early_stopping on rank 2 after 7.30 s: epoch 1, batch 6, step 14, 56 samples
 
 requests
-  log         6 times  log_schedule, step 4 to 12: every 2 steps
+  log         6 times  log_schedule, step 4 to 12, 2 of them lost in the kill: every 2 steps
   validation  3 times  validation_schedule, step 4 to 12: every 4 steps
   save        twice    save_schedule, step 4 to 8: every 4 steps
   save        once     someone, epoch 1, batch 6, step 14: too late
@@ -43,7 +43,7 @@ requests
   veto_stop   twice    minimum, during should_stop, epoch 1, batch 4, step 12: at least 13 steps
 
 decisions
-  granted: 6 logs, 3 validations, 2 saves and 1 stop
+  granted: 6 logs, 3 validations, 2 saves and 1 stop; lost in the kill: 2 logs
   epoch 1, batch 4, step 12: the stop was postponed by minimum at 2 boundaries in a row: at least 13
     steps
   epoch 1, batch 6, step 14: the save that someone requested (too late) was never served: the run
@@ -269,6 +269,23 @@ def test_rules_that_differ_are_shown_with_their_checkpoints() -> None:
         "  step 3  epoch 0  c/step_3.pth",
         "  last: c/step_3.pth",
     ]
+
+
+def test_while_a_resumed_run_trains_the_newest_checkpoint_is_the_last() -> None:
+    first, second = Script(), Script(began="2026-01-01T12:00:10+00:00", name="a2")
+    first.start()
+    first.batches(2)
+    first.save("c/step_2.pth", best=True)
+    first.close("interrupted", "interrupted", best="c/step_2.pth", last="c/step_2.pth")
+    second.emit("train_start")
+    second.load("c/step_2.pth", first.counters)
+    second.epoch(resumed=True)
+    second.batches(2)
+    second.save("c/step_4.pth")
+    resumed = recording(first, second)
+    assert "  best: step_2.pth\n  last: step_4.pth\n" in story(resumed)
+    assert brief(resumed)[3] == "2 checkpoints, best of step 2, last of step 4"
+    assert [each[3] for each in facts(resumed)["checkpoints"]] == ["best", "last"]
 
 
 def test_a_background_save_belongs_to_the_step_of_its_save_point() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,16 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
+from heliograph.builtin_callbacks.recorder import attempt_facts, attempt_recorder, open_block
+from heliograph.builtin_callbacks.recorder import plugin as recorder
+from heliograph.builtin_callbacks.recorder.explain.attempt_summary import summarize_attempts
+from heliograph.builtin_callbacks.recorder.explain.efficiency import efficiency
 from heliograph.builtin_callbacks.recorder.explain.measured import Measured
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import EventEntry
 from heliograph.builtin_callbacks.recorder.verdicts import memory, step_clock
 from heliograph.builtin_callbacks.recorder.verdicts import plugin as module
+from heliograph.events import progress
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
 from heliograph.tests.ranks_pool import Pool
@@ -51,6 +57,10 @@ class Forward(h.Plugin):
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
 
+    @h.on(h.TrainStart, h.CheckpointLoaded, lane=h.Lane.TRANSFORM)
+    def begin(self, run: h.Run, event: h.TrainStart | h.CheckpointLoaded) -> None:
+        run.progress._since = self.clock.now  # it was made with that of the system
+
     @h.on(h.BatchEnd, lane=h.Lane.TRANSFORM)
     def advance(self, run: h.Run, event: h.BatchEnd) -> None:
         self.clock.now += 1.0
@@ -75,6 +85,15 @@ class Seen(h.Plugin):
     @h.on(h.Log, optional=True)
     def log(self, run: h.Run, event: h.Log) -> None:
         self.goodput.append(event.metrics.get("train/goodput"))
+
+
+@pytest.fixture
+def recorded_by(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a recorder and the run have the same clock."""
+    for each in (progress, attempt_recorder, open_block, recorder):
+        monkeypatch.setattr(each, "monotonic", clock)
+    moments = SimpleNamespace(now=lambda zone: datetime.fromtimestamp(clock.now, zone))
+    monkeypatch.setattr(attempt_facts, "datetime", moments)
 
 
 @pytest.fixture
@@ -173,8 +192,64 @@ def test_goodput_counts_what_a_kill_has_lost(clock: Clock, tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         attempt(None)
     (goodput,) = attempt("auto").goodput
-    # The training began at 1000; 36 seconds were known to be of use at step 40, as were 36 more steps at the log.
-    assert goodput == pytest.approx(72 / (2036 - 1000), abs=0.01)
+    # The training began at 1000; 40 seconds were of use at the save, and 36 more at the last look before the log.
+    assert goodput == pytest.approx(76 / (2036 - 1000), abs=0.001)
+
+
+class Kills(h.Plugin):
+    """Ends attempts at steps, and lets time pass until the next one begins."""
+
+    affects_training = False
+
+    def __init__(self, clock: Clock, *steps: int) -> None:
+        self.clock, self.steps = clock, list(steps)
+
+    @h.on(h.StepEnd)
+    def kill(self, run: h.Run, event: h.StepEnd) -> None:
+        if self.steps and run.progress.steps == self.steps[0]:
+            del self.steps[0]
+            self.clock.now += 50.0
+            raise KeyboardInterrupt
+
+
+def goodputs(seen: Seen, recording: Path) -> tuple[float, float]:
+    """Return the goodput in the last log, and that of `explain`."""
+    found, logged = read(recording), seen.goodput[-1]
+    assert logged is not None
+    return logged, efficiency(found, summarize_attempts(found)).goodput
+
+
+def test_a_log_and_explain_have_the_same_goodput_after_kills_and_in_a_fork(
+    clock: Clock, recorded_by: None, tmp_path: Path
+) -> None:
+    def program(folder: Path, *more: Any) -> tuple[h.Trainer, dict[str, Any]]:
+        schedules = h.SaveSchedule(steps=10), h.LogSchedule(steps=8)
+        checkpoint = h.Checkpoint(folder, keep_last=None, resume="auto")
+        plugins = [h.Verdicts(every=2.0), Forward(clock), h.Recorder(folder, digests=True), *schedules, checkpoint]
+        options = {"task": linear_classifier(), "train": Loader(clock, 0.25), "optimizer": kit.sgd(), "epochs": 2}
+        return h.Trainer([h.RNGCapture(1), *plugins, *more], device="cpu"), options
+
+    def train(*more: Any) -> h.RunResult:
+        trainer, options = program(tmp_path / "x", *more)
+        return trainer.fit(**options)
+
+    seen, kills = Seen(), Kills(clock, 14, 28)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            train(kills)
+    result = train(seen)
+    assert result.recording is not None
+    logged, explained = goodputs(seen, result.recording)
+    assert explained == pytest.approx(82.5 / 220.5)
+    assert logged == pytest.approx(explained, abs=0.025)  # it is of the last look; an attempt ended before its first
+
+    clock.now += 5000.0
+    seen = Seen()
+    forked = h.fork(tmp_path / "x", lambda folder: program(folder, seen), at=20, into=tmp_path / "y", exact=False)
+    assert forked.recording is not None
+    logged, explained = goodputs(seen, forked.recording)
+    assert explained == pytest.approx(60 / 80)  # 60 batches of a second and a quarter, and 20 that are read again
+    assert logged == pytest.approx(explained, abs=0.02)
 
 
 def on_ranks(every: float) -> list[Any]:
