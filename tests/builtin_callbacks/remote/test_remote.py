@@ -102,6 +102,27 @@ def test_what_a_kill_would_lose_is_saved_with_it(tmp_path: Path, ask: Any, what:
     assert (rates == [0.05]) == (what == "set_learning_rate 0.05")
 
 
+class SeesSaves(h.Plugin):
+    """Looks at saves, as observers do."""
+
+    @h.on(h.SavePoint, lane=h.Lane.REPORT)
+    def note(self, run: h.Run, event: h.SavePoint) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("name", ["recorder", "preemption", "sees_saves", "checkpoint"])
+def test_to_disable_one_that_handles_saves_is_saved_unless_it_alone_writes_them(tmp_path: Path, name: str) -> None:
+    plugins = [h.Recorder(tmp_path), h.Preemption(), SeesSaves()]
+    answer, result = train(tmp_path, lambda run: run.disable(name, "tired", wait=True), *plugins, after=3)
+    assert answer.state == "served"
+    if name == "checkpoint":
+        assert result.last_checkpoint is None
+        return
+    assert result.last_checkpoint is not None
+    state = torch.load(result.last_checkpoint, weights_only=True)
+    assert (state["control"]["switches"], state["progress"]["steps"]) == ({name: False}, answer.step)
+
+
 @pytest.mark.parametrize(
     ("ask", "why"),
     [
