@@ -21,10 +21,12 @@ class Parent:
     Attributes:
         recording: the path of its recording when the fork began; that of its parent may be unknown, and empty.
         step: the optimizer steps after which the fork parts from it.
+        training: its id, empty where that is not recorded.
     """
 
     recording: str
     step: int
+    training: str = ""
 
     @property
     def name(self) -> str:
@@ -61,10 +63,10 @@ def parting_clock(first: AttemptRecord, step: int) -> float:
 
 def _chain(parent: Any) -> Iterator[Parent]:
     while isinstance(parent, Mapping):
-        recording, step = parent.get("recording", ""), parent.get("step", -1)
-        if not is_text(recording) or not is_count(step):
+        recording, step, training = parent.get("recording", ""), parent.get("step", -1), parent.get("training", "")
+        if not is_text(recording) or not is_count(step) or not is_text(training):
             return
-        yield Parent(recording, step)
+        yield Parent(recording, step, training)
         parent = parent.get("forked_from")
 
 
