@@ -105,9 +105,12 @@ class Outcomes:
             yield self._settle(each, {**answer, **place_of(run)})
 
     def _save(self, run: Run, request: Request) -> None:
-        """Ask for a save after it, if it can be had: a run that is resumed after a kill would not do the same again."""
+        """Ask for a save after it, if it can be had: a run that is resumed after a kill would not do the same again.
+
+        Not where a plugin may go back to a checkpoint: people change a run that goes wrong, it must not go back there.
+        """
         goes, asks = request.target if request.verb == "disable_plugin" else "", run.plugins.declared("asks")
-        if run.plugins.writes_saves(without=goes) and "save" in asks:
+        if run.plugins.writes_saves(without=goes) and "save" in asks and "roll_back" not in asks:
             run.control.request_save(f"so that a kill does not lose {request.what}", by=request.by)
 
     def _settle(self, followed: Followed, answer: Answer) -> tuple[Asked, Answer]:
