@@ -525,7 +525,9 @@ def test_options_that_make_no_sense(options: dict[str, Any], why: str) -> None:
 
 def test_attach_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HELIOGRAPH_TOKEN", raising=False)
-    with pytest.raises(LookupError, match=r"No run in .* can be asked"):
+    with pytest.raises(
+        LookupError, match=r"No run in .* can be asked: it has ended, has not begun yet, or has no Remote\("
+    ):
         attach(tmp_path)
     with pytest.raises(LookupError, match="neither a folder nor a socket"):
         attach(tmp_path / "missing")
