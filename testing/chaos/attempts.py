@@ -10,7 +10,6 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from heliograph.plugins.environment import OF_RUN
-from heliograph.testing.chaos.attempt_text import describe_attempt
 from heliograph.testing.chaos.environment import JOURNAL, VARIABLE
 from heliograph.testing.chaos.faults.fault import Fault
 from heliograph.testing.chaos.journal import Entry, read
@@ -128,7 +127,7 @@ class Training:
         failed = any(entry["what"] == "end" and entry["status"] == "failed" for entry in new)
         seconds = monotonic() - began
         if self._on_attempt is not None:
-            line = describe_attempt(new, statuses, hung=hung, seconds=seconds)
+            line = _describe(new, statuses, hung=hung, seconds=seconds)
             self._on_attempt(f"{self._folder.name}, attempt {len(self.attempts) + 1}: {line}")
         return Attempt(statuses, seconds, watch.silence, hung, kinds, failed, output)
 
@@ -193,3 +192,19 @@ def _status(child: Child) -> int:
     while (status := child.poll()) is None:
         sleep(LOOKS)
     return status
+
+
+def _describe(entries: Sequence[Entry], statuses: Sequence[int], *, hung: bool, seconds: float) -> str:
+    """Return where an attempt began, which faults have acted, and how it ended.
+
+    Args:
+        entries: what its ranks have noted.
+        statuses: the exit status of each rank.
+        hung: whether the watchdog has ended it.
+        seconds: how long it took.
+    """
+    resumed = next((entry["batch"] for entry in entries if entry["what"] == "resumed"), None)
+    met = [f"{entry['kind']} at {entry['where']}" for entry in entries if entry["what"] == "fault"]
+    how = f"ended with status {', '.join(map(str, statuses))}" if any(statuses) else "completed"
+    end = f"{'ended by the watchdog' if hung else how} after {seconds:.1f} s"
+    return "; ".join(["from the start" if resumed is None else f"from batch {resumed}", *met, end])
