@@ -113,13 +113,15 @@ class Preemption(Plugin):
 
     @on(SavePoint, lane=Lane.MEASURE, optional=True)
     def note_save(self, run: Run, event: SavePoint) -> None:
-        """Note what is saved."""
-        self._saved_at = _place(run)
+        """Note what is saved, if a plugin is enabled that writes it."""
+        if run.plugins.writes_saves():
+            self._saved_at = _place(run)
 
     @on(CheckpointLoaded)
     def look_again(self, run: Run, event: CheckpointLoaded) -> None:
-        """Request again where the run rolled back: that dropped the request to save."""
-        self._saved_at = None
+        """Note that what is resumed is saved; request again where the run rolled back: that dropped the request."""
+        is_resume = run.origin is run.resumed_at  # what a run goes back to does not hold yet why
+        self._saved_at = _place(run) if is_resume and event.path is not None else None
         if self._received is not None:
             self._ask(run, self._received, saves=True)
 

@@ -230,18 +230,18 @@ class Plugins:
 
         return descriptions(self._entries.values(), run, self._forgive_state)
 
-    def writes_saves(self) -> bool:
-        """Return whether anybody writes at a save, to judge by who handles `SavePoint` after `MEASURE`."""
-        return any(entry is None or entry.enabled for entry in self._writers())
+    def writes_saves(self, *, without: str = "") -> bool:
+        """Return whether anybody but the plugin `without` writes at a save, to judge by who handles `SavePoint`."""
+        return any(entry is None or (entry.enabled and entry.name != without) for entry in self._writers())
 
     def disabled_writers(self) -> dict[str, int | None]:
         """Return the disabled plugins that would write at a save, and at which step of the run each was disabled."""
         return {entry.name: entry.disabled_at for entry in self._writers() if entry is not None and not entry.enabled}
 
     def _writers(self) -> Iterator[PluginEntry | None]:
-        """Return whoever handles `SavePoint` after `MEASURE`; None for what is not a plugin."""
+        """Return whoever handles `SavePoint` between `MEASURE` and `REPORT`; None for what is not a plugin."""
         handlers = self._bus.signal(SavePoint).subscriptions.values()
-        return (self._entry_of(each.owner) for each in handlers if each.position[0] > Lane.MEASURE)
+        return (self._entry_of(each.owner) for each in handlers if Lane.MEASURE < each.position[0] < Lane.REPORT)
 
     def uncalled(self, emitted: Container[type[Event]], note: Callable[[str], None]) -> list[str]:
         """Return a sentence for each handler that a training did not call, though it is not optional.

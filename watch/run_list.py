@@ -84,7 +84,13 @@ class RunList:
         if (parent := run.parent) is None:
             return None
         same_path = [number for number, each in enumerate(runs) if str(each.path.absolute()) == parent.recording]
-        same_name = [number for number, each in enumerate(runs) if each.path.stem == parent.name and each is not run]
+        same_name = [
+            number
+            for number, each in enumerate(runs)
+            if each.path.stem == parent.name
+            and each is not run
+            and (not parent.training or each.is_of(parent.training))
+        ]
         number = next(iter(same_path or same_name), None)  # a folder may have been moved
         name = parent.name if number is None else runs[number].name
         return {"id": number, "name": name, "step": parent.step}

@@ -42,6 +42,7 @@ class WatchedRun:
         self._text = b""
         self._was_running: bool | None = None
         self._parents: list[Parent] | None = None  # None as long as it is not known
+        self._training, self._searched = "", -1  # the id, and how much of the file was searched for it
         self._due = 0.0
 
     def facts(self) -> dict[str, Any]:
@@ -68,6 +69,16 @@ class WatchedRun:
         found = [] if first is None else ancestors(first)[:1]
         self._parents = found if found or is_known else None
         return next(iter(found), None)
+
+    def is_of(self, training: str) -> bool:
+        """Return whether this is the recording of a training, given its id: the checkpoints that it notes have it."""
+        try:
+            size = self.path.stat().st_size
+            if not self._training and size != self._searched:
+                self._training, self._searched = _first_training(self.path), size
+        except (OSError, ValueError):  # the facts say why
+            return False
+        return self._training == training
 
     def _look(self) -> None:
         """Make the facts again if there is anything new."""
@@ -115,6 +126,21 @@ class WatchedRun:
         except PermissionError:  # of another user
             return int(holder[0])
         return int(holder[0])
+
+
+def _first_training(path: Path) -> str:
+    """Return the id of the training that the first checkpoint has, empty for none; the file is read as far as that."""
+    parser, length = Parser(path), BEGINNING
+    with path.open("rb") as file:
+        while True:
+            file.seek(parser.size)
+            data = file.read(length)
+            parser.add(data, is_end=False)
+            entries = (entry for each in parser.attempts for entry in each.entries if isinstance(entry, EventEntry))
+            found = next((entry.data["training"] for entry in entries if entry.data.get("training")), "")
+            if found or len(data) < length:
+                return str(found)
+            length *= 2
 
 
 def _first_attempt(path: Path) -> tuple[AttemptRecord | None, bool]:

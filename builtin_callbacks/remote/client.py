@@ -260,7 +260,9 @@ def _only_live(folder: Path) -> Path:
         names = ", ".join(map(str, live))
         raise LookupError(f"{len(live)} runs live in {folder}: give the socket of one of them, {names}.")
     dead = "".join(f" {path.name}: {why}." for path, why in reasons.items())
-    raise LookupError(f"No run in {folder} can be asked: it has ended, or has no Remote({str(folder)!r}).{dead}")
+    raise LookupError(
+        f"No run in {folder} can be asked: it has ended, has not begun yet, or has no Remote({str(folder)!r}).{dead}"
+    )
 
 
 def _why_dead(path: Path) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.stepping.changes import RefusedChangeError, check_rate, check_switch
-from ...events import ChangeServed, Progress, Request, Run, SavePoint
+from ...events import ChangeServed, Progress, Request, Run
 from ...events.control import CHANGES
 from ...events.verbs import TAKEN_BACK, VERBS
 from .clients import Asked
@@ -105,10 +105,12 @@ class Outcomes:
             yield self._settle(each, {**answer, **place_of(run)})
 
     def _save(self, run: Run, request: Request) -> None:
-        """Ask for a save after it, if it can be had: a run that is resumed after a kill would not do the same again."""
-        plugins, writers = run.plugins, run.bus.signal(SavePoint).subscriptions.values()
-        goes = request.verb == "disable_plugin" and request.target in {str(each.owner) for each in writers}
-        if plugins.writes_saves() and "save" in plugins.declared("asks") and not goes:
+        """Ask for a save after it, if it can be had: a run that is resumed after a kill would not do the same again.
+
+        Not where a plugin may go back to a checkpoint: people change a run that goes wrong, it must not go back there.
+        """
+        goes, asks = request.target if request.verb == "disable_plugin" else "", run.plugins.declared("asks")
+        if run.plugins.writes_saves(without=goes) and "save" in asks and "roll_back" not in asks:
             run.control.request_save(f"so that a kill does not lose {request.what}", by=request.by)
 
     def _settle(self, followed: Followed, answer: Answer) -> tuple[Asked, Answer]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -59,12 +59,22 @@ class Training:
         ranks: how many processes train together.
         faults: what is to happen.
         seed: of the faults in numbers.
+        on_attempt: called with a line after each attempt.
     """
 
     def __init__(
-        self, start: Start, folder: Path, notes: Path, *, ranks: int = 1, faults: Sequence[Fault] = (), seed: int = 0
+        self,
+        start: Start,
+        folder: Path,
+        notes: Path,
+        *,
+        ranks: int = 1,
+        faults: Sequence[Fault] = (),
+        seed: int = 0,
+        on_attempt: Callable[[str], object] | None = None,
     ) -> None:
         self._start, self._folder, self._notes, self._ranks = start, folder, notes, ranks
+        self._on_attempt = on_attempt
         notes.mkdir(parents=True)
         plan = {"faults": [fault.as_dict() for fault in faults], "seed": seed, "disk": str(folder)}
         (notes / "plan.json").write_text(json.dumps(plan))
@@ -115,7 +125,11 @@ class Training:
             new.remove(entry)
         kinds = tuple(entry["kind"] for entry in new if entry["what"] == "fault")
         failed = any(entry["what"] == "end" and entry["status"] == "failed" for entry in new)
-        return Attempt(statuses, monotonic() - began, watch.silence, hung, kinds, failed, output)
+        seconds = monotonic() - began
+        if self._on_attempt is not None:
+            line = _describe(new, statuses, hung=hung, seconds=seconds)
+            self._on_attempt(f"{self._folder.name}, attempt {len(self.attempts) + 1}: {line}")
+        return Attempt(statuses, seconds, watch.silence, hung, kinds, failed, output)
 
     def _variables(self) -> dict[str, str]:
         """Return the variables by which a trainer finds the plugin: a package with an entry point lies on the path."""
@@ -178,3 +192,19 @@ def _status(child: Child) -> int:
     while (status := child.poll()) is None:
         sleep(LOOKS)
     return status
+
+
+def _describe(entries: Sequence[Entry], statuses: Sequence[int], *, hung: bool, seconds: float) -> str:
+    """Return where an attempt began, which faults have acted, and how it ended.
+
+    Args:
+        entries: what its ranks have noted.
+        statuses: the exit status of each rank.
+        hung: whether the watchdog has ended it.
+        seconds: how long it took.
+    """
+    resumed = next((entry["batch"] for entry in entries if entry["what"] == "resumed"), None)
+    met = [f"{entry['kind']} at {entry['where']}" for entry in entries if entry["what"] == "fault"]
+    how = f"ended with status {', '.join(map(str, statuses))}" if any(statuses) else "completed"
+    end = f"{'ended by the watchdog' if hung else how} after {seconds:.1f} s"
+    return "; ".join(["from the start" if resumed is None else f"from batch {resumed}", *met, end])

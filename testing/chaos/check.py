@@ -38,6 +38,7 @@ def check_script(
     source: str | Path = ".",
     folder: str | Path | None = None,
     leave_out: Sequence[str] = (),
+    on_attempt: Callable[[str], object] | None = None,
 ) -> ChaosReport:
     """Run a training script with faults, restart it after each death as a scheduler would, and compare its end.
 
@@ -56,6 +57,7 @@ def check_script(
         source: the folder that the script is run in.
         folder: where to run; it must not exist and is kept. By default a temporary one, removed where all is equal.
         leave_out: names in `source` that are not copied, such as `data` or `runs`.
+        on_attempt: called with a line after each attempt, such as `print`.
 
     Returns:
         The verdict, with what was lost.
@@ -74,7 +76,7 @@ def check_script(
     def copy(to: Path) -> None:
         copy_folder(root, to, leave_out)
 
-    return _check(start, copy, folder, seed, faults, kinds, ranks)
+    return _check(start, copy, folder, seed, faults, kinds, ranks, on_attempt)
 
 
 def check_function(
@@ -107,6 +109,7 @@ def _check(
     faults: Faults,
     kinds: Sequence[str],
     ranks: int,
+    on_attempt: Callable[[str], object] | None = None,
 ) -> ChaosReport:
     """Check in a folder that is given and kept, or in a temporary one, which is kept where something differs."""
     for kind in kinds:
@@ -118,7 +121,7 @@ def _check(
     if folder is not None and Path(folder).exists():
         raise UsageError(f"{folder} exists: give a folder that does not, in which nothing can be overwritten.")
     place = Path(mkdtemp(prefix="chaos-")) if folder is None else Path(folder).resolve()
-    check = _Check(start, copy, place, seed, ranks)
+    check = _Check(start, copy, place, seed, ranks, on_attempt)
     try:
         report = check.run(faults, kinds)
     except (UsageError, KeyboardInterrupt):
@@ -140,10 +143,20 @@ class _Check:
         place: where all folders are made.
         seed: of all choices.
         ranks: how many processes train together.
+        on_attempt: called with a line after each attempt.
     """
 
-    def __init__(self, start: Start, copy: Callable[[Path], None], place: Path, seed: int, ranks: int) -> None:
+    def __init__(
+        self,
+        start: Start,
+        copy: Callable[[Path], None],
+        place: Path,
+        seed: int,
+        ranks: int,
+        on_attempt: Callable[[str], object] | None,
+    ) -> None:
         self._start, self._copy, self._place, self._seed, self._ranks = start, copy, place, seed, ranks
+        self._on_attempt = on_attempt
 
     def run(self, faults: Faults, kinds: Sequence[str]) -> ChaosReport:
         """Run all, and return what came of it.
@@ -195,6 +208,14 @@ class _Check:
         folder = self._place / name
         self._copy(folder)
         notes = self._place / f"{name}-notes"
-        training = Training(self._start, folder, notes, ranks=self._ranks, faults=plan, seed=self._seed)
+        training = Training(
+            self._start,
+            folder,
+            notes,
+            ranks=self._ranks,
+            faults=plan,
+            seed=self._seed,
+            on_attempt=self._on_attempt,
+        )
         training.run(patience, limit)
         return training

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 NAME = "chaos"
+
+
+class Terminated(KeyboardInterrupt):
+    """The process got a SIGTERM, which ends it as a Ctrl-C does."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,22 +55,38 @@ def _check(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from heliograph.testing.chaos.faults.fault import HARMLESS
 
     try:
-        report = check_script(
-            options.script,
-            arguments,
-            seed=options.seed,
-            faults=options.faults,
-            kinds=HARMLESS if options.kinds is None else options.kinds.split(","),
-            ranks=options.ranks,
-            folder=options.folder,
-            leave_out=options.leave_out,
-        )
+        with _ended_by_notice():
+            report = check_script(
+                options.script,
+                arguments,
+                seed=options.seed,
+                faults=options.faults,
+                kinds=HARMLESS if options.kinds is None else options.kinds.split(","),
+                ranks=options.ranks,
+                folder=options.folder,
+                leave_out=options.leave_out,
+                on_attempt=lambda line: print(line, file=sys.stderr, flush=True),
+            )
     except ValueError as error:  # what a user can cause
         print(f"heliograph {NAME}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         files = "the files are removed" if options.folder is None else f"the files are in {options.folder}"
         print(f"heliograph {NAME}: interrupted; the processes are ended, and {files}", file=sys.stderr)
-        return 130
+        return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
     print(report)
     return 0 if report.is_good else 1
+
+
+@contextmanager
+def _ended_by_notice() -> Iterator[None]:
+    """Let a SIGTERM end the check as a Ctrl-C does: the processes are in groups of their own, and would not end."""
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    former = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)

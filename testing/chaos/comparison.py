@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from heliograph.core.checkpoint.state.leaves import Leaf
 
 Place = tuple[int, int]  # which training of the script, counted from 0, and finished batches with this one
-HEEDED = 10  # batches within which a process that gets a SIGTERM ends
+HEEDED = 10  # step boundaries by which a process that gets a SIGTERM has ended: a plugin may veto the stop at some
 Moment = tuple[Place, str, int]  # an event, and how many epochs are finished at it
 BY_THE_CLOCK = ("metrics.", "plugins.")  # values that may differ from run to run
 
@@ -51,6 +51,7 @@ class Story:
     lost: str = ""
     recording: Path | None = None
     _notified: tuple[int, int] | None = None  # the training, and its batches, before the last SIGTERM of this attempt
+    _boundaries: int = 0  # that came after it
     _resumes: bool = False  # whether this attempt has a plugin with resume="auto"
     _saved: dict[int, int] = field(default_factory=dict)  # the batches of the newest checkpoint of each training
     _awaited: dict[int, int] = field(default_factory=dict)  # of those at whose beginning it was there
@@ -67,7 +68,13 @@ class Story:
         """Take a fault that has acted."""
         self.faults.append(entry)
         if entry["kind"] == "preempt":
-            self._notified = entry["training"], entry["batch"]
+            self._notified, self._boundaries = (entry["training"], entry["batch"]), 0
+
+    def note_batch(self, entry: Entry) -> None:
+        """Take a batch that was done."""
+        self.arrive(entry["training"], entry["batch"] - 1, is_resume=False)
+        self.losses.setdefault((entry["training"], entry["batch"]), []).append(entry["losses"])
+        self._boundaries += entry["ends_step"]
 
     def end(self, entry: Entry) -> None:
         """Take the end of a training."""
@@ -76,7 +83,7 @@ class Story:
         if entry["status"] != "failed":
             self.ends[entry["training"]] = entry
         training, batch = self._notified or (None, 0)
-        if training == entry["training"] and entry["batch"] - batch > HEEDED and not self.lost:
+        if training == entry["training"] and self._boundaries > HEEDED and not self.lost:
             self.lost = f"the training continued for {entry['batch'] - batch} batches after a SIGTERM"
 
     def note_save(self, entry: Entry) -> None:
@@ -122,8 +129,7 @@ def story_of(path: Path) -> Story:
         elif what == "resumed":
             story.arrive(entry["training"], entry["batch"], is_resume=True)
         elif what == "batch":
-            story.arrive(entry["training"], entry["batch"] - 1, is_resume=False)
-            story.losses.setdefault((entry["training"], entry["batch"]), []).append(entry["losses"])
+            story.note_batch(entry)
         elif what == "metrics":
             event, epoch, batch = entry["at"]
             story.metrics.setdefault(((entry["training"], batch), event, epoch), []).append(entry["values"])

@@ -47,9 +47,10 @@ class Witness:
         self._journal.note("saved", training=self._training, batch=batch, name=checkpoint.name, quality=quality)
 
     def note_batch(self, run: Run) -> None:
-        """Note the losses of a batch; waits for the device."""
+        """Note the losses of a batch, and whether a step boundary may follow; waits for the device."""
         losses = [] if run.control.skips_batch else [float(each.detach()).hex() for each in run.batch_losses]
-        self._journal.note("batch", training=self._training, batch=run.progress.batches, losses=losses)
+        facts = {"batch": run.progress.batches, "losses": losses, "ends_step": not run.window}
+        self._journal.note("batch", training=self._training, **facts)
 
     def note_metrics(self, run: Run, event: Log | ValidationEnd) -> None:
         """Note the metrics of a log or a validation."""

@@ -150,14 +150,16 @@ def test_training_stops_at_the_next_boundary_and_a_validation_at_its_next_batch(
     assert result.progress.evaluated == (kind is ValidationBatchEnd)
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(("background", "times"), [(False, 1), (True, 1), (False, 3)])
 def test_one_in_the_last_validation_leaves_the_checkpoint_that_a_whole_run_leaves(
-    background: bool, fit: Make, weights: Make
+    background: bool, times: int, fit: Make, weights: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain, _, theirs = fit(folder="whole")
-    send = Send(ValidationBatchEnd, batches=10)
-    first, *_ = fit(send, Preemption(), background=background, on_interrupt="return")
-    assert (first.status, first.stopped_by, first.exit_status) == ("stopped", "preemption", 143)
+    for _ in range(times):  # each in the validation that the one before has postponed
+        send = Send(ValidationBatchEnd, batches=10)
+        first, *_ = fit(send, Preemption(), background=background, on_interrupt="return")
+        assert (first.status, first.stopped_by, first.exit_status) == ("stopped", "preemption", 143)
+        assert caplog.messages[-1] == "SIGTERM was received: run 'run' is saved, and stops"
     second, _, mine = fit(Preemption(), background=background)
     assert (second.status, second.metrics, second.progress.validations) == ("completed", plain.metrics, 4)
     assert all(map(torch.equal, weights(mine), weights(theirs)))
@@ -167,6 +169,36 @@ def test_one_in_the_last_validation_leaves_the_checkpoint_that_a_whole_run_leave
     assert [cut[part] for part in parts] == [whole[part] for part in parts]
     counters = [{**each["progress"], "earlier_seconds": 0.0} for each in (cut, whole)]
     assert counters[0] == counters[1]
+
+
+def test_a_validation_that_a_resumed_run_owes_is_postponed_again(fit: Make, weights: Make) -> None:
+    plain, expected, theirs = fit(folder="whole")
+    seen, saves = list[tuple[int, float]](), list[int]()
+    for _ in range(2):
+        result, losses, _ = fit(Send(ValidationBatchEnd, batches=3), Preemption(), on_interrupt="return")
+        seen += losses
+        saves += [each.batch for each in result.history if (each.verb, each.by) == ("save", "preemption")]
+    last, losses, mine = fit(Preemption())
+    assert (seen + losses, saves) == (expected, [3])
+    assert (last.status, last.metrics) == ("completed", plain.metrics)
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+
+
+def test_where_no_plugin_wrote_the_save_it_is_not_called_saved(fit: Make, caplog: pytest.LogCaptureFixture) -> None:
+    class Disable(Plugin):
+        @on(BatchEnd, when=At(batches=10))
+        def disable(self, run: Run, event: BatchEnd) -> None:
+            run.control.disable_plugin("checkpoint", "the disk is full")
+
+        @on(ValidationBatchEnd, when=At(batches=10))
+        def send(self, run: Run, event: ValidationBatchEnd) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    result, *_ = fit(Disable(), Preemption(), on_interrupt="return")
+    assert (result.status, result.progress.batches) == ("stopped", 10)
+    assert result.last_checkpoint is not None
+    assert result.last_checkpoint.name == "run_epoch_1_iter_9.pth"
+    assert caplog.messages[-1] == "SIGTERM was received: run 'run' stops, and no plugin saves it"
 
 
 def test_a_run_that_completes_in_spite_of_it_exits_so_too(fit: Make) -> None:

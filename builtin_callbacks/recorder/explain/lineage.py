@@ -22,11 +22,13 @@ class Parent:
     Attributes:
         recording: the path of its recording when the fork began; that of its parent may be unknown, and empty.
         step: the optimizer steps after which the fork parts from it.
+        training: its id, empty where that is not recorded.
         change: the function that changed the fork there; empty if nothing did, or for the parent of a parent.
     """
 
     recording: str
     step: int
+    training: str = ""
     change: str = ""
 
     @property
@@ -73,10 +75,10 @@ def parting_clock(first: AttemptRecord, step: int) -> float:
 
 def _chain(parent: Any) -> Iterator[Parent]:
     while isinstance(parent, Mapping):
-        recording, step = parent.get("recording", ""), parent.get("step", -1)
-        if not is_text(recording) or not is_count(step):
+        recording, step, training = parent.get("recording", ""), parent.get("step", -1), parent.get("training", "")
+        if not is_text(recording) or not is_count(step) or not is_text(training):
             return
-        yield Parent(recording, step)
+        yield Parent(recording, step, training)
         parent = parent.get("forked_from")
 
 

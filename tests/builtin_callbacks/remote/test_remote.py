@@ -102,6 +102,53 @@ def test_what_a_kill_would_lose_is_saved_with_it(tmp_path: Path, ask: Any, what:
     assert (rates == [0.05]) == (what == "set_learning_rate 0.05")
 
 
+def test_a_run_goes_back_to_what_was_saved_before_somebody_lowered_its_rate(tmp_path: Path) -> None:
+    class GoesWrong(h.Plugin):
+        lowered = False
+
+        @h.on(h.ChangeServed)
+        def note(self, run: h.Run, event: h.ChangeServed) -> None:
+            self.lowered = True
+
+        @h.on(h.BatchStart)
+        def spoil(self, run: h.Run, event: h.BatchStart) -> None:
+            if run.progress.batches == 2:
+                run.control.request_save("while it is good")
+            if self.lowered:  # once: what was lowered is forgotten then
+                run.batch = [run.batch[0] * float("nan"), *run.batch[1:]]
+                self.lowered = False
+
+    roll_back = h.RollBack()
+    answer, result = train(
+        tmp_path, lambda run: run.set_learning_rate(0.01, "it explodes", wait=True), roll_back, GoesWrong(), after=5
+    )
+    assert (answer.state, roll_back.times) == ("served", 1)
+    (back,) = [each for each in result.notes if each.startswith("rolled back")]
+    assert "run_epoch_0_iter_3.pth" in back
+    assert [each.by for each in result.history if each.verb == "save"] == ["goes_wrong"]
+
+
+class SeesSaves(h.Plugin):
+    """Looks at saves, as observers do."""
+
+    @h.on(h.SavePoint, lane=h.Lane.REPORT)
+    def note(self, run: h.Run, event: h.SavePoint) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("name", ["recorder", "preemption", "sees_saves", "checkpoint"])
+def test_to_disable_one_that_handles_saves_is_saved_unless_it_alone_writes_them(tmp_path: Path, name: str) -> None:
+    plugins = [h.Recorder(tmp_path), h.Preemption(), SeesSaves()]
+    answer, result = train(tmp_path, lambda run: run.disable(name, "tired", wait=True), *plugins, after=3)
+    assert answer.state == "served"
+    if name == "checkpoint":
+        assert result.last_checkpoint is None
+        return
+    assert result.last_checkpoint is not None
+    state = torch.load(result.last_checkpoint, weights_only=True)
+    assert (state["control"]["switches"], state["progress"]["steps"]) == ({name: False}, answer.step)
+
+
 @pytest.mark.parametrize(
     ("ask", "why"),
     [
@@ -478,7 +525,9 @@ def test_options_that_make_no_sense(options: dict[str, Any], why: str) -> None:
 
 def test_attach_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HELIOGRAPH_TOKEN", raising=False)
-    with pytest.raises(LookupError, match=r"No run in .* can be asked"):
+    with pytest.raises(
+        LookupError, match=r"No run in .* can be asked: it has ended, has not begun yet, or has no Remote\("
+    ):
         attach(tmp_path)
     with pytest.raises(LookupError, match="neither a folder nor a socket"):
         attach(tmp_path / "missing")

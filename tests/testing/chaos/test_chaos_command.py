@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ INTERRUPTS = """
 import os, signal, sys
 from pathlib import Path
 Path(sys.argv[1]).write_text(str(os.getpid()))
-os.kill(os.getppid(), signal.SIGINT)
+os.kill(os.getppid(), int(sys.argv[2]))
 signal.pause()
 """
 
@@ -54,6 +55,12 @@ def test_a_script_survives_and_its_folder_stays_as_it_was(small: Path, tmp_path:
     first, *_, last = done.stdout.splitlines()
     assert first == "2 faults acted (seed 0)"
     assert last == "equal, bit for bit: every loss, each time that its batch was done, and the end"
+    lines = done.stderr.splitlines()
+    whole = "attempt 1: from the start; completed after SECONDS s"
+    assert [re.sub(r"\d+\.\d", "SECONDS", line) for line in lines[:2]] == [f"reference, {whole}", f"again, {whole}"]
+    assert [line.partition(": ")[0] for line in lines[2:]] == [f"chaos, attempt {number}" for number in (1, 2, 3)]
+    assert re.search(r"1: from the start; \w+ at epoch \d, batch \d, step \d+, in \w+; ended with status", lines[2])
+    assert "; completed after" in lines[-1]
     assert sorted(path.name for path in small.iterdir()) == ["data", "fails.py", "train.py"]
     assert sorted(path.name for path in (tmp_path / "there/chaos").iterdir()) == ["fails.py", "runs", "train.py"]
 
@@ -86,21 +93,24 @@ def test_the_script_of_the_readme_survives_fifty_faults(tmp_path: Path) -> None:
 def test_what_is_wrong_is_refused(small: Path, arguments: list[str], text: str) -> None:
     done = chaos(small, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("heliograph chaos: ")
-    assert done.stderr.count("\n") == 1
-    assert text in done.stderr
+    *attempts, said = done.stderr.splitlines()
+    assert [each.partition(": ")[0] for each in attempts] in ([], ["reference, attempt 1", "again, attempt 1"])
+    assert said.startswith("heliograph chaos: ")
+    assert text in said
 
 
-@pytest.mark.parametrize("folder", [(), ("--folder", "kept")])
-def test_a_ctrl_c_ends_the_processes(tmp_path: Path, folder: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("signum", "folder"), [(signal.SIGINT, ()), (signal.SIGINT, ("--folder", "kept")), (signal.SIGTERM, ())]
+)
+def test_a_ctrl_c_or_a_notice_ends_the_processes(tmp_path: Path, signum: int, folder: tuple[str, ...]) -> None:
     (tmp_path / "tmp").mkdir()
     pid = tmp_path / "pid"
     (tmp_path / "here").mkdir()
     (tmp_path / "here/train.py").write_text(INTERRUPTS)
-    done = chaos(tmp_path / "here", "train.py", *folder, "--", str(pid), TMPDIR=str(tmp_path / "tmp"))
+    done = chaos(tmp_path / "here", "train.py", *folder, "--", str(pid), str(int(signum)), TMPDIR=str(tmp_path / "tmp"))
     files = "the files are in kept" if folder else "the files are removed"
     assert done.stderr == f"heliograph chaos: interrupted; the processes are ended, and {files}\n"
-    assert (done.returncode, done.stdout) == (130, "")
+    assert (done.returncode, done.stdout) == (128 + signum, "")
     assert not list((tmp_path / "tmp").iterdir())
     assert (tmp_path / "here/kept/reference/train.py").exists() == bool(folder)
     with pytest.raises(ProcessLookupError):

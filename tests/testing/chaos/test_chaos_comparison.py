@@ -15,8 +15,8 @@ from heliograph.testing.chaos.report import Met
 BEGIN = ("begin", {"resumes": True})
 
 
-def batch(number: int, loss: float = 0.5) -> tuple[str, dict[str, Any]]:
-    return "batch", {"batch": number, "losses": [loss.hex()]}
+def batch(number: int, loss: float = 0.5, *, window: int = 1) -> tuple[str, dict[str, Any]]:
+    return "batch", {"batch": number, "losses": [loss.hex()], "ends_step": number % window == 0}
 
 
 def saved(number: int, quality: str = "intact") -> tuple[str, dict[str, Any]]:
@@ -108,13 +108,20 @@ def test_work_that_was_lost(tmp_path: Path) -> None:
     assert announced.lost == "attempt 1 announced the checkpoint run.pth, which is without a manifest"
 
 
-@pytest.mark.parametrize(("last", "lost"), [(20, "the training continued for 17 batches after a SIGTERM"), (9, "")])
-def test_a_notice_that_is_ignored(tmp_path: Path, last: int, lost: str) -> None:
-    assert written(tmp_path / "a.jsonl", BEGIN, notice(3), end(last)).lost == lost
+@pytest.mark.parametrize(
+    ("last", "window", "lost"),
+    [(20, 1, "the training continued for 17 batches after a SIGTERM"), (9, 1, ""), (20, 16, ""), (40, 2, "37")],
+)
+def test_a_notice_that_is_ignored(tmp_path: Path, last: int, window: int, lost: str) -> None:
+    done = [batch(number, window=window) for number in range(4, last + 1)]
+    found = written(tmp_path / "a.jsonl", BEGIN, batch(3), notice(3), *done, end(last)).lost
+    assert lost in found
+    assert bool(found) == bool(lost)
 
 
 def test_a_notice_is_of_one_training(tmp_path: Path) -> None:
-    next_one = written(tmp_path / "a.jsonl", BEGIN, notice(3), end(3), BEGIN, of_second(batch(30)), of_second(end(30)))
+    after = [of_second(each) for each in (BEGIN, *map(batch, range(1, 31)), end(30))]
+    next_one = written(tmp_path / "a.jsonl", BEGIN, notice(3), end(3), *after)
     assert next_one.lost == ""
 
 

@@ -28,7 +28,7 @@ def test_a_chain_of_forks() -> None:
     grandparent = {"step": 2, "recording": "/runs/a/a.recording", "training": "x"}
     parent = {"step": 4, "recording": "/runs/b/b_1.recording", "training": "y", "forked_from": grandparent}
     found = ancestors(forked(parent).attempt())
-    assert found == [Parent("/runs/b/b_1.recording", 4), Parent("/runs/a/a.recording", 2)]
+    assert found == [Parent("/runs/b/b_1.recording", 4, "y"), Parent("/runs/a/a.recording", 2, "x")]
     assert found[0].name == "b_1"
 
 
