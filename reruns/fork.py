@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,14 @@ from heliograph.builtin_callbacks.checkpoint.plugin import Checkpoint
 from heliograph.builtin_callbacks.checkpoint.resume import share_state
 from heliograph.builtin_callbacks.file_log import FileLog
 from heliograph.builtin_callbacks.jsonl_log import JsonlLog
-from heliograph.builtin_callbacks.recorder.format.reader import SUFFIX
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.builtin_callbacks.trackers.tracker import Tracker
 from heliograph.core.checkpoint import conversion
 from heliograph.core.checkpoint.state.schema import training_of
-from heliograph.core.checkpoint.storage.manifest import SUFFIX as CHECKPOINT
 from heliograph.core.distributed.ranks.failure import on_main
 from heliograph.core.result import RunResult
 from heliograph.core.trainer import Trainer
-from heliograph.events import BatchStart, Lane, Run, RunClosed, TrainStart
+from heliograph.events import BatchStart, CheckpointSaved, Lane, Run, RunClosed, TrainStart
 from heliograph.events.checks import check_flag, describe
 from heliograph.events.paths import check_path
 from heliograph.plugins import Plugin, on
@@ -35,6 +34,7 @@ from heliograph.reruns.change import (
     make_change,
 )
 from heliograph.reruns.errors import NotExact
+from heliograph.reruns.fork_folder import UnsavedMarks, check_free
 from heliograph.reruns.program import Program, function_of, name_of, naming
 from heliograph.reruns.recorded import Origin, RecordedRun
 from heliograph.reruns.requests import RepeatedRequests, repeatable
@@ -42,6 +42,7 @@ from heliograph.testing.resume import UsageError
 from heliograph.testing.resume.factory import TrainerFactory
 
 FEW = 3  # requests that are named
+logger = logging.getLogger("heliograph")
 PAGES = (Tracker, JsonlLog, FileLog)  # plugins whose state says where they write
 
 
@@ -88,19 +89,10 @@ def fork(
     check_path("fork(into)", into, "a folder")
     check_change("fork", change)
     recorded, folder = RecordedRun(run), Path(into)
-    _check_free(folder)
+    check_free(folder)
     wanted = recorded.newest_step if at is None else recorded.check_step(at, least=0)
     factory = _factory_of(program)
     return _train(program, factory, folder, Fork(recorded, recorded.origin(wanted), wanted, change, exact=exact))
-
-
-def _check_free(folder: Path) -> None:
-    """Raise ValueError where a folder holds a training."""
-    found = next((each for end in (CHECKPOINT, SUFFIX) for each in folder.rglob(f"*{end}")), None)
-    if found is not None:
-        raise ValueError(
-            f"{folder} holds a training already ({found.name}): give into= (--into on the command line) another folder."
-        )
 
 
 def _factory_of(program: Program) -> TrainerFactory:
@@ -146,6 +138,8 @@ class Fork(Plugin):
     def __init__(self, recorded: RecordedRun, origin: Origin, step: int, change: Change | None, *, exact: bool) -> None:
         self._recorded, self._origin, self._step, self._change, self._exact = recorded, origin, step, change, exact
         self._recorder: Recorder | None = None
+        self._checkpoints: list[Checkpoint] = []
+        self._marks: UnsavedMarks | None = None
         self.is_done = False
         self._refusal: Exception | None = None
         requests = list(repeatable(recorded.requests_after(origin), ends=False))
@@ -172,9 +166,11 @@ class Fork(Plugin):
     def _prepare(self, trainer: Trainer, folder: Path) -> None:
         """Add this to the plugins of a trainer, and a recorder if there is none; let nothing else resume."""
         plugins = trainer.plugins
-        for each in plugins:
-            if isinstance(each, Checkpoint):
-                each.resume = None
+        self._checkpoints = [each for each in plugins if isinstance(each, Checkpoint)]
+        for each in self._checkpoints:
+            each.resume, each.holds_saves = None, True
+        saving = [each.folder for each in self._checkpoints if not each.weights_only]
+        self._marks = UnsavedMarks(folder, saving, f"a fork of {self._recorded.recording.path} at step {self._step}")
         self._recorder = next((each for each in plugins if isinstance(each, Recorder)), None)
         if self._recorder is None:
             self._recorder = Recorder(folder, digests=True)
@@ -188,6 +184,8 @@ class Fork(Plugin):
     def begin(self, run: Run, event: TrainStart) -> None:
         """Continue from the checkpoint, as another training."""
         self._check_length(run)
+        if run.engine.is_main and self._marks is not None:
+            self._marks.write()
         path = self._origin.path
         parent = {"step": self._step, "recording": str(self._recorded.recording.path.absolute())}
         identity: str = run.engine.broadcast(uuid4().hex)
@@ -211,13 +209,25 @@ class Fork(Plugin):
         self._note_what_is_not_repeated(run)
         if self._change is not None:
             make_change(run, self._change)
+        for each in self._checkpoints:
+            each.holds_saves = False
         self.is_done = True
+
+    @on(CheckpointSaved, optional=True)
+    def note_save(self, run: Run, event: CheckpointSaved) -> None:
+        """Let the folder be that of a training."""
+        if run.engine.is_main and self._marks is not None:
+            self._marks.note_save(event.path)
 
     @on(RunClosed, lane=Lane.TRANSFORM)
     def finish(self, run: Run, event: RunClosed) -> None:
         """Say that there was no change, if the run ended before."""
+        if self.is_done and event.status == "completed" and run.engine.is_main and self._marks is not None:
+            self._marks.remove()
         if not self.is_done and event.status != "failed":
-            run.warn(f"Nothing was changed: the run ended before a batch after step {self._step}.")
+            text = f"Nothing was changed or saved: the run ended before a batch after step {self._step}. Fork it again."
+            run.warn(text)
+            logger.warning(text)  # where a signal ends the process, nobody sees the result
 
     def _check_length(self, run: Run) -> None:
         """Refuse to continue where nothing is left to train; nothing is written by then."""

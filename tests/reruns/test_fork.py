@@ -222,7 +222,9 @@ def test_a_step_that_it_never_reaches_is_a_warning(tmp_path: Path) -> None:
     for path in (tmp_path / "x").glob("*iter_10*"):
         path.unlink()
     result = h.fork(tmp_path / "x", program, at=10, into=tmp_path / "y", change=halve_rate)
-    assert result.warnings == ("Nothing was changed: the run ended before a batch after step 10.",)
+    assert result.warnings == (
+        "Nothing was changed or saved: the run ended before a batch after step 10. Fork it again.",
+    )
 
 
 @pytest.mark.parametrize("at", [10, None])
