@@ -29,7 +29,7 @@ from heliograph.reruns.change import (
     PARENT,
     Change,
     RepeatedChange,
-    check_change,
+    change_of,
     connect_before_batches,
     make_change,
 )
@@ -42,6 +42,7 @@ from heliograph.testing.resume import UsageError
 from heliograph.testing.resume.factory import TrainerFactory
 
 FEW = 3  # requests that are named
+LATER = "fork it from a later step, whose checkpoint holds the change"
 logger = logging.getLogger("heliograph")
 PAGES = (Tracker, JsonlLog, FileLog)  # plugins whose state says where they write
 
@@ -52,7 +53,7 @@ def fork(
     *,
     into: str | Path,
     at: int | None = None,
-    change: Change | None = None,
+    change: Change | str | None = None,
     exact: bool = True,
 ) -> RunResult:
     """Train on from a step of a recorded run, in a folder of its own and with something changed.
@@ -71,7 +72,8 @@ def fork(
         into: the folder of the new training, in which there is none yet.
         at: after which optimizer step it parts from the parent; by default that of the newest checkpoint. Steps between
             a checkpoint and this one are done again, and compared with the parent's recording.
-        change: called with the run, right before the first batch after that step.
+        change: a function, or its name, `module:function`; called with the run, right before the first batch after
+            that step.
         exact: whether to refuse what is not exact up to that step.
 
     Returns:
@@ -81,18 +83,17 @@ def fork(
         NotExact: a resume of this program is not exact, or what is done again differs from what was recorded.
         ValueError: there is no such step, nothing is left to train after it, or the folder holds a training.
         FileNotFoundError: there is no recording.
-        UsageError: the program is not such a function.
+        UsageError: the program is not such a function, or there is no function of the name of the change.
         TypeError: the change is not a function.
         BaseException: the training failed.
     """
     check_flag("exact", exact)
     check_path("fork(into)", into, "a folder")
-    check_change("fork", change)
-    recorded, folder = RecordedRun(run), Path(into)
+    function, recorded, folder = change_of("fork", change), RecordedRun(run), Path(into)
     check_free(folder)
     wanted = recorded.newest_step if at is None else recorded.check_step(at, least=0)
     factory = _factory_of(program)
-    return _train(program, factory, folder, Fork(recorded, recorded.origin(wanted), wanted, change, exact=exact))
+    return _train(program, factory, folder, Fork(recorded, recorded.origin(wanted), wanted, function, exact=exact))
 
 
 def _factory_of(program: Program) -> TrainerFactory:
@@ -145,7 +146,7 @@ class Fork(Plugin):
         requests = list(repeatable(recorded.requests_after(origin), ends=False))
         self._requests = RepeatedRequests(requests, (), resumes=origin.path is not None, exact=exact)
         self._repeated: list[RepeatedRequests | RepeatedChange] = [self._requests]
-        if (changed := recorded.repeated_change(origin, None, exact=exact)) is not None:
+        if (changed := recorded.repeated_change(origin, None, exact=exact, mend=LATER)) is not None:
             self._repeated.append(changed)
 
     def train(self, trainer: Trainer, options: dict[str, Any], folder: Path) -> RunResult:
@@ -167,10 +168,10 @@ class Fork(Plugin):
         """Add this to the plugins of a trainer, and a recorder if there is none; let nothing else resume."""
         plugins = trainer.plugins
         self._checkpoints = [each for each in plugins if isinstance(each, Checkpoint)]
-        for each in self._checkpoints:
-            each.resume, each.holds_saves = None, True
-        saving = [each.folder for each in self._checkpoints if not each.weights_only]
-        self._marks = UnsavedMarks(folder, saving, f"a fork of {self._recorded.recording.path} at step {self._step}")
+        for saving in self._checkpoints:
+            saving.resume, saving.holds_saves = None, True
+        folders = [each.folder for each in self._checkpoints if not each.weights_only]
+        self._marks = UnsavedMarks(folder, folders, f"a fork of {self._recorded.recording.path} at step {self._step}")
         self._recorder = next((each for each in plugins if isinstance(each, Recorder)), None)
         if self._recorder is None:
             self._recorder = Recorder(folder, digests=True)

@@ -14,7 +14,7 @@ from heliograph.core.distributed.ranks.failure import on_main
 from heliograph.core.result import RunResult
 from heliograph.events import Event, GradientsReady, Run
 from heliograph.plugins import Plugins
-from heliograph.reruns.change import Change, RepeatedChange
+from heliograph.reruns.change import RepeatedChange
 from heliograph.reruns.errors import NotExact
 from heliograph.reruns.folder import CommonFolder
 from heliograph.reruns.paused_thread import PausedThread, Wanted
@@ -43,13 +43,12 @@ class PausedRun:
         origin: Origin,
         parent: str | Path | None,
         *,
-        change: Change | None = None,
+        changed: RepeatedChange | None,
         exact: bool,
     ) -> None:
         self._recorded, self._origin, self._exact = recorded, origin, exact
-        self._repeated: list[RepeatedChange | RepeatedRequests] = []
-        if (changed := recorded.repeated_change(origin, change, exact=exact)) is not None:
-            self._repeated.append(changed)
+        self._repeated: list[RepeatedChange | RepeatedRequests] = [] if changed is None else [changed]
+        self._inexact: list[str] = []
         self._former: dict[str, Any] | None = rng.capture()
         self._folder = CommonFolder(parent)
         self._notes = [f"skipped: {each}" for each in origin.skipped] + recorded.silence(origin)
@@ -74,7 +73,7 @@ class PausedRun:
     @property
     def notes(self) -> list[str]:
         """What is not as it was in the recorded run, or could not be compared."""
-        return self._notes + [note for each in self._repeated for note in each.notes]
+        return self._notes + [note for each in self._repeated for note in each.notes] + self._inexact
 
     @property
     def event(self) -> Event | None:
@@ -134,8 +133,7 @@ class PausedRun:
             for refusal in [each.refusal for each in self._repeated if each.refusal is not None]:
                 raise refusal from None  # itself, whatever plugins have made of it
             raise
-        if self._exact:
-            self._check()
+        self._check()
         return self.event
 
     @contextmanager
@@ -231,9 +229,15 @@ class PausedRun:
         return self._recorded.compare(self._origin, self._rerun.recorder)
 
     def _check(self) -> None:
-        """Raise unless the run is as it was."""
+        """Raise unless the run is as it was, or note why it may not be."""
         level, reasons = self.run.data.guarantee()
-        if level != "exact" and self._origin.path is not None:
+        is_resumed_inexactly = level != "exact" and self._origin.path is not None
+        if not self._exact:
+            self._inexact = [
+                f"a resume of this program is not exact: {each}" for each in reasons * is_resumed_inexactly
+            ]
+            return
+        if is_resumed_inexactly:
             raise NotExact(reasons)
         if (first := self.comparison.first) is not None:
             raise NotExact(reasons, first)

@@ -304,7 +304,7 @@ def test_the_save_of_a_change_is_where_a_fork_is_continued(tmp_path: Path) -> No
 def test_a_change_of_what_is_no_fork(change: Any, tmp_path: Path) -> None:
     trained(tmp_path / "x")
     with pytest.raises(
-        (ValueError, TypeError), match=r"is no fork that was changed|takes a function of the run, got 7"
+        (ValueError, TypeError), match=r"is no fork that was changed|takes a function of the run, or the name.*; got 7"
     ):
         h.goto(tmp_path / "x", program, step=3, change=change)
 
