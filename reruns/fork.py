@@ -33,6 +33,7 @@ from heliograph.reruns.change import (
     connect_before_batches,
     make_change,
 )
+from heliograph.reruns.comparison import Comparison
 from heliograph.reruns.errors import NotExact
 from heliograph.reruns.fork_folder import UnsavedMarks, check_free
 from heliograph.reruns.program import Program, function_of, name_of, naming
@@ -264,7 +265,7 @@ class Fork(Plugin):
             raise self._refusal
         recorder = self._recorder
         assert recorder is not None  # it was prepared
-        found = on_main(run.engine, lambda: self._recorded.compare(self._origin, recorder))
+        found = on_main(run.engine, Comparison(self._recorded, self._origin, recorder).compare)
         if found.first is not None:
             self._refusal = NotExact(reasons, found.first)
             raise self._refusal

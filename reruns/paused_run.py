@@ -15,6 +15,7 @@ from heliograph.core.result import RunResult
 from heliograph.events import Event, GradientsReady, Run
 from heliograph.plugins import Plugins
 from heliograph.reruns.change import RepeatedChange
+from heliograph.reruns.comparison import Comparison
 from heliograph.reruns.errors import NotExact
 from heliograph.reruns.folder import CommonFolder
 from heliograph.reruns.paused_thread import PausedThread, Wanted
@@ -52,7 +53,7 @@ class PausedRun:
         self._former: dict[str, Any] | None = rng.capture()
         self._folder = CommonFolder(parent)
         self._notes = [f"skipped: {each}" for each in origin.skipped] + recorded.silence(origin)
-        self._rerun: Rerun | None = None
+        self._comparison: Comparison | None = None
         self._thread = PausedThread(lambda: self._train(program))
 
     def __repr__(self) -> str:
@@ -214,7 +215,8 @@ class PausedRun:
 
     def _train(self, program: Program) -> RunResult:
         origin = self._origin
-        rerun = self._rerun = Rerun(program, self._folder.path, origin.path)
+        rerun = Rerun(program, self._folder.path, origin.path)
+        self._comparison = Comparison(self._recorded, origin, rerun.recorder)
         self._notes += rerun.notes
         requests = list(repeatable(self._recorded.requests_after(origin), ends=True))
         repeated = RepeatedRequests(requests, rerun.left_out, resumes=origin.path is not None, exact=self._exact)
@@ -225,8 +227,8 @@ class PausedRun:
         return rerun.trainer.fit(**{**rerun.options, "on_interrupt": "raise"})
 
     def _compare(self) -> Divergence:
-        assert self._rerun is not None  # it has begun
-        return self._recorded.compare(self._origin, self._rerun.recorder)
+        assert self._comparison is not None  # it has begun
+        return self._comparison.compare()
 
     def _check(self) -> None:
         """Raise unless the run is as it was, or note why it may not be."""

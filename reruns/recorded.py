@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heliograph.builtin_callbacks.recorder.diverge.compare import compare
 from heliograph.builtin_callbacks.recorder.diverge.course import Begin, Course, course_of
-from heliograph.builtin_callbacks.recorder.diverge.report import Divergence
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Counters, EventEntry, Recording
 from heliograph.builtin_callbacks.recorder.format.walk import walk
-from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.core.checkpoint.storage import reader
 from heliograph.events.checks import check_whole_number
 from heliograph.reruns.change import (
@@ -148,13 +145,6 @@ class RecordedRun:
     def origin_before(self, epoch: int, batch: int) -> Origin:
         """Return the newest checkpoint that was written before a batch of an epoch and can be read."""
         return self._newest(lambda counters: (counters.epoch, counters.batch) < (epoch, batch))
-
-    def compare(self, origin: Origin, recorder: Recorder) -> Divergence:
-        """Compare what a recorder has seen since an origin with what was recorded."""
-        recorder.flush()
-        assert recorder.path is not None  # it records
-        again = course_of(read(recorder.path), "the run that is done again", origin.begin)
-        return compare(self.course_after(origin), again, whole=False)
 
     def _newest(self, fits: Callable[[Counters], bool]) -> Origin:
         skipped: list[str] = []
