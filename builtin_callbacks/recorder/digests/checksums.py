@@ -41,23 +41,23 @@ def checksum(tensors: Iterable[Tensor]) -> Sum:
 
 
 def _checksum_of_vectors(vectors: Sequence[Tensor]) -> Tensor:
-    """Return one checksum of vectors of words on a device, in few operators."""
-    joined = list(_joined(piece for vector in vectors for piece in torch.split(vector, AT_ONCE)))
-    sums = [(each * _factors_on(each.device, len(each))).sum() for each in joined]
+    """Return one checksum of vectors of words on a device, in few operators, and with a copy of few words at a time."""
+    pieces = (piece for vector in vectors for piece in torch.split(vector, AT_ONCE))
+    sums = [(each * _factors_on(each.device, len(each))).sum() for each in _joined(pieces)]
     return sums[0] if len(sums) == 1 else _checksum_of_vectors([torch.stack(sums)])
 
 
 def _joined(pieces: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield consecutive pieces as one, as many as have at most `AT_ONCE` words."""
+    """Yield consecutive pieces as one, as many as have at most `AT_ONCE` words; one that is large is not copied."""
     held: list[Tensor] = []
     words = 0
     for piece in pieces:
         if held and words + len(piece) > AT_ONCE:
-            yield torch.cat(held)
+            yield held[0] if len(held) == 1 else torch.cat(held)
             held, words = [], 0
         held.append(piece)
         words += len(piece)
-    yield torch.cat(held)
+    yield held[0] if len(held) == 1 else torch.cat(held)
 
 
 def row_sums(tensor: Tensor) -> Rows:

@@ -118,9 +118,9 @@ class DigestCollector:
         groups = run.optimizer.param_groups
         values = [value for group in groups for key, value in group.items() if key != "params"]
         known = self._known.get(run.optimizer_name)
-        if known is None or known[2] or known[0] != values:  # a tensor may have changed in place
-            has_tensors = any(isinstance(each, Tensor) for each in values)
-            known = self._known[run.optimizer_name] = values, _checksum_of_options(values), has_tensors
+        if known is None or known[2] or known[0] != values:
+            can_change = any(isinstance(each, Tensor | list) for each in values)  # in place, so that it equals itself
+            known = self._known[run.optimizer_name] = values, _checksum_of_options(values), can_change
         self._settings = known[1] if self._is_single else combine([self._settings, known[1]])
         if self._is_single or run.optimizer is next(iter(run.optimizers.values())):
             self._rate = groups[0].get("lr", math.nan)
@@ -173,7 +173,7 @@ class DigestCollector:
         """Give out the blocks that have arrived."""
         while self._sent and (wait or self._sent[0][1] is None or self._sent[0][1].is_there):
             rows, fetched = self._sent.popleft()
-            arrived = Arrived(NOTHING if fetched is None else fetched.wait().numpy())
+            arrived = Arrived(NOTHING if fetched is None else fetched.wait().cpu().numpy())
             table = []
             for *_, (crc, small, sums), draws, settings, loss, norms, weights in rows:
                 batch = checksums_of(crc, small, map(arrived.numbers, sums))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -78,6 +79,23 @@ def test_on_a_device_too_each_bit_changes_it_and_rows_have_the_sums_that_they_ha
             with no_reads():
                 changed = checksum([tensor, other.view(tensor.dtype).reshape(tensor.shape)])
             assert number(changed) != number(whole)
+
+
+def test_of_many_tensors_on_a_device_few_are_copied_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[ref[Tensor]] = []
+    join = torch.cat
+
+    def joined(tensors: list[Tensor]) -> Tensor:
+        assert sum(copy() is not None for copy in copies) <= 1
+        copy = join(tensors)
+        copies.append(ref(copy))
+        return copy
+
+    monkeypatch.setattr(checksums, "AT_ONCE", 8)
+    monkeypatch.setattr(torch, "cat", joined)
+    with no_reads():
+        checksum([torch.arange(4, dtype=torch.int32) for _ in range(20)])
+    assert len(copies) == 5
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40), st.data())

@@ -105,6 +105,20 @@ def test_a_rate_in_a_tensor_that_changes_in_place(tmp_path: Path) -> None:
     assert (found.kind, found.batch) == ("options", 4)
 
 
+def test_an_option_in_a_list_that_changes_in_place(tmp_path: Path) -> None:
+    def give(run: h.Run) -> None:
+        run.optimizer.param_groups[0]["scales"] = [1.0, 1.0]
+
+    def change(run: h.Run) -> None:
+        run.optimizer.param_groups[0]["scales"][0] = 0.5
+
+    one = recorded(tmp_path / "a", Doing(1, give))
+    other = recorded(tmp_path / "b", Doing(1, give), Doing(3, change).named("changing"))
+    found = h.diverge(one, other).first
+    assert found is not None
+    assert (found.kind, found.batch) == ("options", 4)
+
+
 def test_parameters_in_another_list_are_no_other_options(tmp_path: Path) -> None:
     def turn(run: h.Run) -> None:
         group = run.optimizer.param_groups[0]
