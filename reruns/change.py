@@ -10,16 +10,29 @@ from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, 
 from heliograph.core.trainer import Trainer
 from heliograph.events import BatchStart, Bus, Lane, Run
 from heliograph.events.bus import FunctionName, OrderedSignal, Subscription
+from heliograph.events.checks import describe
 from heliograph.reruns.errors import NotExact
+from heliograph.testing.command import find_function
 
 Change = Callable[[Run], object]
 CHANGED, BY = "the fork has been changed", "fork"
+GIVE = "give the same function, change= (--change on the command line)"
 
 
-def check_change(caller: str, change: object) -> None:
-    """Raise TypeError where a change is given that is not a function."""
+def change_of(caller: str, change: Change | str | None) -> Change | None:
+    """Return the function that a change is, or that it names, `module:function`; None for none.
+
+    Raises:
+        TypeError: it is neither.
+        UsageError: there is no such function.
+    """
+    if isinstance(change, str):
+        return find_function(change)
     if change is not None and not callable(change):
-        raise TypeError(f"{caller}(change=) takes a function of the run, got {change!r}.")
+        raise TypeError(
+            f"{caller}(change=) takes a function of the run, or the name of one, module:function; got {change!r}."
+        )
+    return change
 
 
 def make_change(run: Run, change: Change, by: str = BY) -> None:
@@ -53,16 +66,31 @@ class RecordedChange:
         """Return whether it was made after a checkpoint was written."""
         return step <= self.step if self.place is None else place <= self.place
 
+    def problem(self, change: Change) -> str:
+        """Return how a function is not the one that made it, by their names; empty where it may be."""
+        given = describe(change)
+        if given == self.name:
+            return ""
+        return f"the run is a fork, which {self.name} has changed after step {self.step}, and change= is {given}"
+
+
+def parent_of(attempt: AttemptRecord) -> tuple[str, int] | None:
+    """Return the recording from which a fork parts, and after which step; None where it is no fork."""
+    parent = attempt.hyper_parameters.get(PARENT)
+    if not isinstance(parent, str):
+        return None
+    recording, _, step = parent.rpartition(BETWEEN)
+    return recording, int(step)
+
 
 def recorded_change(attempt: AttemptRecord) -> RecordedChange | None:
     """Return the change that the first attempt of a fork has made; None where it is no fork, or was not changed."""
-    about = attempt.hyper_parameters
-    parent, name = about.get(PARENT), about.get(CHANGE)
-    if not isinstance(parent, str) or not isinstance(name, str):
+    parent, name = parent_of(attempt), attempt.hyper_parameters.get(CHANGE)
+    if parent is None or not isinstance(name, str):
         return None
     requests = [each.request for each in attempt.entries if isinstance(each, RequestEntry)]
     saves = [(each.epoch, each.batch) for each in requests if (each.verb, each.reason) == ("save", CHANGED)]
-    return RecordedChange(int(parent.rpartition(BETWEEN)[2]), name, saves[0] if saves else None)
+    return RecordedChange(parent[1], name, saves[0] if saves else None)
 
 
 class RepeatedChange:
@@ -72,16 +100,25 @@ class RepeatedChange:
         recorded: the change.
         change: the function that made it; None where it is not given.
         exact: whether to refuse where it is not; else the run is not changed, and a note says so.
+        mend: what to do where it is not given.
 
     Attributes:
         refusal: why the run was refused; None if it was not.
-        notes: what was not changed.
+        notes: what was not changed, or by another function.
+
+    Raises:
+        NotExact: it is exact, and the function has another name than the one that made the change.
     """
 
-    def __init__(self, recorded: RecordedChange, change: Change | None, *, exact: bool) -> None:
+    def __init__(self, recorded: RecordedChange, change: Change | None, *, exact: bool, mend: str = GIVE) -> None:
         self.refusal: NotExact | None = None
         self.notes: list[str] = []
-        self._recorded, self._change, self._exact, self._is_done = recorded, change, exact, False
+        self._recorded, self._change, self._exact, self._mend = recorded, change, exact, mend
+        self._is_done = False
+        if change is not None and (problem := recorded.problem(change)):
+            if exact:
+                raise NotExact((problem,))
+            self.notes.append(problem)
 
     def subscribe(self, trainer: Trainer) -> None:
         """Handle the start of each batch."""
@@ -95,10 +132,8 @@ class RepeatedChange:
         if self._change is not None:
             make_change(run, self._change)
             return
-        text = (
-            f"the run is a fork, which {self._recorded.name} has changed after step {self._recorded.step}: give goto "
-            f"the same function, change= (--change on the command line)"
-        )
+        recorded = self._recorded
+        text = f"the run is a fork, which {recorded.name} has changed after step {recorded.step}: {self._mend}"
         self.notes.append(text)
         if self._exact:
             self.refusal = NotExact((text,))

@@ -35,6 +35,14 @@ def add_command(commands: Commands) -> None:
         help=f"do the batch that differs again, and name the first operator that differs: {PROGRAM}; a second one for "
         f"the other run, if that had another program",
     )
+    diverge.add_argument(
+        "--change",
+        action="append",
+        metavar="FUNCTION",
+        default=[],
+        help="for --drill: of a fork, the module:function that changed it; a second one if another function has "
+        "changed the other run",
+    )
     diverge.set_defaults(run=run_diverge)
     goto = commands.add_parser(
         "goto",
@@ -70,20 +78,24 @@ def run_diverge(options: argparse.Namespace) -> int:
         options: parsed by the parser of `add_command`.
     """
     from heliograph.builtin_callbacks.recorder.diverge.compare import diverge
+    from heliograph.reruns.errors import NotExact
     from heliograph.testing.resume.errors import UsageError
 
     if len(options.drill) > 2:
         return _print_error("diverge", ValueError("--drill is given once, or twice: a program for each run."))
+    if len(options.change) > 2 * bool(options.drill):
+        return _print_error("diverge", ValueError("--change is for --drill, once or twice: a function for each fork."))
     try:
         if options.drill:
             from heliograph.reruns.drill import drill
 
-            drilled = drill(options.one, options.other, *options.drill)
+            changes = dict(zip(("change", "other_change"), options.change, strict=False))
+            drilled = drill(options.one, options.other, *options.drill, **changes)
             divergence, text = drilled.divergence, str(drilled)
         else:
             divergence = diverge(options.one, options.other)
             text = str(divergence)
-    except (OSError, ValueError, UsageError) as error:
+    except (OSError, ValueError, UsageError, NotExact) as error:
         return _print_error("diverge", error)
     except KeyboardInterrupt:
         return _print_interrupt("diverge")
@@ -101,13 +113,11 @@ def run_goto(options: argparse.Namespace) -> int:
 
     from heliograph.reruns.errors import NotExact
     from heliograph.reruns.goto import goto
-    from heliograph.testing.command import find_function
     from heliograph.testing.resume.errors import UsageError
 
     try:
-        change = None if options.change is None else find_function(options.change)
         paused = goto(
-            options.recording, options.program, step=options.step, change=change, exact=not options.inexact
+            options.recording, options.program, step=options.step, change=options.change, exact=not options.inexact
         )  # fmt: skip
     except (OSError, ValueError, UsageError, NotExact) as error:
         return _print_error("goto", error)
@@ -127,13 +137,11 @@ def run_fork(options: argparse.Namespace) -> int:
     """
     from heliograph.reruns.errors import NotExact
     from heliograph.reruns.fork import fork
-    from heliograph.testing.command import find_function
     from heliograph.testing.resume.errors import UsageError
 
     try:
-        change = None if options.change is None else find_function(options.change)
         result = fork(
-            options.recording, options.program, into=options.into, at=options.at, change=change,
+            options.recording, options.program, into=options.into, at=options.at, change=options.change,
             exact=not options.inexact,
         )  # fmt: skip
     except (OSError, ValueError, UsageError, NotExact) as error:

@@ -11,6 +11,8 @@ from heliograph.builtin_callbacks.recorder.diverge.report import Difference, Div
 from heliograph.builtin_callbacks.step_check.operators import Call, CallDigests, difference_of
 from heliograph.core.system.extras import printable_lines
 from heliograph.events import BatchEnd, BatchStart, Run
+from heliograph.reruns.change import Change, change_of
+from heliograph.reruns.errors import NotExact
 from heliograph.reruns.paused_run import PausedRun
 from heliograph.reruns.program import Program
 from heliograph.reruns.recorded import RecordedRun
@@ -56,7 +58,15 @@ class Drill:
         return printable_lines("\n".join(lines))
 
 
-def drill(one: str | Path, other: str | Path, program: Program, other_program: Program | None = None) -> Drill:
+def drill(
+    one: str | Path,
+    other: str | Path,
+    program: Program,
+    other_program: Program | None = None,
+    *,
+    change: Change | str | None = None,
+    other_change: Change | str | None = None,
+) -> Drill:
     """Find the first operator that differs between two recorded runs.
 
     Both are continued from their newest checkpoints before the first difference, as `goto` does, with what people had
@@ -68,18 +78,27 @@ def drill(one: str | Path, other: str | Path, program: Program, other_program: P
         other: those of the other.
         program: the program of the first, as for `goto`; and of the other, if that is the same.
         other_program: the program of the other.
+        change: as for `goto`, of the run that is a fork that was changed; of both, if both were, by the same function.
+        other_change: the change of the other, if both are changed forks.
 
     Raises:
         FileNotFoundError: there is no such recording.
-        ValueError: it cannot be read; a program has no `Checkpoint`.
-        UsageError: a program is not such a function.
+        ValueError: it cannot be read; a program has no `Checkpoint`; a change is given, and no run is a changed fork.
+        NotExact: the change of a fork is on the way, and is not given, or another function is.
+        UsageError: a program is not such a function, or there is no function of the name of a change.
+        TypeError: a change is not a function.
     """
+    changes = change_of("drill", change), change_of("drill", change if other_change is None else other_change)
     divergence = diverge(one, other)
     if divergence.first is None or divergence.first.kind not in COMPUTED:
         return Drill(divergence)
     programs = program, program if other_program is None else other_program
+    runs = RecordedRun(one), RecordedRun(other)
+    if changes != (None, None) and all(each.change is None for each in runs):
+        raise ValueError("Neither run is a fork that was changed, so there is no change to make again.")
     first, second = (
-        _trace(RecordedRun(path), each, divergence.first) for path, each in zip((one, other), programs, strict=True)
+        _trace(run, each, function if run.change is not None else None, divergence.first)
+        for run, each, function in zip(runs, programs, changes, strict=True)
     )
     operator, operators = difference_of(first.calls, second.calls), min(len(first.calls), len(second.calls))
     notes = tuple(dict.fromkeys([*first.notes, *second.notes]))
@@ -94,10 +113,18 @@ class _Trace(NamedTuple):
     notes: list[str]
 
 
-def _trace(recorded: RecordedRun, program: Program, first: Difference) -> _Trace:
+def _trace(recorded: RecordedRun, program: Program, change: Change | None, first: Difference) -> _Trace:
     """Do a run again up to the end of the batch that differs."""
+    try:
+        return _calls(recorded, program, change, first)
+    except NotExact as error:  # of a change: a run without it would be another one
+        raise NotExact(error.reasons, has_option=False) from None
+
+
+def _calls(recorded: RecordedRun, program: Program, change: Change | None, first: Difference) -> _Trace:
     origin = recorded.origin_before(first.epoch, first.batch)
-    with PausedRun(recorded, program, origin, None, exact=False) as paused:
+    changed = recorded.repeated_change(origin, change, exact=True)
+    with PausedRun(recorded, program, origin, None, changed=changed, exact=False) as paused:
         place = first.epoch, first.batch - 1
         paused.go_to(lambda run, event: isinstance(event, BatchStart) and _place(run) == place)
         with paused.within(CallDigests()) as digests:

@@ -11,11 +11,14 @@ class NotExact(RuntimeError):  # noqa: N818  # says what is missing
     Attributes:
         reasons: why a resume of it is not exact, in sentences; empty where it promises to be.
         difference: where what was done again differs from what was recorded; None where it does not.
+        has_option: whether it can be done nevertheless, with an option.
     """
 
-    def __init__(self, reasons: tuple[str, ...], difference: Difference | None = None) -> None:
+    def __init__(
+        self, reasons: tuple[str, ...], difference: Difference | None = None, *, has_option: bool = True
+    ) -> None:
         super().__init__(reasons, difference)
-        self.reasons, self.difference = reasons, difference
+        self.reasons, self.difference, self.has_option = reasons, difference, has_option
 
     def __str__(self) -> str:
         if self.difference is not None:
@@ -26,4 +29,6 @@ class NotExact(RuntimeError):  # noqa: N818  # says what is missing
         else:
             reasons = "; ".join(each.rstrip(".") for each in self.reasons)
             what = f"The run cannot be done again bit for bit: {reasons}."
+        if not self.has_option:
+            return what
         return f"{what} To do it nevertheless, give exact=False (--inexact on the command line)."

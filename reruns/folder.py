@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from heliograph.core.distributed.ranks.failure import on_main
 from heliograph.core.distributed.ranks.membership import membership
 
 PREFIX = "heliograph-goto-"
@@ -18,22 +19,25 @@ class CommonFolder:
 
     Attributes:
         path: the folder.
+
+    Raises:
+        OSError: the main rank cannot make it; on all ranks.
     """
 
     def __init__(self, parent: str | Path | None) -> None:
-        member = membership()
-        self._own = None
-        if member.rank == 0:
-            self._own = TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True)
-        name = None if self._own is None else self._own.name
-        if member.world_size > 1:  # the program, which has the engine of the run, needs the folder first
-            from heliograph.core.engines.parallel.ddp import DDPEngine  # loaded where there are ranks
+        self._own: TemporaryDirectory[str] | None = None
+        if membership().world_size == 1:
+            self.path = self._make(parent)
+            return
+        from heliograph.core.engines.parallel.ddp import DDPEngine  # loaded where there are ranks
 
-            engine = DDPEngine(device="cpu")
-            with engine.process():
-                name = engine.broadcast(name)
-        assert name is not None  # the main rank has made it
-        self.path = Path(name)
+        engine = DDPEngine(device="cpu")  # the program, which has the engine of the run, needs the folder first
+        with engine.process():
+            self.path = on_main(engine, lambda: self._make(parent))
+
+    def _make(self, parent: str | Path | None) -> Path:
+        self._own = TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True)
+        return Path(self._own.name)
 
     def remove(self) -> None:
         """Remove it, on the main rank; once more does nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,27 +13,27 @@ from heliograph.builtin_callbacks.checkpoint.resume import share_state
 from heliograph.builtin_callbacks.file_log import FileLog
 from heliograph.builtin_callbacks.jsonl_log import JsonlLog
 from heliograph.builtin_callbacks.recorder.explain.lineage import BETWEEN, CHANGE, PARENT
-from heliograph.builtin_callbacks.recorder.format.reader import SUFFIX
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.builtin_callbacks.trackers.tracker import Tracker
 from heliograph.core.checkpoint import conversion
 from heliograph.core.checkpoint.state.schema import training_of
-from heliograph.core.checkpoint.storage.manifest import SUFFIX as CHECKPOINT
 from heliograph.core.distributed.ranks.failure import on_main
 from heliograph.core.result import RunResult
 from heliograph.core.trainer import Trainer
-from heliograph.events import BatchStart, Lane, Run, RunClosed, TrainStart
+from heliograph.events import BatchStart, CheckpointSaved, Lane, Run, RunClosed, TrainStart
 from heliograph.events.checks import check_flag, describe
 from heliograph.events.paths import check_path
 from heliograph.plugins import Plugin, on
 from heliograph.reruns.change import (
     Change,
     RepeatedChange,
-    check_change,
+    change_of,
     connect_before_batches,
     make_change,
 )
+from heliograph.reruns.comparison import Comparison
 from heliograph.reruns.errors import NotExact
+from heliograph.reruns.fork_folder import UnsavedMarks, check_free
 from heliograph.reruns.program import Program, function_of, name_of, naming
 from heliograph.reruns.recorded import Origin, RecordedRun
 from heliograph.reruns.requests import RepeatedRequests, repeatable
@@ -40,6 +41,8 @@ from heliograph.testing.resume import UsageError
 from heliograph.testing.resume.factory import TrainerFactory
 
 FEW = 3  # requests that are named
+LATER = "fork it from a later step, whose checkpoint holds the change"
+logger = logging.getLogger("heliograph")
 PAGES = (Tracker, JsonlLog, FileLog)  # plugins whose state says where they write
 
 
@@ -49,7 +52,7 @@ def fork(
     *,
     into: str | Path,
     at: int | None = None,
-    change: Change | None = None,
+    change: Change | str | None = None,
     exact: bool = True,
 ) -> RunResult:
     """Train on from a step of a recorded run, in a folder of its own and with something changed.
@@ -68,7 +71,8 @@ def fork(
         into: the folder of the new training, in which there is none yet.
         at: after which optimizer step it parts from the parent; by default that of the newest checkpoint. Steps between
             a checkpoint and this one are done again, and compared with the parent's recording.
-        change: called with the run, right before the first batch after that step.
+        change: a function, or its name, `module:function`; called with the run, right before the first batch after
+            that step.
         exact: whether to refuse what is not exact up to that step.
 
     Returns:
@@ -78,27 +82,17 @@ def fork(
         NotExact: a resume of this program is not exact, or what is done again differs from what was recorded.
         ValueError: there is no such step, nothing is left to train after it, or the folder holds a training.
         FileNotFoundError: there is no recording.
-        UsageError: the program is not such a function.
+        UsageError: the program is not such a function, or there is no function of the name of the change.
         TypeError: the change is not a function.
         BaseException: the training failed.
     """
     check_flag("exact", exact)
     check_path("fork(into)", into, "a folder")
-    check_change("fork", change)
-    recorded, folder = RecordedRun(run), Path(into)
-    _check_free(folder)
+    function, recorded, folder = change_of("fork", change), RecordedRun(run), Path(into)
+    check_free(folder)
     wanted = recorded.newest_step if at is None else recorded.check_step(at, least=0)
     factory = _factory_of(program)
-    return _train(program, factory, folder, Fork(recorded, recorded.origin(wanted), wanted, change, exact=exact))
-
-
-def _check_free(folder: Path) -> None:
-    """Raise ValueError where a folder holds a training."""
-    found = next((each for end in (CHECKPOINT, SUFFIX) for each in folder.rglob(f"*{end}")), None)
-    if found is not None:
-        raise ValueError(
-            f"{folder} holds a training already ({found.name}): give into= (--into on the command line) another folder."
-        )
+    return _train(program, factory, folder, Fork(recorded, recorded.origin(wanted), wanted, function, exact=exact))
 
 
 def _factory_of(program: Program) -> TrainerFactory:
@@ -144,12 +138,14 @@ class Fork(Plugin):
     def __init__(self, recorded: RecordedRun, origin: Origin, step: int, change: Change | None, *, exact: bool) -> None:
         self._recorded, self._origin, self._step, self._change, self._exact = recorded, origin, step, change, exact
         self._recorder: Recorder | None = None
+        self._checkpoints: list[Checkpoint] = []
+        self._marks: UnsavedMarks | None = None
         self.is_done = False
         self._refusal: Exception | None = None
         requests = list(repeatable(recorded.requests_after(origin), ends=False))
         self._requests = RepeatedRequests(requests, (), resumes=origin.path is not None, exact=exact)
         self._repeated: list[RepeatedRequests | RepeatedChange] = [self._requests]
-        if (changed := recorded.repeated_change(origin, None, exact=exact)) is not None:
+        if (changed := recorded.repeated_change(origin, None, exact=exact, mend=LATER)) is not None:
             self._repeated.append(changed)
 
     def train(self, trainer: Trainer, options: dict[str, Any], folder: Path) -> RunResult:
@@ -170,9 +166,11 @@ class Fork(Plugin):
     def _prepare(self, trainer: Trainer, folder: Path) -> None:
         """Add this to the plugins of a trainer, and a recorder if there is none; let nothing else resume."""
         plugins = trainer.plugins
-        for each in plugins:
-            if isinstance(each, Checkpoint):
-                each.resume = None
+        self._checkpoints = [each for each in plugins if isinstance(each, Checkpoint)]
+        for saving in self._checkpoints:
+            saving.resume, saving.holds_saves = None, True
+        folders = [each.folder for each in self._checkpoints if not each.weights_only]
+        self._marks = UnsavedMarks(folder, folders, f"a fork of {self._recorded.recording.path} at step {self._step}")
         self._recorder = next((each for each in plugins if isinstance(each, Recorder)), None)
         if self._recorder is None:
             self._recorder = Recorder(folder, digests=True)
@@ -186,6 +184,8 @@ class Fork(Plugin):
     def begin(self, run: Run, event: TrainStart) -> None:
         """Continue from the checkpoint, as another training."""
         self._check_length(run)
+        if run.engine.is_main and self._marks is not None:
+            self._marks.write()
         path = self._origin.path
         parent = {"step": self._step, "recording": str(self._recorded.recording.path.absolute())}
         identity: str = run.engine.broadcast(uuid4().hex)
@@ -209,13 +209,25 @@ class Fork(Plugin):
         self._note_what_is_not_repeated(run)
         if self._change is not None:
             make_change(run, self._change)
+        for each in self._checkpoints:
+            each.holds_saves = False
         self.is_done = True
+
+    @on(CheckpointSaved, optional=True)
+    def note_save(self, run: Run, event: CheckpointSaved) -> None:
+        """Let the folder be that of a training."""
+        if run.engine.is_main and self._marks is not None:
+            self._marks.note_save(event.path)
 
     @on(RunClosed, lane=Lane.TRANSFORM)
     def finish(self, run: Run, event: RunClosed) -> None:
         """Say that there was no change, if the run ended before."""
+        if self.is_done and event.status == "completed" and run.engine.is_main and self._marks is not None:
+            self._marks.remove()
         if not self.is_done and event.status != "failed":
-            run.warn(f"Nothing was changed: the run ended before a batch after step {self._step}.")
+            text = f"Nothing was changed or saved: the run ended before a batch after step {self._step}. Fork it again."
+            run.warn(text)
+            logger.warning(text)  # where a signal ends the process, nobody sees the result
 
     def _check_length(self, run: Run) -> None:
         """Refuse to continue where nothing is left to train; nothing is written by then."""
@@ -251,7 +263,7 @@ class Fork(Plugin):
             raise self._refusal
         recorder = self._recorder
         assert recorder is not None  # it was prepared
-        found = on_main(run.engine, lambda: self._recorded.compare(self._origin, recorder))
+        found = on_main(run.engine, Comparison(self._recorded, self._origin, recorder).compare)
         if found.first is not None:
             self._refusal = NotExact(reasons, found.first)
             raise self._refusal

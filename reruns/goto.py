@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from heliograph.events.checks import check_flag
-from heliograph.reruns.change import Change, check_change
+from heliograph.reruns.change import Change, change_of
 from heliograph.reruns.paused_run import PausedRun
 from heliograph.reruns.program import Program
 from heliograph.reruns.recorded import RecordedRun
@@ -16,7 +16,7 @@ def goto(
     program: Program,
     *,
     step: int,
-    change: Change | None = None,
+    change: Change | str | None = None,
     exact: bool = True,
     folder: str | Path | None = None,
 ) -> PausedRun:
@@ -39,24 +39,27 @@ def goto(
         program: the function that made the trainer: returns it with the keywords of its `fit`, and takes nothing, or a
             folder to write to; or the name of that function, `module:function`.
         step: which optimizer step, from 1.
-        change: of a run that is a fork, the function that changed it; called where the fork called it.
+        change: of a run that is a fork, the function that changed it, or its name, `module:function`; called where the
+            fork called it.
         exact: whether to refuse what is not exact; False goes there all the same.
         folder: where the temporary folder is made, if not where the system makes them. On several machines, all have to
             see it.
 
     Raises:
-        NotExact: a resume of this program is not exact, or what is done again differs from what was recorded.
+        NotExact: a resume of this program is not exact, what is done again differs from what was recorded, or another
+            function had changed the fork.
         ValueError: there is no such step, the program has no `Checkpoint`, the run has ended before, or is no fork
             that was changed although `change` is given.
         TypeError: the change is not a function.
         FileNotFoundError: there is no recording.
-        UsageError: the program is not such a function.
+        UsageError: the program is not such a function, or there is no function of the name of the change.
     """
     check_flag("exact", exact)
-    check_change("goto", change)
-    recorded = RecordedRun(run)
+    function, recorded = change_of("goto", change), RecordedRun(run)
     wanted = recorded.check_step(step, least=1)
-    paused = PausedRun(recorded, program, recorded.origin(wanted - 1), folder, change=change, exact=exact)
+    origin = recorded.origin(wanted - 1)
+    changed = recorded.repeated_change(origin, function, exact=exact)
+    paused = PausedRun(recorded, program, origin, folder, changed=changed, exact=exact)
     try:
         paused.go_to_step(wanted)
     except BaseException:

@@ -14,7 +14,8 @@ from heliograph.core.distributed.ranks.failure import on_main
 from heliograph.core.result import RunResult
 from heliograph.events import Event, GradientsReady, Run
 from heliograph.plugins import Plugins
-from heliograph.reruns.change import Change, RepeatedChange
+from heliograph.reruns.change import RepeatedChange
+from heliograph.reruns.comparison import Comparison
 from heliograph.reruns.errors import NotExact
 from heliograph.reruns.folder import CommonFolder
 from heliograph.reruns.paused_thread import PausedThread, Wanted
@@ -43,17 +44,16 @@ class PausedRun:
         origin: Origin,
         parent: str | Path | None,
         *,
-        change: Change | None = None,
+        changed: RepeatedChange | None,
         exact: bool,
     ) -> None:
         self._recorded, self._origin, self._exact = recorded, origin, exact
-        self._repeated: list[RepeatedChange | RepeatedRequests] = []
-        if (changed := recorded.repeated_change(origin, change, exact=exact)) is not None:
-            self._repeated.append(changed)
+        self._repeated: list[RepeatedChange | RepeatedRequests] = [] if changed is None else [changed]
+        self._inexact: list[str] = []
         self._former: dict[str, Any] | None = rng.capture()
         self._folder = CommonFolder(parent)
         self._notes = [f"skipped: {each}" for each in origin.skipped] + recorded.silence(origin)
-        self._rerun: Rerun | None = None
+        self._comparison: Comparison | None = None
         self._thread = PausedThread(lambda: self._train(program))
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ class PausedRun:
     @property
     def notes(self) -> list[str]:
         """What is not as it was in the recorded run, or could not be compared."""
-        return self._notes + [note for each in self._repeated for note in each.notes]
+        return self._notes + [note for each in self._repeated for note in each.notes] + self._inexact
 
     @property
     def event(self) -> Event | None:
@@ -134,8 +134,7 @@ class PausedRun:
             for refusal in [each.refusal for each in self._repeated if each.refusal is not None]:
                 raise refusal from None  # itself, whatever plugins have made of it
             raise
-        if self._exact:
-            self._check()
+        self._check()
         return self.event
 
     @contextmanager
@@ -216,7 +215,8 @@ class PausedRun:
 
     def _train(self, program: Program) -> RunResult:
         origin = self._origin
-        rerun = self._rerun = Rerun(program, self._folder.path, origin.path)
+        rerun = Rerun(program, self._folder.path, origin.path)
+        self._comparison = Comparison(self._recorded, origin, rerun.recorder)
         self._notes += rerun.notes
         requests = list(repeatable(self._recorded.requests_after(origin), ends=True))
         repeated = RepeatedRequests(requests, rerun.left_out, resumes=origin.path is not None, exact=self._exact)
@@ -227,13 +227,19 @@ class PausedRun:
         return rerun.trainer.fit(**{**rerun.options, "on_interrupt": "raise"})
 
     def _compare(self) -> Divergence:
-        assert self._rerun is not None  # it has begun
-        return self._recorded.compare(self._origin, self._rerun.recorder)
+        assert self._comparison is not None  # it has begun
+        return self._comparison.compare()
 
     def _check(self) -> None:
-        """Raise unless the run is as it was."""
+        """Raise unless the run is as it was, or note why it may not be."""
         level, reasons = self.run.data.guarantee()
-        if level != "exact" and self._origin.path is not None:
+        is_resumed_inexactly = level != "exact" and self._origin.path is not None
+        if not self._exact:
+            self._inexact = [
+                f"a resume of this program is not exact: {each}" for each in reasons * is_resumed_inexactly
+            ]
+            return
+        if is_resumed_inexactly:
             raise NotExact(reasons)
         if (first := self.comparison.first) is not None:
             raise NotExact(reasons, first)

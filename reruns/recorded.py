@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heliograph.builtin_callbacks.recorder.diverge.compare import compare
 from heliograph.builtin_callbacks.recorder.diverge.course import Begin, Course, course_of
-from heliograph.builtin_callbacks.recorder.diverge.report import Divergence
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Counters, EventEntry, Recording
 from heliograph.builtin_callbacks.recorder.format.walk import walk
-from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.core.checkpoint.storage import reader
 from heliograph.events.checks import check_whole_number
-from heliograph.reruns.change import Change, RecordedChange, RepeatedChange, recorded_change
+from heliograph.reruns.change import (
+    GIVE,
+    Change,
+    RecordedChange,
+    RepeatedChange,
+    parent_of,
+    recorded_change,
+)
 from heliograph.reruns.requests import PersonRequest, requests_of_people
 
 SILENT = (
@@ -93,18 +97,21 @@ class RecordedRun:
         """Return what people requested from an origin on."""
         return requests_of_people(self.recording, origin.begin)
 
-    def repeated_change(self, origin: Origin, change: Change | None, *, exact: bool) -> RepeatedChange | None:
+    def repeated_change(
+        self, origin: Origin, change: Change | None, *, exact: bool, mend: str = GIVE
+    ) -> RepeatedChange | None:
         """Return what makes the change of this fork again; None where there is none after an origin.
 
         Raises:
             ValueError: a change is given, and the run is no fork with one.
+            NotExact: another function is given than the one that made it, and that is to be exact.
         """
         recorded = self.change
         if recorded is None and change is not None:
             raise ValueError(f"{self.recording.path} is no fork that was changed, so there is no change to make again.")
         if recorded is None or not recorded.is_after(origin.place, origin.step):
             return None
-        return RepeatedChange(recorded, change, exact=exact)
+        return RepeatedChange(recorded, change, exact=exact, mend=mend)
 
     def silence(self, origin: Origin) -> list[str]:
         """Return a sentence where nothing after an origin is recorded by which a batch could be compared."""
@@ -114,10 +121,19 @@ class RecordedRun:
     def check_step(self, step: int, least: int) -> int:
         """Return a step, if it is recorded.
 
+        Args:
+            step: the step.
+            least: what it is at least: 1 where it is to be done again, 0 where the training continues after it.
+
         Raises:
             ValueError: it is not.
         """
         number = check_whole_number("step", step, at_least=least)
+        begin = self.whole.begin[2]
+        if number - least < begin:
+            parent = parent_of(next(each for each in self.recording.attempts if each.phase == "train"))
+            where = "it does not have earlier ones" if parent is None else f"earlier steps are in {parent[0]}"
+            raise ValueError(f"{self.recording.path} begins after step {begin}: {where}.")
         if number > self.steps:
             raise ValueError(f"{self.recording.path} ends after step {self.steps}: there is no step {number}.")
         return number
@@ -129,13 +145,6 @@ class RecordedRun:
     def origin_before(self, epoch: int, batch: int) -> Origin:
         """Return the newest checkpoint that was written before a batch of an epoch and can be read."""
         return self._newest(lambda counters: (counters.epoch, counters.batch) < (epoch, batch))
-
-    def compare(self, origin: Origin, recorder: Recorder) -> Divergence:
-        """Compare what a recorder has seen since an origin with what was recorded."""
-        recorder.flush()
-        assert recorder.path is not None  # it records
-        again = course_of(read(recorder.path), "the run that is done again", origin.begin)
-        return compare(self.course_after(origin), again, whole=False)
 
     def _newest(self, fits: Callable[[Counters], bool]) -> Origin:
         skipped: list[str] = []

@@ -11,6 +11,7 @@ from heliograph.builtin_callbacks.recorder.diverge.course import Begin
 from heliograph.builtin_callbacks.recorder.format.records import (
     AttemptRecord,
     Counters,
+    Entry,
     EventEntry,
     Recording,
     RequestEntry,
@@ -38,11 +39,13 @@ class PersonRequest(NamedTuple):
         request: as it was recorded.
         where: it was made.
         is_of_last: whether it was made in the last attempt of the training.
+        ends: whether it is a stop that was not withdrawn, so that its attempt ended by it, or by a kill before that.
     """
 
     request: Request
     where: Where
     is_of_last: bool
+    ends: bool
 
 
 def requests_of_people(recording: Recording, begin: Begin | None) -> list[PersonRequest]:
@@ -74,9 +77,10 @@ class _Way:
     def add(self, attempt: AttemptRecord, *, is_last: bool) -> None:
         """Add what was requested in an attempt."""
         is_new = True
-        for entry in attempt.entries:
+        for index, entry in enumerate(attempt.entries):
             if isinstance(entry, RequestEntry):
-                self._add_request(entry.request, is_last=is_last)
+                ends = entry.request.verb == "stop" and _ends(attempt.entries[index + 1 :])
+                self._add_request(entry.request, is_last=is_last, ends=ends)
             elif isinstance(entry, EventEntry):
                 self._validations = entry.counters.validations
                 if entry.event == "checkpoint_loaded":
@@ -85,11 +89,11 @@ class _Way:
                     self._save(_place(entry.counters))
                 is_new = is_new and entry.event not in ("epoch_start", "save_point")
 
-    def _add_request(self, request: Request, *, is_last: bool) -> None:
+    def _add_request(self, request: Request, *, is_last: bool, ends: bool) -> None:
         if request.verb in WORDS and request.event and is_person(request.by):
             at = request.epoch, request.batch, request.step
             where = _where(request.event, self._roll_backs, at, self._validations)
-            self.found.append(PersonRequest(request, where, is_last))
+            self.found.append(PersonRequest(request, where, is_last, ends))
 
     def _load(self, place: Begin, *, is_resume: bool) -> None:
         if not is_resume:
@@ -106,6 +110,15 @@ class _Way:
             self._saves.clear()
             self._roll_backs = 0
         self._saves[place] = len(self.found), self._roll_backs
+
+
+def _ends(rest: Sequence[Entry]) -> bool:
+    """Return whether a stop was not withdrawn: sooner or later it ends its attempt, and a resumed run has none of it.
+
+    Args:
+        rest: what was recorded of the attempt after it.
+    """
+    return not any(isinstance(each, RequestEntry) and each.request.verb == "withdraw_stop" for each in rest)
 
 
 def _place(at: Counters) -> Begin:
@@ -201,7 +214,12 @@ class RepeatedRequests:
 
 
 def repeatable(requests: Sequence[PersonRequest], *, ends: bool) -> Iterator[PersonRequest]:
-    """Yield the requests without stops after which the training was resumed, and, unless it ends there, all stops."""
+    """Yield the requests, but for stops that ended an attempt after which the training continued.
+
+    Args:
+        requests: of people.
+        ends: whether what is done again ends where the last attempt did.
+    """
     for each in requests:
-        if each.request.verb != "stop" or (ends and each.is_of_last):
+        if not each.ends or (ends and each.is_of_last):
             yield each

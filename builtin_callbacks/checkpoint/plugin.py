@@ -193,6 +193,7 @@ class Checkpoint(Plugin):
         self._store: storage.Store | None = None
         self._found, self._replaces = ResumePoint(), list[storage.Entry]()
         self._own = list[storage.Entry]()  # of the training, as they were when the run began
+        self.holds_saves = False  # writes nothing; a fork sets it until it is changed
         self._name = ""  # what the names of its files begin with, when that is known
         self._training: str | None = None  # which it has saved, or resumed
         self._is_open = False
@@ -360,6 +361,9 @@ class Checkpoint(Plugin):
                     run.note(note)
             return self._file_names.name(run, self._name)
 
+        if self.holds_saves:
+            self._requests.note(run)
+            return
         if self._saved.is_loaded_back:
             if self._saved.steps != run.progress.steps:
                 run.warn(self._saved.late(run))
@@ -413,13 +417,13 @@ class Checkpoint(Plugin):
             self._writer.end(run)
         finally:
             is_last = not self.weights_only or run.last_checkpoint == self._last  # else another one says it
-            if run.engine.is_main and is_last and (error is not None or is_preempted(run)):
+            if run.engine.is_main and is_last and not self.holds_saves and (error is not None or is_preempted(run)):
                 how = {"weights_only": self.weights_only, "resumes": self.resume == "auto"}
                 self._saved.report(run, error, self.folder, self._last, **how)
         self._file_names.finish(run)
         if event.status in ("completed", "stopped"):
             self._proof.end(run)
-        if ended_for_good(run, event.status):
+        if ended_for_good(run, event.status) and not self.holds_saves:
             best = None if self._kept.best is None else self._kept.best.judged_by
             monitor = self.monitor if self.monitor is not None and self.monitor.can_come(run) else None
             asked = monitor, self.load_best, self._value_at, best

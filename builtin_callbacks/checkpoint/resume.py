@@ -21,6 +21,8 @@ from ...events import Engine
 from ...events.run import CheckpointSource
 from .removable import by_training
 
+UNSAVED_FORK = ".unsaved-fork"  # lies in the folder of a fork until its first save, and says what the fork is
+
 logger = logging.getLogger("heliograph")
 
 
@@ -121,6 +123,7 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
     if older is not None:
         return ResumePoint(*older, store.run_name, store.run_name, notes)
     _refuse_another_s_name(store)
+    _refuse_unsaved_fork(store.folder)
     if unusable := _unusable(store):
         note = f"starts fresh: none of the {unusable} in {store.folder} can be used"
         logger.warning(note)
@@ -180,6 +183,16 @@ def _refuse_another_s_name(store: storage.Store) -> None:
             f"resume='auto' finds no checkpoint of a run {store.run_name!r} in {store.folder}, but a training that was "
             f"asked for as {newest.family!r} writes there under that name. To continue it, give the run "
             f"name={newest.family!r}, or resume={str(newest.path)!r}; to begin another training, resume=None."
+        )
+
+
+def _refuse_unsaved_fork(folder: Path) -> None:
+    """Raise where a fork has ended before its first save: to start fresh there would lose its parent and its change."""
+    mark = folder / UNSAVED_FORK
+    if mark.exists():
+        raise ValueError(
+            f"resume='auto' finds no checkpoint in {folder}: there is {mark.read_text()}, which ended before it was "
+            f"saved. Fork it again; to begin another training there, give resume=None."
         )
 
 

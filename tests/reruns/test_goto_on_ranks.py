@@ -74,6 +74,23 @@ def test_the_folder_is_one_for_all_ranks_and_is_removed(ranks: Pool, tmp_path: P
     assert not Path(own).exists()
 
 
+def go_without_a_folder(folder: Path) -> str:
+    """Return the error where the temporary folder cannot be made."""
+    trainer, options = programmed(folder, 1)
+    trainer.fit(**options)
+    try:
+        h.goto(folder, lambda place: programmed(place, 1), step=3, folder=folder / "nowhere")
+    except FileNotFoundError as error:
+        return str(error)
+    return "it was made"
+
+
+def test_a_folder_that_the_main_rank_cannot_make_is_an_error_on_all_ranks(ranks: Pool, tmp_path: Path) -> None:
+    one, other = ranks(2).run(go_without_a_folder, tmp_path)
+    assert "No such file or directory" in one
+    assert one == other
+
+
 def halve_rate(run: h.Run) -> None:
     """Change the learning rate."""
     next(iter(run.optimizers.values())).param_groups[0]["lr"] /= 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import RequestEntry
 from heliograph.builtin_callbacks.remote.client import RemoteRun
+from heliograph.builtin_callbacks.remote.clients import is_person
 from heliograph.builtin_callbacks.remote.sockets import sockets_in
 from heliograph.tests.mutated_programs import Program, make
 from heliograph.tests.reruns.people import People
@@ -39,15 +40,23 @@ def steered(folder: Path, make_trainer: Callable[[Path], Any], *people: h.Plugin
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(20))
 def test_any_step_of_a_run_that_people_have_steered(seed: int, tmp_path: Path) -> None:
-    people, program = People(seed), program_of(seed)
+    people, program, draws = People(seed), program_of(seed), random.Random(seed)
     states = steered(tmp_path, lambda folder: program(folder), people).states
     assert len(set(people.accepted)) > 1
-    for step in sorted(random.Random(seed).choices(sorted(states), k=5)):
-        with h.goto(tmp_path, lambda folder: program(folder), step=step) as paused:
-            assert state_of(paused.run) == states[step]
+    asked = requests(tmp_path)
+    assert len(asked) >= len(people.accepted)
+    for share in (0.0, 0.4, 0.6, 0.6, 1.0):  # each change is saved: with fewer checkpoints, requests lie on the way
+        for each in tmp_path.glob("*.pth"):
+            if draws.random() < share:
+                each.unlink()
+        with h.goto(tmp_path, lambda folder: program(folder), step=draws.choice(sorted(states))) as paused:
+            assert state_of(paused.run) == states[paused.run.progress.steps + 1]
             paused.finish()
             assert paused.comparison.first is None
             assert paused.notes == []
+            made = made_by_people(paused.run.control.history)
+            assert made == asked[len(asked) - len(made) :]
+    assert made == asked  # from the beginning
 
 
 @pytest.mark.sample(3)
@@ -101,8 +110,12 @@ VALIDATION = simple(Path())[1]["train"][:2]
 def requests(path: Path) -> list[tuple[str, str, str, int]]:
     """Return the recorded requests of people."""
     entries = [each for attempt in read(path).attempts for each in attempt.entries]
-    made = [each.request for each in entries if isinstance(each, RequestEntry)]
-    return [(each.what, each.by, each.reason, each.step) for each in made if "@" in each.by]
+    return made_by_people(each.request for each in entries if isinstance(each, RequestEntry))
+
+
+def made_by_people(history: Iterable[h.Request]) -> list[tuple[str, str, str, int]]:
+    """Return the requests of people."""
+    return [(each.what, each.by, each.reason, each.step) for each in history if is_person(each.by)]
 
 
 PARTS = ("modules", "optimizers", "gradients")
@@ -122,14 +135,13 @@ def test_requests_over_the_socket_are_repeated_in_the_name_of_who_made_them(tmp_
     assert [each[0].split()[0] for each in asked if each[0] != "save"] == [
         "set_learning_rate", "disable_plugin", "validation", "end_epoch", "enable_plugin",
     ]  # fmt: skip
-    for step in (1, 5, 8, 9):
+    for step, first in ((1, 0.02), (5, "disable_plugin"), (8, "validation"), (9, "enable_plugin")):
         with h.goto(folder, remote, step=step) as paused:
             assert state_of(paused.run) == states[step]
             paused.finish()
             assert paused.comparison.first is None
-            made = [
-                (each.what, each.by, each.reason, each.step) for each in paused.run.control.history if "@" in each.by
-            ]
+            made = made_by_people(paused.run.control.history)
+            assert str(first) in made[0][0]
             assert made == asked[len(asked) - len(made) :]
             assert "remote is left out: what it does cannot be taken back" in paused.notes
 

@@ -122,6 +122,16 @@ def test_goto_into_a_fork(runs: Path, capsys: pytest.CaptureFixture[str], monkey
     assert capsys.readouterr().out.splitlines()[0].removeprefix(">>> ") == "None"
 
 
+def test_diverge_with_a_drill_of_a_fork(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change = f"{PROGRAM.partition(':')[0]}:halve_rate"
+    h.fork(runs / "a", PROGRAM, at=5, into=runs / "c", change=change)
+    arguments = ["diverge", str(runs / "a"), str(runs / "c"), "--drill", PROGRAM]
+    assert main(arguments) == 2
+    assert "give the same function, change= (--change on the command line)" in capsys.readouterr().err
+    assert main([*arguments, "--change", change]) == 1
+    assert "is not what it is when it is done again" not in capsys.readouterr().out
+
+
 def test_fork(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change = f"{PROGRAM.partition(':')[0]}:halve_rate"
     arguments = ["fork", str(runs / "a"), PROGRAM, "--at", "5", "--into", str(runs / "c"), "--change", change]
@@ -138,6 +148,7 @@ def test_fork(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["diverge", "nowhere", "b"], "There is no recording at nowhere"),
         (["diverge", "a", "a"], "give two recordings"),
         (["diverge", "a", "b", "--drill", "x", "--drill", "y", "--drill", "z"], "--drill is given once, or twice"),
+        (["diverge", "a", "b", "--change", "x:y"], "--change is for --drill, once or twice"),
         (["diverge", "a", "b", "--drill", UNFIT], f"{UNFIT} failed, so it is not a program: AttributeError: "),
         (["goto", "a", UNFIT, "--step", "3"], f"{UNFIT} failed, so it is not a program: AttributeError: "),
         (["fork", "a", UNFIT, "--at", "3", "--into", "c"], f"{UNFIT} failed, so it is not a program: AttributeError: "),
