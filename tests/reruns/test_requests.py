@@ -240,7 +240,7 @@ def test_what_a_roll_back_has_discarded_is_requested_once_more_and_discarded_onc
     for each in (Asking(folder, at9=lost, at12=near), witness):
         trainer.plugins.register(each)
     assert any("rolled back" in note for note in trainer.fit(**options).notes)
-    assert [what for what, *_ in requests(folder)] == ["validation", "set_learning_rate 0.02", "save"]
+    assert [what for what, *_ in requests(folder)] == ["validation", "set_learning_rate 0.02"]
     for path in folder.glob("*.pth"):
         path.unlink()
     with h.goto(folder, rolling, step=5) as paused:
