@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from itertools import count
@@ -32,7 +33,7 @@ class Witness:
     def __init__(self, path: Path, run: Run) -> None:
         self.path = of_rank(path, run.engine.rank)
         self.met = {entry["number"] for entry in read(self.path) if entry["what"] == "fault"}
-        self._journal, self._training = Journal(self.path), next(_trainings())
+        self._journal, self._training = Journal(self.path), next(_trainings(os.getpid()))
         resumes = any(getattr(each, "resume", None) == "auto" for each in run.plugins)
         self._journal.note("begin", training=self._training, resumes=resumes)
 
@@ -87,8 +88,8 @@ class Witness:
 
 
 @cache
-def _trainings() -> count[int]:
-    """Return what counts the trainings of this process."""
+def _trainings(process: int) -> count[int]:
+    """Return what counts the trainings of a process; a copy of one begins anew."""
     return count()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import heliograph as h
 import pytest
 import torch
-from heliograph.testing.chaos import Fault, check_function
+from heliograph.testing.chaos import Chaos, Fault, check_function
 from heliograph.testing.chaos.faults.fault import HARMLESS
 from heliograph.testing.chaos.faults.plan import draw_faults
 from heliograph.testing.resume import UsageError
@@ -77,6 +77,8 @@ def test_the_same_seed_does_the_same() -> None:
 def test_what_no_checkpoint_has_makes_a_difference(tmp_path: Path) -> None:
     recorder = partial(h.Recorder, "runs", digests=True)
     faults = [Fault("kill", count=15)]
+    task = h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
+    fit(Chaos([], journal=tmp_path / "own"), task=task, train=random_batches(2), optimizer=adam(), epochs=1)
     report = check_function(partial(train, Forgets, recorder), faults=faults, folder=tmp_path / "run")
     assert report.folder == tmp_path / "run"
     assert report.verdict == "differs", str(report)
