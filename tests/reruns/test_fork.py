@@ -19,6 +19,7 @@ from heliograph.core.checkpoint.state.leaves import Leaf, leaves
 from heliograph.testing.resume import UsageError
 from heliograph.tests.kit import dropout_task, random_batches
 from heliograph.tests.mutated_programs import Program, make
+from heliograph.tests.reruns.failing import Failing
 from heliograph.tests.reruns.varied import OF_THE_FILES, varied
 from heliograph.tests.reruns.varied import state_of as state_of_run
 
@@ -158,20 +159,9 @@ def test_it_is_resumed_as_any_training(tmp_path: Path) -> None:
     trained(tmp_path / "x")
     whole = h.fork(tmp_path / "x", program, at=3, into=tmp_path / "y", change=halve_rate)
 
-    class Failing(h.Plugin):
-        """Fails at a step."""
-
-        affects_training = False
-
-        @h.on(h.StepEnd)
-        def fail(self, run: h.Run, event: h.StepEnd) -> None:
-            """Fail."""
-            if run.progress.steps == 8:
-                raise RuntimeError("killed")
-
     with pytest.raises(RuntimeError, match="killed"):
         h.fork(
-            tmp_path / "x", lambda folder: program(folder, Failing()), at=3, into=tmp_path / "z", change=halve_rate
+            tmp_path / "x", lambda folder: program(folder, Failing(8)), at=3, into=tmp_path / "z", change=halve_rate
         )  # fmt: skip
     trainer, options = program(tmp_path / "z")
     resumed = trainer.fit(**options)
@@ -185,19 +175,8 @@ def test_it_is_resumed_as_any_training(tmp_path: Path) -> None:
 def test_a_kill_before_its_first_scheduled_save_does_not_lose_the_change(tmp_path: Path) -> None:
     trained(tmp_path / "x")
 
-    class Failing(h.Plugin):
-        """Fails at a step."""
-
-        affects_training = False
-
-        @h.on(h.StepEnd)
-        def fail(self, run: h.Run, event: h.StepEnd) -> None:
-            """Fail."""
-            if run.progress.steps == 6:
-                raise RuntimeError("killed")
-
     def failing(folder: Path) -> Any:
-        return program(folder, Failing())
+        return program(folder, Failing(6))
 
     with pytest.raises(RuntimeError, match="killed"):
         h.fork(tmp_path / "x", failing, at=4, into=tmp_path / "y", change=halve_rate)

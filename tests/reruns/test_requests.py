@@ -17,6 +17,7 @@ from heliograph.builtin_callbacks.remote.client import RemoteRun
 from heliograph.builtin_callbacks.remote.clients import is_person
 from heliograph.builtin_callbacks.remote.sockets import sockets_in
 from heliograph.tests.mutated_programs import Program, make
+from heliograph.tests.reruns.failing import Failing
 from heliograph.tests.reruns.people import People
 from heliograph.tests.reruns.test_goto import Witness, simple
 from heliograph.tests.reruns.varied import state_of, varied
@@ -176,23 +177,11 @@ def test_a_stop_after_which_the_run_was_resumed_does_not_end_it(tmp_path: Path) 
         assert paused.run.optimizer.param_groups[0]["lr"] == 0.03
 
 
-class Failing(h.Plugin):
-    """Fails at a step."""
-
-    affects_training = False
-
-    @h.on(h.StepEnd)
-    def fail(self, run: h.Run, event: h.StepEnd) -> None:
-        """Fail."""
-        if run.progress.steps == 6:
-            raise RuntimeError("killed")
-
-
 def test_a_plugin_that_a_resume_has_disabled_again_is_disabled_once(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     asking = Asking(folder, at1={"ask": "disable", "target": "gradient_clipping"})
     with pytest.raises(RuntimeError, match="killed"):
-        steered(folder, resuming, asking, Failing())
+        steered(folder, resuming, asking, Failing(6))
     states = steered(folder, resuming).states
     for _ in range(2):
         with h.goto(folder, resuming, step=9) as paused:
@@ -209,7 +198,7 @@ def test_what_a_killed_attempt_was_asked_for_after_its_last_save_is_not_repeated
     folder = tmp_path / "x"
     asking = Asking(folder, at1={"ask": "set-lr", "value": 0.02}, at4={"ask": "validate"})
     with pytest.raises(RuntimeError, match="killed"):
-        steered(folder, resuming, asking, Failing())
+        steered(folder, resuming, asking, Failing(6))
     states = steered(folder, resuming, Asking(folder, at7={"ask": "log"})).states
     for step, begins in ((9, 6), (9, 0)):
         with h.goto(folder, resuming, step=step) as paused:

@@ -8,6 +8,7 @@ from typing import Any
 
 import heliograph as h
 import pytest
+from heliograph.tests.reruns.failing import Failing
 from heliograph.tests.reruns.test_goto import Witness
 from heliograph.tests.reruns.test_requests import Asking, remote, requests
 from heliograph.tests.reruns.varied import state_of
@@ -41,18 +42,6 @@ class Vetoing(h.Plugin):
             run.control.request_validation("somebody wanted to stop")
 
 
-class Failing(h.Plugin):
-    """Fails at a step."""
-
-    affects_training = False
-
-    @h.on(h.StepEnd)
-    def fail(self, run: h.Run, event: h.StepEnd) -> None:
-        """Fail."""
-        if run.progress.steps == 8:
-            raise RuntimeError("killed")
-
-
 def program_of(kind: Callable[[], h.Plugin]) -> Callable[[Path], Any]:
     """Return a program that resumes, and answers stops."""
 
@@ -84,7 +73,7 @@ def test_a_stop_that_was_withdrawn_is_withdrawn_again(is_killed: bool, tmp_path:
     program, folder, witness = program_of(Withdrawing), tmp_path / "x", Witness()
     if is_killed:
         with pytest.raises(RuntimeError, match="killed"):
-            train(program, folder, Asking(folder, at4=STOP), Failing())
+            train(program, folder, Asking(folder, at4=STOP), Failing(8))
         train(program, folder, witness)
     else:
         train(program, folder, Asking(folder, at4=STOP), witness)
@@ -102,7 +91,7 @@ def test_a_stop_that_was_withdrawn_is_withdrawn_again(is_killed: bool, tmp_path:
 def test_a_stop_that_was_vetoed_until_a_kill_is_not_requested(tmp_path: Path) -> None:
     program, folder = program_of(Vetoing), tmp_path / "x"
     with pytest.raises(RuntimeError, match="killed"):
-        train(program, folder, Asking(folder, at4=STOP), Failing())
+        train(program, folder, Asking(folder, at4=STOP), Failing(8))
     assert train(program, folder).status == "completed"  # the resumed run has none of it
     forget(folder)
     with h.goto(folder, program, step=11, exact=False) as paused:
