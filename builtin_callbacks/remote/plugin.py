@@ -189,7 +189,7 @@ class Remote(Plugin):
         server = Server(self.status)
         try:
             self._listen(run, server)
-        except BaseException:
+        except BaseException:  # whatever it is, nothing stays open
             server.close()
             raise
         if self.path is None and self.address is None:

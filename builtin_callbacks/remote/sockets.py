@@ -49,7 +49,7 @@ def listen(folder: Path) -> tuple[socket.socket, Path]:
         (apart / path.name).chmod(0o600)
         made.listen(BACKLOG)
         (apart / path.name).rename(path)
-    except BaseException:
+    except BaseException:  # whatever it is, nothing stays open
         made.close()
         (apart / path.name).unlink(missing_ok=True)
         raise
@@ -93,7 +93,7 @@ def connect(path: Path, timeout: float) -> socket.socket:
         user = peer_user(made)
         if user is not None and os.getuid() not in (user, 0):
             raise PermissionError(f"{path} is served by another user, number {user}.")
-    except BaseException:
+    except BaseException:  # whatever it is, nothing stays open
         made.close()
         raise
     return made
