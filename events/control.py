@@ -33,9 +33,10 @@ class Request:
     """One entry of the history: who asked for what, why, and where the run was.
 
     `rank` is the process that asked, where the ranks have agreed on it; None where this process is the only one.
-    `event` is the one whose handler asked, empty where no handler did. `required` is one that is neither withdrawn nor
-    vetoed. Of a change of the run, `target` is what is changed: the name of a plugin, or of an optimizer, empty for all
-    of them; and `value` is its new learning rate.
+    `event` is the one whose handler asked, empty where no handler did, and `through` the plugin that has this handler,
+    where it asked in the name of somebody else. `required` is one that is neither withdrawn nor vetoed. Of a change of
+    the run, `target` is what is changed: the name of a plugin, or of an optimizer, empty for all of them; and `value`
+    is its new learning rate.
     """
 
     verb: Verb
@@ -50,6 +51,7 @@ class Request:
     required: bool = False
     target: str = ""
     value: float | None = None
+    through: str = ""
 
     @property
     def what(self) -> str:
@@ -558,12 +560,15 @@ class Control:
         event_class, only = _ONLY_IN.get(verb, ("", event))
         if event != only and not is_within(only):
             raise _too_late(verb, event_class)
-        return self._add(verb, reason, by or owner or "the caller", event)
+        asker = by or owner or "the caller"
+        return self._add(verb, reason, asker, event, "" if owner is None or owner == asker else owner)
 
-    def _add(self, verb: Verb, reason: str, asker: str, event: str = "") -> Request:
+    def _add(self, verb: Verb, reason: str, asker: str, event: str = "", through: str = "") -> Request:
         _check_reason(verb, reason)
-        place = self._progress
-        return self.history.add(Request(verb, asker, reason, place.epoch, place.batch, place.steps, event=event))
+        at = self._progress
+        return self.history.add(
+            Request(verb, asker, reason, at.epoch, at.batch, at.steps, event=event, through=through)
+        )
 
 
 def _check_reason(verb: str, reason: object) -> None:

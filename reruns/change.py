@@ -122,7 +122,7 @@ class RepeatedChange:
 
     def subscribe(self, trainer: Trainer) -> None:
         """Handle the start of each batch."""
-        connect_before_batches(trainer.bus, self.make, "the repeated change")
+        connect_before_batches(trainer.bus, self.make, BY)
 
     def make(self, run: Run, event: BatchStart) -> None:
         """Change the run, if the step is reached."""

@@ -16,7 +16,6 @@ from heliograph.builtin_callbacks.recorder.format.records import (
     Recording,
     RequestEntry,
 )
-from heliograph.builtin_callbacks.remote.clients import is_person
 from heliograph.builtin_callbacks.remote.messages import VERBS, Command
 from heliograph.builtin_callbacks.remote.outcomes import check_command, make_request
 from heliograph.builtin_callbacks.remote.plugin import Remote
@@ -33,7 +32,7 @@ Where = tuple[str, int, int, int, int, int]  # the event, roll-backs, epoch, bat
 
 
 class PersonRequest(NamedTuple):
-    """A request of a person.
+    """A request that a plugin made in the name of somebody else, such as a person who has asked it to.
 
     Attributes:
         request: as it was recorded.
@@ -90,7 +89,7 @@ class _Way:
                 is_new = is_new and entry.event not in ("epoch_start", "save_point")
 
     def _add_request(self, request: Request, *, is_last: bool, ends: bool) -> None:
-        if request.verb in WORDS and request.event and is_person(request.by):
+        if request.verb in WORDS and request.through:
             at = request.epoch, request.batch, request.step
             where = _where(request.event, self._roll_backs, at, self._validations)
             self.found.append(PersonRequest(request, where, is_last, ends))
@@ -133,9 +132,11 @@ def _where(event: str, roll_backs: int, place: Begin, validations: int) -> Where
 class RepeatedRequests:
     """Makes the requests of people again, each at its event, in the name of who made it.
 
+    Not those that come again by themselves, because the plugin through which they were made does again what it did.
+
     Args:
         requests: in their order.
-        left_out: the names of plugins that are not there when a run is done again.
+        left_out: the names of plugins that do nothing when a run is done again.
         resumes: whether the run begins at a checkpoint.
         exact: whether to refuse what cannot be requested again; else it is left out, and noted.
 
@@ -149,19 +150,21 @@ class RepeatedRequests:
     ) -> None:
         self.refusal: NotExact | None = None
         self.notes: list[str] = []
-        self._left_out, self._exact = left_out, exact
+        self._requests, self._left_out, self._exact = requests, left_out, exact
         self._roll_backs, self._is_over = -resumes, False
         self._waiting: defaultdict[Where, list[Request]] = defaultdict(list)
-        for each in requests:
-            self._waiting[each.where].append(each.request)
-        self._events = {each.request.event for each in requests}
 
     def subscribe(self, trainer: Trainer) -> None:
         """Handle the events at which something was requested: where `Remote` does, if the program has one."""
-        if not self._waiting:
-            return
         names = [each.name for each in trainer.plugins if isinstance(each, Remote)]
-        for kind in [each for each in CATALOGUE if each.name in self._events]:
+        own = set(trainer.plugins.names()) - {*names, *self._left_out}
+        repeated = [each for each in self._requests if each.request.through not in own]
+        if not repeated:
+            return
+        for each in repeated:
+            self._waiting[each.where].append(each.request)
+        events = {each.request.event for each in repeated}
+        for kind in [each for each in CATALOGUE if each.name in events]:
             signal: Any = trainer.bus.signal(kind)
             known = [each.position for each in signal.subscriptions.values() if each.owner in names]
             position = known[0] if known else (Lane.DECIDE, sys.maxsize)
@@ -180,8 +183,6 @@ class RepeatedRequests:
         progress = run.progress
         place = progress.epoch, progress.batch, progress.steps
         for request in self._waiting.pop(_where(event.name, self._roll_backs, place, progress.validations), ()):
-            if request.by in run.plugins:  # a plugin with the name of a person requests it itself
-                continue
             try:
                 self._make(run, request)
             except RefusedChangeError as error:

@@ -9,7 +9,7 @@ from typing import Any
 from ...events import ChangeServed, History, Request
 from ...events.control import COUNTED
 from ...events.verbs import TAKEN_BACK
-from .format.plain import CHARACTERS, NAME, shorten
+from .format.plain import NAME, shorten
 from .format.records import RepeatEntry, RequestEntry, change_of
 
 SERVED = {"log": "log", "validation_start": "validation", "save_point": "save", "epoch_end": "end_epoch", "train_end": "stop"}  # fmt: skip  # noqa: E501
@@ -60,10 +60,7 @@ class RequestTracker:
             pending = self._pending.setdefault(request.what, [])
             if len(pending) < MAX_SERVED:
                 pending.append(number)
-            if len(request.by) > NAME or len(request.reason) > CHARACTERS or len(request.target) > NAME:
-                by, target = shorten(request.by, NAME), shorten(request.target, NAME)
-                request = replace(request, by=by, target=target, reason=shorten(request.reason))
-            yield RequestEntry(number, request)
+            yield RequestEntry(number, _shortened(request))
         yield from self._dropped_by(total)
         self._latest = self._latest[-LATEST:]
         self.seen = total
@@ -91,3 +88,12 @@ class RequestTracker:
     def drop_pending(self) -> None:
         """Drop the pending requests but for stops, as a run does that rolls back."""
         self._pending = {verb: numbers for verb, numbers in self._pending.items() if verb == "stop"}
+
+
+def _shortened(request: Request) -> Request:
+    """Return a request as it is recorded: of long texts the beginning."""
+    by, target, through = (shorten(each, NAME) for each in (request.by, request.target, request.through))
+    reason = shorten(request.reason)
+    if (by, target, through, reason) == (request.by, request.target, request.through, request.reason):
+        return request
+    return replace(request, by=by, target=target, through=through, reason=reason)

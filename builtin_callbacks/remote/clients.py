@@ -49,14 +49,6 @@ class Asked:
     client: Client
 
 
-def is_person(asker: str) -> bool:
-    """Return whether the asker of a request is somebody outside of the program, by the form of the name.
-
-    It is `user@host`, or what a client over TCP says, marked as such. The names of plugins have neither.
-    """
-    return "@" in asker or OWN_ACCOUNT in asker
-
-
 def shut(connection: socket.socket) -> None:
     """End a connection, also for a forked process that has it open, and close it."""
     with suppress(OSError):  # the other end has left

@@ -14,7 +14,6 @@ import torch
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import RequestEntry
 from heliograph.builtin_callbacks.remote.client import RemoteRun
-from heliograph.builtin_callbacks.remote.clients import is_person
 from heliograph.builtin_callbacks.remote.sockets import sockets_in
 from heliograph.tests.mutated_programs import Program, make
 from heliograph.tests.reruns.failing import Failing
@@ -116,7 +115,7 @@ def requests(path: Path) -> list[tuple[str, str, str, int]]:
 
 def made_by_people(history: Iterable[h.Request]) -> list[tuple[str, str, str, int]]:
     """Return the requests of people."""
-    return [(each.what, each.by, each.reason, each.step) for each in history if is_person(each.by)]
+    return [(each.what, each.by, each.reason, each.step) for each in history if each.through]
 
 
 PARTS = ("modules", "optimizers", "gradients")
@@ -292,6 +291,33 @@ def test_a_plugin_that_is_left_out_stays_so(tmp_path: Path) -> None:
     with pytest.raises(h.NotExact, match="plugin 'reporting' is left out when a run is done again"):
         h.goto(folder, reporting, step=3)
     assert Reporting.seen == seen
+
+
+class Speaking(h.Plugin):
+    """A plugin of a program, which asks in the names of others."""
+
+    @h.on(h.BatchEnd)
+    def ask(self, run: h.Run, event: h.BatchEnd) -> None:
+        """Ask."""
+        if run.progress.batches == 3:
+            run.control.set_learning_rate(0.02, "it is late", by="ann@home")
+        if run.progress.batches == 5:
+            run.control.request_log("for the report", by="bob")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_a_plugin_asks_in_the_names_of_others_is_requested_by_it_alone_if_it_is_there(
+    is_there: bool, tmp_path: Path
+) -> None:
+    states = steered(tmp_path, lambda folder: simple(folder, Speaking())).states
+    asked = [("set_learning_rate 0.02", "ann@home", "it is late", 3), ("log", "bob", "for the report", 5)]
+    assert requests(tmp_path) == asked
+    for path in tmp_path.glob("*.pth"):
+        path.unlink()  # so that it begins before the requests
+    with h.goto(tmp_path, lambda folder: simple(folder, *([Speaking()] * is_there)), step=7) as paused:
+        assert state_of(paused.run) == states[7]
+        assert made_by_people(paused.run.control.history) == asked
+        assert paused.comparison.first is None
 
 
 def test_what_was_asked_after_the_step_is_not_asked_of_a_fork(tmp_path: Path) -> None:

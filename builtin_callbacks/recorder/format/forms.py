@@ -67,11 +67,16 @@ def is_counters(values: Any) -> bool:
 
 
 def is_request(values: Any) -> bool:
-    """Return whether values are the fields of a request; a change of the run has its target and value, too."""
+    """Return whether values are the fields of a request.
+
+    A change of the run has its target and value, too. At the end may be the plugin that asked in another's name.
+    """
     types = list(map(type, values))
+    if types[:1] != [str]:
+        return False
+    forms = CHANGES.get(values[0], REQUESTS)
     return (
-        types[:1] == [str]
-        and types in CHANGES.get(values[0], REQUESTS)
+        types in [*forms, *([*each, str] for each in forms)]
         and values[0] in VERBS
         and min(values[3:7]) >= 0
         and max(values[3:7]) < LIMIT

@@ -178,7 +178,8 @@ def check_items(items: Any) -> None:
 def _values(request: Request) -> tuple[str | int | float | None, ...]:
     where = request.epoch, request.batch, request.step
     change = (request.target, request.value) if request.verb in CHANGES else ()
-    return request.verb, request.by, request.reason, *where, request.times, request.rank, request.event, *change
+    more = (*change, *filter(None, [request.through]))
+    return request.verb, request.by, request.reason, *where, request.times, request.rank, request.event, *more
 
 
 def _column_starts(first: Counters) -> tuple[int, ...]:
@@ -203,9 +204,11 @@ def _event(event: Any, clock: Any, counters: Any, data: Any) -> EventEntry | Non
 def _request(number: Any, values: Any) -> RequestEntry | None:
     if not is_count(number) or not is_request(values):
         return None
-    request = Request(*values[:9])
+    request, more = Request(*values[:9]), values[9:]
     if request.verb in CHANGES:
-        request.target, request.value = values[9:]
+        request.target, request.value, *more = more
+    if more:
+        (request.through,) = more
     return RequestEntry(number, request)
 
 

@@ -36,12 +36,14 @@ DATA = st.dictionaries(st.text(), st.none() | FLOATS | st.text() | st.lists(NUMB
 TEXTS = st.text(max_size=20)
 REQUESTS = st.builds(
     Request, st.sampled_from(["stop", "save"]), TEXTS, TEXTS, NUMBERS, NUMBERS, NUMBERS, NUMBERS,
-    st.none() | st.integers(0, 9), TEXTS,
+    st.none() | st.integers(0, 9), TEXTS, through=TEXTS,
 )  # fmt: skip
 PLACE = [NUMBERS] * 4
 CHANGES = st.builds(
-    Request, st.just("set_learning_rate"), TEXTS, TEXTS, *PLACE, target=TEXTS, value=st.floats(0.0, 1e9)
-) | st.builds(Request, st.sampled_from(["enable_plugin", "disable_plugin"]), TEXTS, TEXTS, *PLACE, target=TEXTS)
+    Request, st.just("set_learning_rate"), TEXTS, TEXTS, *PLACE, target=TEXTS, value=st.floats(0.0, 1e9), through=TEXTS
+) | st.builds(
+    Request, st.sampled_from(["enable_plugin", "disable_plugin"]), TEXTS, TEXTS, *PLACE, target=TEXTS, through=TEXTS
+)
 
 
 @st.composite
@@ -170,6 +172,8 @@ def test_a_block_is_compact() -> None:
         ["set_learning_rate", "a", "b", 0, 0, 0, 1, None, "", 1, 0.5],
         ["disable_plugin", "a", "b", 0, 0, 0, 1, None, "", "ema", 0.5],
         ["stop", "a", "b", 0, 0, 0, 1, None, "", "ema", None],
+        ["stop", "a", "b", 0, 0, 0, 1, None, "", None],
+        ["disable_plugin", "a", "b", 0, 0, 0, 1, None, "", "ema", None, "remote", "remote"],
         [["stop"]],
         [],
     ],
