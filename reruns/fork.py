@@ -20,7 +20,7 @@ from heliograph.core.checkpoint.state.schema import training_of
 from heliograph.core.distributed.ranks.failure import on_main
 from heliograph.core.result import RunResult
 from heliograph.core.trainer import Trainer
-from heliograph.events import BatchStart, CheckpointSaved, Lane, Run, RunClosed, TrainStart
+from heliograph.events import BatchStart, CheckpointLoaded, CheckpointSaved, Lane, Run, RunClosed, TrainStart
 from heliograph.events.checks import check_flag, describe
 from heliograph.events.paths import check_path
 from heliograph.plugins import Plugin, on
@@ -140,7 +140,8 @@ class Fork(Plugin):
         self._recorder: Recorder | None = None
         self._checkpoints: list[Checkpoint] = []
         self._marks: UnsavedMarks | None = None
-        self.is_done = False
+        self._place = 0, 0  # epoch and batch before which the run was changed
+        self._is_due, self.is_done = True, False
         self._refusal: Exception | None = None
         requests = list(repeatable(recorded.requests_after(origin), ends=False))
         self._requests = RepeatedRequests(requests, (), resumes=origin.path is not None, exact=exact)
@@ -168,7 +169,8 @@ class Fork(Plugin):
         plugins = trainer.plugins
         self._checkpoints = [each for each in plugins if isinstance(each, Checkpoint)]
         for saving in self._checkpoints:
-            saving.resume, saving.holds_saves = None, True
+            saving.resume = None
+        self._hold_saves(True)
         folders = [each.folder for each in self._checkpoints if not each.weights_only]
         self._marks = UnsavedMarks(folder, folders, f"a fork of {self._recorded.recording.path} at step {self._step}")
         self._recorder = next((each for each in plugins if isinstance(each, Recorder)), None)
@@ -202,16 +204,24 @@ class Fork(Plugin):
 
     def part(self, run: Run, event: BatchStart) -> None:
         """Change the run, if the step is reached; before any other handler of the batch."""
-        if self.is_done or run.progress.steps < self._step:
+        if not self._is_due or run.progress.steps < self._step:
             return
-        if self._exact:
-            self._check(run)
-        self._note_what_is_not_repeated(run)
+        if not self.is_done:
+            if self._exact:
+                self._check(run)
+            self._note_what_is_not_repeated(run)
         if self._change is not None:
             make_change(run, self._change)
-        for each in self._checkpoints:
-            each.holds_saves = False
-        self.is_done = True
+        self._hold_saves(False)
+        self._place = run.progress.epoch, run.progress.batch
+        self._is_due, self.is_done = False, True
+
+    @on(CheckpointLoaded, lane=Lane.TRANSFORM)
+    def part_again(self, run: Run, event: CheckpointLoaded) -> None:
+        """Change the run once more where it goes back to before the change, as with `RollBack`."""
+        if self.is_done and (run.progress.epoch, run.progress.batch) <= self._place:
+            self._is_due = True
+            self._hold_saves(True)
 
     @on(CheckpointSaved, optional=True)
     def note_save(self, run: Run, event: CheckpointSaved) -> None:
@@ -228,6 +238,10 @@ class Fork(Plugin):
             text = f"Nothing was changed or saved: the run ended before a batch after step {self._step}. Fork it again."
             run.warn(text)
             logger.warning(text)  # where a signal ends the process, nobody sees the result
+
+    def _hold_saves(self, holds: bool) -> None:
+        for each in self._checkpoints:
+            each.holds_saves = holds
 
     def _check_length(self, run: Run) -> None:
         """Refuse to continue where nothing is left to train; nothing is written by then."""

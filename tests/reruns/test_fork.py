@@ -306,6 +306,36 @@ def test_a_fork_that_stops_is_reported_by_its_stop(tmp_path: Path) -> None:
     assert found.aside == ""
 
 
+def test_a_fork_that_goes_back_to_before_its_change_is_changed_again(tmp_path: Path) -> None:
+    rates: list[tuple[int, float]] = []
+
+    def poisoned(folder: Path) -> Any:
+        met: list[int] = []
+
+        def poison(run: h.Run, event: h.BatchStart) -> None:
+            rates.append((run.progress.batches, run.optimizer.param_groups[0]["lr"]))
+            if folder.name == "y" and run.progress.batches == 5 and not met:
+                met.append(5)
+                run.batch = [torch.full_like(each, torch.nan) for each in run.batch]
+
+        trainer, options = program(folder, h.RollBack())
+        trainer.bus.on(h.BatchStart, poison)
+        return trainer, options
+
+    trainer, options = poisoned(tmp_path / "x")
+    parent = saved_state(trainer.fit(**options).last_checkpoint)
+    rates.clear()
+    forked = h.fork(tmp_path / "x", poisoned, at=5, into=tmp_path / "y", change=halve_rate)
+    assert [rate for batch, rate in rates if batch < 5] == [0.01] * 4  # 3 and 4, twice
+    assert {rate for batch, rate in rates if batch >= 5} == {0.005}
+    assert any("rolled back at step 5" in note for note in forked.notes)
+    state = saved_state(forked.last_checkpoint)
+    assert state["forked_from"]["step"] == 5
+    assert state["training_id"] != parent["training_id"]
+    assert state["progress"]["steps"] == parent["progress"]["steps"] - 1  # the batch that is no number is left out
+    assert min(int(path.stem.rpartition("_")[2]) for path in (tmp_path / "y").glob("*.pth")) == 5
+
+
 def test_a_checkpoint_of_another_training_with_the_same_counters_is_skipped(tmp_path: Path) -> None:
     for name in "xy":
         trained(tmp_path / name)
