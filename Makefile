@@ -57,6 +57,7 @@ torture: $(READY)
 	$(BIN)/python tests/torture/trainings.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/asked.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/hostile.py
+	$(BIN)/python tests/torture/planted.py
 
 bench: $(PEERS)
 	$(BIN)/python tests/benchmarks/bench.py
