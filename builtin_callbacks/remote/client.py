@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 from .address import check_token, parse_address
 from .messages import LONGEST, REASON, STATUS, encode
@@ -128,7 +128,14 @@ class RemoteRun:
             optimizer: the name of the one that is meant, of several with different rates.
             wait: see `stop`.
             timeout: see `stop`.
+
+        Raises:
+            TypeError: the rate is not a number.
+            ValueError: the reason is empty or too long.
+            OSError: the run cannot be reached.
         """
+        if not isinstance(rate, SupportsFloat):  # a scalar of NumPy or torch is one
+            raise TypeError(f"set_learning_rate(rate) takes a number above 0, such as 0.01; got {rate!r}.")
         return self._ask("set-lr", reason, wait=wait, timeout=timeout, value=float(rate), target=optimizer)
 
     def enable(self, plugin: str, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:

@@ -34,7 +34,7 @@ def add_command(commands: Commands) -> None:
     for verb, text in PLAIN.items():
         verbs.add_parser(verb, help=text, description=EXITS)
     rate = verbs.add_parser("set-lr", help="set the learning rate", description=EXITS)
-    rate.add_argument("rate", type=float, help="of the first parameter group; the others keep their ratio to it")
+    rate.add_argument("rate", type=_rate, help="of the first parameter group; the others keep their ratio to it")
     rate.add_argument("--optimizer", metavar="NAME", default="", help="the one that is meant, of several")
     for verb in ("enable", "disable"):
         switch = verbs.add_parser(verb, help=f"{verb} a plugin", description=EXITS)
@@ -44,6 +44,13 @@ def add_command(commands: Commands) -> None:
     for each in verbs.choices.values():
         each.set_defaults(parser=each)
         _add_options(each)
+
+
+def _rate(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a learning rate is a number above 0, such as 0.01; got {text!r}") from None
 
 
 def _add_options(parser: argparse.ArgumentParser, **defaults: object) -> None:

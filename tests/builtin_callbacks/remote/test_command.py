@@ -203,6 +203,15 @@ def test_a_wrong_command(words: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "usage: heliograph ask" in capsys.readouterr().err
 
 
+def test_a_learning_rate_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["ask", "x", "set-lr", "fast", "--reason", "why"])
+    assert "argument rate: a learning rate is a number above 0, such as 0.01; got 'fast'\n" in capsys.readouterr().err
+    rate: Any = "fast"
+    with pytest.raises(TypeError, match=r"takes a number above 0, such as 0\.01; got 'fast'\.$"):
+        RemoteRun(Path("nowhere")).set_learning_rate(rate, "why")
+
+
 def test_it_needs_no_torch() -> None:
     code = "import sys, heliograph as h, heliograph.__main__; h.attach, h.RemoteRun; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
