@@ -62,7 +62,7 @@ def _add_options(parser: argparse.ArgumentParser, **defaults: object) -> None:
 
     add("--reason", "why, for the history of the run; every verb but status needs it")
     add("--wait", "until it is known what became of the request", action="store_true")
-    add("--timeout", "wait no longer than that", metavar="SECONDS", type=float)
+    add("--timeout", "wait no longer than that in all", metavar="SECONDS", type=float)
     add("--token-file", "the token of a run over TCP; else $HELIOGRAPH_TOKEN", metavar="FILE", type=Path)
 
 
