@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from heliograph.events import Run
+    from heliograph.reruns.change import Change
+
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 RUN = "a recording, or a folder: the newest in it"
@@ -60,7 +63,7 @@ def add_command(commands: Commands) -> None:
     fork = commands.add_parser(
         "fork",
         help="train on from a step of a recorded run, in another folder and with something changed",
-        description="Exit status 0: trained; 2: it could not begin; 130: interrupted.",
+        description="Exit status 0: trained; 2: it could not begin, or the change failed; 130: interrupted.",
     )
     fork.add_argument("recording", metavar="RUN", help=RUN)
     fork.add_argument("program", metavar="PROGRAM", help="module:function as for goto; takes the folder to write to")
@@ -139,17 +142,47 @@ def run_fork(options: argparse.Namespace) -> int:
     from heliograph.reruns.fork import fork
     from heliograph.testing.resume.errors import UsageError
 
+    failures: list[str] = []
     try:
+        change = None if options.change is None else _noting(options.change, failures)
         result = fork(
-            options.recording, options.program, into=options.into, at=options.at, change=options.change,
+            options.recording, options.program, into=options.into, at=options.at, change=change,
             exact=not options.inexact,
         )  # fmt: skip
-    except (OSError, ValueError, UsageError, NotExact) as error:
-        return _print_error("fork", error)
+    except Exception as error:
+        if failures:
+            print(failures[0], file=sys.stderr)
+            return 2
+        if isinstance(error, OSError | ValueError | UsageError | NotExact):
+            return _print_error("fork", error)
+        raise
     except KeyboardInterrupt:
         return _print_interrupt("fork")
     print(result)
     return INTERRUPTED if result.status == "interrupted" else 0
+
+
+def _noting(name: str, failures: list[str]) -> Change:
+    """Return the change of a name; how it fails is noted, with the frames of it alone."""
+    import traceback
+
+    from heliograph.events.checks import describe
+    from heliograph.testing.command import find_function
+
+    function = find_function(name)
+
+    def change(run: Run) -> None:
+        try:
+            function(run)
+        except Exception as error:
+            own = error.__traceback__ and error.__traceback__.tb_next
+            frames = "".join(traceback.format_exception(type(error), error, own))
+            what = f"the change {name} raised {type(error).__name__} after step {run.progress.steps}"
+            failures.append(f"{frames}heliograph fork: {what}: correct it, and fork again")
+            raise
+
+    change.__qualname__ = describe(function)  # its name in the recording; not every callable has one
+    return change
 
 
 def _print_interrupt(command: str) -> int:

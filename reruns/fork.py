@@ -14,6 +14,7 @@ from heliograph.builtin_callbacks.file_log import FileLog
 from heliograph.builtin_callbacks.jsonl_log import JsonlLog
 from heliograph.builtin_callbacks.recorder.explain.lineage import BETWEEN, CHANGE, PARENT
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
+from heliograph.builtin_callbacks.remote.outcomes import KEEPS
 from heliograph.builtin_callbacks.trackers.tracker import Tracker
 from heliograph.core.checkpoint import conversion
 from heliograph.core.checkpoint.state.schema import training_of
@@ -262,7 +263,7 @@ class Fork(Plugin):
             run.warn(note)
         for repeated in self._repeated:
             repeated.stop()
-        later = self._requests.waiting
+        later = [each for each in self._requests.waiting if not each.reason.startswith(KEEPS)]
         if later:
             run.note(
                 f"requested of the parent after step {self._step}, and not of the fork: "

@@ -21,9 +21,11 @@ def add_command(commands: Commands) -> None:
         "watch",
         help="look into runs while they train: a page with their curves, requests and checkpoints",
         description="Serves a page on this machine, made from recordings, until Ctrl-C. Exit status 0: it was served; "
-        "2: there is no recording or folder, the port is taken, or rich is not installed.",
+        "2: a file is no recording, the port is taken, or rich is not installed.",
     )
-    watch.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a recording, or a folder with recordings")
+    watch.add_argument(
+        "runs", metavar="RUN", nargs="+", type=Path, help="a recording, or a folder with recordings; may be made later"
+    )
     watch.add_argument("--port", type=_port, default=0, help="the port of the page; by default a free one")
     watch.add_argument("--open", action="store_true", help="show the page in a browser")
     watch.add_argument("--terminal", action="store_true", help="show a text screen here instead of a page")
@@ -36,10 +38,17 @@ def run_watch(options: argparse.Namespace) -> int:
     Args:
         options: parsed by the parser of `add_command`.
     """
+    from heliograph.core.system.extras import printable
+
     from .run_list import RunList
 
     try:
         runs = RunList(options.runs)
+        for path in runs.missing():
+            print(
+                f"heliograph watch: there is nothing at {printable(path)} yet: it is shown when it is made.",
+                file=sys.stderr,
+            )
         return _show_here(runs) if options.terminal else _serve(runs, options)
     except (OSError, ValueError, ImportError) as error:
         print(f"heliograph watch: {error}", file=sys.stderr)

@@ -20,17 +20,14 @@ class RunList:
     """All recordings in some files and folders, those that are made later included.
 
     Args:
-        paths: recordings, and folders with recordings at any depth.
+        paths: recordings, and folders with recordings at any depth; they may be made later.
 
     Raises:
-        FileNotFoundError: there is no such file or folder.
         ValueError: a file is not named as a recording.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         for path in paths:
-            if not path.exists():
-                raise FileNotFoundError(f"There is no recording and no folder at {path}.")
             if path.is_file() and path.suffix != SUFFIX:
                 raise ValueError(
                     f"{path} is not the name of a recording, which ends with {SUFFIX}: give the file that "
@@ -48,6 +45,10 @@ class RunList:
                 self._add_parents()
                 self._due = monotonic() + max(PAUSE, SHARE * (monotonic() - begin))
             return [*self._runs.values()]
+
+    def missing(self) -> list[str]:
+        """Return the absolute paths at which there is nothing yet."""
+        return [str(path.absolute()) for path in self._paths if not path.exists()]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what the page lists of each run: its number and name, when it was written, its state."""

@@ -39,24 +39,26 @@ def show(runs: RunList) -> None:
 
     console = Console()
     if not sys.stdout.isatty():
-        console.print(screen(_chosen(runs)))
+        console.print(screen(_chosen(runs), runs.missing()))
         return
-    with Live(screen(_chosen(runs)), console=console, screen=True, auto_refresh=False) as live:
+    with Live(screen(_chosen(runs), runs.missing()), console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(screen(_chosen(runs)), refresh=True)
+            live.update(screen(_chosen(runs), runs.missing()), refresh=True)
             sleep(PERIOD)
 
 
-def screen(runs: Sequence[WatchedRun]) -> Group:
-    """Return the picture of some runs, one below the other."""
+def screen(runs: Sequence[WatchedRun], missing: Sequence[str] = ()) -> Group:
+    """Return the picture of some runs, one below the other, and the paths at which there is nothing yet."""
     from rich.console import Group
     from rich.panel import Panel
+    from rich.text import Text
 
     panels: list[RenderableType] = [
         Panel(Group(*_parts(facts)), title=printable(run.name), title_align="left")
         for run, facts in ((run, run.facts()) for run in runs)
     ]
-    return Group(*(panels or ["There is no recording yet."]))
+    lines = [Text(f"There is nothing at {printable(path)} yet.") for path in missing]
+    return Group(*(panels or ["There is no recording yet."]), *lines)
 
 
 def _chosen(runs: RunList) -> list[WatchedRun]:

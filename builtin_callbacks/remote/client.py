@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 from .address import check_token, parse_address
 from .messages import LONGEST, REASON, STATUS, encode
@@ -128,7 +128,14 @@ class RemoteRun:
             optimizer: the name of the one that is meant, of several with different rates.
             wait: see `stop`.
             timeout: see `stop`.
+
+        Raises:
+            TypeError: the rate is not a number.
+            ValueError: the reason is empty or too long.
+            OSError: the run cannot be reached.
         """
+        if not isinstance(rate, SupportsFloat):  # a scalar of NumPy or torch is one
+            raise TypeError(f"set_learning_rate(rate) takes a number above 0, such as 0.01; got {rate!r}.")
         return self._ask("set-lr", reason, wait=wait, timeout=timeout, value=float(rate), target=optimizer)
 
     def enable(self, plugin: str, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
@@ -168,20 +175,25 @@ class RemoteRun:
         line = encode({**message, **who, **({"token": self._token} if self._token else {})})
         if len(line) > LONGEST:
             raise ValueError(f"A message has at most {LONGEST} bytes, this one has {len(line)}: give a shorter reason.")
-        with closing(self._connect()) as connection:
+        with closing(self._connect(due)) as connection:
             try:
                 connection.sendall(line)
                 yield from _answers(connection, due, due if first is None else first_due)
             except ConnectionError:
                 yield {"state": "lost", "text": "the connection ended before that: the run may have been killed."}
 
-    def _connect(self) -> socket.socket:
+    def _connect(self, due: float | None) -> socket.socket:
+        seconds = SOON if due is None else min(SOON, _left(due))
         try:
             if isinstance(self.address, Path):
-                return connect(self.address, SOON)
-            return socket.create_connection(self.address, SOON)
+                return connect(self.address, seconds)
+            return socket.create_connection(self.address, seconds)
         except (TimeoutError, BlockingIOError):  # it accepts no connection
             raise TimeoutError(f"{_name(self.address)} does not answer: {SILENT}.") from None
+
+
+def _left(due: float) -> float:
+    return max(0.0, due - monotonic())
 
 
 def _answers(connection: socket.socket, due: float | None, first_due: float | None) -> Iterator[dict[str, Any]]:
@@ -204,8 +216,8 @@ def _answers(connection: socket.socket, due: float | None, first_due: float | No
             del received[: end + 1]
             last = due
             yield json.loads(line)
-        left = None if last is None else last - monotonic()
-        if left is not None and left <= 0:
+        left = None if last is None else _left(last)
+        if left == 0:
             return
         connection.settimeout(left)
         try:
@@ -268,10 +280,10 @@ def _only_live(folder: Path) -> Path:
 def _why_dead(path: Path) -> str | None:
     """Return why a run cannot be asked; None of one whose process is there, although it may not answer."""
     try:
-        RemoteRun(path).status(timeout=SOON)
+        connect(path, 0.0).close()
     except ConnectionRefusedError:
         return "the run was killed, or is on another machine"
-    except TimeoutError:
+    except BlockingIOError:  # many are waiting to be accepted
         return None
     except OSError as error:
         return str(error)

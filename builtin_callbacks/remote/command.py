@@ -34,7 +34,7 @@ def add_command(commands: Commands) -> None:
     for verb, text in PLAIN.items():
         verbs.add_parser(verb, help=text, description=EXITS)
     rate = verbs.add_parser("set-lr", help="set the learning rate", description=EXITS)
-    rate.add_argument("rate", type=float, help="of the first parameter group; the others keep their ratio to it")
+    rate.add_argument("rate", type=_rate, help="of the first parameter group; the others keep their ratio to it")
     rate.add_argument("--optimizer", metavar="NAME", default="", help="the one that is meant, of several")
     for verb in ("enable", "disable"):
         switch = verbs.add_parser(verb, help=f"{verb} a plugin", description=EXITS)
@@ -46,6 +46,13 @@ def add_command(commands: Commands) -> None:
         _add_options(each)
 
 
+def _rate(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a learning rate is a number above 0, such as 0.01; got {text!r}") from None
+
+
 def _add_options(parser: argparse.ArgumentParser, **defaults: object) -> None:
     """Add what may be given before the verb and after it; only the former has defaults, so that both count."""
 
@@ -55,7 +62,7 @@ def _add_options(parser: argparse.ArgumentParser, **defaults: object) -> None:
 
     add("--reason", "why, for the history of the run; every verb but status needs it")
     add("--wait", "until it is known what became of the request", action="store_true")
-    add("--timeout", "wait no longer than that", metavar="SECONDS", type=float)
+    add("--timeout", "wait no longer than that in all", metavar="SECONDS", type=float)
     add("--token-file", "the token of a run over TCP; else $HELIOGRAPH_TOKEN", metavar="FILE", type=Path)
 
 

@@ -15,6 +15,7 @@ from .messages import VERBS as WORDS
 from .messages import Command
 
 FOLLOWED = 1000  # commands of which it is known at once what becomes of them
+KEEPS = "so that a kill does not lose"  # how the reason of a save after a change begins: no person has asked for it
 Answer = dict[str, Any]
 
 
@@ -111,7 +112,7 @@ class Outcomes:
         """
         goes, asks = request.target if request.verb == "disable_plugin" else "", run.plugins.declared("asks")
         if run.plugins.writes_saves(without=goes) and "save" in asks and "roll_back" not in asks:
-            run.control.request_save(f"so that a kill does not lose {request.what}", by=request.by)
+            run.control.request_save(f"{KEEPS} {request.what}", by=request.by)
 
     def _settle(self, followed: Followed, answer: Answer) -> tuple[Asked, Answer]:
         self.followed.remove(followed)

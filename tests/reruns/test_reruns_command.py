@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,25 @@ def other(folder: Path) -> Any:
 def halve_rate(run: h.Run) -> None:
     """Change the learning rate."""
     run.optimizer.param_groups[0]["lr"] /= 2
+
+
+def _divide_rate(run: h.Run, by: float) -> None:
+    run.optimizer.param_groups[0]["lr"] /= by
+
+
+divide_rate = partial(_divide_rate, by=4)
+
+
+def fail(run: h.Run) -> None:
+    """Fail, in a function of one's own."""
+    _divide(0)
+
+
+def _divide(number: int) -> float:
+    try:
+        return 1 / number
+    except ZeroDivisionError:
+        raise ValueError("the rate is wrong") from None
 
 
 def unfit(run: h.Run) -> None:
@@ -140,6 +160,27 @@ def test_fork(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = h.diverge(runs / "a", runs / "c").first
     assert found is not None
     assert (found.kind, found.step) == ("learning_rate", 6)
+
+
+def test_a_change_keeps_its_name(runs: Path) -> None:
+    for name, change in (("c", "halve_rate"), ("d", "divide_rate")):
+        arguments = ["fork", str(runs / "a"), PROGRAM, "--at", "5", "--into", str(runs / name)]
+        assert main([*arguments, "--change", f"{PROGRAM.partition(':')[0]}:{change}"]) == 0
+        with h.goto(runs / name, PROGRAM, step=7, change=globals()[change]) as paused:
+            assert paused.comparison.first is None
+
+
+def test_a_change_that_fails_is_named_with_its_own_frames(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change = f"{PROGRAM.partition(':')[0]}:fail"
+    arguments = ["fork", str(runs / "a"), PROGRAM, "--at", "5", "--into", str(runs / "c"), "--change", change]
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(" in ")[2] for line in lines if line.startswith("  File ")] == ["fail", "_divide"]
+    assert lines[-2:] == [
+        "ValueError: the rate is wrong",
+        f"heliograph fork: the change {change} raised ValueError after step 5: correct it, and fork again",
+    ]
+    assert not (runs / "c").exists()
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,15 @@ def test_a_folder_may_get_its_recordings_later(tmp_path: Path) -> None:
     assert len(runs.runs()) == 1  # the numbers stay
 
 
-def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="There is no recording and no folder at"):
-        RunList([tmp_path / "none"])
+def test_a_folder_may_be_made_later(tmp_path: Path) -> None:
+    runs = RunList([tmp_path / "x"])
+    assert (runs.rows(), runs.first(), runs.missing()) == ([], [], [str(tmp_path / "x")])
+    make(tmp_path / "x/late.recording", 1)
+    runs._due = 0.0
+    assert ([row["name"] for row in runs.rows()], runs.first(), runs.missing()) == (["late"], [0], [])
+
+
+def test_a_file_that_is_no_recording_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ValueError, match=r"is not the name of a recording, which ends with \.recording: give"):
         RunList([tmp_path / "notes.txt"])

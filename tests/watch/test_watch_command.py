@@ -32,14 +32,26 @@ def test_it_prints_its_address_and_serves_until_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_a_mistake_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", str(tmp_path / "none")]) == 2
+    (tmp_path / "notes.txt").touch()
+    assert main(["watch", str(tmp_path / "notes.txt")]) == 2
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["watch", str(tmp_path), "--port", str(port)]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"heliograph watch: There is no recording and no folder at {tmp_path / 'none'}.",
+        f"heliograph watch: {tmp_path / 'notes.txt'} is not the name of a recording, which ends with .recording: give "
+        "the file that Recorder wrote, or its folder.",
         f"heliograph watch: port {port} cannot be used: Address already in use; give another --port.",
     ]
+
+
+def test_what_is_not_there_yet_is_named_with_its_whole_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["watch", "late", "--terminal"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == f"heliograph watch: there is nothing at {tmp_path / 'late'} yet: it is shown when it is made.\n"
+    assert shown.out.startswith("There is no recording yet.\nThere is nothing at ")
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "abc", "²", ""])

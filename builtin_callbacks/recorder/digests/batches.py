@@ -28,7 +28,7 @@ _FORMS: dict[tuple[str, tuple[int, ...]], bytes] = {}
 def read_batch(batch: Any) -> BatchSums:
     """Read a nested value: as little as what lies on a device allows; `checksums_of` does the rest, later.
 
-    Of an object, its attributes count.
+    Of an object, its attributes count. The checksum is never 0, also where there is nothing: 0 is of what was not read.
     """
     # The usual case, a sequence of small tensors on the CPU, is read here without a further call.
     crc, small = 0, 0
@@ -43,7 +43,7 @@ def read_batch(batch: Any) -> BatchSums:
             crc = crc32(array, crc32(_FORMS.get(key) or _form(array), crc))
             small += adler32(array) & 0xFFFF  # the sum of its bytes
         else:
-            return crc, small, ()
+            return crc or 1, small, ()
     except (TypeError, ValueError, BufferError, RuntimeError):  # no array whose bytes can be read
         return _read_any(batch)
     return _read_any(batch)
@@ -82,7 +82,7 @@ def _read_any(batch: Any) -> BatchSums:
             for part in strided(leaf):
                 crc = crc32(f"{part.dtype}{tuple(part.shape)}".encode(), crc)
                 rows.append(row_sums(part))
-    return crc, small, rows
+    return crc or 1, small, rows
 
 
 def _form(array: Any) -> bytes:

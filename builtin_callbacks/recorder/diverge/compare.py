@@ -86,6 +86,7 @@ def compare(one: Course, other: Course, *, whole: bool = True) -> Divergence:
 OTHER_OPTIONS = (
     "other options of the optimizer: its weight decay, say, a rate of another group, or one that is a tensor"
 )
+EMPTY = 1  # the sum of a batch of which nothing can be added up, such as texts
 CAUSES: tuple[Kind, ...] = ("draw", "loss")  # in a batch that was not skipped
 
 
@@ -191,14 +192,15 @@ class _Comparison:
         return None
 
     def _other_batch(self, place: Place, samples: tuple[int, int]) -> tuple[Kind, str]:
-        if samples[0] == samples[1]:
-            return "order", "the same values of the batch in another order"
+        if samples[0] == samples[1] > EMPTY:
+            return "order", "another order, it seems: the values of the batch add up to the same"
         epoch = [
             {at: each for at, each in run.digests.items() if at[0] == place[0]} for run in (self._one, self._other)
         ]
         mine, theirs = (sum(each.words[SAMPLES] for each in digests.values()) for digests in epoch)
-        if epoch[0].keys() == epoch[1].keys() and 0 in ((mine - theirs) % 2**32, (mine - theirs) % SMALL):
-            return "order", "another order: the epoch has the same samples, in other batches"
+        are_added = mine > EMPTY * len(epoch[0])
+        if are_added and epoch[0].keys() == epoch[1].keys() and 0 in ((mine - theirs) % 2**32, (mine - theirs) % SMALL):
+            return "order", "another order, it seems: the values of the epoch add up to the same, in other batches"
         return "data", "another batch: other samples, the same ones changed, or another order or draw of loading"
 
     def _losses(self, place: Place) -> tuple[Kind, str] | None:

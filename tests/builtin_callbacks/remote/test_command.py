@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import heliograph as h
 import pytest
 from heliograph.__main__ import main
+from heliograph.builtin_callbacks.remote import sockets
 from heliograph.builtin_callbacks.remote.client import RemoteAnswer, RemoteRun
 from heliograph.builtin_callbacks.remote.sockets import listen
 
@@ -172,6 +174,36 @@ def test_options_before_the_verb_and_after_it(monkeypatch: pytest.MonkeyPatch) -
     assert given[4:] == [7.0, 7.0]
 
 
+@pytest.mark.parametrize("address", [Path("nowhere"), ("nowhere", 1)])
+def test_the_time_counts_what_it_takes_to_connect(address: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[float]()
+
+    def connect(_: object, timeout: float) -> None:
+        given.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr("heliograph.builtin_callbacks.remote.client.monotonic", lambda: 100.0)
+    monkeypatch.setattr("heliograph.builtin_callbacks.remote.client.connect", connect)
+    monkeypatch.setattr("socket.create_connection", connect)
+    for seconds in (2.0, 60.0, None):
+        with pytest.raises(TimeoutError, match="does not answer: its process hangs"):
+            RemoteRun(address).stop("enough", timeout=seconds)
+    assert given == [2.0, 5.0, 5.0]
+
+
+def test_to_find_a_run_waits_for_no_answer(silent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[float]()
+
+    def connect(path: Path, timeout: float) -> socket.socket:
+        given.append(timeout)
+        return sockets.connect(path, timeout)
+
+    monkeypatch.setattr("heliograph.builtin_callbacks.remote.client.connect", connect)
+    monkeypatch.setattr("heliograph.builtin_callbacks.remote.client._answers", None)  # nobody reads any
+    assert str(h.attach(silent)).startswith(f"RemoteRun({silent}")
+    assert given == [0.0]
+
+
 def test_what_changes_nothing_is_said(ask: Any) -> None:
     verbs = (["enable", "ema"], ["set-lr", "0.5"], ["set-lr", "0.5"], ["disable", "ema"])
     found, _ = ask(*([*verb, "--reason", "to see", "--wait"] for verb in verbs), plugins=(h.EMA(0.9),))
@@ -201,6 +233,15 @@ def test_a_wrong_command(words: list[str], capsys: pytest.CaptureFixture[str]) -
         main(["ask", *words])
     assert exit_.value.code == 2
     assert "usage: heliograph ask" in capsys.readouterr().err
+
+
+def test_a_learning_rate_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["ask", "x", "set-lr", "fast", "--reason", "why"])
+    assert "argument rate: a learning rate is a number above 0, such as 0.01; got 'fast'\n" in capsys.readouterr().err
+    rate: Any = "fast"
+    with pytest.raises(TypeError, match=r"takes a number above 0, such as 0\.01; got 'fast'\.$"):
+        RemoteRun(Path("nowhere")).set_learning_rate(rate, "why")
 
 
 def test_it_needs_no_torch() -> None:

@@ -187,6 +187,12 @@ def test_compressed_tensors(layout: torch.layout) -> None:
     assert sums_of(one)[0] != sums_of(other)[0]
 
 
+@pytest.mark.parametrize("batch", [[], (), {}, set(), [[], {}]])
+def test_an_empty_batch_has_a_checksum_as_what_was_read(batch: Any) -> None:
+    assert sums_of(batch)[0] != 0
+    assert sums_of(batch) != sums_of([torch.zeros(2)])
+
+
 def test_what_contains_itself_is_read_once() -> None:
     batch: list[Any] = [torch.ones(2)]
     batch.append(batch)

@@ -65,7 +65,7 @@ def test_another_order_within_a_batch(tmp_path: Path) -> None:
     found = h.diverge(recorded(tmp_path / "a", batches=batches), recorded(tmp_path / "b", batches=other)).first
     assert found is not None
     assert (found.kind, found.epoch, found.batch) == ("order", 0, 5)
-    assert found.text == "the same values of the batch in another order"
+    assert found.text == "another order, it seems: the values of the batch add up to the same"
 
 
 def test_another_shuffle_is_another_order(tmp_path: Path) -> None:
@@ -75,6 +75,7 @@ def test_another_shuffle_is_another_order(tmp_path: Path) -> None:
     found = h.diverge(one, other).first
     assert found is not None
     assert (found.kind, found.batch) == ("order", 1)
+    assert found.text == "another order, it seems: the values of the epoch add up to the same, in other batches"
 
 
 def test_other_options_of_an_optimizer(tmp_path: Path) -> None:
@@ -183,6 +184,25 @@ def test_batches_that_a_recorder_has_not_seen_are_left_out(tmp_path: Path) -> No
     divergence = h.diverge(recorded(tmp_path / "a", off, on), recorded(tmp_path / "b"))
     assert divergence.first is None
     assert divergence.batches == 13
+
+
+def test_an_empty_batch_is_another_one(tmp_path: Path) -> None:
+    class Constant(h.Supervised):
+        """Trains on nothing."""
+
+        def training_step(self, run: h.Run, batch: Any) -> torch.Tensor:
+            """Return a loss that no batch changes."""
+            loss: torch.Tensor = self.model.weight.sum()
+            return loss
+
+    def trained(name: str, batch: Any) -> Path:
+        torch.manual_seed(0)
+        task = Constant(nn.Linear(2, 1), nn.functional.mse_loss)
+        return recorded(tmp_path / name, task=task, batches=[[1], batch, [1]], epochs=1)
+
+    found = h.diverge(trained("a", []), trained("b", [2])).first
+    assert found is not None
+    assert (found.kind, found.batch) == ("data", 2)
 
 
 def test_a_batch_that_cannot_be_read_costs_its_digest_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
