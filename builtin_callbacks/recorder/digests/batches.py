@@ -22,7 +22,7 @@ _ARRAYS = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"]
 )
 _SIMPLE = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8))
-_FORMS: dict[tuple[str, tuple[int, ...]], bytes] = {}
+_FORMS: dict[tuple[str, tuple[int, ...]], bytes] = {}  # of arrays of small samples
 
 
 def read_batch(batch: Any) -> BatchSums:
@@ -37,10 +37,12 @@ def read_batch(batch: Any) -> BatchSums:
             if leaf.__class__ is not Tensor or not leaf.is_cpu:
                 break
             array: Any = leaf.numpy()
-            if array.nbytes >= LARGE * len(array):
-                break
-            key = array.dtype.char, array.shape
-            crc = crc32(array, crc32(_FORMS.get(key) or _form(array), crc))
+            form = _FORMS.get((array.dtype.char, array.shape))
+            if form is None:
+                if array.nbytes >= LARGE * len(array):
+                    break
+                form = _form(array)
+            crc = crc32(array, crc32(form, crc))
             small += adler32(array) & 0xFFFF  # the sum of its bytes
         else:
             return crc or 1, small, ()
@@ -86,7 +88,7 @@ def _read_any(batch: Any) -> BatchSums:
 
 
 def _form(array: Any) -> bytes:
-    """Return the type and the shape of an array, as bytes: made once for each."""
+    """Return the type and the shape of an array of small samples, as bytes: made once for each."""
     key = array.dtype.char, array.shape
     if (form := _FORMS.get(key)) is None:
         form = _FORMS[key] = repr(key).encode()

@@ -6,56 +6,48 @@ import math
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import is_not
 from time import monotonic
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ....core.metrics.window_losses import Fetched
 from ....events import BatchEnd, BatchStart, Bus, GradientsReady, Lane, OrderedSignal, Run
 from ....events.bus import PluginName, Receiver, Subscription
-from ..format.digests import COLUMNS, DigestBlock
-from .batches import BatchSums, checksums_of, read_batch
-from .chain import FACTOR, LIMIT, Chain
-from .checksums import Numbers, Rows, Sum, checksum, combine, strided, text_checksum
+from ..format.digests import DigestBlock
+from .batches import BatchSums, read_batch
+from .chain import Chain
+from .checksums import Sum, checksum, combine, strided, text_checksum
 from .draws import GlobalDraws
 from .options import Digests
+from .table import BLOCK, PLACE, Table, columns_of, links_of, rates_of, words_of
 
-BLOCK = 64  # batches, at most
 SECONDS = 1.0  # after which a block ends all the same: a kill loses no more
-NOTHING: Numbers = np.zeros(0, np.int64)
-SPREAD = np.uint64(FACTOR)  # odd: no two numbers become one, and each bit acts on the upper half
 PLAIN = (bool, int, float, str, type(None))  # options of an optimizer; others, such as functions, have no value
-WHOLE = tuple(COLUMNS.index(name) for name in ("samples", "draws"))  # of 32 bits from the start
-CHAINED = tuple(COLUMNS.index(name) for name in ("batch", "draws", "options", "loss"))
 INTEGERS = {each.itemsize: each for each in (torch.uint8, torch.int16, torch.int32, torch.int64)}
 MOST = 2**20  # numbers on a device that are waited for, 8 bytes each; a block with more ends
-# A batch: its epoch, its number there, the learning rate, what was read of it, and the checksums of the other columns;
-# that of the loss as a number, if it is on the CPU.
-Row = tuple[int, int, float, BatchSums, int, Sum, Sum | float, Sum, Sum]
 
 
-class Arrived:
-    """Numbers that have arrived from a device, given out in their order, each in the place of its tensor."""
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of an optimizer.
 
-    def __init__(self, numbers: Numbers) -> None:
-        self._numbers, self._at = numbers, 0
+    Attributes:
+        held: all objects in its groups: while these are the same ones, so is the rest.
+        options: their options.
+        can_change: whether one of them can change in place.
+        checksum: of the options.
+        rate: the learning rate of the first group, NaN where it is no number.
+    """
 
-    def numbers(self, given: Rows) -> Numbers:
-        """Return those of a tensor; what is an array is there already."""
-        if not isinstance(given, Tensor):
-            return given
-        begin = self._at
-        self._at += given.numel()
-        return self._numbers[begin : self._at]
-
-    def number(self, given: Sum | float) -> int | float:
-        """Return that of a tensor, never 0; what is a number is there already."""
-        return int(self.numbers(given)[0]) % LIMIT or 1 if isinstance(given, Tensor) else given
+    held: list[Any]
+    options: list[Any]
+    can_change: bool
+    checksum: Sum
+    rate: float
 
 
 class DigestCollector:
@@ -73,16 +65,17 @@ class DigestCollector:
     def __init__(self, run: Run, options: Digests, write: Callable[[DigestBlock], None]) -> None:
         self.chain = Chain()
         self._progress, self._control, self._is_single = run.progress, run.control, len(run.optimizers) == 1
-        self._options, self._write, self._draws = options, write, GlobalDraws()
+        self._gradients, self._weights = options.gradients, options.weights
+        self._write, self._draws = write, GlobalDraws()
         self._connected: list[tuple[OrderedSignal[Any], Receiver]] = []
-        self._rows: list[Row] = []
-        self._sent: deque[tuple[list[Row], Fetched | None]] = deque()
+        self._table = Table()
+        self._sent: deque[Table] = deque()
+        self._next = 0, 0  # the epoch of the batch that continues the block, and its number there
         self._due, self._rate, self._in_hand = monotonic() + SECONDS, math.nan, False
         self._loaded: BatchSums = 0, 0, ()
-        self._waiting = 0  # numbers on a device
         self._settings: Sum = 0  # the options of the optimizers that the batch in hand has stepped
         self._norms: Sum = 0  # the norms of their gradients, where they are due
-        self._known: dict[str, tuple[list[Any], Sum, bool]] = {}  # of each optimizer: its options, their checksum
+        self._known: dict[Any, Settings] = {}  # by optimizer
         self._is_noted = False  # that a batch could not be read
 
     def attach(self, bus: Bus, owner: str) -> None:
@@ -115,16 +108,16 @@ class DigestCollector:
 
     def take_step(self, run: Run, event: GradientsReady) -> None:
         """Take the options that the optimizer steps with, and the norms of its gradients where they are due."""
-        groups = run.optimizer.param_groups
-        values = [value for group in groups for key, value in group.items() if key != "params"]
-        known = self._known.get(run.optimizer_name)
-        if known is None or known[2] or known[0] != values:
-            can_change = any(isinstance(each, Tensor | list) for each in values)  # in place, so that it equals itself
-            known = self._known[run.optimizer_name] = values, _checksum_of_options(values), can_change
-        self._settings = known[1] if self._is_single else combine([self._settings, known[1]])
-        if self._is_single or run.optimizer is next(iter(run.optimizers.values())):
-            self._rate = groups[0].get("lr", math.nan)
-        if (every := self._options.gradients) and run.progress.steps % every == 0:
+        optimizer = run.optimizer
+        groups = optimizer.param_groups
+        held = [each for group in groups for each in group.values()]
+        known = self._known.get(optimizer)
+        if known is None or known.can_change or len(held) != len(known.held) or any(map(is_not, held, known.held)):
+            known = self._known[optimizer] = _read_settings(groups, held, known)
+        self._settings = known.checksum if self._is_single else combine([self._settings, known.checksum])
+        if self._is_single or optimizer is next(iter(run.optimizers.values())):
+            self._rate = known.rate
+        if (every := self._gradients) and self._progress.steps % every == 0:
             held = [each.grad for group in groups for each in group["params"] if each.grad is not None]
             parts = [part for each in held for part in strided(each)]
             if parts:
@@ -135,23 +128,22 @@ class DigestCollector:
         """Take the rest, and give out the blocks that are ready."""
         if not self._in_hand:  # the recorder was switched on within the batch
             return
-        self._in_hand, progress, rows, loss = False, self._progress, self._rows, run.loss
+        self._in_hand, progress, loss = False, self._progress, run.loss
         if loss is None or self._control.skips_batch:
             number: Sum | float = 0
         elif self._is_single:
-            number = loss.item() if loss.is_cpu else _bits(loss)
+            number = (loss.item() or _bits(loss) or 1) if loss.is_cpu else _bits(loss)
         else:
             number = combine(map(_bits, run.batch_losses))
-        every = self._options.weights
+        every = self._weights
         weights = _weights(run) if every and progress.steps % every == 0 and not run.window else 0
-        epoch, batch, loaded = progress.epoch, progress.batch, self._loaded
-        if rows and (rows[-1][0] != epoch or rows[-1][1] + 1 != batch):
+        epoch, batch = progress.epoch, progress.batch
+        if (epoch, batch) != self._next:
             self._send()
-        digest = self._draws.digest()
-        self._rows.append((epoch, batch, self._rate, loaded, digest, self._settings, number, self._norms, weights))
-        if loaded[2]:
-            self._waiting += sum(map(len, loaded[2]))
-        if len(rows) >= BLOCK or self._waiting > MOST or monotonic() > self._due:
+        self._next = epoch, batch + 1
+        table, draws = self._table, self._draws.digest()
+        table.add(epoch, batch, self._rate, self._loaded, draws, self._settings, number, self._norms, weights)
+        if table.rows >= BLOCK or table.waiting > MOST or monotonic() > self._due:
             self._send()
             self._give_out(wait=False)
 
@@ -161,32 +153,34 @@ class DigestCollector:
         self._give_out(wait=True)
 
     def _send(self) -> None:
-        """Begin to copy what lies on a device."""
-        self._due, self._waiting = monotonic() + SECONDS, 0
-        rows, self._rows = self._rows, []
-        held = [each.reshape(-1) for row in rows for each in (*row[3][2], *row[4:]) if isinstance(each, Tensor)]
-        if rows:
-            fetched = Fetched(torch.cat([each.to(held[0].device) for each in held])) if held else None
-            self._sent.append((rows, fetched))
+        """End the block."""
+        self._due = monotonic() + SECONDS
+        if self._table.rows:
+            table, self._table = self._table, Table()
+            table.send()
+            self._sent.append(table)
 
     def _give_out(self, *, wait: bool) -> None:
         """Give out the blocks that have arrived."""
-        while self._sent and (wait or self._sent[0][1] is None or self._sent[0][1].is_there):
-            rows, fetched = self._sent.popleft()
-            arrived = Arrived(NOTHING if fetched is None else fetched.wait().cpu().numpy())
-            table = []
-            for *_, (crc, small, sums), draws, settings, loss, norms, weights in rows:
-                batch = checksums_of(crc, small, map(arrived.numbers, sums))
-                table.append((*batch, draws, *map(arrived.number, (settings, loss, norms, weights))))
-            self._write(self._block(rows, [_words(*each) for each in enumerate(zip(*table, strict=True))]))
+        while self._sent and (wait or self._sent[0].is_there):
+            numbers = self._sent.popleft().numbers()
+            words = words_of(numbers)
+            self.chain.add(links_of(numbers, words))
+            state, (epoch, batch) = self.chain.state_dict(), numbers[0, :PLACE].tolist()
+            block = epoch, batch, columns_of(words), rates_of(numbers), state["value"], state["length"]
+            self._write(DigestBlock(*block))
 
-    def _block(self, rows: list[Row], words: list[NDArray[np.uint64]]) -> DigestBlock:
-        places = np.array([row[:2] for row in rows], np.uint64).T
-        self.chain.add(np.stack([*places, *(words[column] for column in CHAINED)], axis=1))
-        columns = {name: column.tolist() for name, column in zip(COLUMNS, words, strict=True)}
-        rates = [float(row[2]) if isinstance(row[2], int | float) else math.nan for row in rows]
-        state = self.chain.state_dict()
-        return DigestBlock(rows[0][0], rows[0][1], columns, rates, state["value"], state["length"])
+
+def _read_settings(groups: Sequence[Mapping[str, Any]], held: list[Any], known: Settings | None) -> Settings:
+    """Return the options of an optimizer; their checksum only where they differ from those that are known."""
+    options = [value for group in groups for key, value in group.items() if key != "params"]
+    if known is not None and not known.can_change and options == known.options:
+        return replace(known, held=held)
+    can_change = any(isinstance(each, Tensor | list) for each in options)  # in place, so that it equals itself
+    rate = groups[0].get("lr")
+    return Settings(
+        held, options, can_change, _checksum_of_options(options), rate if isinstance(rate, int | float) else math.nan
+    )
 
 
 def _checksum_of_options(options: Sequence[Any]) -> Sum:
@@ -212,16 +206,6 @@ def _bits(number: Tensor) -> Sum:
 
 def _bits_of_float(number: float) -> int:
     return int.from_bytes(struct.pack("<d", number), "little")
-
-
-def _words(column: int, numbers: Sequence[int | float]) -> NDArray[np.uint64]:
-    """Return 32 bits of each checksum of a column, on which every bit acts; never 0, which is for one not taken."""
-    wide = [number if isinstance(number, int) else _bits_of_float(number) or 1 for number in numbers]
-    bits: NDArray[np.uint64] = np.array(wide, np.uint64)
-    is_whole = column in WHOLE
-    words = bits % np.uint64(2**32) if is_whole else (bits * SPREAD) >> np.uint64(32)
-    words[(words == 0) & (is_whole | (bits != 0))] = 1
-    return words
 
 
 def _weights(run: Run) -> Sum:

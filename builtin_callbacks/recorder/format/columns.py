@@ -70,7 +70,8 @@ def unpack_floats(packed: list[str], rows: int) -> Sequence[float]:
 
 def pack_words(words: Sequence[int]) -> Packed:
     """Return numbers of 32 bits: one if all are equal, else all of them."""
-    return words[0] if len(set(words)) == 1 else _encode(np.asarray(words, "<u4"))
+    numbers = np.asarray(words, "<u4")
+    return int(numbers[0]) if (numbers == numbers[0]).all() else _encode(numbers)
 
 
 def unpack_words(packed: Packed, rows: int) -> Sequence[int]:

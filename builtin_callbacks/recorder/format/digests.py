@@ -45,7 +45,8 @@ def digest_items(block: DigestBlock) -> tuple[Any, ...]:
     """Return the array of the line of a block."""
     packed = {name: columns.pack_words(block.columns[name]) for name in COLUMNS}
     kept = {name: column for name, column in packed.items() if column != 0}
-    rates = block.rates[0] if len(set(block.rates)) == 1 else columns.pack_floats(block.rates)
+    first = block.rates[0]
+    rates = first if block.rates.count(first) == len(block) else columns.pack_floats(block.rates)
     return "digests", block.epoch, block.first, len(block), kept, rates, block.chain, block.length
 
 
