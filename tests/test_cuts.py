@@ -204,7 +204,7 @@ def often(kind: type[h.Event]) -> int:
     return count.count
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("stops", [False, True], ids=["save", "save and stop"])
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda each: each.name)
 def test_a_save_that_is_asked_for_at_any_event_resumes_exactly(
@@ -223,7 +223,7 @@ def test_a_save_that_is_asked_for_at_any_event_resumes_exactly(
         check(whole, resumed, where, but="save_point" if is_late else "")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [each for each in EVENTS if each is not h.TrainEnd], ids=lambda each: each.name)
 def test_a_signal_at_any_event_ends_in_a_checkpoint_that_resumes_exactly(kind: type[h.Event], tmp_path: Path) -> None:
     for number in range(1, often(kind) + 1):

@@ -196,7 +196,7 @@ PLACES = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("where", PLACES)
 def test_an_error_of_one_rank_ends_both(ranks: Pool, where: str, rank: int) -> None:
@@ -211,6 +211,7 @@ def test_an_error_of_one_rank_ends_both(ranks: Pool, where: str, rank: int) -> N
         assert (each.status, each.ended) == ("failed", ["run_failed", "run_closed failed"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("where", "owner"), [("run_closed", "act on run_closed"), ("close", "act on close")])
 def test_an_error_of_one_rank_that_closes_fails_both(ranks: Pool, where: str, owner: str, rank: int) -> None:
@@ -257,7 +258,7 @@ def test_workers_that_still_live_keep_nobody_waiting(ranks: Pool) -> None:
     assert seen[1].notes == f"heliograph: {PLACES['save_point']}"
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("where", PLACES)
 def test_an_interrupt_of_one_rank_ends_both_at_the_same_step(ranks: Pool, where: str, rank: int) -> None:
@@ -272,6 +273,7 @@ def test_an_interrupt_of_one_rank_ends_both_at_the_same_step(ranks: Pool, where:
         assert each.ended == ["run_failed", "2 ranks are here", "run_closed interrupted"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("where", ["run_closed", "close"])
 def test_an_interrupt_of_one_rank_that_closes_interrupts_both(ranks: Pool, where: str, rank: int) -> None:
@@ -280,6 +282,7 @@ def test_an_interrupt_of_one_rank_that_closes_interrupts_both(ranks: Pool, where
         assert (each.status, each.steps, each.ended) == ("interrupted", 8, ["run_closed completed"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_interrupt_that_is_not_voted_on_ends_both(ranks: Pool, rank: int) -> None:
     seen = ranks(2).run(train, "save_point", interrupt_at_once, rank=rank)
@@ -309,6 +312,7 @@ def evaluate_for_long(rank: int) -> list[str]:
     return received
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_evaluation_is_left_at_its_next_batch(ranks: Pool, rank: int) -> None:
     received = ranks(2).run(evaluate_for_long, rank)
@@ -335,6 +339,7 @@ def fail_before(rank: int) -> tuple[str, str]:
     return str(caught), result.status
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_before_the_run_ends_both_and_the_engine_serves_on(ranks: Pool, rank: int) -> None:
     seen = ranks(2).run(fail_before, rank)
@@ -355,6 +360,7 @@ def evaluate(rank: int) -> tuple[str, list[str]]:
     return str(caught.value), plugin.ended
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_of_one_rank_ends_an_evaluation_of_both(ranks: Pool, rank: int) -> None:
     seen = ranks(2).run(evaluate, rank)

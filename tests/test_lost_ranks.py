@@ -33,6 +33,7 @@ def lose_of(
     return caught.value, seen
 
 
+@pytest.mark.whole
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_is_named_by_the_other(tmp_path: Path, rank: int) -> None:

@@ -724,6 +724,7 @@ FOUND = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("scenario", FOUND.values(), ids=FOUND)
 def test_what_went_wrong_once(scenario: Scenario) -> None:
     check(scenario)
@@ -745,14 +746,14 @@ RICH = Scenario(
 )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("event", EVENTS, ids=lambda each: each.name)
 def test_every_event_is_a_point_to_be_killed_at(event: type[h.Event]) -> None:
     first, last = Kill(event, 2, h.Lane.TRANSFORM, first=True), Kill(event, 1)
     assert event in check(replace(RICH, kills=(Kill(h.BatchEnd, 6), first, last, first)))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("event", [each for each in EVENTS if each is not h.RunFailed], ids=lambda each: each.name)
 def test_every_event_is_a_point_to_be_stopped_at(event: type[h.Event]) -> None:
     at = Kill(event, how="stop")
@@ -761,7 +762,7 @@ def test_every_event_is_a_point_to_be_stopped_at(event: type[h.Event]) -> None:
     )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("operation", ["create", "sync", "rename", "sync_folder"])
 def test_a_run_that_is_killed_during_its_saves(
@@ -792,6 +793,7 @@ def test_a_run_that_is_killed_during_its_saves(
 # Two laws.
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["map", "torch", "phases"])
 def test_the_number_of_workers_changes_nothing_at_all(kind: Kind, tmp_path: Path) -> None:
     scenario = replace(RICH, kind=kind)

@@ -338,7 +338,7 @@ def drawn(seed: int) -> Scenario:
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(14))
 def test_a_run_that_is_killed_anywhere_ends_where_an_uninterrupted_one_ends(
     ranks: Pool, tmp_path: Path, seed: int
@@ -356,6 +356,7 @@ FOUND = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scenario", FOUND.values(), ids=FOUND)
 def test_what_went_wrong_once(ranks: Pool, tmp_path: Path, scenario: Scenario) -> None:
     ranks(2).run(check, scenario, tmp_path, scenario.kills)
@@ -429,6 +430,7 @@ def read_on(scenario: Scenario, folder: Path, kill: Kill | None, number: int) ->
     return rows_of(attempt.watch), attempt.report
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("shuffled", "accumulation"), [(True, 1), (False, 3)])
 def test_from_two_ranks_to_one_and_back_the_samples_come_in_the_same_order(
     ranks: Pool, tmp_path: Path, shuffled: bool, accumulation: int
@@ -484,6 +486,7 @@ def add_up(scenario: Scenario, folder: Path, kill: Kill | None, number: int) -> 
     return {path: value for path, value in attempt.watch.final.items() if path.startswith(parts)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("samples", "accumulation", "scheduler"), [(22, 2, "step"), (17, 4, "plateau")])
 def test_from_two_ranks_to_one_that_adds_up_as_two_and_back_is_exact(
     ranks: Pool, tmp_path: Path, samples: int, accumulation: int, scheduler: Literal["step", "plateau"]

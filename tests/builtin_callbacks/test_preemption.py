@@ -118,7 +118,7 @@ PLACES = [TrainStart, EpochStart, BatchStart, StepEnd, BatchEnd, Log, Validation
 PLACES += [ValidationEnd, SavePoint, CheckpointSaved, EpochEnd]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("kind", "at"), [*((kind, 0) for kind in PLACES), *((kind, 5) for kind in PLACES[2:])])
 def test_a_run_that_is_preempted_anywhere_continues_as_if_it_had_not_been(
     kind: type[Event], at: int, fit: Make, weights: Make

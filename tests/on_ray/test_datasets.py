@@ -77,6 +77,10 @@ def test_a_dataset_is_resumed_in_the_order_of_its_rows(tmp_path: Path) -> None:
     assert (streamed.guarantee, kept.guarantee) == ("replayed", "exact")
     assert streamed.reasons[0].startswith("a Ray dataset is executed again up to the position")
 
+
+@pytest.mark.whole
+@pytest.mark.timeout(60)
+def test_a_shuffled_dataset_is_resumed_in_the_order_of_one_in_memory(tmp_path: Path) -> None:
     shuffled = resumed(stream().materialize(), tmp_path / "shuffled", columns=COLUMNS, shuffle=True)
     alike = train(in_memory(), tmp_path / "alike", shuffle=True)
     assert (shuffled.batches, shuffled.weight) == (alike.batches, alike.weight)

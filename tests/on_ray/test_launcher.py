@@ -20,6 +20,7 @@ def entered(folder: Path) -> list[str]:
     return [(folder / f"entered-{rank}").read_text() for rank in range(2)]
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(90)
 def test_values_and_messages_of_all_ranks_arrive(tmp_path: Path) -> None:
     values = h.RayLauncher(2, storage_path=tmp_path).run(calls.put_messages, 3, size=20_000_000)
@@ -31,6 +32,7 @@ def test_values_and_messages_of_all_ranks_arrive(tmp_path: Path) -> None:
     assert values.storage.startswith(f"{tmp_path}/heliograph-")
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(120)
 def test_two_workers_equal_two_processes_of_launch(tmp_path: Path) -> None:
     values = h.RayLauncher(2, storage_path=tmp_path / "storage").run(train, tmp_path / "on_ray")
@@ -44,6 +46,7 @@ def test_two_workers_equal_two_processes_of_launch(tmp_path: Path) -> None:
     assert (values.result.status, values.result.progress.steps, values.result.metrics) == first[:3]
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(90)
 def test_an_error_of_the_user_ends_the_run_with_its_own_type(tmp_path: Path) -> None:
     with pytest.raises(calls.OwnError, match="own") as caught:
@@ -80,6 +83,7 @@ def test_workers_that_die_in_every_attempt_end_the_run(tmp_path: Path, caplog: p
     assert [each.partition(" in ")[0] for each in warnings] == ["attempt 1 was lost, and another one follows"]
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(90)
 def test_on_an_interrupt_the_trainings_save_and_stop(tmp_path: Path) -> None:
     def interrupt(rank: int, message: object) -> None:

@@ -61,6 +61,7 @@ def test_another_call_on_other_machines_resumes_the_newest_intact_checkpoints(tm
     assert not (tmp_path / "second" / "of rank 1").exists()
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(60)
 def test_a_storage_that_breaks_fails_the_run(tmp_path: Path) -> None:
     launcher = RayLauncher(1, storage_path=tmp_path / "there", name="broken", max_failures=3)

@@ -129,6 +129,7 @@ def test_a_failed_trial_has_its_own_error_and_the_others_continue(tmp_path: Path
     assert search.best is other
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(180)
 def test_a_search_whose_driver_was_killed_resumes_its_trials(tmp_path: Path) -> None:
     script = "\n".join(

@@ -63,11 +63,13 @@ def test_it_survives_many(seed: int) -> None:
     assert report.verdict == "equal", str(report)
 
 
-def test_what_hangs_is_ended_by_the_watchdog() -> None:
+def test_what_hangs_is_ended_by_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heliograph.testing.chaos.check.SHORTEST", 5.0)
     report = check_function(train, faults=[Fault("hang", count=11)])
     assert (report.verdict, report.hung, report.attempts) == ("equal", 1, 2), str(report)
 
 
+@pytest.mark.whole
 def test_the_same_seed_does_the_same() -> None:
     one, other = (check_function(train, seed=5, faults=3, kinds=["kill", "full-disk"]) for _ in range(2))
     assert [(str(met.fault), met.where) for met in one.met] == [(str(met.fault), met.where) for met in other.met]
@@ -119,10 +121,10 @@ def test_a_notice_after_the_last_save_of_a_training_that_does_not_save_its_end()
 
 def test_others_are_drawn_for_faults_that_do_not_act() -> None:
     kinds = ["kill", "lost-request"]
-    report = check_function(train, seed=1, faults=24, kinds=kinds)
-    assert (report.verdict, len(report.acted), len(report.met)) == ("equal", 24, 24), str(report)
+    report = check_function(train, seed=0, faults=6, kinds=kinds)
+    assert (report.verdict, len(report.acted), len(report.met)) == ("equal", 6, 6), str(report)
     assert report.trainings > 1
-    assert sum(met.fault.kind == "kill" for met in report.met) == 12
+    assert sum(met.fault.kind == "kill" for met in report.met) == 3
     assert report.batches == 24 < report.batches_done / report.trainings
 
 

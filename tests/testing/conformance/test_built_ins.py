@@ -109,6 +109,7 @@ def test_every_built_in_is_in_the_list() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning")  # of MLflow
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_a_built_in_conforms(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {

@@ -306,6 +306,7 @@ class UnsyncedReplacing(Recorder):
             super().sync_folder(folder)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("mutant", "model"),
     [
@@ -348,6 +349,7 @@ def manifest_first(files: Recorder, path: Path, data: bytes, manifest: bytes) ->
     files.sync_folder(path.parent)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("protocol", [in_place, manifest_first])
 @pytest.mark.parametrize("model", ["prefix", "subset"])
 def test_the_check_finds_a_wrong_order(

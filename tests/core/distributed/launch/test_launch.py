@@ -240,6 +240,7 @@ def test_a_failed_run_raises_as_it_does_in_one_process() -> None:
     assert caught.value.__cause__.code == 4
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("errors", "order", "raised", "rank"),
     [
@@ -276,6 +277,7 @@ def test_ranks_that_do_not_end_after_anothers_failure_are_killed() -> None:
     assert caught.value.__notes__[1] == "heliograph: rank 0 did not end within 0.5 s of that, and was killed."
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("how", "said"), [(7, "it ended with exit status 7"), (-9, "signal SIGKILL ended it")])
 def test_a_rank_that_dies_is_named(how: int, said: str) -> None:
     with pytest.raises(RankFailed, match=f"^rank 1 died: {said} before it could report") as caught:
@@ -420,6 +422,7 @@ def test_a_scripts_own_functions_and_types_work(tmp_path: Path) -> None:
     assert script.end() == (0, "[True, True]\ncaught 0\n", "")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", ["", ", max_failures=-1"])
 def test_a_script_without_its_guard_is_reported(options: str, tmp_path: Path) -> None:
     text = f"print('begins')\nheliograph.launch(jobs.place, nprocs=1{options})\n"

@@ -120,6 +120,7 @@ def scripts(ranks: int) -> st.SearchStrategy[dict[int, dict[int, tuple[str, ...]
 LAW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("count", [2, 3])
 def test_any_script_happens_as_it_is_defined(ranks: Pool, way: Way, count: int) -> None:
@@ -165,6 +166,7 @@ def check_kill(pool: Pool, way: Way, scripts: Mapping[str, Asked], folder: Path,
         assert (again[0], done + again[1], again[2]) == (status, happened, weights)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("events", [("BatchEnd",), ("BatchEnd", "SavePoint", "ShouldStop")])
 def test_a_script_that_is_killed_and_resumed_happens_as_if_it_had_not_been(
@@ -180,6 +182,7 @@ def test_a_script_that_is_killed_and_resumed_happens_as_if_it_had_not_been(
     law()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("event", ["SavePoint", "ShouldStop"])
 @pytest.mark.parametrize("verb", ["log", "validation", "save"])
@@ -214,6 +217,7 @@ def test_what_all_ranks_ask_alike_happens_at_once(ranks: Pool, way: Way) -> None
     assert outcomes == [("stopped", 5, [(3, "log")], lines)] * 2
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("asked", "happened"),
     [
@@ -255,6 +259,7 @@ def withdraw_in_the_last_word(asker: int, withdrawer: int, when: int, required: 
     return script.happened, [each.verb for each in result.history if each.by == "plugin"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("asker", [0, 1])
 @pytest.mark.parametrize("withdrawer", [0, 1])
 def test_what_is_open_is_taken_back_in_the_last_word(ranks: Pool, asker: int, withdrawer: int) -> None:
@@ -291,6 +296,7 @@ def test_a_stop_that_is_asked_for_again_while_it_is_open_is_that_of_the_first(ra
     assert ranks(2).run(stop_twice, rank) == [("stopped", "first", 4)] * 2
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("askers", "stops_at"), [((0, 1), 3), ((0,), 4), ((1,), 4)])
 def test_a_stop_in_the_last_word_is_agreed_on_in_the_same_way(
@@ -319,6 +325,7 @@ def stop_with_a_veto(asker: int, vetoer: int, until: int) -> tuple[str, int, int
     return result.status, result.progress.steps, vetoes.judged
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("until", [3, 4, 5, 7])
 @pytest.mark.parametrize("asker", [0, 1])
 @pytest.mark.parametrize("vetoer", [0, 1])
@@ -346,6 +353,7 @@ def exchange_if(way: Way, name: str, asked: Asked, event: str) -> tuple[list[tup
     return judge.seen, script.happened
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
@@ -421,6 +429,7 @@ def interrupt(way: Way, rank: int, times: int) -> tuple[str, int]:
     return str(caught.value), sender.steps
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_ctrl_c_ends_all_one_step_later_and_a_second_one_its_rank_at_once(ranks: Pool, rank: int, way: Way) -> None:
@@ -455,6 +464,7 @@ def train_without_a_length(asked: Asked) -> Happened:
     return script.happened
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("verb", "happened"),
@@ -515,6 +525,7 @@ def leave_a_window(leavers: tuple[int, ...]) -> str:
     return f"{run.result.progress.steps} steps"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_who_has_left_within_a_window_is_named_when_its_wait_ends(ranks: Pool, leaver: int) -> None:
     """Until then the others wait for its gradients, where nothing can reach them."""

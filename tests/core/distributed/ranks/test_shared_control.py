@@ -79,6 +79,7 @@ def ask_on_one_rank(event: str, verb: str, rank: int) -> Any:
     return result.status, result.stopped_by, result.progress.state_dict() | {"earlier_seconds": 0}, seen.events, asked
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_stop_of_one_rank_stops_all_at_the_same_step(ranks: Any, event: str, rank: int) -> None:
@@ -91,6 +92,7 @@ def test_a_stop_of_one_rank_stops_all_at_the_same_step(ranks: Any, event: str, r
     assert f"asker on rank {rank}: stop - because" in other[4][0]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("verb", ["request_save", "request_validation", "request_log", "end_epoch"])
 def test_any_request_of_one_rank_is_served_on_all(ranks: Any, verb: str, rank: int) -> None:
@@ -214,6 +216,7 @@ def test_all_ranks_go_by_the_main_ranks_clock(ranks: Any) -> None:
     assert first[0] == sorted(first[0])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_ranks_go_by_one_clock_where_only_one_of_them_waited_for_the_summaries(ranks: Any, rank: int) -> None:
     first, second = ranks(2).run(clocks, Asker("BatchEnd", "request_log", rank))
@@ -259,6 +262,7 @@ def test_a_ctrl_c_on_one_rank_ends_all_at_the_same_step(ranks: Any, event: str, 
     assert first[2][0][0] == "interrupted"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("event", ["BatchEnd", "BatchStart", "ValidationBatchEnd", "ValidationStart", "SavePoint"])
 def test_a_sigterm_on_one_rank_saves_and_stops_all(ranks: Any, event: str, rank: int, tmp_path: Path) -> None:
@@ -296,6 +300,7 @@ def roll_back_on_one_rank(rank: int) -> Any:
     return seen, result.progress.steps, task.model.state_dict()["weight"].tolist()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_return_that_one_rank_asks_for_is_made_by_all(ranks: Any, rank: int) -> None:
     first, second = ranks(2).run(roll_back_on_one_rank, rank)
@@ -332,6 +337,7 @@ def roll_back_one_step_apart(way: Way, first: int) -> Any:
     return seen, result.progress.steps, task.model.state_dict()["weight"].tolist()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", ["board", "gloo"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_of_two_returns_that_are_agreed_on_together_the_lowest_ranks_is_made(ranks: Any, first: int, way: Way) -> None:
