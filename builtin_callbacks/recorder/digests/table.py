@@ -56,7 +56,8 @@ class Table:
             self._sums.append((self.rows, loaded))
             self.waiting += sum(map(len, sums))
         rest: tuple[int | float | Tensor, ...] = options, loss, gradients, weights
-        if loss.__class__ is not float or options.__class__ is not int or gradients or weights:
+        are_here = options.__class__ is gradients.__class__ is weights.__class__ is int
+        if loss.__class__ is not float or not are_here:
             rest = tuple(self._now(column, number) for column, number in enumerate(rest, OPTIONS))
         row = WITH_LOSS if rest[1].__class__ is float else WITH_BITS
         row.pack_into(self._numbers, self.rows * row.size, epoch, batch, rate, crc, small, draws, *rest)
