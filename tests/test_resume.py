@@ -339,6 +339,8 @@ class Meddle(h.Plugin):
             run.control.end_epoch("every ninth")
         if run.progress.batches == 5:
             run.control.next_phase("the fifth batch")
+        if run.progress.batches % 7 == 4:
+            run.control.set_learning_rate(0.001 * (1 + run.progress.batches % 3), "every seventh")
 
 
 class Quarrel(h.Plugin):
@@ -597,7 +599,8 @@ def compare(
 
 # The matrix.
 
-RARE = (h.ValidationCut, h.ResumeVerified)  # neither comes in a run that nobody cuts short or resumes
+# These do not come in a run that nobody cuts short or resumes, or they depend on the time.
+RARE = (h.ValidationCut, h.ResumeVerified, h.Verdict)
 EVENTS = [each for each in h.events.CATALOGUE if not each.__name__.startswith(("Test", "Predict")) and each not in RARE]
 
 
