@@ -61,6 +61,7 @@ def test_a_rank_that_is_killed_around_its_summary_is_named_by_the_other(
     assert (seen["rank"], seen["kind"], seen["text"]) == (rank, "died", "no sign of life for 2 s")
 
 
+@pytest.mark.whole
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("way", ["gloo", "board"])

@@ -255,7 +255,7 @@ def life(folder: Path, state: Make, files: Recorder, *, saves: int = 5) -> list[
     return files.log
 
 
-@pytest.mark.parametrize("model", ["prefix", "subset"])
+@pytest.mark.parametrize("model", ["prefix", pytest.param("subset", marks=pytest.mark.whole)])
 def test_no_power_cut_costs_a_checkpoint(tmp_path: Path, state: Make, model: Model) -> None:
     log = life(tmp_path / "written", state, Recorder())
     states = {repr(sorted(disk.items())) for _, disk in cuts(log, model)}

@@ -78,13 +78,16 @@ def test_all_ranks_are_started_again_after_one_has_died(tmp_path: Path, caplog: 
     assert [record.args for record in caplog.records if "started again" in record.msg] == [(values.failures[0], 2)]
 
 
-def test_one_death_too_many_and_an_error_of_the_function_leave(tmp_path: Path) -> None:
+@pytest.mark.whole
+def test_one_death_too_many_leaves(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="signal SIGKILL ended it") as caught:
         launch(jobs.train_and_die, str(tmp_path), 2, nprocs=2, max_failures=1)
     assert caught.value.rank == 1
     assert len(list(tmp_path.glob("killed*"))) == 2
     assert [note for note in caught.value.__notes__ if "the newest checkpoint is" in note and "of step 4, " in note]
 
+
+def test_an_error_of_the_function_is_no_death_to_start_again_after() -> None:
     with pytest.raises(ValueError, match="refused"):
         launch(jobs.refuse, nprocs=2, max_failures=-1)
     with pytest.raises(ValueError, match="max_failures, -1 for any number, must be"):
