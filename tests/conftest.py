@@ -28,8 +28,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 FROZEN = [0]  # how many modules there were each time
 
 # How long an example takes says how busy the machine is.
-settings.register_profile("heliograph", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("heliograph")
+settings.register_profile("whole", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("sample", settings.get_profile("whole"), max_examples=25)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     sampling.choose_seed(config)
+    settings.load_profile("whole" if config.option.whole else "sample")
 
 
 @pytest.hookimpl(optionalhook=True)

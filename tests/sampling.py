@@ -2,6 +2,7 @@
 
 `@pytest.mark.whole`: runs with `--whole` only. On a parameter (`pytest.param(..., marks=...)`) it leaves out that case.
 `@pytest.mark.sample(n)`: of the parametrized cases of this test, n are drawn.
+A test by Hypothesis that says nothing else tries 25 examples, and 100 with `--whole`: `conftest.py`.
 """
 
 from __future__ import annotations

@@ -223,21 +223,24 @@ def copy(folder: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.whole)])
 def test_killed_and_started_again_with_the_same_command_it_equals_the_uninterrupted_one(
-    folder: Path, ranks: int
+    fit: Command, folder: Path, ranks: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = [] if ranks == 1 else ["--ranks=2", "--loader_params.batch_size=2"]
     whole, killed = copy(folder, "whole"), copy(folder, "killed")
-    assert run(whole, *options).returncode == 0
+    monkeypatch.chdir(whole)
+    assert fit(*options) == 0
     first = run(killed, *options, KILL_AT="5")
     assert first.returncode == (-signal.SIGKILL if ranks == 1 else 1), first.stderr
     (before,) = (killed / "runs").glob("*.pth")
     assert before.name == "run_epoch_1_iter_4.pth"
     file = (killed / "runs/run.config.yaml").read_bytes()
 
-    again = run(killed, *options)
-    assert again.returncode == 0, again.stderr
-    assert "resumed: exact" in again.stdout
-    assert "the configuration has changed" not in again.stdout
+    capfd.readouterr()
+    monkeypatch.chdir(killed)
+    assert fit(*options) == 0
+    again = capfd.readouterr().out
+    assert "resumed: exact" in again
+    assert "the configuration has changed" not in again
     assert equal(weights(whole / "runs"), weights(killed / "runs"))
     assert (killed / "runs/run.config.yaml").read_bytes() == file
 
