@@ -17,7 +17,8 @@ from torch.nn.functional import mse_loss
 EPOCHS = 3
 NOBODY, NOBODY_AGAIN = "nobody listens", "nobody listens, once more (control)"
 RECORDER, LOSSES, DIGESTS = "Recorder", "Recorder(losses=True)", "Recorder(digests=True)"
-REMOTE, VERDICTS = "Remote, nobody asks", "Verdicts"
+REMOTE, VERDICTS = "Remote, nobody asks", "Verdicts, and the losses of its logs"
+LOGS_READ, VERDICTS_READ = "a log every 50 steps that is read", "Verdicts, where a log every 50 steps is read anyway"
 STEP_RULE = "a rule on step_end"
 LOGGED, LOG_RULE = "a log every 50 steps", "a rule on log"
 OFTEN = 10  # steps from a log to the next where the cost of a log is measured
@@ -69,6 +70,8 @@ def race_recorder(seed: int) -> Seconds:
             DIGESTS: with_plugins(lambda: [h.Recorder(folder / "digests", digests=True)]),
             REMOTE: with_plugins(lambda: [h.Remote(folder / "remote")]),
             VERDICTS: with_plugins(lambda: [h.Verdicts()]),
+            LOGS_READ: with_plugins(lambda: [log(), Reads()]),
+            VERDICTS_READ: with_plugins(lambda: [log(), Reads(), h.Verdicts()]),
             STEP_RULE: with_plugins(lambda: [rule("on_step_end")]),
             LOGGED: with_plugins(lambda: [log()]),
             LOG_RULE: with_plugins(lambda: [log(), rule("on_log")]),
