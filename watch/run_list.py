@@ -64,6 +64,7 @@ class RunList:
                     "name": run.name,
                     "modified": modified,
                     "running": run.is_running,
+                    "status": run.status,
                     "remote": can_be_asked(run),
                     "parent": self._parent_of(run, runs),
                 }

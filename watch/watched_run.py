@@ -11,13 +11,16 @@ from time import monotonic
 from typing import Any
 
 from heliograph.builtin_callbacks.recorder.explain.lineage import Parent, ancestors
+from heliograph.builtin_callbacks.recorder.format.checksum import parse_line
 from heliograph.builtin_callbacks.recorder.format.follower import Follower
+from heliograph.builtin_callbacks.recorder.format.lines import decode
 from heliograph.builtin_callbacks.recorder.format.parser import Parser
 from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, EventEntry
 from heliograph.builtin_callbacks.recorder.timeline.page import facts
 
 PAUSE = 0.5  # seconds between two looks at the files
 BEGINNING = 2**17  # bytes of a file, in which it says of which training it is a fork
+END = 2**17  # bytes of a file, in which it says how the run ended
 SHARE = 10  # times as long as making the facts took, at least: of long recordings, the watch takes a tenth of a core
 
 
@@ -43,6 +46,7 @@ class WatchedRun:
         self._was_running: bool | None = None
         self._parents: list[Parent] | None = None  # None as long as it is not known
         self._training, self._searched = "", -1  # the id, and how much of the file was searched for it
+        self._status, self._ended_at = "", -1  # how it ended, and the length of the file in which that was read
         self._due = 0.0
 
     def facts(self) -> dict[str, Any]:
@@ -79,6 +83,22 @@ class WatchedRun:
         except (OSError, ValueError):  # the facts say why
             return False
         return self._training == training
+
+    @property
+    def status(self) -> str:
+        """How the last attempt ended, `killed` where no line says it; empty where it runs, or that is not known.
+
+        Only the end of the file is read for it.
+        """
+        if self.is_running is not False:
+            return ""
+        try:
+            size = self.path.stat().st_size
+            if size != self._ended_at:
+                self._status, self._ended_at = _last_status(self.path, size), size
+        except OSError:  # it was removed
+            return ""
+        return self._status
 
     def _look(self) -> None:
         """Make the facts again if there is anything new."""
@@ -126,6 +146,20 @@ class WatchedRun:
         except PermissionError:  # of another user
             return int(holder[0])
         return int(holder[0])
+
+
+def _last_status(path: Path, size: int) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, size - END))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        try:
+            entry = decode(parse_line(line))
+        except ValueError:  # it was killed while it wrote this line, or right after an attempt had begun
+            return "killed"
+        if isinstance(entry, EventEntry) and entry.event == "run_closed":
+            return str(entry.data["status"])
+    return "killed"
 
 
 def _first_training(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,6 +29,23 @@ def test_the_newest_of_each_folder_is_shown_at_first(tmp_path: Path) -> None:
     assert runs.first() == [0, 2]
     assert RunList([tmp_path]).first() == [0]
     assert [run.name for run in RunList([tmp_path]).runs()] == ["x/new", "x/old", "y/one"]
+
+
+def test_a_run_that_is_not_running_is_listed_with_its_end(tmp_path: Path) -> None:
+    end = {
+        "status": "failed", "reason": "", "by": None, "rank": None, "metrics": {}, "best": None, "last": None,
+        "notes": [], "warnings": ["long"] * 1000,
+    }  # fmt: skip
+    path = write(tmp_path / "x.recording", attempt(EventEntry("run_closed", 1.0, Counters(), end)))
+    runs = RunList([tmp_path])
+    assert [row["status"] for row in runs.rows()] == ["failed"]
+    whole = path.read_bytes()
+    for content in (whole[:-20], whole[: whole.index(b"\n") + 1], b"", whole + whole[:30]):
+        path.write_bytes(content)
+        assert [row["status"] for row in runs.rows()] == ["killed"]
+    path.write_bytes(whole)
+    (tmp_path / "x.recording.lock").write_text(f"{os.getpid()} {socket.gethostname()}")
+    assert [row["status"] for row in runs.rows()] == [""]
 
 
 def test_a_file_can_be_named(tmp_path: Path) -> None:

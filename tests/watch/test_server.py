@@ -99,9 +99,15 @@ def test_the_page_has_the_token_of_an_address_that_has_it(client: Client) -> Non
 
 def test_all_recordings_are_listed(client: Client) -> None:
     assert client.get("/runs").json() == [
-        {"id": 0, "name": "a/first", "modified": 1000.0, "running": False, "remote": False, "parent": None},
-        {"id": 1, "name": "b/deep/second", "modified": 1001.0, "running": False, "remote": False, "parent": None},
-    ]
+        {
+            "id": 0, "name": "a/first", "modified": 1000.0, "running": False, "status": "stopped", "remote": False,
+            "parent": None,
+        },
+        {
+            "id": 1, "name": "b/deep/second", "modified": 1001.0, "running": False, "status": "killed",
+            "remote": False, "parent": None,
+        },
+    ]  # fmt: skip
 
 
 def test_facts_come_once_for_each_version(client: Client, folder: Path) -> None:

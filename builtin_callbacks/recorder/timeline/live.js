@@ -14,7 +14,7 @@ async function ask(address) {
 }
 
 function drawList() {
-  const age = (modified) => `${seconds(Math.max(0, Date.now() / 1000 - modified))} ago`;
+  const age = ({ modified, status }) => `${status && `${status}, `}${seconds(Math.max(0, Date.now() / 1000 - modified))} ago`;
   const cell = (text, tight) => html("td", { class: tight && "tight" }, text);
   const body = [...rows].sort((one, other) => (other.running === true) - (one.running === true) || (one.running ? one.name.localeCompare(other.name) : other.modified - one.modified)).map((row) => {
     const facts = chosen.get(row.id)?.facts;
@@ -22,7 +22,7 @@ function drawList() {
     const run = data?.runs?.findIndex((each) => each.id === row.id) ?? -1;
     const about = facts?.error ? [facts.error] : facts ? [facts.ended, ...facts.facts.slice(0, 1).map(([, value]) => value), ...facts.latest.map(([name, value]) => `${name} ${value}`)] : [];
     if (row.parent) about.unshift(`fork of ${row.parent.name} at step ${whole(row.parent.step)}`);
-    return html("tr", {}, html("td", { class: "tight" }, box, run >= 0 ? swatch(data.classes[run]) : ""), cell(row.name, true), cell(row.running ? "running" : row.running === null ? "on another machine" : age(row.modified), true), cell(about.join(", ")));
+    return html("tr", {}, html("td", { class: "tight" }, box, run >= 0 ? swatch(data.classes[run]) : ""), cell(row.name, true), cell(row.running ? "running" : row.running === null ? "on another machine" : age(row), true), cell(about.join(", ")));
   });
   $("list").replaceChildren(html("div", { class: "scroll runs" }, html("table", {}, html("tbody", {}, ...body))));
   if (!rows.length) $("list").replaceChildren(html("p", { class: "empty" }, "There is no recording yet."));
