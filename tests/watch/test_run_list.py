@@ -6,6 +6,7 @@ import os
 import socket
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from heliograph.builtin_callbacks.recorder.format.records import Counters, EventEntry
@@ -32,7 +33,7 @@ def test_the_newest_of_each_folder_is_shown_at_first(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_not_running_is_listed_with_its_end(tmp_path: Path) -> None:
-    end = {
+    end: dict[str, Any] = {
         "status": "failed", "reason": "", "by": None, "rank": None, "metrics": {}, "best": None, "last": None,
         "notes": [], "warnings": ["long"] * 1000,
     }  # fmt: skip
