@@ -15,9 +15,13 @@ Form = Callable[[Any], bool]
 LIMIT = 2**52  # larger than any real counter or clock
 COUNTER_TYPES = [*[int] * 9, float]
 ALL_COUNTER_TYPES = COUNTER_TYPES, [*COUNTER_TYPES, int]
-REQUESTS = [[str, str, str, int, int, int, int, rank, str] for rank in (int, NoneType)]
+ASKED = [[str, str, str, int, int, int, int, rank, str] for rank in (int, NoneType)]
+THROUGH = [], [str]  # the plugin that asked in another's name may follow
+REQUESTS = [[*each, *through] for each in ASKED for through in THROUGH]
 VALUES: Mapping[str, type] = {"set_learning_rate": float, "enable_plugin": NoneType, "disable_plugin": NoneType}
-CHANGES = {verb: [[*each, str, value] for each in REQUESTS] for verb, value in VALUES.items()}
+CHANGES = {
+    verb: [[*each, str, value, *through] for each in ASKED for through in THROUGH] for verb, value in VALUES.items()
+}
 VERBS = frozenset(get_args(Verb))
 COUNTERS = (
     "epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations",
@@ -72,11 +76,9 @@ def is_request(values: Any) -> bool:
     A change of the run has its target and value, too. At the end may be the plugin that asked in another's name.
     """
     types = list(map(type, values))
-    if types[:1] != [str]:
-        return False
-    forms = CHANGES.get(values[0], REQUESTS)
     return (
-        types in [*forms, *([*each, str] for each in forms)]
+        types[:1] == [str]
+        and types in CHANGES.get(values[0], REQUESTS)
         and values[0] in VERBS
         and min(values[3:7]) >= 0
         and max(values[3:7]) < LIMIT
