@@ -152,11 +152,11 @@ def _last_status(path: Path, size: int) -> str:
     with path.open("rb") as file:
         file.seek(max(0, size - END))
         lines = file.read().splitlines()
-    for line in reversed(lines):
+    for number, line in reversed([*enumerate(lines)]):
         try:
             entry = decode(parse_line(line))
-        except ValueError:  # it was killed while it wrote this line, or right after an attempt had begun
-            return "killed"
+        except ValueError:  # it was killed while it wrote this line, or after an attempt had begun; or the line is cut
+            return "killed" if number or size <= END else ""
         if isinstance(entry, EventEntry) and entry.event == "run_closed":
             return str(entry.data["status"])
     return "killed"

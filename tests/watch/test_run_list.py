@@ -32,7 +32,7 @@ def test_the_newest_of_each_folder_is_shown_at_first(tmp_path: Path) -> None:
     assert [run.name for run in RunList([tmp_path]).runs()] == ["x/new", "x/old", "y/one"]
 
 
-def test_a_run_that_is_not_running_is_listed_with_its_end(tmp_path: Path) -> None:
+def test_a_run_that_is_not_running_is_listed_with_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end: dict[str, Any] = {
         "status": "failed", "reason": "", "by": None, "rank": None, "metrics": {}, "best": None, "last": None,
         "notes": [], "warnings": ["long"] * 1000,
@@ -44,7 +44,9 @@ def test_a_run_that_is_not_running_is_listed_with_its_end(tmp_path: Path) -> Non
     for content in (whole[:-20], whole[: whole.index(b"\n") + 1], b"", whole + whole[:30]):
         path.write_bytes(content)
         assert [row["status"] for row in runs.rows()] == ["killed"]
+    monkeypatch.setattr(watched_run, "END", 1000)  # less than its last line has
     path.write_bytes(whole)
+    assert [row["status"] for row in runs.rows()] == [""]
     (tmp_path / "x.recording.lock").write_text(f"{os.getpid()} {socket.gethostname()}")
     assert [row["status"] for row in runs.rows()] == [""]
 
