@@ -117,7 +117,7 @@ def _train(program: Program, factory: TrainerFactory, folder: Path, parting: For
         with naming(program):
             trainer, options = factory(folder)
         return parting.train(trainer, options, folder)
-    except BaseException:
+    except BaseException:  # whatever ended it, Ctrl-C included, it leaves no folder without a training
         if was_empty and not parting.is_done:
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -159,7 +159,7 @@ class Fork(Plugin):
         options["hyper_parameters"] = {**options.get("hyper_parameters", {}), **lineage}
         try:
             return trainer.fit(**options)
-        except Exception:
+        except Exception:  # a plugin may have made another error of it
             for refusal in [self._refusal, *(each.refusal for each in self._repeated)]:
                 if refusal is not None:
                     raise refusal from None

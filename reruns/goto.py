@@ -62,7 +62,7 @@ def goto(
     paused = PausedRun(recorded, program, origin, folder, changed=changed, exact=exact)
     try:
         paused.go_to_step(wanted)
-    except BaseException:
+    except BaseException:  # whatever ended it, Ctrl-C included, no thread and no folder stays
         paused.close()
         raise
     return paused
