@@ -384,7 +384,7 @@ def test_two_runs_in_one_folder_do_not_disturb_each_other(tmp_path: Path) -> Non
             values.append(attach(path).log("the other", wait=True).state)
             values.append(run.log("this", wait=True).state)
             values.append(attach(path).stop("the other", wait=True).state)
-            values.append(attach(tmp_path).address == run.address)
+        values.append(attach(tmp_path).address == run.address)
 
     train(tmp_path, talk, remote=remote)
     assert values == ["served", "served", "served", True]
