@@ -59,7 +59,7 @@ def check(chosen: list[Worker]) -> None:
     assert figures
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.parametrize("part", range(PARTS))
 def test_everything_is_measured(part: int) -> None:
     check([each for each in workers() if each not in SLOW][part::PARTS])

@@ -84,6 +84,7 @@ def test_a_rank_that_hangs_before_its_summary_is_named_by_the_other(tmp_path: Pa
     assert log.splitlines()[1].startswith(f"  rank 0 waits in {waits} for 1 s; in train, epoch 0, batch 2, step 2, ")
 
 
+@pytest.mark.whole
 def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     error, seen, log = lose(tmp_path, 1, "hang")
     assert (error.rank, error.kind) == (1, "hung")

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parent / "torture/silent.py"
 BLOCK = 100  # programs in one test
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", range(0, 20_000, BLOCK))
 def test_nothing_is_silent_in_a_hundred_programs(first: int) -> None:
     broken = [verdict for seed in range(first, first + BLOCK) if (verdict := tried(drawn(seed))).violations]
@@ -314,6 +314,7 @@ def test_warnings_where_the_judge_misses_nothing_are_counted() -> None:
     assert counts.unasked == {"The moon is full.": 1}
 
 
+@pytest.mark.whole
 def test_a_program_can_be_carried_out_by_its_seed() -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), "--only", "3"], capture_output=True, text=True, check=False)
     assert done.stdout.startswith(str(drawn(3))), done.stdout + done.stderr

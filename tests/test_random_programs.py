@@ -38,6 +38,7 @@ def test_none_of_four_programs_says_exact_and_is_unequal(part: int) -> None:
     assert "\n4 programs, " in done.stdout
 
 
+@pytest.mark.whole
 def test_it_is_skipped_where_processes_cannot_be_waited_for() -> None:
     code = f"import os, runpy; del os.pidfd_open; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

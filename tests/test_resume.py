@@ -691,7 +691,7 @@ def test_a_run_that_is_killed_anywhere_ends_where_an_uninterrupted_one_ends(part
     ends_alike()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.parametrize("part", range(6))
 def test_so_it_does_with_another_number_of_workers_after_each_resume(part: int) -> None:
     @seed(part)

@@ -70,7 +70,7 @@ def test_torchrun_on_one_machine(ranks: Pool, tmp_path: Path, count: int) -> Non
     assert_ends(tmp_path, straight, resumed=None, count=count)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_rank_is_started_again_and_ends_with_the_same_bits(ranks: Pool, tmp_path: Path, killed: int) -> None:
     straight = ends_that_nobody_killed(ranks, tmp_path, 2)

@@ -24,7 +24,7 @@ CHECKPOINT = f"{NAME}_epoch_1_iter_12.pth"
 
 
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_killed_five_times_and_equal_bit_for_bit(seed: int) -> None:
     command = [sys.executable, str(SCRIPT), "--kills", "5", "--seed", str(seed)]
@@ -34,6 +34,7 @@ def test_killed_five_times_and_equal_bit_for_bit(seed: int) -> None:
     assert done.stdout.endswith("every end equal to the bit\n")
 
 
+@pytest.mark.whole
 def test_it_is_skipped_where_processes_cannot_be_waited_for() -> None:
     code = f"import os, runpy; del os.pidfd_open; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -25,6 +25,7 @@ def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.whole
 def test_the_demo_is_killed_resumed_and_ends_equal(demonstrated: tuple[Path, str]) -> None:
     killed, resumed = demonstrated[1].split("Killed by SIGKILL in epoch 16, after step 258.")
     assert "epochs" not in killed

@@ -8,18 +8,17 @@ import pytest
 import torch
 from heliograph.tests.examples.running import final_weights, kill_example, run_example
 
-whole = pytest.mark.whole
 
-
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "steps"),
     [
-        pytest.param("byol.py", 100, marks=whole),
-        pytest.param("distilbert.py", 130, marks=whole),
-        pytest.param("gan.py", 2000, marks=whole),
-        pytest.param("gpt.py", 40, marks=whole),
+        ("byol.py", 100),
+        ("distilbert.py", 130),
+        ("gan.py", 2000),
+        ("gpt.py", 40),
         ("multi_task.py", 100),
-        pytest.param("ppo.py", 300, marks=whole),
+        ("ppo.py", 300),
     ],
 )
 def test_a_killed_example_ends_with_the_same_weights(name: str, steps: int, tmp_path: Path) -> None:

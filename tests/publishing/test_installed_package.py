@@ -96,6 +96,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return Environment(folder)
 
 
+@pytest.mark.whole
 def test_a_new_package_from_its_first_test_to_its_removal(environment: Environment, tmp_path: Path) -> None:
     package, _ = write_package("loss_report", tmp_path)
     pip = ("-m", "pip", "--quiet")

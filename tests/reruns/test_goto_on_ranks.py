@@ -44,7 +44,7 @@ def test_any_step_on_two_ranks(seed: int, ranks: Pool, tmp_path: Path) -> None:
     assert ranks(2).run(go_to_steps, tmp_path, seed) == [[True] * 4] * 2
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.parametrize("seed", range(4))
 def test_any_step_on_two_ranks_with_two_workers(seed: int, ranks: Pool, tmp_path: Path) -> None:
     assert ranks(2).run(go_to_steps, tmp_path, seed, workers=2, count=1) == [[True]] * 2

@@ -46,6 +46,7 @@ def trials(folder: Path, name: str) -> Any:
     return json.loads((folder / f"{name}.json").read_text())
 
 
+@pytest.mark.whole
 def test_the_uninterrupted_study_is_worth_comparing_with(stories: Path) -> None:
     states = [state for _, state, *_ in trials(stories, "plain")]
 

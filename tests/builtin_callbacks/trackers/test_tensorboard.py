@@ -445,6 +445,7 @@ print(trainer.fit(task, batches, optimizer=torch.optim.SGD, epochs=2).warnings)
 """
 
 
+@pytest.mark.whole
 def test_after_a_sigkill_every_step_is_there_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path)]

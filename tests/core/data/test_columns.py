@@ -149,6 +149,7 @@ def trained_together() -> list[list[float]]:
     return found
 
 
+@pytest.mark.whole
 def test_ranks_train_as_one_process_does(ranks: Pool) -> None:
     (whole,) = ranks(1).run(trained_together)
     for weights in ranks(2).run(trained_together):

@@ -71,6 +71,7 @@ def resumed_everywhere(mode: Any, *, unsized: bool, **options: Any) -> Reported:
     return whole
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("unsized", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_ranks_share_each_stream_and_resume(mode: Any, unsized: bool, ranks: Pool) -> None:

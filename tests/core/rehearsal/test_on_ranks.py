@@ -74,6 +74,7 @@ def train_after(folder: str, kind: str, what: str | None) -> tuple[Any, ...]:
     return found, list(FACTS), states, leaves(rng.capture()), torch.distributed.is_initialized()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["dropout", "workers", "several optimizers", "an object"])
 def test_the_fit_that_follows_equals_one_without(kind: str, ranks: Pool, tmp_path: Path) -> None:
     expected: list[Any] = []

@@ -63,6 +63,7 @@ def test_it_survives_many(seed: int) -> None:
     assert report.verdict == "equal", str(report)
 
 
+@pytest.mark.whole
 def test_what_hangs_is_ended_by_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heliograph.testing.chaos.check.SHORTEST", 5.0)
     report = check_function(train, faults=[Fault("hang", count=11)])
@@ -119,6 +120,7 @@ def test_a_notice_after_the_last_save_of_a_training_that_does_not_save_its_end()
     assert (report.verdict, report.attempts) == ("equal", 2), str(report)
 
 
+@pytest.mark.whole
 def test_others_are_drawn_for_faults_that_do_not_act() -> None:
     kinds = ["kill", "lost-request"]
     report = check_function(train, seed=0, faults=6, kinds=kinds)

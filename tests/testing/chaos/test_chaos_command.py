@@ -133,6 +133,7 @@ def test_a_ctrl_c_or_a_notice_ends_the_processes(tmp_path: Path, signum: int, fo
         os.kill(int(pid.read_text()), 0)
 
 
+@pytest.mark.whole
 def test_a_checkpoint_of_before_is_refused(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

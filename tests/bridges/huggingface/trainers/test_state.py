@@ -21,6 +21,7 @@ SAVES: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
 VALIDATES: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
 
 
+@pytest.mark.whole
 def test_killed_and_resumed(tmp_path: Path) -> None:
     """Counts of plugins and of rules continue, and one recording has both attempts."""
     subprocess.run([sys.executable, killed.__file__, str(tmp_path)], check=True, capture_output=True)

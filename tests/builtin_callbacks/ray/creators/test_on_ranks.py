@@ -118,6 +118,7 @@ def make_lossy(tmp_path: Path) -> tuple[Any, Path]:
     return make(config=config, plugin_creator=creators.trouble, launcher=LocalLauncher(2)), tmp_path / "trouble"
 
 
+@pytest.mark.whole
 def test_a_pass_with_a_lost_rank_is_repeated(two: Any, lossy: tuple[Any, Path]) -> None:
     (trainer, trouble), whole = lossy, make(config={"dropout": 0.2}, launcher=two)
     trouble.touch()

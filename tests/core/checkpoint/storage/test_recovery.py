@@ -291,6 +291,7 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.whole
 @example(
     story=[  # shards that were not put aside yet follow the data to another name
         (("put", "a.pth"), None),

@@ -166,7 +166,7 @@ def check_kill(pool: Pool, way: Way, scripts: Mapping[str, Asked], folder: Path,
         assert (again[0], done + again[1], again[2]) == (status, happened, weights)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("events", [("BatchEnd",), ("BatchEnd", "SavePoint", "ShouldStop")])
 def test_a_script_that_is_killed_and_resumed_happens_as_if_it_had_not_been(

@@ -269,6 +269,7 @@ def breaks_where_the_ranks_are_connected(rank: int) -> tuple[str, str, bool]:
     return type(caught.value).__name__, str(caught.value), torch.distributed.is_initialized()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_where_one_rank_fails_while_all_are_connected_the_others_say_so(ranks: Pool, rank: int) -> None:
     outcomes = ranks(2).run(breaks_where_the_ranks_are_connected, rank)
