@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...events import Request, Run
@@ -79,12 +80,24 @@ def check_rate(run: Run, rate: float, optimizer: str) -> list[str]:
                 f"the scheduler {type(scheduler).__name__} is not one of torch, so what it computes rates from is not "
                 f"known, and it would undo the change at its next step."
             )
+        _check_size(rate, optimizers[name])
         if present[name] == 0.0:
             raise RefusedChangeError(
                 "the learning rate is 0 now, so there is no factor by which its schedule could be scaled to "
                 f"{rate:g}: ask again when it is not."
             )
     return names
+
+
+def _check_size(rate: float, optimizer: Any) -> None:
+    """Raise `RefusedChangeError` where a rate is so large that a step would fail, and so would each resumed run.
+
+    The square root leaves room for what an optimizer multiplies it by.
+    """
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for dtype in {each.dtype for each in parameters if each.is_floating_point() or each.is_complex()}:
+        if rate > (largest := torch.finfo(dtype).max ** 0.5):
+            raise RefusedChangeError(f"the learning rate of {dtype} parameters is at most {largest:.2g}; got {rate:g}.")
 
 
 def _set_learning_rate(run: Run, request: Request) -> bool:

@@ -219,6 +219,13 @@ def test_a_rate_is_a_positive_number(given: Any) -> None:
         h.Control(h.Progress()).set_learning_rate(given, "so")
 
 
+def test_a_rate_with_which_no_step_can_be_done_is_refused() -> None:
+    seen = fit(Ask((2, rate(1e39))))
+    ((served, _),) = seen.served
+    assert served.refusal == "the learning rate of torch.float32 parameters is at most 1.8e+19; got 1e+39."
+    assert seen.rates == fit().rates
+
+
 def test_a_plugin_is_disabled_and_enabled_at_the_boundary() -> None:
     losses = kit.Losses()
     changes: list[tuple[str, str, str]] = []
