@@ -8,13 +8,16 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
+from reprlib import repr as shorten
 from time import monotonic
 from typing import Any, Literal, SupportsFloat
 
+from ...events.checks import check_number
 from .address import check_token, parse_address
-from .messages import LONGEST, REASON, STATUS, encode
-from .sockets import connect, host_name, sockets_in
+from .messages import LONGEST, NAME, REASON, STATUS, encode
+from .sockets import connect, host_name, peer, sockets_in
 
 State = Literal["queued", "accepted", "served", "refused", "unserved", "lost"]
 ENDS = ("served", "refused", "unserved", "lost")
@@ -75,11 +78,12 @@ class RemoteRun:
             timeout: seconds to wait for the answer.
 
         Raises:
+            ValueError: the timeout is not a number above 0.
             TimeoutError: the run does not answer: its process hangs, or is suspended.
             PermissionError: it refuses to, as where the token is wrong.
             OSError: it cannot be reached.
         """
-        for message in self._exchange({"ask": STATUS}, timeout):
+        for message in self._exchange({"ask": STATUS}, _check_timeout(timeout)):
             if message["state"] == STATUS:
                 status: dict[str, Any] = message["status"]
                 return status
@@ -96,7 +100,7 @@ class RemoteRun:
                 nothing at all 5, or as long as it takes with `wait`.
 
         Raises:
-            ValueError: the reason is empty or too long.
+            ValueError: the reason is empty or too long, or the timeout is not a number above 0.
             OSError: the run cannot be reached.
         """
         return self._ask("stop", reason, wait=wait, timeout=timeout)
@@ -131,24 +135,30 @@ class RemoteRun:
 
         Raises:
             TypeError: the rate is not a number.
-            ValueError: the reason is empty or too long.
+            ValueError: the rate is not above 0, or as for `stop`.
             OSError: the run cannot be reached.
         """
-        if not isinstance(rate, SupportsFloat):  # a scalar of NumPy or torch is one
-            raise TypeError(f"set_learning_rate(rate) takes a number above 0, such as 0.01; got {rate!r}.")
-        return self._ask("set-lr", reason, wait=wait, timeout=timeout, value=float(rate), target=optimizer)
+        if isinstance(rate, bool) or not isinstance(rate, SupportsFloat):  # a scalar of NumPy or torch is one
+            raise TypeError(f"A learning rate is a number above 0, such as 0.01; got {shorten(rate)}.")
+        value = float(rate)
+        if not (isfinite(value) and value > 0):
+            raise ValueError(f"A learning rate is a number above 0, such as 0.01; got {value:g}.")
+        return self._ask("set-lr", reason, wait=wait, timeout=timeout, value=value, target=optimizer)
 
     def enable(self, plugin: str, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Ask for a plugin, by its name, to be enabled; see `stop` for the other arguments."""
-        return self._ask("enable", reason, wait=wait, timeout=timeout, target=plugin)
+        return self._ask("enable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
 
     def disable(self, plugin: str, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Ask for a plugin, by its name, to be disabled; see `stop` for the other arguments."""
-        return self._ask("disable", reason, wait=wait, timeout=timeout, target=plugin)
+        return self._ask("disable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
 
     def _ask(self, word: str, reason: str, *, wait: bool, timeout: float | None, **more: Any) -> RemoteAnswer:
         if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON:
-            raise ValueError(f"A request has a reason, a text of 1 to {REASON} characters; got {reason!r}.")
+            given = shorten(reason) + (f", {len(reason)} characters" if isinstance(reason, str) else "")
+            raise ValueError(f"A request has a reason, a text of 1 to {REASON} characters; got {given}.")
+        if timeout is not None:
+            _check_timeout(timeout)
         answer = RemoteAnswer("queued", f"the run does not answer: {SILENT}. It looks at this if it continues.")
         message = {"ask": word, "reason": reason, "wait": wait, **{name: each for name, each in more.items() if each}}
         first, rest = (SOON, ACCEPTED) if timeout is None and not wait else (timeout, timeout)
@@ -190,6 +200,18 @@ class RemoteRun:
             return socket.create_connection(self.address, seconds)
         except (TimeoutError, BlockingIOError):  # it accepts no connection
             raise TimeoutError(f"{_name(self.address)} does not answer: {SILENT}.") from None
+        except OSError as error:
+            raise ConnectionError(f"{_name(self.address)} cannot be reached: {_why_not(error)}.") from error
+
+
+def _check_timeout(timeout: float) -> float:
+    return check_number("timeout", timeout, of="seconds", more_than=0)
+
+
+def _check_plugin(name: str) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= NAME or not name.isprintable():
+        raise ValueError(f"The name of a plugin is a text of 1 to {NAME} printable characters; got {shorten(name)}.")
+    return name
 
 
 def _left(due: float) -> float:
@@ -263,31 +285,39 @@ def attach(path: str | Path, *, token: str | None = None) -> RemoteRun:
 
 
 def _only_live(folder: Path) -> Path:
-    found = sockets_in(folder)
-    reasons = {path: _why_dead(path) for path in found}
-    live = [path for path in found if reasons[path] is None]
+    found = {path: _look_at(path) for path in sockets_in(folder)}
+    live = [path for path, (lives, _) in found.items() if lives]
     if len(live) == 1:
         return live[0]
     if live:
-        names = ", ".join(map(str, live))
-        raise LookupError(f"{len(live)} runs live in {folder}: give the socket of one of them, {names}.")
-    dead = "".join(f" {path.name}: {why}." for path, why in reasons.items())
+        names = ", ".join(f"{path}{found[path][1]}" for path in live)
+        raise LookupError(f"{folder} has {len(live)} runs: give the socket of one of them, {names}.")
+    dead = "".join(f" {path.name}: {why}." for path, (_, why) in found.items())
     raise LookupError(
         f"No run in {folder} can be asked: it has ended, has not begun yet, or has no Remote({str(folder)!r}).{dead}"
     )
 
 
-def _why_dead(path: Path) -> str | None:
-    """Return why a run cannot be asked; None of one whose process is there, although it may not answer."""
+def _look_at(path: Path) -> tuple[bool, str]:
+    """Return whether the process of a run is there, although it may not answer; and which it is, or why it is not."""
     try:
-        connect(path, 0.0).close()
-    except ConnectionRefusedError:
-        return "the run was killed, or is on another machine"
+        with connect(path, 0.0) as connection:
+            served = peer(connection)
     except BlockingIOError:  # many are waiting to be accepted
-        return None
+        return True, ""
     except OSError as error:
-        return str(error)
-    return None
+        return False, _why_not(error)
+    return True, "" if served is None else f" (process {served[0]})"
+
+
+def _why_not(error: OSError) -> str:
+    """Return why a run cannot be reached."""
+    match error:
+        case ConnectionRefusedError():
+            return "the run was killed or has ended, or is on another machine"
+        case FileNotFoundError():
+            return "the run has ended, and its socket is gone"
+    return error.strerror or str(error)
 
 
 def _name(address: Path | tuple[str, int]) -> str:

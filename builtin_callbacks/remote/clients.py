@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .messages import Command
-from .sockets import host_name, peer_user
+from .sockets import host_name, peer
 
 OWN_ACCOUNT = "(by their own account, "
 
@@ -65,7 +65,8 @@ def identify(connection: socket.socket, address: Any) -> tuple[str, str]:
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return "", f"from {address[0]}"
-    user = peer_user(connection)
+    known = peer(connection)
+    user = None if known is None else known[1]
     if user not in (None, 0, os.getuid()):
         raise PermissionError
     return f"{_user_name(os.getuid() if user is None else user)}@{host_name()}", ""

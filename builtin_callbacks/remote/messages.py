@@ -86,8 +86,10 @@ def read_command(line: bytes) -> Command:
     """
     message = decode(line)
     for name, value in message.items():
-        if FIELDS.get(name) is not type(value):
-            raise ValueError(f"{printable(name)[:NAME]!r} is not a field of a message, or of another type.")
+        if name not in FIELDS:
+            raise ValueError(f"{printable(name)[:NAME]!r} is not a field of a message.")
+        if FIELDS[name] is not type(value):
+            raise ValueError(f"the field {name!r} of a message is a {FIELDS[name].__name__}.")
     word = message.get("ask", "")
     if word not in VERBS and word != STATUS:
         raise ValueError(f"a run is asked for one of {', '.join([*VERBS, STATUS])}.")
@@ -116,5 +118,7 @@ def _check(command: Command) -> None:
         raise ValueError(f"a name has at most {NAME} characters, which can be printed.")
     if bool(command.target) != (word in ("enable", "disable")) and word != "set-lr":
         raise ValueError("enable and disable take the name of a plugin, the others take none.")
-    if (word == "set-lr") != (isfinite(command.value) and command.value > 0):
-        raise ValueError("set-lr takes a learning rate, a number above 0, and the others take none.")
+    if word != "set-lr" and command.value:
+        raise ValueError("set-lr takes a learning rate, the others take none.")
+    if word == "set-lr" and not (isfinite(command.value) and command.value > 0):
+        raise ValueError(f"set-lr takes a learning rate, a number above 0; got {command.value:g}.")

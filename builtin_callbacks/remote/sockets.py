@@ -90,24 +90,25 @@ def connect(path: Path, timeout: float) -> socket.socket:
         made.settimeout(timeout)
         with short(path.absolute()) as name:
             made.connect(name)
-        user = peer_user(made)
-        if user is not None and os.getuid() not in (user, 0):
-            raise PermissionError(f"{path} is served by another user, number {user}.")
+        served = peer(made)
+        if served is not None and os.getuid() not in (served[1], 0):
+            raise PermissionError(f"it is served by another user, number {served[1]}")
     except BaseException:  # whatever it is, nothing stays open
         made.close()
         raise
     return made
 
 
-def peer_user(connection: socket.socket) -> int | None:
-    """Return the number of the user at the other end of a Unix socket, as the kernel knows it; None where it does not.
+def peer(connection: socket.socket) -> tuple[int, int] | None:
+    """Return the process and the user at the other end of a Unix socket, as the kernel knows them, by their numbers.
 
-    Linux says it of both ends.
+    None where it does not know them: Linux says it of both ends.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return None
-    _, user, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-    return int(user)
+    given = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    process, user, _ = CREDENTIALS.unpack(given)
+    return process, user
 
 
 @contextmanager

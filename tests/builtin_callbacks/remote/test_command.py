@@ -239,9 +239,49 @@ def test_a_learning_rate_is_a_number(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["ask", "x", "set-lr", "fast", "--reason", "why"])
     assert "argument rate: a learning rate is a number above 0, such as 0.01; got 'fast'\n" in capsys.readouterr().err
-    rate: Any = "fast"
-    with pytest.raises(TypeError, match=r"takes a number above 0, such as 0\.01; got 'fast'\.$"):
-        RemoteRun(Path("nowhere")).set_learning_rate(rate, "why")
+    given: list[Any] = ["fast", True]
+    for rate in given:
+        with pytest.raises(TypeError, match=rf"is a number above 0, such as 0\.01; got {rate!r}\.$"):
+            RemoteRun(Path("nowhere")).set_learning_rate(rate, "why")
+    for value in (-1.0, 0.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=rf"is a number above 0, such as 0\.01; got {value:g}\.$"):
+            RemoteRun(Path("nowhere")).set_learning_rate(value, "why")
+
+
+@pytest.mark.parametrize("timeout", [0, -3.0, float("nan"), float("inf"), True])
+def test_a_timeout_is_more_than_zero(timeout: Any) -> None:
+    run = RemoteRun(Path("nowhere"))
+    for ask in (lambda: run.status(timeout=timeout), lambda: run.log("why", timeout=timeout)):
+        with pytest.raises(ValueError, match=r"timeout must be a finite number of seconds, more than 0; got"):
+            ask()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, "a\x1b[2J", 5])
+def test_a_plugin_has_a_name(name: Any) -> None:
+    run = RemoteRun(Path("nowhere"))
+    for ask in (run.enable, run.disable):
+        with pytest.raises(ValueError, match=r"name of a plugin is a text of 1 to 100 printable characters; got"):
+            ask(name, "why")
+
+
+def test_a_reason_that_is_too_long_is_not_repeated() -> None:
+    with pytest.raises(ValueError, match=r"a text of 1 to 500 characters; got .{20,40}, 5000 characters\.$"):
+        RemoteRun(Path("nowhere")).stop("why? " * 1000)
+
+
+def test_why_a_run_cannot_be_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConnectionError, match=r"x\.sock cannot be reached: the run has ended, and its socket is gone"):
+        RemoteRun(tmp_path / "x.sock").status()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "y.sock"))
+    with pytest.raises(ConnectionError, match=r"y\.sock cannot be reached: the run was killed or has ended"):
+        RemoteRun(tmp_path / "y.sock").status()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    (tmp_path / "token").write_text("t" * 20)
+    assert main(["ask", f"localhost:{port}", "status", "--token-file", str(tmp_path / "token")]) == 2
+    text = f"heliograph ask: localhost:{port} cannot be reached: the run was killed or has ended"
+    assert capsys.readouterr().err.startswith(text)
 
 
 def test_it_needs_no_torch() -> None:

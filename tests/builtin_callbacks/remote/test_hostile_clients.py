@@ -75,7 +75,7 @@ def test_a_good_command_is_read(word: str) -> None:
         ({"ask": "status", "reason": "x"}, "status takes nothing else"),
         ({"ask": "stop", "reason": "x" * 501}, "a request has a reason, of at most 500"),
         ({"ask": "stop", "reason": "x", "more": 1.0}, "'more' is not a field"),
-        ({"ask": "stop", "reason": 1.0}, "'reason' is not a field of a message, or of another type"),
+        ({"ask": "stop", "reason": 1.0}, "the field 'reason' of a message is a str"),
         ({"ask": "stop", "reason": "x", "target": "ema"}, "the others take none"),
         ({"ask": "stop", "reason": "x", "value": 1.0}, "the others take none"),
         ({"ask": "enable", "reason": "x"}, "enable and disable take the name of a plugin"),

@@ -155,9 +155,10 @@ def test_to_disable_one_that_handles_saves_is_saved_unless_it_alone_writes_them(
         (lambda run: run.enable("eam", "why"), r"there is no plugin 'eam'\. Did you mean 'ema'\?"),
         (lambda run: run.disable("remote", "why"), "remote does not disable itself"),
         (lambda run: run.set_learning_rate(0.1, "why", optimizer="other"), "there is no optimizer 'other'"),
-        (lambda run: run.set_learning_rate(-1.0, "why"), "set-lr takes a learning rate, a number above 0"),
-        (lambda run: run.set_learning_rate(float("nan"), "why"), "set-lr takes a learning rate, a number above 0"),
-        (lambda run: run.enable("", "why"), "enable and disable take the name of a plugin"),
+        (
+            lambda run: run.set_learning_rate(1e39, "why"),
+            r"of torch\.float32 parameters is at most .*; got 1e\+39",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_and_no_request(tmp_path: Path, ask: Any, why: str) -> None:
@@ -379,7 +380,7 @@ def test_two_runs_in_one_folder_do_not_disturb_each_other(tmp_path: Path) -> Non
         with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None
             path = Path(other.stdout.readline().strip())
-            with pytest.raises(LookupError, match=r"2 runs live in .*remote-.*\.sock, .*remote-.*\.sock"):
+            with pytest.raises(LookupError, match=rf"has 2 runs: .*\.sock.*\(process {other.pid}\)"):
                 attach(tmp_path)
             values.append(attach(path).log("the other", wait=True).state)
             values.append(run.log("this", wait=True).state)
