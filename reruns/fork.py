@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -81,7 +82,8 @@ def fork(
 
     Raises:
         NotExact: a resume of this program is not exact, or what is done again differs from what was recorded.
-        ValueError: there is no such step, nothing is left to train after it, or the folder holds a training.
+        ValueError: there is no such step, nothing is left to train after it, or the folder is a file, or holds a
+            training.
         FileNotFoundError: there is no recording.
         UsageError: the program is not such a function, or there is no function of the name of the change.
         TypeError: the change is not a function.
@@ -93,7 +95,9 @@ def fork(
     check_free(folder)
     wanted = recorded.newest_step if at is None else recorded.check_step(at, least=0)
     factory = _factory_of(program)
-    return _train(program, factory, folder, Fork(recorded, recorded.origin(wanted), wanted, function, exact=exact))
+    parting = Fork(recorded, recorded.origin(wanted), wanted, function, exact=exact)
+    with recorded.naming_ranks() if exact else nullcontext():
+        return _train(program, factory, folder, parting)
 
 
 def _factory_of(program: Program) -> TrainerFactory:

@@ -11,7 +11,10 @@ from heliograph.core.checkpoint.storage.manifest import SUFFIX as CHECKPOINT
 
 
 def check_free(folder: Path) -> None:
-    """Raise ValueError where a folder holds a training; a fork that ended before its first save is none."""
+    """Raise ValueError where a folder is a file, or holds a training that is not a fork without a save."""
+    file = next((each for each in (folder, *folder.parents) if each.exists() and not each.is_dir()), None)
+    if file is not None:
+        raise ValueError(f"{file} is not a folder: give into= (--into on the command line) another one.")
     ends = (CHECKPOINT,) if any(folder.rglob(UNSAVED_FORK)) else (CHECKPOINT, SUFFIX)
     found = next((each for end in ends for each in folder.rglob(f"*{end}")), None)
     if found is not None:

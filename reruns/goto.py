@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from heliograph.events.checks import check_flag
@@ -61,7 +62,8 @@ def goto(
     changed = recorded.repeated_change(origin, function, exact=exact)
     paused = PausedRun(recorded, program, origin, folder, changed=changed, exact=exact)
     try:
-        paused.go_to_step(wanted)
+        with recorded.naming_ranks() if exact else nullcontext():
+            paused.go_to_step(wanted)
     except BaseException:  # whatever ended it, Ctrl-C included, no thread and no folder stays
         paused.close()
         raise

@@ -13,6 +13,7 @@ from heliograph.core.data.draws import rng
 from heliograph.core.distributed.ranks.failure import on_main
 from heliograph.core.result import RunResult
 from heliograph.events import Event, GradientsReady, Run
+from heliograph.events.checks import check_whole_number
 from heliograph.plugins import Plugins
 from heliograph.reruns.change import RepeatedChange
 from heliograph.reruns.comparison import Comparison
@@ -177,13 +178,14 @@ class PausedRun:
         """Continue to right before an optimizer step, from 1.
 
         Raises:
-            ValueError: the step is not a later one, or the training has ended before it.
+            ValueError: the step is not a later one, or not a whole number, or the training has ended before it.
             NotExact: it is not exact.
         """
         if self._thread.run is not None:
             progress, waits = self.run.progress, isinstance(self.event, GradientsReady)
-            if step <= progress.steps + waits:
-                raise ValueError(f"Step {step} is not a later one: the run waits after step {progress.steps}.")
+            if check_whole_number("step", step, at_least=1) <= progress.steps + waits:
+                where = f"within step {progress.steps + 1}" if waits else f"after step {progress.steps}"
+                raise ValueError(f"Step {step} has begun already: the run waits {where}. Another goto goes to it.")
         found = self.go_to(lambda run, event: isinstance(event, GradientsReady) and _is_next(run, step))
         if found is None:
             raise ValueError(f"The training has ended before step {step}: {self.result!r}.")

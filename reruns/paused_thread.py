@@ -77,7 +77,8 @@ class PausedThread:
 
         Raises:
             RuntimeError: the training has ended.
-            BaseException: the training failed; KeyboardInterrupt lets it wait at its next event.
+            BaseException: the training failed, or `wanted` did, and the training waits where it was called;
+                KeyboardInterrupt lets it wait at its next event.
         """
         self._wait()
         if self._state == "ended":
@@ -157,7 +158,7 @@ class PausedThread:
 
     def _handle(self, run: Run, event: Event) -> None:
         self.run = run
-        if not self._is_left and self._wanted(run, event):
+        if not self._is_left and self._is_wanted(run, event):
             self.event, draws = event, rng.capture()
             self._stop()
             while (work := self._work) is not None:
@@ -170,6 +171,14 @@ class PausedThread:
             rng.restore(draws)
         if self._is_left and event.name not in ("run_failed", "run_closed"):
             raise LeftTraining
+
+    def _is_wanted(self, run: Run, event: Event) -> bool:
+        """Return whether to wait here; where the function that knows it fails, too."""
+        try:
+            return self._wanted(run, event)
+        except BaseException as error:  # noqa: BLE001  # it is raised where the function was given
+            self._error.append(error)
+            return True
 
     def _stop(self) -> None:
         with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Counters, EventEntry, Recording
 from heliograph.builtin_callbacks.recorder.format.walk import walk
 from heliograph.core.checkpoint.storage import reader
+from heliograph.core.distributed.ranks.membership import membership
 from heliograph.events.checks import check_whole_number
 from heliograph.reruns.change import (
     GIVE,
@@ -20,6 +22,7 @@ from heliograph.reruns.change import (
     parent_of,
     recorded_change,
 )
+from heliograph.reruns.errors import NotExact
 from heliograph.reruns.requests import PersonRequest, requests_of_people
 
 SILENT = (
@@ -92,6 +95,19 @@ class RecordedRun:
     def change(self) -> RecordedChange | None:
         """The change with which this run left its parent; None where it is no fork, or was not changed."""
         return recorded_change(next(each for each in self.recording.attempts if each.phase == "train"))
+
+    @contextmanager
+    def naming_ranks(self) -> Iterator[None]:
+        """Let NotExact name the numbers of ranks where the program fails with another one than was recorded."""
+        recorded = next(each for each in reversed(self.recording.attempts) if each.phase == "train").world_size
+        try:
+            yield
+        except ValueError as error:
+            if recorded == (present := membership().world_size):
+                raise
+            numbers = f"it was recorded with {_ranks(recorded)}, and is done again with {_ranks(present)}"
+            start = f"start as many as were recorded, as with torchrun --nproc-per-node={recorded}"
+            raise NotExact((f"{numbers}: {start}", str(error))) from error
 
     def requests_after(self, origin: Origin) -> list[PersonRequest]:
         """Return what people requested from an origin on."""
@@ -205,3 +221,7 @@ def _trainings_of(entry: EventEntry) -> set[str]:
     """Return the id that the training of a checkpoint has; a fork loads one of its parent, or its own; none if old."""
     parent = entry.data.get("forked_from") or {}
     return {str(each) for each in (entry.data.get("training"), parent.get("training")) if each}
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"

@@ -107,10 +107,33 @@ def test_it_waits_with_everything_alive_and_walks_on(tmp_path: Path) -> None:
 def test_a_step_that_is_not_a_later_one(step: int, tmp_path: Path) -> None:
     trained(tmp_path, simple)
     with h.goto(tmp_path, simple, step=5) as paused:
-        with pytest.raises(ValueError, match=f"Step {step} is not a later one: the run waits after step 4"):
+        with pytest.raises(ValueError, match=f"Step {step} has begun already: the run waits within step 5"):
             paused.go_to_step(step)
         paused.go_to_step(7)
         assert paused.run.progress.steps == 6
+
+
+def test_a_step_that_is_no_number(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+    wrong: Any = "6"
+    with h.goto(tmp_path, simple, step=5) as paused:
+        with pytest.raises(ValueError, match="step must be a whole number"):
+            paused.go_to_step(wrong)
+        paused.go_to_step(6)
+        assert paused.run.progress.steps == 5
+
+
+def test_where_the_function_of_go_to_fails_the_run_waits(tmp_path: Path) -> None:
+    trained(tmp_path, simple)
+
+    def fails(run: h.Run, event: h.Event) -> bool:
+        return event.name == "batch_end" and run.progress.steps / 0 > 1
+
+    with h.goto(tmp_path, simple, step=5) as paused:
+        with pytest.raises(ZeroDivisionError):
+            paused.go_to(fails)
+        assert (type(paused.event), paused.run.progress.steps) == (h.BatchEnd, 5)
+        assert paused.finish().status == "completed"
 
 
 def test_what_a_run_does_later_is_no_difference(tmp_path: Path) -> None:

@@ -23,6 +23,27 @@ def programmed(folder: Path, seed: int, workers: int = 0) -> tuple[h.Trainer, di
     return make(Program(seed), folder, workers=workers) if seed % 2 else varied(seed, folder, workers=workers)
 
 
+def train_two(folder: Path) -> None:
+    trainer, options = programmed(folder, 0)
+    trainer.fit(**options)
+
+
+def test_what_fails_on_another_number_of_ranks_says_so(ranks: Pool, tmp_path: Path) -> None:
+    ranks(2).run(train_two, tmp_path / "x")
+    ways = [
+        lambda program: h.goto(tmp_path / "x", program, step=5),
+        lambda program: h.fork(tmp_path / "x", program, at=5, into=tmp_path / "y"),
+    ]
+    for way in ways:
+        with pytest.raises(h.NotExact) as caught:
+            way(lambda folder: programmed(folder, 0))
+        assert caught.value.reasons[0] == (
+            "it was recorded with 2 ranks, and is done again with 1 rank: start as many as were recorded, as with "
+            "torchrun --nproc-per-node=2"
+        )
+        assert caught.value.reasons[1].startswith("The global batch changed")
+
+
 def go_to_steps(folder: Path, seed: int, *, workers: int = 0, asks: bool = False, count: int = 4) -> list[bool]:
     """Train, then go to some steps; return where each was as it had been."""
     trainer, options = programmed(folder, seed, workers)
