@@ -26,13 +26,13 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_it_runs_here(tmp_path: Path) -> None:
     assert "attempt" not in run(tmp_path)
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("local_ray")
 def test_it_runs_on_a_cluster_that_loses_a_worker(tmp_path: Path) -> None:
     printed = run(tmp_path, "--address", ray.get_runtime_context().gcs_address, "--lose-a-worker")
