@@ -75,7 +75,7 @@ def _parts(facts: dict[str, Any]) -> Iterator[RenderableType]:
     yield Text(printable(f"{facts['run']}: {facts['ended']}"), style=f"bold {COLORS.get(facts['status'], 'magenta')}")
     if facts["parent"] is not None:
         yield Text(printable(facts["parent"]["text"]))
-    yield from (Text(printable(each), style="yellow") for each in (*facts["why"], *facts["warnings"]))
+    yield from (Text(printable(each), style="yellow") for each in (*facts["why"], *facts["warnings"], *facts["damage"]))
     yield Text(printable(" · ".join(f"{name} {value}" for name, value in facts["facts"])))
     if facts["goodput"] is not None:
         spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in facts["parts"])

@@ -21,6 +21,7 @@ from heliograph.builtin_callbacks.recorder.timeline.page import facts
 PAUSE = 0.5  # seconds between two looks at the files
 BEGINNING = 2**17  # bytes of a file, in which it says of which training it is a fork
 END = 2**17  # bytes of a file, in which it says how the run ended
+UNREADABLE = "not a readable recording"
 SHARE = 10  # times as long as making the facts took, at least: of long recordings, the watch takes a tenth of a core
 
 
@@ -88,14 +89,17 @@ class WatchedRun:
     def status(self) -> str:
         """How the last attempt ended, `killed` where no line says it; empty where it runs, or that is not known.
 
-        Only the end of the file is read for it.
+        It is `not a readable recording` where the facts have the reason instead. Only the end of the file is read for
+        it, and the beginning where the end does not say it.
         """
         if self.is_running is not False:
             return ""
         try:
             size = self.path.stat().st_size
             if size != self._ended_at:
-                self._status, self._ended_at = _last_status(self.path, size), size
+                status = _last_status(self.path, size)
+                is_readable = status not in ("killed", "") or _is_readable(self.path)
+                self._status, self._ended_at = status if is_readable else UNREADABLE, size
         except OSError:  # it was removed
             return ""
         return self._status
@@ -160,6 +164,17 @@ def _last_status(path: Path, size: int) -> str:
         if isinstance(entry, EventEntry) and entry.event == "run_closed":
             return str(entry.data["status"])
     return "killed"
+
+
+def _is_readable(path: Path) -> bool:
+    """Return whether a file begins as a recording; an empty one is of a run that was killed before it began."""
+    with path.open("rb") as file:
+        data = file.read(BEGINNING)
+    try:
+        Parser(path).add(data, is_end=True)
+    except ValueError:  # the facts say why
+        return not data
+    return True
 
 
 def _first_training(path: Path) -> str:

@@ -51,6 +51,15 @@ def test_a_run_that_is_not_running_is_listed_with_its_end(tmp_path: Path, monkey
     assert [row["status"] for row in runs.rows()] == [""]
 
 
+@pytest.mark.parametrize(
+    "content", [b"hello\n", b"hello", bytes(range(256)) * 1000, b"x" * 2**18, b'["recording",99]\tabc\n']
+)
+def test_what_is_no_recording_is_not_listed_as_killed(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.recording").write_bytes(content)
+    runs = RunList([tmp_path])
+    assert [row["status"] for row in runs.rows()] == ["not a readable recording"]
+
+
 def test_a_file_can_be_named(tmp_path: Path) -> None:
     path = make(tmp_path / "x/one.recording", 1)
     runs = RunList([path, tmp_path])

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ..digests.batches import SMALL
+from ..format.damage import damage_of
 from ..format.digests import COLUMNS
 from ..format.gc_pause import gc_paused
 from ..format.reader import read
@@ -47,7 +48,8 @@ def diverge(one: str | Path, other: str | Path) -> Divergence:
         courses = [course_of(each, name, since) for each, name in zip(recordings, names, strict=True)]
     if courses[0].begin != courses[1].begin:
         raise ValueError(f"{names[0]} and {names[1]} begin at different steps, and have no checkpoint in common.")
-    return compare(courses[0], courses[1])
+    damage = (f"{each.path}: {text}" for each in recordings for text in damage_of(each.attempts))
+    return replace(compare(courses[0], courses[1]), damage=tuple(damage))
 
 
 def compare(one: Course, other: Course, *, whole: bool = True) -> Divergence:

@@ -50,6 +50,7 @@ class Divergence:
         digested: of how many both have digests.
         compared: of how many both have digests or losses: of others only counters, requests and metrics are known.
         settings: in what the runs were called differently, in words.
+        damage: what could not be read of the recordings, in words.
     """
 
     names: tuple[str, str]
@@ -59,6 +60,7 @@ class Divergence:
     digested: int = 0
     compared: int = 0
     settings: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
 
     @property
     def is_equal(self) -> bool:
@@ -82,6 +84,7 @@ class Divergence:
             lines = [f"The first difference: {self.first}.", before]
         lines += [f"Not of the training: {self.aside}."] * bool(self.aside)
         lines += ["Called differently:", *(f"  {each}" for each in self.settings)] if self.settings else []
+        lines += ["Not everything could be read:", *(f"  {each}" for each in self.damage)] if self.damage else []
         return printable_lines("\n".join(lines))
 
     @property

@@ -114,10 +114,11 @@ def _describe_restore(restore: Restore) -> str:
     lost = restore.lost_work()
     if lost is None:
         return text + "; no work was lost" * (restore.before is not None)
-    steps, batches = words.count_things(lost.steps, "step"), words.count_things(lost.batch, "batch")
-    samples = words.count_things(lost.samples, "sample")
+    steps = words.count_things(lost.steps, "step")
+    details = [words.count_things(lost.batch, "batch"), words.count_things(lost.samples, "sample")]
+    details += [words.seconds(lost.seconds)] if lost.seconds else []
     was = "was" if lost.steps == 1 else "were"
-    return f"{text}; {steps} ({batches}, {samples}, {words.seconds(lost.seconds)}) {was} lost"
+    return f"{text}; {steps} ({', '.join(details)}) {was} lost"
 
 
 def _changes(before: AttemptRecord, after: AttemptRecord) -> Iterator[str]:

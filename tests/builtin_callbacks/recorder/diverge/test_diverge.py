@@ -51,6 +51,17 @@ def chain(path: Path) -> tuple[str, int]:
     return blocks[-1].chain, blocks[-1].length
 
 
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    one, other = recorded(tmp_path / "a"), recorded(tmp_path / "b")
+    assert h.diverge(one, other).damage == ()
+    lines = other.read_bytes().split(b"\n")
+    lines[3] = b"\xff" + lines[3][1:]
+    other.write_bytes(b"\n".join(lines))
+    found = h.diverge(one, other)
+    assert found.damage == (f"{other}: attempt 1: line 4: damaged",)
+    assert f"Not everything could be read:\n  {other}: attempt 1: line 4: damaged" in str(found)
+
+
 def test_another_order_of_batches(tmp_path: Path) -> None:
     batches = random_batches(8, inputs=16, outputs=1)
     other = [batches[0], batches[2], batches[1], *batches[3:]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,16 @@ def test_one_of_everything_is_singular() -> None:
     second.epoch(resumed=True)
     text = story(recording(first, second))
     assert "1 step (1 batch, 4 samples, 0.50 s) was lost" in text
+
+
+def test_no_time_is_said_of_lost_work_where_none_is_known() -> None:
+    first, second = Script(), Script()
+    first.start()
+    first.batches(1)
+    counters = first.counters
+    first.batches(1)
+    second.load("a.pth", replace(counters, seconds=first.counters.seconds))
+    assert "1 step (1 batch, 4 samples) was lost" in story(recording(first, second))
 
 
 def test_a_later_test_does_not_hide_how_the_training_ended() -> None:
