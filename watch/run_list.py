@@ -54,9 +54,7 @@ class RunList:
         """Return what the page lists of each run: its number and name, when it was written, its state."""
         rows, runs = [], self.runs()
         for number, run in enumerate(runs):
-            try:
-                modified = run.path.stat().st_mtime
-            except OSError:  # it was removed
+            if (modified := _modified(run.path)) is None:
                 continue
             rows.append(
                 {
@@ -76,7 +74,7 @@ class RunList:
         runs, chosen = self.runs(), list[int]()
         for path in self._paths:
             own = [number for number, run in enumerate(runs) if run.path == path or path in run.path.parents]
-            own.sort(key=lambda number: runs[number].path.stat().st_mtime_ns)
+            own.sort(key=lambda number: _modified(runs[number].path) or 0.0)
             chosen += [number for number in own[-1:] if number not in chosen]
         return chosen
 
@@ -99,13 +97,13 @@ class RunList:
 
     def _add_parents(self) -> None:
         """Add the trainings that known ones are forks of, where their recordings are elsewhere and still there."""
-        waiting = list(self._runs.values())
+        waiting, known = list(self._runs.values()), {str(each.absolute()) for each in self._runs}
         while waiting:
             parent = waiting.pop().parent
             path = Path() if parent is None else Path(parent.recording)
-            known = {str(each.absolute()) for each in self._runs}
             if path.is_absolute() and path.suffix == SUFFIX and str(path) not in known and path.is_file():
                 added = self._runs[path] = WatchedRun(path, str(Path(path.parent.name) / path.stem))
+                known.add(str(path))
                 waiting.append(added)
 
     def _add(self, path: Path) -> None:
@@ -115,3 +113,11 @@ class RunList:
                 if len(self._paths) > 1 and file != path:
                     name = str(Path(path.name) / name)
                 self._runs[file] = WatchedRun(file, name.removesuffix(SUFFIX))
+
+
+def _modified(path: Path) -> float | None:
+    """Return when a recording was written, None if it was removed."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from itertools import pairwise
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ BARS = "▁▂▃▄▅▆▇█"
 PERIOD = 1.0  # seconds between two pictures
 COLUMNS = 40  # of a curve
 CHARTS, ROWS = 8, 5  # shown of a run: curves; requests and checkpoints, the latest
+RUNS = 10  # listed, the newest
 COLORS = {"running": "blue", "completed": "green", "stopped": "yellow", "failed": "red"}
 
 
@@ -33,32 +35,50 @@ def check_rich() -> None:
 
 
 def show(runs: RunList) -> None:
-    """Show the newest run of each file or folder until Ctrl-C; once, where the output is not a terminal."""
+    """Show the runs, and the newest of each file or folder whole, until Ctrl-C; once, where there is no terminal."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
     if not sys.stdout.isatty():
-        console.print(screen(_chosen(runs), runs.missing()))
+        console.print(screen(runs))
         return
-    with Live(screen(_chosen(runs), runs.missing()), console=console, screen=True, auto_refresh=False) as live:
+    with Live(screen(runs), console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(screen(_chosen(runs), runs.missing()), refresh=True)
+            live.update(screen(runs), refresh=True)
             sleep(PERIOD)
 
 
-def screen(runs: Sequence[WatchedRun], missing: Sequence[str] = ()) -> Group:
-    """Return the picture of some runs, one below the other, and the paths at which there is nothing yet."""
+def screen(runs: RunList) -> Group:
+    """Return the picture: a list of several runs, the chosen ones whole, and the paths where there is nothing yet."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
 
     panels: list[RenderableType] = [
         Panel(Group(*_parts(facts)), title=printable(run.name), title_align="left")
-        for run, facts in ((run, run.facts()) for run in runs)
+        for run, facts in ((run, run.facts()) for run in _chosen(runs))
     ]
-    lines = [Text(f"There is nothing at {printable(path)} yet.") for path in missing]
-    return Group(*(panels or ["There is no recording yet."]), *lines)
+    lines = [Text(f"There is nothing at {printable(path)} yet.") for path in runs.missing()]
+    return Group(*_list(runs.rows()), *(panels or ["There is no recording yet."]), *lines)
+
+
+def _list(rows: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
+    """Yield a line for each of several runs, the newest first, with its state and when it was written to."""
+    from rich.text import Text
+
+    if len(rows) < 2:
+        return
+    rows = sorted(rows, key=lambda row: -row["modified"])
+    yield _table(
+        (row["name"], "running" if row["running"] else row["status"], _moment(row["modified"])) for row in rows[:RUNS]
+    )
+    if len(rows) > RUNS:
+        yield Text(f"and {len(rows) - RUNS} more runs", style="dim")
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _chosen(runs: RunList) -> list[WatchedRun]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 from pathlib import Path
 from threading import Lock
 from time import monotonic
@@ -16,6 +14,7 @@ from heliograph.builtin_callbacks.recorder.format.follower import Follower
 from heliograph.builtin_callbacks.recorder.format.lines import decode
 from heliograph.builtin_callbacks.recorder.format.parser import Parser
 from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, EventEntry
+from heliograph.builtin_callbacks.recorder.format.writer import is_being_written, writing_process
 from heliograph.builtin_callbacks.recorder.timeline.page import facts
 
 PAUSE = 0.5  # seconds between two looks at the files
@@ -126,30 +125,12 @@ class WatchedRun:
     @property
     def is_running(self) -> bool | None:
         """Whether a process is writing the recording; None if it is one of another machine, which cannot be asked."""
-        process = self._writer()
-        return process if process is None else process > 0
+        return is_being_written(self.path)
 
     @property
     def process(self) -> int | None:
         """The number of the process that is writing the recording, None if there is none on this machine."""
-        return self._writer() or None
-
-    def _writer(self) -> int | None:
-        """Return the process of this machine that writes the recording, 0 for none, None where that is not known."""
-        lock = self.path.with_name(self.path.name + ".lock")
-        try:
-            holder = lock.read_text(errors="replace").split()
-        except OSError:
-            return 0  # a writer has one, and removes it at its end
-        if len(holder) != 2 or not holder[0].isdigit() or holder[1] != socket.gethostname():
-            return None
-        try:
-            os.kill(int(holder[0]), 0)
-        except (ProcessLookupError, OverflowError):
-            return 0
-        except PermissionError:  # of another user
-            return int(holder[0])
-        return int(holder[0])
+        return writing_process(self.path) or None
 
 
 def _last_status(path: Path, size: int) -> str:

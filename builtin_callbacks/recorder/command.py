@@ -45,9 +45,11 @@ def run_explain(options: argparse.Namespace) -> int:
     """
     from .explain.story import story
     from .format.reader import read
+    from .format.writer import is_being_written
 
     try:
-        text = story(read(options.recording))
+        recording = read(options.recording)
+        text = story(recording, is_running=is_being_written(recording.path))
     except (OSError, ValueError) as error:
         return _print_error("explain", error)
     print(text)  # outside the try: an OSError here comes from the terminal or pipe

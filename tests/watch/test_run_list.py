@@ -74,8 +74,10 @@ def test_a_folder_may_get_its_recordings_later(tmp_path: Path) -> None:
     assert runs.runs() == []  # not yet looked for
     runs._due = 0.0
     assert [row["name"] for row in runs.rows()] == ["late"]
+    assert runs.first() == [0]
     (tmp_path / "late.recording").unlink()
-    assert runs.rows() == []
+    assert (runs.rows(), runs.first()) == ([], [0])  # whose facts say that it is not there
+    assert "late.recording" in runs.runs()[0].facts()["error"]
     assert len(runs.runs()) == 1  # the numbers stay
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rich.console import Console
 
 def text_of(*paths: Path) -> str:
     console = Console(file=io.StringIO(), width=120)
-    console.print(screen(RunList(paths).runs()))
+    console.print(screen(RunList(paths)))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -50,6 +51,31 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert "is not a recording of heliograph" in " ".join(words)
     (tmp_path / "empty").mkdir()
     assert text_of(tmp_path / "empty") == "There is no recording yet.\n"
+
+
+def test_a_damaged_line_is_said(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.recording", *killed_and_resumed().attempts)
+    lines = path.read_bytes().split(b"\n")
+    lines[3] = lines[3][:-10] + b"0123456789"
+    path.write_bytes(b"\n".join(lines))
+    assert "attempt 1: line 4: damaged" in text_of(path)
+
+
+def test_several_runs_are_listed_and_the_newest_shown_whole(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    for number in range(1, terminal.RUNS + 3):
+        path = write(tmp_path / f"x/{number:02}.recording", *killed_and_resumed().attempts)
+        os.utime(path, (1_800_000_000 + number,) * 2)
+    (tmp_path / "x/01.recording").write_text("no\n")
+    os.utime(tmp_path / "x/01.recording", (1_900_000_000,) * 2)
+    text = text_of(tmp_path / "x")
+    rows = [line.split() for line in text.splitlines()[: terminal.RUNS]]
+    assert [row[0] for row in rows] == ["01", *(f"{number:02}" for number in range(12, 3, -1))]
+    assert [" ".join(row[1:-2]) for row in rows] == ["not a readable recording", *["stopped"] * 9]
+    assert "and 2 more runs" in text
+    assert "is not a recording of heliograph" in " ".join(word for word in text.split() if word != "│")
+    only = text_of(tmp_path / "x/12.recording")
+    assert only.startswith("╭─ 12")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ....core.system.extras import printable
 from ....events.catalogue import CATALOGUE
-from ..format.damage import damage_in_short
+from ..format.damage import damage_of
 from ..format.gc_pause import gc_paused
 from ..format.records import Recording
 from . import words
@@ -25,9 +25,14 @@ from .words import Section, join_sections
 
 
 @gc_paused()
-def story(recording: Recording) -> str:
-    """Return how a run went: its end, its attempts, requests and decisions, its checkpoints and its plugins."""
-    attempts = summarize_attempts(recording)
+def story(recording: Recording, *, is_running: bool | None = None) -> str:
+    """Return how a run went: its end, its attempts, requests and decisions, its checkpoints and its plugins.
+
+    Args:
+        recording: of the run.
+        is_running: whether a process is writing it, None where that is not known.
+    """
+    attempts = summarize_attempts(recording, is_running=is_running)
     requests = {attempt.number: requests_of(attempt) for attempt in attempts}
     return join_sections(
         [
@@ -43,7 +48,7 @@ def story(recording: Recording) -> str:
             _custom_events(attempts),
             costs_section(by_plugin(costs(attempts)), timed_seconds(attempts), untimed_attempts(attempts)),
             notes_section(all_notes(attempts)),
-            _damage(attempts),
+            Section("what could not be read", _sentences(damage_of(recording.attempts))),
         ]
     )
 
@@ -119,8 +124,3 @@ def _custom_events(attempts: Sequence[AttemptSummary]) -> Section:
 
 def _span(steps: Sequence[int]) -> str:
     return f"step {steps[0]:,}" + f" to {steps[-1]:,}" * (len(steps) > 1)
-
-
-def _damage(attempts: Sequence[AttemptSummary]) -> Section:
-    texts = [f"attempt {attempt.number}: {each}" for attempt in attempts for each in damage_in_short(attempt.attempt)]
-    return Section("what could not be read", _sentences(texts))

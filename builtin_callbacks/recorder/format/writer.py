@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import datetime
@@ -15,6 +17,7 @@ from .lines import encode_head, encode_lost
 from .reader import SUFFIX, read_leftover
 
 MAX_PENDING = 2**20  # bytes that wait for space on the disk
+CLOCKS_DIFFER = 60.0  # seconds by which the clock may have been set since a lock was written
 
 
 class Writer:
@@ -135,6 +138,44 @@ class Writer:
             self._pending = b""
 
 
+def writing_process(path: Path) -> int | None:
+    """Return the process of this machine that writes a recording, 0 for none, None where that is not known."""
+    lock = _lock_path(path)
+    try:
+        holder, age = lock.read_text(errors="replace").split(), time.time() - lock.stat().st_mtime
+    except OSError:
+        return 0  # a writer has one, and removes it at its end
+    if len(holder) != 2 or not holder[0].isdigit() or holder[1] != socket.gethostname():
+        return None
+    process = int(holder[0])
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return 0
+    except PermissionError:  # of another user
+        pass
+    return 0 if _age(process, age) < age - CLOCKS_DIFFER else process  # another process may have got its number since
+
+
+def is_being_written(path: Path) -> bool | None:
+    """Return whether a process writes a recording; None if it is one of another machine, which cannot be asked."""
+    process = writing_process(path)
+    return None if process is None else process > 0
+
+
+def _age(process: int, default: float) -> float:
+    """Return for how many seconds a process has been there, where the system says it in `/proc`."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return default
+
+
 def _lock_of(path: Path) -> Lock:
     """Return the lock of a recording."""
-    return Lock(path.with_name(path.name + ".lock"), "This recording is written")
+    return Lock(_lock_path(path), "This recording is written")
+
+
+def _lock_path(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")

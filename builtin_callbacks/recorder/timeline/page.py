@@ -32,7 +32,7 @@ from ..explain.measured import Measured
 from ..explain.phases import longest, phases, totals
 from ..explain.requests import group_requests, requests_of
 from ..explain.saves import common_folder, relative_name, roles_of, saves_of
-from ..format.damage import damage_in_short
+from ..format.damage import damage_of
 from ..format.gc_pause import gc_paused
 from ..format.records import Counters, Recording
 from .axis import Axis
@@ -179,7 +179,7 @@ def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, A
         "metrics": [[name, words.number(value)] for name, value in sorted(metrics.items())],
         "latest": [[name, words.number(value)] for name, value in _latest(attempts).items()],
         "notes": all_notes(attempts),
-        "damage": [f"attempt {each.number}: {text}" for each in attempts for text in damage_in_short(each.attempt)],
+        "damage": damage_of(each.attempt for each in attempts),
     }
 
 

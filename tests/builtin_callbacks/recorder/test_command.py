@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import os
+import socket
 import webbrowser
 from pathlib import Path
 
@@ -13,13 +15,26 @@ from heliograph.builtin_callbacks.recorder.command import add_command
 from heliograph.builtin_callbacks.recorder.explain.story import story
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.timeline.page import page
-from heliograph.tests.builtin_callbacks.recorder.explain.factory import killed_and_resumed
+from heliograph.tests.builtin_callbacks.recorder.explain.factory import Script, killed_and_resumed, recording
 from heliograph.tests.recordings import write
 
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     return write(tmp_path / "digits.v2.recording", *killed_and_resumed().attempts)
+
+
+def test_explain_knows_whether_the_process_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script()
+    script.start()
+    path = write(tmp_path / "x.recording", *recording(script).attempts)
+    lock = path.with_name(path.name + ".lock")
+    for holder, state in (("1", "killed, or still running"), (None, "killed"), (str(os.getpid()), "running")):
+        lock.unlink(missing_ok=True)
+        if holder is not None:
+            lock.write_text(f"{holder} {'elsewhere' if holder == '1' else socket.gethostname()}\n")
+        assert command("explain", path) == 0
+        assert capsys.readouterr().out.startswith(f"digits: {state}\n")
 
 
 def command(*arguments: object) -> int:
