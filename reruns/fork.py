@@ -212,8 +212,7 @@ class Fork(Plugin):
         if not self._is_due or run.progress.steps < self._step:
             return
         if not self.is_done:
-            if self._exact:
-                self._check(run)
+            self._check(run)
             self._note_what_is_not_repeated(run)
         if self._change is not None:
             make_change(run, self._change)
@@ -276,13 +275,20 @@ class Fork(Plugin):
             )
 
     def _check(self, run: Run) -> None:
+        """Refuse a run that is not as its parent was until now, or warn of it."""
         level, reasons = run.data.guarantee()
-        if level != "exact" and self._origin.path is not None:
+        if self._exact and level != "exact" and self._origin.path is not None:
             self._refusal = NotExact(reasons)
             raise self._refusal
         recorder = self._recorder
         assert recorder is not None  # it was prepared
         found = on_main(run.engine, Comparison(self._recorded, self._origin, recorder).compare)
-        if found.first is not None:
+        if found.first is None:
+            return
+        if self._exact:
             self._refusal = NotExact(reasons, found.first)
             raise self._refusal
+        run.warn(
+            f"The fork differs from its parent before step {self._step}: {found.first}. Its program acts from step "
+            f"{self._origin.step} on: for another one, give at={self._origin.step} (--at on the command line)."
+        )

@@ -127,10 +127,25 @@ def test_other_data_from_a_step_on(tmp_path: Path) -> None:
         options["train"][3][0].add_(0.5)
         return trainer, options
 
-    h.fork(tmp_path / "x", with_other_data, at=3, into=tmp_path / "y", exact=False)
+    forked = h.fork(tmp_path / "x", with_other_data, at=3, into=tmp_path / "y", exact=False)
+    assert [each for each in forked.warnings if "differs from its parent" in each] == []
     found = h.diverge(tmp_path / "x", tmp_path / "y").first
     assert found is not None
     assert (found.kind, found.epoch, found.batch) == ("data", 0, 4)
+
+
+def test_a_program_that_acts_before_the_step_is_a_warning(tmp_path: Path) -> None:
+    trained(tmp_path / "x")
+
+    def with_other_data(folder: Path) -> Any:
+        trainer, options = program(folder)
+        options["train"][3][0].add_(0.5)
+        return trainer, options
+
+    forked = h.fork(tmp_path / "x", with_other_data, at=5, into=tmp_path / "y", exact=False)
+    (warning,) = [each for each in forked.warnings if "differs from its parent" in each]
+    assert "before step 5: epoch 0, batch 4, step 4: another batch" in warning
+    assert "acts from step 3 on: for another one, give at=3 " in warning
 
 
 def test_its_lineage_is_in_its_state_its_manifests_and_its_recording(tmp_path: Path) -> None:
