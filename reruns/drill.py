@@ -41,13 +41,15 @@ class Drill:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [str(self.divergence)]
+        lines, first = [str(self.divergence)], self.divergence.first
+        if first is not None and first.kind not in COMPUTED:
+            lines.append("No batch was done again: operators do not show where a difference of this kind comes from.")
         if not self.operators:
-            return lines[0]
+            return "\n".join(lines)
         if self.operator is not None:
             lines.append(f"Done again, the first difference: {self.operator}.")
         else:
-            lines.append(f"Done again, none of the {self.operators:,} operators of that batch differs.")
+            lines.append(f"Done again, none of the {self.operators:,} operators of that step differs.")
         lines += [f"Done again, {note}." for note in self.notes]
         for name, repeats in zip(self.divergence.names, self.repeats, strict=True):
             if not repeats:
@@ -71,7 +73,7 @@ def drill(
 
     Both are continued from their newest checkpoints before the first difference, as `goto` does, with what people had
     requested of them, and every operator of that batch is noted, forward and backward, with the bits that it was given
-    and returned.
+    and returned. Where gradients are accumulated, so are those of the batches before it in its step.
 
     Args:
         one: the folder of a run, or its recording.
@@ -114,7 +116,7 @@ class _Trace(NamedTuple):
 
 
 def _trace(recorded: RecordedRun, program: Program, change: Change | None, first: Difference) -> _Trace:
-    """Do a run again up to the end of the batch that differs."""
+    """Do a run again up to the end of the batch that differs, and note the operators since the last step before it."""
     try:
         return _calls(recorded, program, change, first)
     except NotExact as error:  # of a change: a run without it would be another one
@@ -122,13 +124,15 @@ def _trace(recorded: RecordedRun, program: Program, change: Change | None, first
 
 
 def _calls(recorded: RecordedRun, program: Program, change: Change | None, first: Difference) -> _Trace:
-    origin = recorded.origin_before(first.epoch, first.batch)
+    begin = recorded.window_of(first.epoch, first.batch)
+    origin = recorded.origin_before(first.epoch, begin)
     changed = recorded.repeated_change(origin, change, exact=True)
     with PausedRun(recorded, program, origin, None, changed=changed, exact=False) as paused:
-        place = first.epoch, first.batch - 1
+        place = first.epoch, begin - 1
         paused.go_to(lambda run, event: isinstance(event, BatchStart) and _place(run) == place)
         with paused.within(CallDigests()) as digests:
-            paused.go_to(lambda _, event: isinstance(event, BatchEnd))
+            for _ in range(begin, first.batch + 1):
+                paused.go_to(lambda _, event: isinstance(event, BatchEnd))
         paused.go_to(lambda *_: True)
         return _Trace(digests.calls, paused.comparison.first is None, paused.notes)
 

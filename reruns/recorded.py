@@ -190,6 +190,14 @@ class RecordedRun:
             return Origin(found, counters.steps, (counters.epoch, counters.batch), skipped)
         return Origin(skipped=skipped)
 
+    def window_of(self, epoch: int, batch: int) -> int:
+        """Return the first batch of those whose gradients a batch is added to, from 1; itself without accumulation."""
+        batches = (each for each in self.whole.moments if each.what == "batch" and each.place[0] == epoch)
+        is_open = {each.place[1] for each in batches if each.window}
+        while batch - 1 in is_open:
+            batch -= 1
+        return batch
+
     def course_after(self, origin: Origin) -> Course:
         """Return what was recorded after an origin."""
         if origin.path is None:

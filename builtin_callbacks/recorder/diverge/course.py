@@ -31,6 +31,7 @@ class Moment(NamedTuple):
         step: the optimizer steps that were done.
         facts: what must be equal.
         text: what happened, in words.
+        window: after a batch, how many have added gradients since the last step.
     """
 
     what: str
@@ -38,6 +39,7 @@ class Moment(NamedTuple):
     step: int
     facts: tuple[object, ...]
     text: str
+    window: int = 0
 
 
 class Digested(NamedTuple):
@@ -151,8 +153,9 @@ class _Builder:
             step = block.steps[index]
             tokens = 0 if block.tokens is None else block.tokens[index]
             skipped = block.skipped_steps[index], block.skipped_batches[index]
-            facts = step, *skipped, block.samples[index], tokens, block.window[index]
-            course.moments.append(Moment("batch", place, step, facts, "a batch"))
+            window = block.window[index]
+            facts = step, *skipped, block.samples[index], tokens, window
+            course.moments.append(Moment("batch", place, step, facts, "a batch", window))
             if block.losses is not None:
                 course.losses[place] = block.losses[index]
 
