@@ -174,7 +174,8 @@ class _Comparison:
         differs = [a != b and bool(a and b) for a, b in pairs]  # 0: it was not taken
         if differs[DRAWS]:
             also = ", and the batches differ" if differs[BATCH] else ""
-            return "draw", f"another draw: the random generators differ after the batch{also}"
+            cause = ". Were the runs seeded alike? The notes of `explain` name a seed" if place == (0, 1) else ""
+            return "draw", f"another draw: the random generators differ after the batch{also}{cause}"
         if differs[BATCH]:
             return self._other_batch(place, pairs[SAMPLES])
         if differs[LOSS]:
