@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heliograph.core.rehearsal.stage import cannot_be_redirected
 from heliograph.plugins import Plugin
 from heliograph.testing.resume.errors import UsageError
 
@@ -70,8 +71,6 @@ def is_outside(path: Path, folder: Path) -> bool:
 
 
 def _reasons(run: Run, folder: Path) -> Iterator[str]:
-    from heliograph.core.rehearsal.stage import cannot_be_redirected  # with torch, which the command does not need
-
     for name in run.plugins.names():
         plugin = run.plugins[name]
         if not run.plugins.is_enabled(name) or not isinstance(plugin, Plugin) or cannot_be_redirected(plugin):
