@@ -59,7 +59,7 @@ def diagnose(run: Run, repetition: Repetition, *, known: str | None = None, name
 
 def _cause(own: Outcome, second: Outcome, third: Outcome, operator: str | None) -> str:
     if operator is not None:
-        return f"not deterministic: between two repetitions differs {operator}"
+        return f"not deterministic, with this first difference between two repetitions: {operator}"
     if not differences(second, third):
         return "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
     if not differences(own, third):

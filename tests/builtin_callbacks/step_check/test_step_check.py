@@ -192,7 +192,7 @@ def test_what_is_not_deterministic_is_found_named_and_reported_once(caplog: pyte
 
     _, seen, result = trained(h.StepCheck(1), make=lambda: Noisy(model(), nn.functional.mse_loss))
     assert result.warnings[0].startswith("StepCheck: step 1, repeated, differs: the gradient of model.0.weight, ")
-    assert "not deterministic: between two repetitions differs the " in result.warnings[0]
+    assert "not deterministic, with this first difference between two repetitions: the " in result.warnings[0]
     cause = result.warnings[0].partition("; ")[2]
     assert result.warnings[1] == f"StepCheck: 5 of 5 repeated steps differ. 5: {cause}."
     assert [text.partition("; ")[2] for text in seen.checks] == [
@@ -218,8 +218,8 @@ def test_an_operator_is_named_whose_outputs_differ() -> None:
 
     _, _, result = trained(h.StepCheck(5), make=lambda: Wrong(model(), nn.functional.mse_loss))
     assert result.warnings[0].endswith(
-        "not deterministic: between two repetitions differs the outputs of operator 1, step_check_test.wrong.default, "
-        "whose inputs are equal"
+        "not deterministic, with this first difference between two repetitions: the outputs of operator 1, "
+        "step_check_test.wrong.default, whose inputs are equal"
     )
 
 
