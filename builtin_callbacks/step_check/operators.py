@@ -20,12 +20,27 @@ UNWRITTEN = ("empty", "new_empty", "resize")  # operators whose outputs hold wha
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an operator: its name, its arguments but for tensors, digests of the tensors that went in and came out."""
+    """A call of an operator: its name, its arguments but for tensors, digests of the tensors in and out."""
 
     operator: str
     values: tuple[str, ...]
     inputs: tuple[bytes, ...]
     outputs: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDifference:
+    """The first operator that differs.
+
+    Attributes:
+        text: in words.
+        kind: the same words for the same operator with other values.
+        comes_from_outside: whether no operator makes it.
+    """
+
+    text: str
+    kind: str
+    comes_from_outside: bool = False
 
 
 class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -50,8 +65,8 @@ class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def first_difference(act: Callable[[CallDigests], object]) -> str | None:
-    """Act twice, each time in a context; return the first operator whose outputs differ, in words, None for none."""
+def first_difference(act: Callable[[CallDigests], object]) -> OperatorDifference | None:
+    """Act twice, each time in a context; return the first operator that differs, None for none."""
     traces = []
     for _ in range(2):
         digests = CallDigests()
@@ -60,20 +75,25 @@ def first_difference(act: Callable[[CallDigests], object]) -> str | None:
     return difference_of(*traces)
 
 
-def difference_of(calls: Sequence[Call], others: Sequence[Call]) -> str | None:
-    """Return the first operator whose outputs differ, in words, None for none."""
+def difference_of(calls: Sequence[Call], others: Sequence[Call]) -> OperatorDifference | None:
+    """Return the first operator that differs, None for none."""
     for number, (one, other) in enumerate(zip(calls, others, strict=False), 1):
         if one.operator != other.operator:
-            return f"operator {number} is {one.operator} in the first, and {other.operator} in the second"
+            return _alike(f"operator {number} is {one.operator} in the first, and {other.operator} in the second")
         if one.values != other.values:
             first, second = next(pair for pair in zip(one.values, other.values, strict=True) if pair[0] != pair[1])
-            given = f"{first} in the first, and {second} in the second"
-            return f"operator {number}, {one.operator}, is given {given}"
+            given, values = f"operator {number}, {one.operator}, is given", f"{first} in the first, and {second}"
+            return OperatorDifference(f"{given} {values} in the second", f"{given} other values", True)
         if one.inputs != other.inputs:
-            return f"the inputs of operator {number}, {one.operator}, which no operator before it has made"
+            text = f"the inputs of operator {number}, {one.operator}, which no operator before it has made"
+            return OperatorDifference(text, text, True)
         if one.outputs != other.outputs:
-            return f"the outputs of operator {number}, {one.operator}, whose inputs are equal"
-    return None if len(calls) == len(others) else "the number of operators"
+            return _alike(f"the outputs of operator {number}, {one.operator}, whose inputs are equal")
+    return None if len(calls) == len(others) else _alike("the number of operators")
+
+
+def _alike(text: str) -> OperatorDifference:
+    return OperatorDifference(text, text)
 
 
 def _tensors(values: Any) -> list[Tensor]:

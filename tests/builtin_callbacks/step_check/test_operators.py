@@ -48,7 +48,10 @@ def calls_of(act: Callable[[Tensor], object]) -> list[Call]:
 @pytest.mark.parametrize("name", CASES)
 def test_what_an_operator_is_given_is_compared(name: str) -> None:
     one, other, text = CASES[name]
-    assert difference_of(calls_of(one), calls_of(other)) == f"operator 1, aten.{text} in the second"
+    found = difference_of(calls_of(one), calls_of(other))
+    assert found is not None
+    assert found.text == f"operator 1, aten.{text} in the second"
+    assert found.kind == f"{found.text.partition('given ')[0]}given other values"
     assert difference_of(calls_of(one), calls_of(one)) is None
 
 
