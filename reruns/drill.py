@@ -102,7 +102,8 @@ def drill(
         _trace(run, each, function if run.change is not None else None, divergence.first)
         for run, each, function in zip(runs, programs, changes, strict=True)
     )
-    operator, operators = difference_of(first.calls, second.calls), min(len(first.calls), len(second.calls))
+    found, operators = difference_of(first.calls, second.calls), min(len(first.calls), len(second.calls))
+    operator = None if found is None else found.text
     notes = tuple(dict.fromkeys([*first.notes, *second.notes]))
     return Drill(divergence, operator, (first.is_equal, second.is_equal), operators, notes)
 

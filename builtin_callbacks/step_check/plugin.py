@@ -23,6 +23,7 @@ from ...events.alarms import Alarm
 from ...events.checks import check_whole_number
 from ...events.errors import count
 from ...plugins import Plugin, on
+from .operators import OperatorDifference
 from .repetition import Repetition
 from .verdict import diagnose
 
@@ -49,8 +50,10 @@ class StepCheck(Plugin):
     repetitions contradict was wrong; repetitions that differ among themselves are not deterministic, and the first
     operator whose outputs differ is named, as far as operators are seen: not within compiled code, which runs
     uncompiled then. It is looked for at the first three differences, and what has the same cause is reported once, and
-    counted. The training does not change by one bit: generators, buffers, gradients and what else the task
-    holds are put back, and what the repetition tracks or requests is dropped.
+    counted. The training does not change by one bit: the global generators of torch, NumPy and Python, buffers,
+    gradients and what else the task holds are put back, and what the repetition tracks or requests is dropped. Not put
+    back is what the program holds elsewhere, such as a generator in a global variable: where the step draws from it,
+    the training is another one than without StepCheck.
 
     The first micro-batch of a window is repeated. On several ranks all repeat at the same step, with the same exchange
     of gradients, and the main one reports for all. A repetition takes the time of the two passes, waits for the device,
@@ -83,7 +86,7 @@ class StepCheck(Plugin):
     def _forget(self) -> None:
         self._checked = self._found = 0
         self._causes: dict[tuple[str, ...], int] = {}  # how many steps each made differ
-        self._operator: str | None = None  # that was seen to differ
+        self._operator: OperatorDifference | None = None  # that was seen to differ
         self._is_due = False
         self._last = -1  # the step before which a batch was repeated last
         self._repetition: Repetition | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .operators import first_difference
+from .operators import OperatorDifference, first_difference
 from .outcome import Outcome, differences
 
 if TYPE_CHECKING:
@@ -20,15 +20,17 @@ class Diagnosis(NamedTuple):
     Attributes:
         text: what differs and why; empty where all bits are equal.
         causes: the same sentences for the same cause at another step, one of each rank that differs.
-        operator: which operator makes the difference on this rank, in words; None where none was seen to.
+        operator: which operator makes the difference on this rank; None where none was seen to.
     """
 
     text: str = ""
     causes: tuple[str, ...] = ()
-    operator: str | None = None
+    operator: OperatorDifference | None = None
 
 
-def diagnose(run: Run, repetition: Repetition, *, known: str | None = None, names_operator: bool = True) -> Diagnosis:
+def diagnose(
+    run: Run, repetition: Repetition, *, known: OperatorDifference | None = None, names_operator: bool = True
+) -> Diagnosis:
     """Repeat the passes of a batch; return what differs and why.
 
     On several ranks a collective: all of them repeat as often as any must.
@@ -47,19 +49,27 @@ def diagnose(run: Run, repetition: Repetition, *, known: str | None = None, name
             return Diagnosis()
         third = _kept(repeat())
         operator = first_difference(repeat) if names_operator else known
-        cause = _cause(own, repeat_kept, third, operator) if found else ""
+        cause, kind = _cause(own, repeat_kept, third, operator) if found else ("", "")
     earlier = " (seen at an earlier step)" if operator is not None and not names_operator else ""
     text = f"{_named(found)}; {cause}{earlier}" if found else ""
     if run.engine.world_size == 1:
-        return Diagnosis(text, (cause,), operator)
-    ranks = [(rank, *each) for rank, each in enumerate(run.engine.gather_objects((text, cause))) if each[0]]
+        return Diagnosis(text, (kind,), operator)
+    ranks = [(rank, *each) for rank, each in enumerate(run.engine.gather_objects((text, kind))) if each[0]]
     causes = tuple(f"on rank {rank}: {each}" for rank, _, each in ranks)
     return Diagnosis("; ".join(f"on rank {rank}: {each}" for rank, each, _ in ranks), causes, operator)
 
 
-def _cause(own: Outcome, second: Outcome, third: Outcome, operator: str | None) -> str:
-    if operator is not None:
-        return f"not deterministic: between two repetitions differs {operator}"
+def _cause(own: Outcome, second: Outcome, third: Outcome, operator: OperatorDifference | None) -> tuple[str, str]:
+    """Return why a step differs, and the same words for the same cause at another step."""
+    if operator is None:
+        text = _cause_by_outcomes(own, second, third)
+        return text, text
+    what = "not deterministic, with this first difference between two repetitions:"
+    limit = " (if a generator that the task does not hold makes it, repetitions change the training)"
+    return f"{what} {operator.text}{limit * operator.comes_from_outside}", f"{what} {operator.kind}"
+
+
+def _cause_by_outcomes(own: Outcome, second: Outcome, third: Outcome) -> str:
     if not differences(second, third):
         return "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
     if not differences(own, third):

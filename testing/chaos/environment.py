@@ -4,13 +4,42 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
+from heliograph.events import Event, Lane, PredictStart, Run, TestStart, TrainStart, ValidationStart
+from heliograph.plugins import on
 from heliograph.testing.chaos.faults.fault import Fault
+from heliograph.testing.chaos.journal import Journal
 from heliograph.testing.chaos.plugin import Chaos
+from heliograph.testing.chaos.workspace import reason_to_refuse
 
 VARIABLE = "HELIOGRAPH_CHAOS"
 JOURNAL = "journal.jsonl"
+
+
+class ConfinedChaos(Chaos):
+    """Chaos in a copy of a folder, outside of which nothing may be written.
+
+    Args:
+        faults: see `Chaos`.
+        seed: see there.
+        journal: see there.
+        disk: the copy.
+    """
+
+    name = "chaos"
+
+    def __init__(self, faults: Iterable[Fault], *, seed: int, journal: Path, disk: Path) -> None:
+        super().__init__(faults, seed=seed, journal=journal, disk=disk)
+        self._refusals, self._copy = journal, disk
+
+    @on(TrainStart, ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, before="file_log")
+    def stay_inside(self, run: Run, event: Event) -> None:
+        """End the process of what would leave the copy: after an error, logs there would still note it."""
+        if reason := reason_to_refuse(run, self._copy):
+            Journal(self._refusals).note("refused", text=reason)
+            os._exit(1)
 
 
 def make_chaos() -> Chaos:
@@ -24,4 +53,4 @@ def make_chaos() -> Chaos:
     folder = Path(named)
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     faults = [Fault(**each) for each in plan["faults"]]
-    return Chaos(faults, seed=plan["seed"], journal=folder / JOURNAL, disk=plan["disk"])
+    return ConfinedChaos(faults, seed=plan["seed"], journal=folder / JOURNAL, disk=Path(plan["disk"]))

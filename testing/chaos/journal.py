@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,11 @@ def read(path: Path) -> Iterator[Entry]:
             yield json.loads(line)
         except ValueError:
             continue
+
+
+def refusal_in(paths: Iterable[Path]) -> str:
+    """Return why a training was refused at its start, by its journals; empty where it was not."""
+    return next((entry["text"] for path in paths for entry in read(path) if entry["what"] == "refused"), "")
 
 
 def write_end(path: Path, training: int, facts: Mapping[str, Leaf]) -> None:

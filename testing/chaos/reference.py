@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from heliograph.testing.chaos.attempts import Attempt, Training
 from heliograph.testing.chaos.comparison import Story, story_of
 from heliograph.testing.chaos.faults.fault import KINDS, Fault
+from heliograph.testing.chaos.journal import refusal_in
 from heliograph.testing.resume.errors import UsageError
 
 
@@ -17,9 +18,16 @@ def read_reference(training: Training) -> list[Story]:
         UsageError: it is of no use as a reference.
     """
     (attempt,) = training.attempts
+    if refused := refusal_in(training.journals):
+        raise UsageError(refused)
     if not attempt.completed:
         raise UsageError(f"The training fails without any fault: {describe_failure(attempt, [attempt])}")
     stories = [story_of(path) for path in training.journals]
+    if outside := next((path for story in stories for path in story.outside), ""):
+        raise UsageError(
+            f"The training writes outside of its folder, where the runs would meet: {outside}. Let it write to a path "
+            f"that is relative to the current folder."
+        )
     if any(story.resumed for story in stories):
         raise UsageError(
             "The training continued from a checkpoint that was there before: leave its folder out, as in --leave-out "
@@ -30,11 +38,6 @@ def read_reference(training: Training) -> list[Story]:
     for story in stories:
         if story.lost:
             raise UsageError(f"Work is lost without any fault: {story.lost}.")
-        if story.outside:
-            raise UsageError(
-                f"The training writes outside of its folder, where the runs would meet: {story.outside[0]}. Let it "
-                f"write to a path that is relative to the current folder."
-            )
     return stories
 
 

@@ -13,6 +13,7 @@ from heliograph.testing.chaos.checkpoint_facts import quality_of
 from heliograph.testing.chaos.facts import batches_of, end_of
 from heliograph.testing.chaos.faults.acts import Act
 from heliograph.testing.chaos.journal import Journal, of_rank, read, write_end
+from heliograph.testing.chaos.workspace import is_outside
 
 if TYPE_CHECKING:
     from heliograph.events import Log, Run, RunClosed, ValidationEnd
@@ -74,7 +75,7 @@ class Witness:
 
     def note_end(self, run: Run, event: RunClosed, counts: Mapping[str, int], folder: Path) -> None:
         """Note how the training has ended, with what, and what was written outside of its folder."""
-        outside = [str(path) for path in (run.last_checkpoint, run.recording) if _is_outside(path, folder)]
+        outside = [str(each) for each in (run.last_checkpoint, run.recording) if each and is_outside(each, folder)]
         if event.status != "failed":
             write_end(self.path, self._training, end_of(run))
         last = None if run.last_checkpoint is None or outside else str(run.last_checkpoint.absolute())
@@ -91,7 +92,3 @@ class Witness:
 def _trainings(process: int) -> count[int]:
     """Return what counts the trainings of a process; a copy of one begins anew."""
     return count()
-
-
-def _is_outside(path: Path | None, folder: Path) -> bool:
-    return path is not None and not path.resolve().is_relative_to(folder.resolve())

@@ -1,16 +1,23 @@
-"""Copies of the folder that a script runs in."""
+"""Copies of the folder that a script runs in, and what would leave one."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from heliograph.core.rehearsal.stage import cannot_be_redirected
+from heliograph.plugins import Plugin
 from heliograph.testing.resume.errors import UsageError
+
+if TYPE_CHECKING:
+    from heliograph.events import Run
 
 MOST = 500 * 2**20  # bytes of a copy
 NEVER = frozenset({"__pycache__", "node_modules"})
+WRITTEN = ("folder", "path")  # attributes of plugins that say where they write
 
 
 def copy_folder(source: Path, to: Path, leave_out: Collection[str]) -> None:
@@ -46,3 +53,55 @@ def copy_folder(source: Path, to: Path, leave_out: Collection[str]) -> None:
                 f"does not read, as in --leave-out data, or run this in a smaller folder."
             )
     shutil.copytree(source, to, symlinks=True, ignore=ignored)
+
+
+def reason_to_refuse(run: Run, folder: Path) -> str:
+    """Return why a training must not begin, as it would leave a folder; empty where it would not.
+
+    Args:
+        run: which begins.
+        folder: all that it may write to and resume from.
+    """
+    return next(_reasons(run, folder.resolve()), "")
+
+
+def is_outside(path: Path, folder: Path) -> bool:
+    """Return whether a path is not in a folder, once links are followed."""
+    return not path.resolve().is_relative_to(folder.resolve())
+
+
+def _reasons(run: Run, folder: Path) -> Iterator[str]:
+    for name in run.plugins.names():
+        plugin = run.plugins[name]
+        if not run.plugins.is_enabled(name) or not isinstance(plugin, Plugin) or cannot_be_redirected(plugin):
+            continue
+        for path in _paths(plugin, WRITTEN):
+            if is_outside(path, folder):
+                yield _of_written(name, path)
+        for path in _paths(plugin, ("resume",)):
+            if is_outside(path, folder):
+                yield (
+                    f"The training would resume {path}, which is outside of the copy of the current folder. Nothing "
+                    f"was read. Let {name} continue what the training itself has saved: resume='auto'."
+                )
+
+
+def _paths(plugin: Any, attributes: tuple[str, ...]) -> Iterator[Path]:
+    for value in (getattr(plugin, attribute, None) for attribute in attributes):
+        if isinstance(value, str | Path) and value != "auto":
+            yield Path(value)
+
+
+def _of_written(name: str, path: Path) -> str:
+    if path.is_absolute():
+        mend = f"Give {name} a path that is relative to the current folder, such as {Path('runs', path.name)}."
+    else:
+        mend = (
+            f"A link or '..' leads there: leave the link out of the copy, as in --leave-out {path.parts[0]}, or give "
+            f"{name} a path within the current folder."
+        )
+    where = path if path.is_absolute() else f"{path}, which is {path.resolve()}"
+    return (
+        f"The training would write to {where}, outside of the copy of the current folder, where the runs would meet. "
+        f"Nothing was written there. {mend}"
+    )

@@ -192,9 +192,9 @@ def test_what_is_not_deterministic_is_found_named_and_reported_once(caplog: pyte
 
     _, seen, result = trained(h.StepCheck(1), make=lambda: Noisy(model(), nn.functional.mse_loss))
     assert result.warnings[0].startswith("StepCheck: step 1, repeated, differs: the gradient of model.0.weight, ")
-    assert "not deterministic: between two repetitions differs the " in result.warnings[0]
+    assert "not deterministic, with this first difference between two repetitions: the " in result.warnings[0]
     cause = result.warnings[0].partition("; ")[2]
-    assert result.warnings[1] == f"StepCheck: 5 of 5 repeated steps differ. 5: {cause}."
+    assert result.warnings[1] == f"StepCheck: 5 of 5 repeated steps differ. 5: {cause.partition(' (if')[0]}."
     assert [text.partition("; ")[2] for text in seen.checks] == [
         *[cause] * 3,
         *[f"{cause} (seen at an earlier step)"] * 2,
@@ -218,9 +218,48 @@ def test_an_operator_is_named_whose_outputs_differ() -> None:
 
     _, _, result = trained(h.StepCheck(5), make=lambda: Wrong(model(), nn.functional.mse_loss))
     assert result.warnings[0].endswith(
-        "not deterministic: between two repetitions differs the outputs of operator 1, step_check_test.wrong.default, "
-        "whose inputs are equal"
+        "not deterministic, with this first difference between two repetitions: the outputs of operator 1, "
+        "step_check_test.wrong.default, whose inputs are equal"
     )
+
+
+def test_what_a_generator_elsewhere_changes_is_one_cause_for_all_its_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    elsewhere = np.random.default_rng(0)
+
+    class Draws(h.Supervised):
+        def training_step(self, run: h.Run, batch: Any) -> Tensor:
+            return super().training_step(run, (batch[0] * float(elsewhere.random()), batch[1]))
+
+    _, seen, result = trained(h.StepCheck(1), make=lambda: Draws(model(), nn.functional.mse_loss))
+    what = "not deterministic, with this first difference between two repetitions"
+    given = f"{what}: operator 1, aten.mul.Tensor, is given"
+    first = result.warnings[0].partition("; ")[2]
+    numbers = first.removeprefix(given).split(" in the first, and ")
+    assert float(numbers[0]) != float(numbers[1].partition(" in the second")[0])
+    assert first.endswith(
+        " in the second (if a generator that the task does not hold makes it, repetitions change the training)"
+    )
+    assert result.warnings[1:] == (f"StepCheck: 5 of 5 repeated steps differ. 5: {given} other values.",)
+    assert len(set(seen.checks)) == 4  # the last two say what was seen at the third
+    assert len(caplog.records) == 1
+
+
+def test_a_generator_of_the_program_that_the_task_holds_too_is_put_back() -> None:
+    def drawing() -> h.Supervised:
+        shared = np.random.default_rng(0)
+
+        class Draws(h.Supervised):
+            def training_step(self, run: h.Run, batch: Any) -> Tensor:
+                return super().training_step(run, (batch[0] * float(shared.random()), batch[1]))
+
+        task = Draws(model(), nn.functional.mse_loss)
+        task.generator = shared  # type: ignore[attr-defined]
+        return task
+
+    expected, _, _ = trained(make=drawing)
+    found, _, result = trained(h.StepCheck(1), make=drawing)
+    assert_same(found, expected)
+    assert result.warnings == ()
 
 
 def test_what_cannot_be_repeated_is_refused() -> None:

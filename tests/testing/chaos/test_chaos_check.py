@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,7 @@ from heliograph.testing.chaos import Chaos, Fault, check_function
 from heliograph.testing.chaos.faults.fault import HARMLESS
 from heliograph.testing.chaos.faults.plan import draw_faults
 from heliograph.testing.resume import UsageError
-from heliograph.tests.kit import adam, dropout_task, fit, random_batches, saving
+from heliograph.tests.kit import adam, dropout_task, fit, kept_generators, random_batches, saving
 from torch import nn
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="copies of a process need a Unix")
@@ -208,12 +209,72 @@ def test_what_differs_by_itself_is_not_judged(tmp_path: Path) -> None:
 
 
 def test_what_is_written_elsewhere_is_refused(tmp_path: Path) -> None:
-    def writes() -> None:
-        torch.manual_seed(0)
-        fit(*saving(tmp_path / "runs", h.Every(steps=1)))
+    class Writes(h.Plugin):
+        @h.on(h.TrainEnd)
+        def write(self, run: h.Run, event: h.TrainEnd) -> None:
+            run.recording = tmp_path / "run.helios"
 
-    with pytest.raises(UsageError, match=r"^The training writes outside of its folder"):
-        check_function(writes)
+    with pytest.raises(UsageError, match=r"^The training writes outside of its folder, where the runs would meet: /"):
+        check_function(partial(train, Writes, epochs=1))
+
+
+def content_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def write_to(folder: Path, *, epochs: int = 1, resume: str | Path = "auto") -> None:
+    """Train with all that writes files."""
+    torch.manual_seed(0)
+    logs = [h.LogSchedule(steps=1), h.FileLog(folder), h.JsonlLog(folder / "a.jsonl"), h.CSVLog(folder / "a.csv")]
+    recorder = h.Recorder(folder, digests=True)
+    fit(*saving(folder, h.Every(steps=1), resume=resume), *logs, recorder, epochs=epochs)
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_folder_elsewhere_is_refused_and_stays_as_it_was(tmp_path: Path, link: bool) -> None:
+    folder = tmp_path / "real"
+    with kept_generators():
+        write_to(folder)
+    before = content_of(folder)
+    assert len(before) > 4
+
+    def leave() -> None:
+        if link:
+            Path("linked").symlink_to(folder)
+        write_to(Path("linked") if link else folder, epochs=3)
+
+    with pytest.raises(UsageError) as refused:
+        check_function(leave)
+    assert content_of(folder) == before
+    if link:
+        start, end = f"write to linked, which is {folder}, outside", "--leave-out linked, or give checkpoint a path"
+    else:
+        start, end = f"write to {folder}, outside", "Give checkpoint a path that is relative to the current folder"
+    assert str(refused.value).startswith(f"The training would {start} of the copy of the current folder, ")
+    assert end in str(refused.value)
+
+
+def test_a_checkpoint_elsewhere_is_not_resumed(tmp_path: Path) -> None:
+    former = tmp_path / "former.pth"
+    text = f"The training would resume {former}, which is outside of the copy of the current folder. Nothing was read."
+    with pytest.raises(UsageError, match=f"^{re.escape(text)}"):
+        check_function(lambda: write_to(Path("runs"), resume=former))
+
+
+def test_only_a_training_in_a_copy_is_confined(tmp_path: Path) -> None:
+    with kept_generators():
+        result = fit(*saving(tmp_path / "runs", h.Every(steps=1)), Chaos([], journal=tmp_path / "own"))
+    assert result.status == "completed"
+
+
+def test_a_validation_elsewhere_is_refused(tmp_path: Path) -> None:
+    def validates() -> None:
+        trainer = h.Trainer([h.FileLog(tmp_path / "logs")], device="cpu")
+        trainer.validate(h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss), random_batches(2))
+
+    with pytest.raises(UsageError, match=rf"^The training would write to {tmp_path / 'logs'}, outside"):
+        check_function(validates)
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_plan_is_a_function_of_its_seed_and_spreads_over_the_events() -> None:
