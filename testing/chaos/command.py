@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="heliograph chaos [options] script [-- arguments]",
         description="Runs a script in a copy of the current folder, twice without faults and once with them, started "
         "again when it was ended. Exit status 0: equal, bit for bit, or differing as was noticed; 1: it differs, loses "
-        "work, or does not end; 2: it could not be checked.",
+        "work, or does not end; 2: it could not be checked, or no fault could act.",
     )
     parser.add_argument("script", type=Path, help="the program, which resumes by itself: resume='auto'")
     parser.add_argument("--seed", type=int, default=0, help="of all choices (%(default)s)")
@@ -75,7 +75,7 @@ def _check(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         print(f"heliograph {NAME}: interrupted; the processes are ended, and {files}", file=sys.stderr)
         return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
     print(report)
-    return 0 if report.is_good else 1
+    return 1 if not report.is_good else 0 if report.acted else 2
 
 
 @contextmanager

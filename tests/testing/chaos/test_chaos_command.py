@@ -24,6 +24,7 @@ task = h.Supervised(model, torch.nn.functional.mse_loss)
 save = [h.RNGCapture(), h.SaveSchedule(steps=2), h.Checkpoint(sys.argv[1], resume="auto"), h.Preemption()]
 print(h.Trainer(save, device="cpu").fit(task, batches, optimizer=torch.optim.Adam, epochs=2))
 """
+KEEPS = 'type("Keeps", (h.Plugin,), {"keep": h.on(h.SavePoint)(lambda self, run, event: None)})()'  # writes no file
 
 
 INTERRUPTS = """
@@ -131,6 +132,16 @@ def test_a_ctrl_c_or_a_notice_ends_the_processes(tmp_path: Path, signum: int, fo
     assert (tmp_path / "here/kept/reference/train.py").exists() == bool(folder)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+@pytest.mark.whole
+def test_where_no_fault_can_act_nothing_was_tested(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(small)
+    (small / "memory.py").write_text(SMALL.replace('h.Checkpoint(sys.argv[1], resume="auto")', KEEPS))
+    assert main(["chaos", "memory.py", "--faults", "1", "--kinds", "full-disk"]) == 2
+    assert capsys.readouterr().out.startswith("0 faults acted (seed 0); 1 did not")
 
 
 @pytest.mark.whole
