@@ -63,6 +63,15 @@ def test_another_function_is_refused_or_noted(change: Any, name: str, runs: Path
     assert (found is None) == (name == "<lambda>")  # it does the same
 
 
+def test_a_function_without_a_name_is_noted(tmp_path: Path) -> None:
+    trained(tmp_path / "x")
+    h.fork(tmp_path / "x", program, at=5, into=tmp_path / "y", change=lambda run: halve_rate(run))
+    for path in (tmp_path / "y").glob("*.pth"):
+        path.unlink()  # so that the change lies on the way
+    with h.goto(tmp_path / "y", program, step=7, change=lambda run: halve_rate(run)) as paused:
+        assert "the change of the fork has no name of its own, so that change= is the same is not known" in paused.notes
+
+
 def test_a_drill_of_a_fork_makes_its_change_again(runs: Path) -> None:
     for runs_of_it in ((runs / "x", runs / "y"), (runs / "y", runs / "x")):
         drilled = h.drill(*runs_of_it, program, change=halve_rate)
