@@ -44,7 +44,8 @@ class OpenTelemetry(Plugin):
     The span of the run has the hyper-parameters and the status; checkpoints, verdicts and failures of plugins are
     events of it, an error is its exception. Each metric of a log or a validation is a gauge, `heliograph.train/loss`,
     and so are the steps per second. All attempts of a training are one trace: the checkpoints hold its id. After a kill
-    what had ended by then is there, but for the last 5 seconds, and the spans that were open are missing.
+    what had ended by then is there, but for the last 5 seconds, and the spans that were open are missing. The end of a
+    run waits for a collector that does not answer, 5 seconds for the spans and 5 for the metrics.
 
     It is sent by threads of the SDK over HTTP (OTLP), to the address in `endpoint`, else in
     `OTEL_EXPORTER_OTLP_ENDPOINT`, else `http://localhost:4318`. Where it could not all be sent, the result has a
