@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,13 @@ def train_two(folder: Path) -> None:
 
 def test_what_fails_on_another_number_of_ranks_says_so(ranks: Pool, tmp_path: Path) -> None:
     ranks(2).run(train_two, tmp_path / "x")
-    ways = [
+    ways: list[Callable[[Programmed], object]] = [
         lambda program: h.goto(tmp_path / "x", program, step=5),
         lambda program: h.fork(tmp_path / "x", program, at=5, into=tmp_path / "y"),
     ]
     for way in ways:
         with pytest.raises(h.NotExact) as caught:
-            way(lambda folder: programmed(folder, 0))
+            way(partial(programmed, seed=0))
         assert caught.value.reasons[0] == (
             "it was recorded with 2 ranks, and is done again with 1 rank: start as many as were recorded, as with "
             "torchrun --nproc-per-node=2"
