@@ -23,6 +23,7 @@ from heliograph.tests.benchmarks import (
     saves,
     trackers,
     usual,
+    watching,
 )
 from heliograph.tests.benchmarks.figures import Figure
 from heliograph.tests.benchmarks.harness import Seconds, differences
@@ -239,6 +240,12 @@ TABLES = (
             Row(RESUMED_OF_MANY, comparison.folders, figures.beyond(comparison.AUTO, comparison.EMPTY), 500.0, 1),
         ),
         1,
+    ),
+    Table(
+        "watch",
+        "The page of a long recording",
+        "ms of processor time",
+        rows(watching.open_page, figures.typical, {watching.PAGE: 2_000.0}),
     ),
     Table(
         "ranks",
