@@ -23,6 +23,12 @@ PROGRAM = "module:function that returns the trainer and the keywords of its fit;
 
 def add_command(commands: Commands) -> None:
     """Add the three commands to those of a parser."""
+    _add_diverge(commands)
+    _add_goto(commands)
+    _add_fork(commands)
+
+
+def _add_diverge(commands: Commands) -> None:
     diverge = commands.add_parser(
         "diverge",
         help="find where two recorded runs begin to differ, and what that means",
@@ -47,6 +53,9 @@ def add_command(commands: Commands) -> None:
         "changed the other run",
     )
     diverge.set_defaults(run=run_diverge)
+
+
+def _add_goto(commands: Commands) -> None:
     goto = commands.add_parser(
         "goto",
         help="do a recorded run again, up to right before an optimizer step, and open a Python prompt there",
@@ -60,6 +69,9 @@ def add_command(commands: Commands) -> None:
     )
     goto.add_argument("--inexact", action="store_true", help="go there although it is not exact")
     goto.set_defaults(run=run_goto)
+
+
+def _add_fork(commands: Commands) -> None:
     fork = commands.add_parser(
         "fork",
         help="train on from a step of a recorded run, in another folder and with something changed",

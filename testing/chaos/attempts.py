@@ -102,9 +102,9 @@ class Training:
                 return False
         return False
 
-    def _entries(self) -> list[Entry]:
-        """Return what all ranks have noted, those of each rank in their order."""
-        return [entry for path in self.journals for entry in read(path)]
+    def _entries(self) -> dict[Path, list[Entry]]:
+        """Return what each rank has noted, by its journal."""
+        return {path: [*read(path)] for path in self.journals}
 
     def _attempt(self, patience: float) -> Attempt:
         output = self._notes / f"attempt-{len(self.attempts) + 1}.log"
@@ -120,9 +120,7 @@ class Training:
             for child in children:
                 end_group(child)
             statuses = tuple(_status(child) for child in children)
-        new = self._entries()
-        for entry in before:
-            new.remove(entry)
+        new = [entry for path, entries in self._entries().items() for entry in entries[len(before.get(path, ())) :]]
         kinds = tuple(entry["kind"] for entry in new if entry["what"] == "fault")
         failed = any(entry["what"] == "end" and entry["status"] == "failed" for entry in new)
         seconds = monotonic() - began
