@@ -13,6 +13,7 @@ from heliograph.builtin_callbacks.checkpoint.plugin import Checkpoint
 from heliograph.builtin_callbacks.checkpoint.resume import share_state
 from heliograph.builtin_callbacks.file_log import FileLog
 from heliograph.builtin_callbacks.jsonl_log import JsonlLog
+from heliograph.builtin_callbacks.recorder.diverge.report import Difference
 from heliograph.builtin_callbacks.recorder.explain.lineage import BETWEEN, CHANGE, PARENT
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.builtin_callbacks.remote.outcomes import KEEPS
@@ -280,15 +281,24 @@ class Fork(Plugin):
         if self._exact and level != "exact" and self._origin.path is not None:
             self._refusal = NotExact(reasons)
             raise self._refusal
+        if self._step == self._origin.step:
+            return  # nothing was done again
+        first, problem = on_main(run.engine, self._compare)
+        if self._exact and (problem or first):
+            self._refusal = NotExact((problem,)) if problem else NotExact(reasons, first)
+            raise self._refusal
+        if problem:
+            run.warn(f"{problem[0].upper()}{problem[1:]}.")
+        if first is not None:
+            run.warn(
+                f"The fork differs from its parent before step {self._step}: {first}. Its program acts from step "
+                f"{self._origin.step} on: for another one, give at={self._origin.step} (--at on the command line)."
+            )
+
+    def _compare(self) -> tuple[Difference | None, str]:
+        """Return where what was done again differs from what was recorded, or why that is not known."""
         recorder = self._recorder
         assert recorder is not None  # it was prepared
-        found = on_main(run.engine, Comparison(self._recorded, self._origin, recorder).compare)
-        if found.first is None:
-            return
-        if self._exact:
-            self._refusal = NotExact(reasons, found.first)
-            raise self._refusal
-        run.warn(
-            f"The fork differs from its parent before step {self._step}: {found.first}. Its program acts from step "
-            f"{self._origin.step} on: for another one, give at={self._origin.step} (--at on the command line)."
-        )
+        if recorder.path is None or not recorder.path.exists():
+            return None, "the recorder of the fork does not write, so what is done again cannot be compared"
+        return Comparison(self._recorded, self._origin, recorder).compare().first, ""

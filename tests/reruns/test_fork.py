@@ -148,6 +148,23 @@ def test_a_program_that_acts_before_the_step_is_a_warning(tmp_path: Path) -> Non
     assert "acts from step 3 on: for another one, give at=3 " in warning
 
 
+def test_without_a_recording_nothing_can_be_compared(tmp_path: Path) -> None:
+    trained(tmp_path / "x")
+
+    def unrecorded(folder: Path) -> Any:
+        trainer, options = program(folder)
+        trainer.plugins.disable("recorder")
+        return trainer, options
+
+    at_checkpoint = h.fork(tmp_path / "x", unrecorded, at=3, into=tmp_path / "y")
+    assert [each for each in at_checkpoint.warnings if "compared" in each] == []
+    text = "recorder of the fork does not write, so what is done again cannot be compared"
+    forked = h.fork(tmp_path / "x", unrecorded, at=5, into=tmp_path / "z", exact=False)
+    assert (forked.status, f"The {text}." in forked.warnings) == ("completed", True)
+    with pytest.raises(h.NotExact, match=text):
+        h.fork(tmp_path / "x", unrecorded, at=5, into=tmp_path / "w")
+
+
 def test_its_lineage_is_in_its_state_its_manifests_and_its_recording(tmp_path: Path) -> None:
     parent = trained(tmp_path / "x")
     child = h.fork(tmp_path / "x", program, at=6, into=tmp_path / "y", change=halve_rate)
