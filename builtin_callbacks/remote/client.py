@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from reprlib import repr as shorten
 from time import monotonic
@@ -25,6 +25,7 @@ SILENT = "its process hangs, or is suspended"
 TOKEN = "HELIOGRAPH_TOKEN"  # noqa: S105  # the name of a variable
 SOON = 5.0  # seconds in which a run that lives says so: the thread that does needs a moment of Python's lock
 ACCEPTED = 60.0  # seconds until a request is seen, where nobody waits for more
+LONGEST_WAIT = 366 * 86_400.0  # seconds
 ANSWER = 1 << 20  # bytes
 
 
@@ -138,9 +139,13 @@ class RemoteRun:
             ValueError: the rate is not above 0, or as for `stop`.
             OSError: the run cannot be reached.
         """
-        if isinstance(rate, bool) or not isinstance(rate, SupportsFloat):  # a scalar of NumPy or torch is one
+        is_flag = str(getattr(rate, "dtype", type(rate).__name__)).endswith("bool")
+        if is_flag or not isinstance(rate, SupportsFloat):  # a scalar of NumPy or torch is one
             raise TypeError(f"A learning rate is a number above 0, such as 0.01; got {shorten(rate)}.")
-        value = float(rate)
+        try:
+            value = float(rate)
+        except OverflowError:
+            value = inf
         if not (isfinite(value) and value > 0):
             raise ValueError(f"A learning rate is a number above 0, such as 0.01; got {value:g}.")
         return self._ask("set-lr", reason, wait=wait, timeout=timeout, value=value, target=optimizer)
@@ -158,7 +163,7 @@ class RemoteRun:
             given = shorten(reason) + (f", {len(reason)} characters" if isinstance(reason, str) else "")
             raise ValueError(f"A request has a reason, a text of 1 to {REASON} characters; got {given}.")
         if timeout is not None:
-            _check_timeout(timeout)
+            timeout = _check_timeout(timeout)
         answer = RemoteAnswer("queued", f"the run does not answer: {SILENT}. It looks at this if it continues.")
         message = {"ask": word, "reason": reason, "wait": wait, **{name: each for name, each in more.items() if each}}
         first, rest = (SOON, ACCEPTED) if timeout is None and not wait else (timeout, timeout)
@@ -205,7 +210,7 @@ class RemoteRun:
 
 
 def _check_timeout(timeout: float) -> float:
-    return check_number("timeout", timeout, of="seconds", more_than=0)
+    return check_number("timeout", timeout, of="seconds", more_than=0, at_most=LONGEST_WAIT)
 
 
 def _check_plugin(name: str) -> str:

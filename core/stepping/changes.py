@@ -94,10 +94,13 @@ def _check_size(rate: float, optimizer: Any) -> None:
 
     The square root leaves room for what an optimizer multiplies it by.
     """
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    for dtype in {each.dtype for each in parameters if each.is_floating_point() or each.is_complex()}:
-        if rate > (largest := torch.finfo(dtype).max ** 0.5):
-            raise RefusedChangeError(f"the learning rate of {dtype} parameters is at most {largest:.2g}; got {rate:g}.")
+    first = _rate(optimizer)
+    for group in optimizer.param_groups:
+        own = rate * float(group["lr"]) / first if first else rate
+        for dtype in {each.dtype for each in group["params"] if each.is_floating_point() or each.is_complex()}:
+            if own > (largest := torch.finfo(dtype).max ** 0.5):
+                allowed = f"the learning rate of {dtype} parameters is at most {largest:.2g}"
+                raise RefusedChangeError(f"{allowed}; with {rate:g} it would be {own:g}.")
 
 
 def _set_learning_rate(run: Run, request: Request) -> bool:

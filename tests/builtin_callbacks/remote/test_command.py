@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import heliograph as h
+import numpy as np
 import pytest
+import torch
 from heliograph.__main__ import main
 from heliograph.builtin_callbacks.remote import sockets
 from heliograph.builtin_callbacks.remote.client import RemoteAnswer, RemoteRun
@@ -239,20 +242,20 @@ def test_a_learning_rate_is_a_number(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["ask", "x", "set-lr", "fast", "--reason", "why"])
     assert "argument rate: a learning rate is a number above 0, such as 0.01; got 'fast'\n" in capsys.readouterr().err
-    given: list[Any] = ["fast", True]
+    given: list[Any] = ["fast", True, np.True_, torch.tensor(True)]
     for rate in given:
-        with pytest.raises(TypeError, match=rf"is a number above 0, such as 0\.01; got {rate!r}\.$"):
+        with pytest.raises(TypeError, match=rf"is a number above 0, such as 0\.01; got {re.escape(repr(rate))}\.$"):
             RemoteRun(Path("nowhere")).set_learning_rate(rate, "why")
-    for value in (-1.0, 0.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=rf"is a number above 0, such as 0\.01; got {value:g}\.$"):
+    for value in (-1.0, 0.0, float("nan"), float("inf"), 10**400):
+        with pytest.raises(ValueError, match=r"is a number above 0, such as 0\.01; got (-1|0|nan|inf)\.$"):
             RemoteRun(Path("nowhere")).set_learning_rate(value, "why")
 
 
-@pytest.mark.parametrize("timeout", [0, -3.0, float("nan"), float("inf"), True])
+@pytest.mark.parametrize("timeout", [0, -3.0, float("nan"), float("inf"), True, 1e10])
 def test_a_timeout_is_more_than_zero(timeout: Any) -> None:
     run = RemoteRun(Path("nowhere"))
     for ask in (lambda: run.status(timeout=timeout), lambda: run.log("why", timeout=timeout)):
-        with pytest.raises(ValueError, match=r"timeout must be a finite number of seconds, more than 0; got"):
+        with pytest.raises(ValueError, match=r"timeout must be a finite number of seconds, more than 0 and at most"):
             ask()
 
 

@@ -157,7 +157,7 @@ def test_to_disable_one_that_handles_saves_is_saved_unless_it_alone_writes_them(
         (lambda run: run.set_learning_rate(0.1, "why", optimizer="other"), "there is no optimizer 'other'"),
         (
             lambda run: run.set_learning_rate(1e39, "why"),
-            r"of torch\.float32 parameters is at most .*; got 1e\+39",
+            r"of torch\.float32 parameters is at most .*; with 1e\+39",
         ),
     ],
 )
