@@ -108,7 +108,7 @@ class RunList:
 
     def _add(self, path: Path) -> None:
         for file in [path] if path.is_file() else sorted(path.rglob(f"*{SUFFIX}")):
-            if file not in self._runs:
+            if file not in self._runs and file.is_file():
                 name = file.name if file == path else str(file.relative_to(path))
                 if len(self._paths) > 1 and file != path:
                     name = str(Path(path.name) / name)

@@ -14,7 +14,7 @@ from heliograph.builtin_callbacks.recorder.format.follower import Follower
 from heliograph.builtin_callbacks.recorder.format.lines import decode
 from heliograph.builtin_callbacks.recorder.format.parser import Parser
 from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, EventEntry
-from heliograph.builtin_callbacks.recorder.format.writer import is_being_written, writing_process
+from heliograph.builtin_callbacks.recorder.format.writer import writing_process
 from heliograph.builtin_callbacks.recorder.timeline.page import facts
 
 PAUSE = 0.5  # seconds between two looks at the files
@@ -125,7 +125,8 @@ class WatchedRun:
     @property
     def is_running(self) -> bool | None:
         """Whether a process is writing the recording; None if it is one of another machine, which cannot be asked."""
-        return is_being_written(self.path)
+        process = writing_process(self.path)
+        return process if process is None else process > 0
 
     @property
     def process(self) -> int | None:

@@ -154,13 +154,14 @@ def writing_process(path: Path) -> int | None:
         return 0
     except PermissionError:  # of another user
         pass
-    return 0 if _age(process, age) < age - CLOCKS_DIFFER else process  # another process may have got its number since
+    is_another = _age(process, age) < age - CLOCKS_DIFFER and not _is_locked(lock)  # it has got the number since
+    return 0 if is_another else process
 
 
 def is_being_written(path: Path) -> bool | None:
-    """Return whether a process writes a recording; None if it is one of another machine, which cannot be asked."""
+    """Return whether a process writes a recording; None if it is one of another machine, or the recording a copy."""
     process = writing_process(path)
-    return None if process is None else process > 0
+    return None if process is None or not (process or _lock_path(path).exists()) else process > 0
 
 
 def _age(process: int, default: float) -> float:
@@ -170,6 +171,15 @@ def _age(process: int, default: float) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):
         return default
+
+
+def _is_locked(lock: Path) -> bool:
+    """Return whether a process holds a lock, where the system says it; True where it does not."""
+    try:
+        locks, inode = Path("/proc/locks").read_text().splitlines(), lock.stat().st_ino
+    except OSError:
+        return True
+    return any(word.endswith(f":{inode}") for line in locks for word in line.split())
 
 
 def _lock_of(path: Path) -> Lock:

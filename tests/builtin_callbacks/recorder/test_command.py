@@ -29,9 +29,14 @@ def test_explain_knows_whether_the_process_is_there(tmp_path: Path, capsys: pyte
     script.start()
     path = write(tmp_path / "x.recording", *recording(script).attempts)
     lock = path.with_name(path.name + ".lock")
-    for holder, state in (("1", "killed, or still running"), (None, "killed"), (str(os.getpid()), "running")):
+    for holder, state in (
+        ("1", "killed, or still running"),  # on another machine
+        ("", "killed, or still running"),  # a copy
+        (str(2**22 + 1), "killed"),
+        (str(os.getpid()), "running"),
+    ):
         lock.unlink(missing_ok=True)
-        if holder is not None:
+        if holder:
             lock.write_text(f"{holder} {'elsewhere' if holder == '1' else socket.gethostname()}\n")
         assert command("explain", path) == 0
         assert capsys.readouterr().out.startswith(f"digits: {state}\n")
