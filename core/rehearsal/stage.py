@@ -105,8 +105,12 @@ class Watch:
 def cannot_be_redirected(plugin: Any) -> bool:
     """Return whether a plugin of somebody else's writes where it always does, if it writes at all."""
     has_way = isinstance(plugin, Plugin) and type(plugin).rehearse is not Plugin.rehearse
-    is_ours = type(plugin).__module__.startswith(f"{__name__.partition('.')[0]}.")
-    return not (has_way or is_ours) and getattr(plugin, "rehearses", True) and hasattr(plugin, "__dict__")
+    return not (has_way or is_ours(plugin)) and getattr(plugin, "rehearses", True) and hasattr(plugin, "__dict__")
+
+
+def is_ours(plugin: Any) -> bool:
+    """Return whether a plugin is one of this package."""
+    return type(plugin).__module__.startswith(f"{__name__.partition('.')[0]}.")
 
 
 def _files(path: Path) -> Iterator[tuple[Path, tuple[int, int]]]:

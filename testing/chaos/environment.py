@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from heliograph.events import Event, Lane, PredictStart, Run, TestStart, TrainStart, ValidationStart
+from heliograph.events import Event, Lane, PluginChanged, PredictStart, Run, TestStart, TrainStart, ValidationStart
 from heliograph.plugins import on
 from heliograph.testing.chaos.faults.fault import Fault
 from heliograph.testing.chaos.journal import Journal
@@ -37,6 +37,14 @@ class ConfinedChaos(Chaos):
     @on(TrainStart, ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, before="file_log")
     def stay_inside(self, run: Run, event: Event) -> None:
         """End the process of what would leave the copy: after an error, logs there would still note it."""
+        self._look(run)
+
+    @on(PluginChanged, lane=Lane.TRANSFORM, before="file_log")
+    def look_again(self, run: Run, event: PluginChanged) -> None:
+        """Look at a plugin that was enabled."""
+        self._look(run)
+
+    def _look(self, run: Run) -> None:
         if reason := reason_to_refuse(run, self._copy):
             Journal(self._refusals).note("refused", text=reason)
             os._exit(1)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Iterator
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heliograph.core.rehearsal.stage import cannot_be_redirected
+from heliograph.core.rehearsal.stage import cannot_be_redirected, is_ours
 from heliograph.plugins import Plugin
 from heliograph.testing.resume.errors import UsageError
 
@@ -75,7 +76,7 @@ def _reasons(run: Run, folder: Path) -> Iterator[str]:
         plugin = run.plugins[name]
         if not run.plugins.is_enabled(name) or not isinstance(plugin, Plugin) or cannot_be_redirected(plugin):
             continue
-        for path in _paths(plugin, WRITTEN):
+        for path in _written(plugin, folder):
             if is_outside(path, folder):
                 yield _of_written(name, path)
         for path in _paths(plugin, ("resume",)):
@@ -84,6 +85,14 @@ def _reasons(run: Run, folder: Path) -> Iterator[str]:
                     f"The training would resume {path}, which is outside of the copy of the current folder. Nothing "
                     f"was read. Let {name} continue what the training itself has saved: resume='auto'."
                 )
+
+
+def _written(plugin: Plugin, folder: Path) -> Iterator[Path]:
+    """Yield where a plugin writes: by its attributes, or by what one of somebody else's says in a rehearsal."""
+    if type(plugin).rehearse is Plugin.rehearse or is_ours(plugin):
+        yield from _paths(plugin, WRITTEN)
+    else:
+        yield from map(Path, copy(plugin).rehearse(folder))  # which sets attributes, and opens nothing
 
 
 def _paths(plugin: Any, attributes: tuple[str, ...]) -> Iterator[Path]:

@@ -267,6 +267,57 @@ def test_only_a_training_in_a_copy_is_confined(tmp_path: Path) -> None:
     assert result.status == "completed"
 
 
+class Copies(h.Plugin):
+    """Reads from a folder, and writes to another one."""
+
+    affects_training = False
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self.path, self.target = path, target
+
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write elsewhere."""
+        former, self.target = self.target, folder
+        return [former]
+
+    @h.on(h.TrainStart)
+    def copy(self, run: h.Run, event: h.TrainStart) -> None:
+        """Copy."""
+        self.target.mkdir(exist_ok=True)
+        (self.target / "copy").write_text((self.path / "data").read_text())
+
+
+def test_what_a_plugin_of_ones_own_writes_is_what_it_says_in_a_rehearsal(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("kept")
+    report = check_function(partial(train, lambda: Copies(tmp_path, Path("own"))), faults=[Fault("slow", count=2)])
+    assert report.verdict == "equal", str(report)
+    with pytest.raises(UsageError, match=rf"^The training would write to {tmp_path / 'target'}, outside"):
+        check_function(partial(train, lambda: Copies(tmp_path, tmp_path / "target")))
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_plugin_that_is_enabled_later_is_refused_then(tmp_path: Path) -> None:
+    class Enables(h.Plugin):
+        """Enables another one after the first batch."""
+
+        @h.on(h.BatchEnd)
+        def enable(self, run: h.Run, event: h.BatchEnd) -> None:
+            """Enable it."""
+            if not run.plugins.is_enabled("copies"):
+                run.plugins.enable("copies")
+
+    def train_both() -> None:
+        copies = Copies(tmp_path, tmp_path / "target")
+        trainer = h.Trainer([*saving(Path("runs"), h.Every(steps=1)), Enables(), copies], device="cpu")
+        trainer.plugins.disable("copies")
+        trainer.fit(
+            h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss), random_batches(3), optimizer=adam(), epochs=1
+        )
+
+    with pytest.raises(UsageError, match=rf"^The training would write to {tmp_path / 'target'}, outside"):
+        check_function(train_both)
+
+
 def test_a_validation_elsewhere_is_refused(tmp_path: Path) -> None:
     def validates() -> None:
         trainer = h.Trainer([h.FileLog(tmp_path / "logs")], device="cpu")
