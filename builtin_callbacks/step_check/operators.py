@@ -114,6 +114,8 @@ def _shown(value: Any) -> str:
         return f"[{', '.join(map(_shown, value))}]"
     if isinstance(value, torch.device):
         return repr(value.type)
+    if isinstance(value, Tensor):
+        return "a Tensor"  # a parameter too: its bits are what counts
     return repr(value) if isinstance(value, VALUES) else f"a {type(value).__name__}"
 
 

@@ -62,6 +62,11 @@ def test_of_a_device_only_the_type_is_compared() -> None:
     assert "'cpu'" in call.values
 
 
+def test_a_parameter_is_a_tensor_of_its_bits() -> None:
+    parameter, tensor = nn.Parameter(torch.ones(3), requires_grad=False), torch.ones(3)
+    assert calls_of(lambda x: x * parameter) == calls_of(lambda x: x * tensor)
+
+
 def test_generators_have_no_value_to_compare() -> None:
     def draw(inputs: Tensor) -> Tensor:
         return torch.bernoulli(inputs.abs().clamp(0, 1), generator=torch.Generator().manual_seed(1))
