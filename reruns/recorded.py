@@ -99,14 +99,14 @@ class RecordedRun:
     @contextmanager
     def naming_ranks(self) -> Iterator[None]:
         """Let NotExact name the numbers of ranks where the program fails with another one than was recorded."""
-        recorded = next(each for each in reversed(self.recording.attempts) if each.phase == "train").world_size
+        recorded = [each.world_size for each in self.recording.attempts if each.phase == "train"]
         try:
             yield
         except ValueError as error:
-            if recorded == (present := membership().world_size):
+            if (present := membership().world_size) in recorded:
                 raise
-            numbers = f"it was recorded with {_ranks(recorded)}, and is done again with {_ranks(present)}"
-            start = f"start as many as were recorded, as with torchrun --nproc-per-node={recorded}"
+            numbers = f"it was recorded with {_ranks(recorded[-1])}, and is done again with {_ranks(present)}"
+            start = f"start as many as were recorded, as with torchrun --nproc-per-node={recorded[-1]}"
             raise NotExact((f"{numbers}: {start}", str(error))) from error
 
     def requests_after(self, origin: Origin) -> list[PersonRequest]:
