@@ -14,7 +14,7 @@ from heliograph.builtin_callbacks.recorder.format.follower import Follower
 from heliograph.builtin_callbacks.recorder.format.lines import decode
 from heliograph.builtin_callbacks.recorder.format.parser import Parser
 from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, EventEntry
-from heliograph.builtin_callbacks.recorder.format.writer import writing_process
+from heliograph.builtin_callbacks.recorder.format.writing_process import writing_process
 from heliograph.builtin_callbacks.recorder.timeline.page import facts
 
 PAUSE = 0.5  # seconds between two looks at the files

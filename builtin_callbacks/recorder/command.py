@@ -45,7 +45,7 @@ def run_explain(options: argparse.Namespace) -> int:
     """
     from .explain.story import story
     from .format.reader import read
-    from .format.writer import is_being_written
+    from .format.writing_process import is_being_written
 
     try:
         recording = read(options.recording)

@@ -8,10 +8,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ..digests.batches import SMALL
-from ..format.damage import damage_of
 from ..format.digests import COLUMNS
 from ..format.gc_pause import gc_paused
-from ..format.reader import read
+from ..format.reader import damage_of, read
 from .course import Course, Digested, Moment, Place, bits, course_of, gaps_of
 from .report import Difference, Divergence, Kind
 

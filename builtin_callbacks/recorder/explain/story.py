@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ....core.system.extras import printable
 from ....events.catalogue import CATALOGUE
-from ..format.damage import damage_of
 from ..format.gc_pause import gc_paused
+from ..format.reader import damage_of
 from ..format.records import Recording
 from . import words
 from .attempt_summary import AttemptSummary, all_notes, all_warnings, main_attempt, run_name, summarize_attempts

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 
 from .checksum import parse_line
 from .gc_pause import gc_paused
 from .parser import ParsedAttempt, Parser, missing_lines
-from .records import Recording
+from .records import AttemptRecord, Recording
 from .tail import Rows, notes_in, parse_tail, read_tail
 
 SUFFIX = ".recording"
+SHOWN = 10  # sentences about what could not be read
 READINGS = 10  # of the files of a run that changes them each time
 
 
@@ -107,3 +109,14 @@ def _parse_file(path: Path, content: bytes) -> list[ParsedAttempt]:
     parser = Parser(path)
     parser.add(content, is_end=True)
     return parser.attempts
+
+
+def damage_in_short(attempt: AttemptRecord) -> list[str]:
+    """Return what could not be read of an attempt: the first ten sentences, then how many more there are."""
+    damage = attempt.damage
+    return [*damage[:SHOWN], *[f"and {len(damage) - SHOWN:,} more"] * (len(damage) > SHOWN)]
+
+
+def damage_of(attempts: Iterable[AttemptRecord]) -> list[str]:
+    """Return what could not be read of a recording, each with the number of its attempt."""
+    return [f"attempt {number}: {text}" for number, each in enumerate(attempts, 1) for text in damage_in_short(each)]

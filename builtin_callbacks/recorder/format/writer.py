@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import datetime
@@ -15,9 +13,9 @@ from ....core.checkpoint.storage import clean
 from ....core.checkpoint.storage.lock import Lock
 from .lines import encode_head, encode_lost
 from .reader import SUFFIX, read_leftover
+from .writing_process import lock_path
 
 MAX_PENDING = 2**20  # bytes that wait for space on the disk
-CLOCKS_DIFFER = 60.0  # seconds by which the clock may have been set since a lock was written
 
 
 class Writer:
@@ -138,54 +136,6 @@ class Writer:
             self._pending = b""
 
 
-def writing_process(path: Path) -> int | None:
-    """Return the process of this machine that writes a recording, 0 for none, None where that is not known."""
-    lock = _lock_path(path)
-    try:
-        holder, age = lock.read_text(errors="replace").split(), time.time() - lock.stat().st_mtime
-    except OSError:
-        return 0  # a writer has one, and removes it at its end
-    if len(holder) != 2 or not holder[0].isdigit() or holder[1] != socket.gethostname():
-        return None
-    process = int(holder[0])
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return 0
-    except PermissionError:  # of another user
-        pass
-    is_another = _age(process, age) < age - CLOCKS_DIFFER and not _is_locked(lock)  # it has got the number since
-    return 0 if is_another else process
-
-
-def is_being_written(path: Path) -> bool | None:
-    """Return whether a process writes a recording; None if it is one of another machine, or the recording a copy."""
-    process = writing_process(path)
-    return None if process is None or not (process or _lock_path(path).exists()) else process > 0
-
-
-def _age(process: int, default: float) -> float:
-    """Return for how many seconds a process has been there, where the system says it in `/proc`."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):
-        return default
-
-
-def _is_locked(lock: Path) -> bool:
-    """Return whether a process holds a lock, where the system says it; True where it does not."""
-    try:
-        locks, inode = Path("/proc/locks").read_text().splitlines(), lock.stat().st_ino
-    except OSError:
-        return True
-    return any(word.endswith(f":{inode}") for line in locks for word in line.split())
-
-
 def _lock_of(path: Path) -> Lock:
     """Return the lock of a recording."""
-    return Lock(_lock_path(path), "This recording is written")
-
-
-def _lock_path(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
+    return Lock(lock_path(path), "This recording is written")

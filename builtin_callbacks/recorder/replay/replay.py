@@ -11,8 +11,7 @@ from ....core.system.errors import NotRecorded
 from ....events import Bus, Event, Lane, Request, Run, SavePoint
 from ....events.errors import describe_error, is_interrupt
 from ....plugins import Plugins
-from ..format.damage import damage_in_short
-from ..format.reader import read
+from ..format.reader import damage_in_short, read
 from ..format.records import AttemptRecord, Batches, Counters, EventEntry, Recording, RepeatEntry, RequestEntry
 from .attempt import AttemptReplay, plugins_on_steps
 from .findings import Findings

@@ -32,8 +32,8 @@ from ..explain.measured import Measured
 from ..explain.phases import longest, phases, totals
 from ..explain.requests import group_requests, requests_of
 from ..explain.saves import common_folder, relative_name, roles_of, saves_of
-from ..format.damage import damage_of
 from ..format.gc_pause import gc_paused
+from ..format.reader import damage_of
 from ..format.records import Counters, Recording
 from .axis import Axis
 from .curves import Curve, charts, pieces

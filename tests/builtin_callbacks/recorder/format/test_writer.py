@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import stat
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from heliograph.builtin_callbacks.recorder.format import writer as writing
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry
 from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, SIZE, Tail, parse_tail, read_tail, tail_path
-from heliograph.builtin_callbacks.recorder.format.writer import Writer, is_being_written, writing_process
+from heliograph.builtin_callbacks.recorder.format.writer import Writer
 from heliograph.tests.recordings import PLAIN, attempt, encode, encode_attempt, write
 
 Full = Callable[[int | None], None]
@@ -68,29 +66,6 @@ def test_every_file_has_a_unique_name_and_the_usual_permissions(tmp_path: Path) 
     for each in writers:
         each.close()
     assert sorted(tmp_path.iterdir()) == sorted(each.path for each in writers)
-
-
-def test_the_process_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (writing_process(tmp_path / "x.recording"), is_being_written(tmp_path / "x.recording")) == (0, None)
-    writer = Writer.create(tmp_path, "x")
-    assert (writing_process(writer.path), is_being_written(writer.path)) == (os.getpid(), True)
-    lock = writer.path.with_name(writer.path.name + ".lock")
-    lock.write_text(f"{os.getpid()} another_host\n")
-    assert (writing_process(writer.path), is_being_written(writer.path)) == (None, None)
-    lock.write_text(f"{os.getpid()} {socket.gethostname()}\n")
-    os.utime(lock, (0, 0))  # the clock was set
-    assert writing_process(writer.path) == os.getpid()
-    lock.rename(tmp_path / "held")
-    lock.write_text(f"{os.getpid()} {socket.gethostname()}\n")
-    os.utime(lock, (0, 0))  # of a process that was there before this one
-    assert (writing_process(writer.path), is_being_written(writer.path)) == (0, False)
-    monkeypatch.setattr(time, "clock_gettime", refuse)  # on another system
-    assert writing_process(writer.path) == os.getpid()
-    writer.close()
-
-
-def refuse(*_: object) -> None:
-    raise OSError
 
 
 def test_a_second_writer_is_refused(writer: Writer) -> None:
