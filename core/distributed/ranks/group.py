@@ -122,6 +122,7 @@ class Group(Exchange):
         except BaseException:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            c10d._world.group_count = 0  # the next group is named by it, on all ranks alike
             raise
 
     def leave(self, *, aborting: bool = False) -> None:

@@ -280,6 +280,12 @@ def test_where_one_rank_fails_while_all_are_connected_the_others_say_so(ranks: P
         f"Another rank left while all 2 met; rank {1 - rank} was there. Look at what the others printed"
     )
     assert "If none did, they could not be connected: " in text
+    assert ranks(2).run(adds_up) == [2, 2]  # the same processes meet again
+
+
+def adds_up() -> int:
+    with joined("board") as group:
+        return int(group.reduce(1, "sum"))
 
 
 @pytest.fixture
