@@ -37,14 +37,14 @@ class ConfinedChaos(Chaos):
     @on(TrainStart, ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, before="file_log")
     def stay_inside(self, run: Run, event: Event) -> None:
         """End the process of what would leave the copy: after an error, logs there would still note it."""
-        self._look(run)
+        self._check_paths(run)
 
     @on(PluginChanged, lane=Lane.TRANSFORM, before="file_log")
     def look_again(self, run: Run, event: PluginChanged) -> None:
         """Look at a plugin that was enabled."""
-        self._look(run)
+        self._check_paths(run)
 
-    def _look(self, run: Run) -> None:
+    def _check_paths(self, run: Run) -> None:
         if reason := reason_to_refuse(run, self._copy):
             Journal(self._refusals).note("refused", text=reason)
             os._exit(1)
