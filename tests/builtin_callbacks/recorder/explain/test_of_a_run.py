@@ -91,7 +91,7 @@ def test_a_roll_back_loses_work(tmp_path: Path) -> None:
     trainer = h.Trainer(plugins, device="cpu")
     result = trainer.fit(task, broken, optimizer=torch.optim.SGD, epochs=1)
     text = " ".join(result.explain().split())
-    assert "at epoch 0, batch 4, step 4; 1 step (2 batches, 6 samples," in text
+    assert "at epoch 0, batch 4, step 4; 1 step (2 batches, 6 samples" in text
     assert ") was lost" in text
     (chart,) = facts(read(tmp_path))["charts"]
     pieces = chart["curves"][0]["pieces"]
