@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..events.checks import known_names
 from ..plugins.discovery import discover
+from ..plugins.first_party import is_first_party
 from .reasons import class_at, innermost, key_of, shown
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def is_refusal(error: BaseException) -> bool:
     last = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         last = frame
-    return isinstance(error, REFUSALS) and last is not None and last.f_globals["__name__"].startswith("heliograph.")
+    return isinstance(error, REFUSALS) and last is not None and is_first_party(last.f_globals["__name__"])
 
 
 def sentence(error: BaseException, parser: ArgumentParser) -> str:

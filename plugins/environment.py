@@ -10,6 +10,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from ..events.checks import known_names
+from .first_party import DISTRIBUTIONS
 
 VARIABLE = "HELIOGRAPH_PLUGINS"
 OF_RUN = "HELIOGRAPH_RUN"  # what the command `run` was given, in the same form
@@ -23,7 +24,7 @@ logger = logging.getLogger("heliograph")
 def switched_off(name: str, package: str | None = None) -> bool:
     """Return whether the environment disables a plugin; `-all` disables every plugin of another package."""
     _, off = _words()
-    return name in off or (bool(OF_OTHERS.intersection(off)) and package not in (None, "heliograph"))
+    return name in off or (bool(OF_OTHERS.intersection(off)) and package not in (None, *DISTRIBUTIONS))
 
 
 def say_switched_off(name: str) -> None:

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .discovery import Discovered, describe_failure, find
+from .first_party import DISTRIBUTIONS
 from .marks import marked_methods
 
 LIMIT = 20.0  # seconds for one import
 AT_ONCE = 4
-OWN = "heliograph"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def print_state(name: str) -> None:
 def _state(plugin: Discovered, limit: float) -> State:
     if plugin.switched_off:
         return State("switched off", "not imported: HELIOGRAPH_PLUGINS names it")
-    if plugin.package == OWN:
+    if plugin.package in DISTRIBUTIONS:
         return _imported(plugin)
     code = f"from {__name__} import print_state; print_state({f'{plugin.package}:{plugin.name}'!r})"
     known = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -9,7 +9,6 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from heliograph.plugins.discovery import NOT_INSTALLED, discover
-from heliograph.plugins.installed import OWN
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -62,7 +61,7 @@ def list_plugins(options: argparse.Namespace) -> int:
         print(plugin_details(found, states))
     else:
         print(plugin_list(found, states, get_terminal_size().columns if sys.stdout.isatty() else None))
-    if not any(each.package == OWN for each in found):
+    if not any(each.package == "heliograph" for each in found):
         print(f"heliograph plugins: {NOT_INSTALLED}", file=sys.stderr)
         return 1
     return int(options.check and any(state.word == "broken" for state in states))

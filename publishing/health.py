@@ -11,7 +11,8 @@ from packaging.version import InvalidVersion, Version
 
 from ..core.system.extras import version
 from ..plugins.discovery import Discovered
-from ..plugins.installed import OWN, State, states_of
+from ..plugins.first_party import DISTRIBUTIONS
+from ..plugins.installed import State, states_of
 
 
 def health_of(found: Sequence[Discovered], *, check: bool) -> list[State]:
@@ -23,14 +24,14 @@ def health_of(found: Sequence[Discovered], *, check: bool) -> list[State]:
     """
     states = [_from_metadata(each) for each in found]
     imported = [
-        each.package == OWN or (check and state.word == "not imported")
+        each.package in DISTRIBUTIONS or (check and state.word == "not imported")
         for each, state in zip(found, states, strict=True)
     ]
     fresh = iter(states_of([each for each, is_imported in zip(found, imported, strict=True) if is_imported]))
     states = [next(fresh) if is_imported else state for state, is_imported in zip(states, imported, strict=True)]
     count = Counter(each.name for each in found)
     return [
-        _with_twin(each, state) if each.package != OWN and count[each.name] > 1 else state
+        _with_twin(each, state) if each.package not in DISTRIBUTIONS and count[each.name] > 1 else state
         for each, state in zip(found, states, strict=True)
     ]
 
@@ -54,8 +55,8 @@ def _misfit(plugin: Discovered, present: str) -> str:
         except (InvalidRequirement, InvalidVersion):  # it says nothing that could be compared
             continue
         applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
-        if needed.name.lower() == OWN and applies and not needed.specifier.contains(own, prereleases=True):
-            return f"it needs {OWN}{needed.specifier}, and this is {present}"
+        if needed.name.lower() == "heliograph" and applies and not needed.specifier.contains(own, prereleases=True):
+            return f"it needs heliograph{needed.specifier}, and this is {present}"
     return ""
 
 

@@ -7,7 +7,8 @@ from textwrap import wrap
 
 from ..core.system.extras import printable
 from ..plugins.discovery import Discovered
-from ..plugins.installed import OWN, State
+from ..plugins.first_party import DISTRIBUTIONS
+from ..plugins.installed import State
 
 NOT_IMPORTED = "not imported"
 CHECK = "`python -m heliograph plugins --check` imports them, each in a process of its own."
@@ -25,11 +26,13 @@ def plugin_list(found: Sequence[Discovered], states: Sequence[State], width: int
     own = [
         (each.name, state.what if state.word == "available" else _health(state))
         for each, state in pairs
-        if each.package == OWN
+        if each.package in DISTRIBUTIONS
     ]
     lines = _table([("NAME", "WHAT IT DOES"), *own], width)
     others = [
-        (f"{each.package}:{each.name}", each.version, _health(state)) for each, state in pairs if each.package != OWN
+        (f"{each.package}:{each.name}", each.version, _health(state))
+        for each, state in pairs
+        if each.package not in DISTRIBUTIONS
     ]
     if others:
         lines += ["", *_table([("OF OTHER PACKAGES", "VERSION", "HEALTH"), *others], width)]

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...plugins.filters import Filter
+from ...plugins.first_party import is_first_party
 from ...plugins.plugin import Plugin
 from ..engines.contract import LoopEngine
 from .objects import KeptObjects
@@ -105,12 +106,8 @@ class Watch:
 def cannot_be_redirected(plugin: Any) -> bool:
     """Return whether a plugin of somebody else's writes where it always does, if it writes at all."""
     has_way = isinstance(plugin, Plugin) and type(plugin).rehearse is not Plugin.rehearse
-    return not (has_way or is_ours(plugin)) and getattr(plugin, "rehearses", True) and hasattr(plugin, "__dict__")
-
-
-def is_ours(plugin: Any) -> bool:
-    """Return whether a plugin is one of this package."""
-    return type(plugin).__module__.startswith(f"{__name__.partition('.')[0]}.")
+    is_ours = is_first_party(type(plugin).__module__)
+    return not (has_way or is_ours) and getattr(plugin, "rehearses", True) and hasattr(plugin, "__dict__")
 
 
 def _files(path: Path) -> Iterator[tuple[Path, tuple[int, int]]]:

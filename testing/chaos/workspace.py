@@ -9,8 +9,9 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heliograph.core.rehearsal.stage import cannot_be_redirected, is_ours
+from heliograph.core.rehearsal.stage import cannot_be_redirected
 from heliograph.plugins import Plugin
+from heliograph.plugins.first_party import is_first_party
 from heliograph.testing.resume.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _reasons(run: Run, folder: Path) -> Iterator[str]:
 
 def _written(plugin: Plugin, folder: Path) -> Iterator[Path]:
     """Yield where a plugin writes: by its attributes, or by what one of somebody else's says in a rehearsal."""
-    if type(plugin).rehearse is Plugin.rehearse or is_ours(plugin):
+    if type(plugin).rehearse is Plugin.rehearse or is_first_party(type(plugin).__module__):
         yield from _paths(plugin, WRITTEN)
     else:
         yield from map(Path, copy(plugin).rehearse(folder))  # which sets attributes, and opens nothing

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ....events import Bus, EpochStart, Run
 from ....plugins import Plugins
+from ....plugins.first_party import is_first_party
 
 HIDDEN_STATE = (
     "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict; or the data have "
@@ -44,4 +45,5 @@ def listeners_to_epoch_start(plugins: Plugins, bus: Bus) -> tuple[str, ...]:
 
 def is_own(thing: object) -> bool:
     """Return whether something is neither heliograph's nor torch's."""
-    return type(thing).__module__.partition(".")[0] not in ("heliograph", "torch")
+    module = type(thing).__module__
+    return not is_first_party(module) and module.partition(".")[0] != "torch"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 from ....events import Run
+from ....plugins.first_party import is_first_party
 from ...data.draws.equality import set_by_epoch
 from ...data.draws.users_code import is_users
 from ...data.streams import Streams
@@ -52,7 +53,7 @@ class Attribute:
     @property
     def is_users(self) -> bool:
         """Whether the holder's class is the user's to change."""
-        return self.package not in ("", "torch", "heliograph")
+        return self.package not in ("", "torch") and not is_first_party(self.package)
 
     def restore(self, saved: Any, weights: Collection[int] = ()) -> None:
         """Set the attribute to a saved value: containers and tensors, which others may reference, in place.

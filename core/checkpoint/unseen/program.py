@@ -11,6 +11,7 @@ import torch
 from ....events import Run, SavePoint
 from ....events.bus import Handle
 from ....events.guarantee import Guarantee
+from ....plugins.first_party import is_first_party
 from ...data.draws.users_code import is_users
 from .attributes import ignored_names, package_of
 from .values import HEAVY, SCALARS, Weigh, differing, encode, encode_and_weigh, show_both
@@ -100,7 +101,7 @@ def _plugin_changes(
         return
     if before["enabled"] != now["enabled"]:
         yield "not exact", f"{what} was switched {'on' if before['enabled'] else 'off'} and is not"
-    mend = "" if now["class"].startswith("heliograph.") else MEND
+    mend = "" if is_first_party(now["class"]) else MEND
     for name, one, other in sorted(differing(before["options"], now["options"]), key=itemgetter(0)):
         is_in_steps = same_steps and name == "schedule" and ACCUMULATES in before and ACCUMULATES in now
         if is_in_steps or name in now.get("ignored", ()):  # ignored since it was saved
@@ -184,7 +185,7 @@ def _plain(option: Any) -> Any:
 
 
 def _is_ours(thing: Any) -> bool:
-    return not is_users(type(thing).__module__) and type(thing).__module__.startswith("heliograph.")
+    return not is_users(type(thing).__module__) and is_first_party(type(thing).__module__)
 
 
 PARAMETERS: Final = ("params", "param_names")

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ....plugins.first_party import is_first_party
 from .generators import KINDS
 from .users_code import is_users, module_of
 
@@ -134,8 +135,7 @@ def _set_by(method: Any) -> frozenset[str]:
     return frozenset(step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")
 
 
-_PACKAGE: Final = __name__.partition(".")[0] + "."
-_OURS: Final = tuple(_PACKAGE + room for room in ("core.data.", "demo.", "testing."))  # may be a part of a dataset
+_DATA: Final = ("heliograph.core.data.", "heliograph.demo.", "heliograph.testing.")  # may be part of a dataset
 _LEAVES: Final = (
     *(type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range, slice),
     *(torch.Tensor, torch.dtype, torch.device, torch.Size, np.generic, np.dtype),
@@ -203,7 +203,7 @@ class _Shapes(dict[type, Shape]):
 def _family_of(kind: type) -> Family:
     module = module_of(kind)
     iterates = module in ("builtins", "itertools") and hasattr(kind, "__next__")
-    is_loops = module.startswith(_PACKAGE) and not module.startswith(_OURS)
+    is_loops = is_first_party(module) and not module.startswith(_DATA)
     families: dict[Family, bool] = {
         Family.ODD: iterates or issubclass(kind, random.SystemRandom),
         Family.GENERATOR: issubclass(kind, KINDS),
