@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from heliograph.builtin_callbacks.recorder.explain.lineage import BETWEEN, CHANGE, PARENT
 from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, RequestEntry
+from heliograph.core.program import find_function
 from heliograph.core.trainer import Trainer
 from heliograph.events import BatchStart, Bus, Lane, Run
 from heliograph.events.bus import FunctionName, OrderedSignal, Subscription
 from heliograph.events.checks import describe
 from heliograph.reruns.errors import NotExact
-from heliograph.testing.command import find_function
 
 Change = Callable[[Run], object]
 CHANGED, BY = "the fork has been changed", "fork"

@@ -94,7 +94,6 @@ def run_diverge(options: argparse.Namespace) -> int:
     """
     from heliograph.builtin_callbacks.recorder.diverge.compare import diverge
     from heliograph.reruns.errors import NotExact
-    from heliograph.testing.resume.errors import UsageError
 
     if len(options.drill) > 2:
         return _print_error("diverge", ValueError("--drill is given once, or twice: a program for each run."))
@@ -110,7 +109,7 @@ def run_diverge(options: argparse.Namespace) -> int:
         else:
             divergence = diverge(options.one, options.other)
             text = str(divergence)
-    except (OSError, ValueError, UsageError, NotExact) as error:
+    except (OSError, ValueError, NotExact) as error:
         return _print_error("diverge", error)
     except KeyboardInterrupt:
         return _print_interrupt("diverge")
@@ -128,13 +127,12 @@ def run_goto(options: argparse.Namespace) -> int:
 
     from heliograph.reruns.errors import NotExact
     from heliograph.reruns.goto import goto
-    from heliograph.testing.resume.errors import UsageError
 
     try:
         paused = goto(
             options.recording, options.program, step=options.step, change=options.change, exact=not options.inexact
         )  # fmt: skip
-    except (OSError, ValueError, UsageError, NotExact) as error:
+    except (OSError, ValueError, NotExact) as error:
         return _print_error("goto", error)
     except KeyboardInterrupt:
         return _print_interrupt("goto")
@@ -152,7 +150,6 @@ def run_fork(options: argparse.Namespace) -> int:
     """
     from heliograph.reruns.errors import NotExact
     from heliograph.reruns.fork import fork
-    from heliograph.testing.resume.errors import UsageError
 
     failures: list[str] = []
     try:
@@ -165,7 +162,7 @@ def run_fork(options: argparse.Namespace) -> int:
         if failures:
             print(failures[0], file=sys.stderr)
             return 2
-        if isinstance(error, OSError | ValueError | UsageError | NotExact):
+        if isinstance(error, OSError | ValueError | NotExact):
             return _print_error("fork", error)
         raise
     except KeyboardInterrupt:
@@ -178,8 +175,8 @@ def _noting(name: str, failures: list[str]) -> Change:
     """Return the change of a name; how it fails is noted, with the frames of it alone."""
     import traceback
 
+    from heliograph.core.program import find_function
     from heliograph.events.checks import describe
-    from heliograph.testing.command import find_function
 
     function = find_function(name)
 

@@ -21,6 +21,7 @@ from heliograph.builtin_callbacks.trackers.tracker import Tracker
 from heliograph.core.checkpoint import conversion
 from heliograph.core.checkpoint.state.schema import training_of
 from heliograph.core.distributed.ranks.failure import on_main
+from heliograph.core.program import TrainerFactory, UsageError
 from heliograph.core.result import RunResult
 from heliograph.core.trainer import Trainer
 from heliograph.events import BatchStart, CheckpointLoaded, CheckpointSaved, Lane, Run, RunClosed, TrainStart
@@ -40,8 +41,6 @@ from heliograph.reruns.fork_folder import UnsavedMarks, check_free
 from heliograph.reruns.program import Program, function_of, name_of, naming
 from heliograph.reruns.recorded import Origin, RecordedRun
 from heliograph.reruns.requests import RepeatedRequests, repeatable
-from heliograph.testing.resume import UsageError
-from heliograph.testing.resume.factory import TrainerFactory
 
 FEW = 3  # requests that are named
 LATER = "fork it from a later step, whose checkpoint holds the change"

@@ -11,15 +11,13 @@ from heliograph.builtin_callbacks.checkpoint.plugin import Checkpoint
 from heliograph.builtin_callbacks.preemption import Preemption
 from heliograph.builtin_callbacks.recorder.digests.options import Digests
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
+from heliograph.core.program import TrainerFactory, UsageError, find_function
 from heliograph.core.rehearsal.stage import cannot_be_redirected, left_out, redirect
 from heliograph.core.trainer import Trainer
 from heliograph.events import CheckpointLoaded, Lane, Run
 from heliograph.events.bus import FunctionName, Subscription
 from heliograph.events.checks import describe
 from heliograph.events.errors import describe_error
-from heliograph.testing.command import find_function
-from heliograph.testing.resume.errors import UsageError
-from heliograph.testing.resume.factory import TrainerFactory
 
 Program = str | Callable[..., Any]
 

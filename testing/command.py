@@ -5,13 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
-from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
-from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from heliograph.events.checks import known_names
 from heliograph.events.errors import describe_error
 
 if TYPE_CHECKING:
@@ -57,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
     Args:
         options: parsed by the parser of `add_command`.
     """
-    from heliograph.testing.resume import UsageError, check_resume
+    from heliograph.core.program import UsageError, find_function
+    from heliograph.testing.resume import check_resume
     from heliograph.testing.resume.moments import parse_kill_point
 
     try:
@@ -78,37 +74,3 @@ def run(options: argparse.Namespace) -> int:
         return 2
     print(check)
     return 0 if check.is_exact else 1
-
-
-def find_function(name: str) -> Callable[..., Any]:
-    """Return the function that `module:function` names, in a module of the current folder or an installed one.
-
-    Raises:
-        UsageError: there is none.
-    """
-    from heliograph.testing.resume import UsageError
-
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise UsageError(f"Name a function as module:function, as in train:make_trainer; got {name!r}.")
-    if module_name.endswith(".py") or "/" in module_name:  # importing it would run the file that is meant
-        meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        raise UsageError(f"Name the module, not its file: {meant}:{function_name} in place of {name}.")
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module imports another that is missing
-        known = known_names(module_name, [each.name for each in iter_modules([folder])])
-        raise UsageError(f"There is no module {module_name!r} in {folder}, and none is installed.{known}") from None
-    own = vars(module)
-    function: Callable[..., Any] | None = getattr(module, function_name, None)
-    if function is None:
-        defined = [each for each, value in own.items() if getattr(value, "__module__", None) == module.__name__]
-        raise UsageError(f"{module_name} has no function {function_name!r}.{known_names(function_name, defined)}")
-    if not callable(function):
-        raise UsageError(f"{name} must be a function, got {function!r}.")
-    return function

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
+from heliograph.core.program import UsageError
 from heliograph.events.checks import check_whole_number, known_names
 from heliograph.testing.chaos.attempts import Training
 from heliograph.testing.chaos.comparison import Story, varying
@@ -19,7 +20,6 @@ from heliograph.testing.chaos.report import ChaosReport
 from heliograph.testing.chaos.rounds import Round, close_round, first_difference_of_ranks
 from heliograph.testing.chaos.summary import report_of
 from heliograph.testing.chaos.workspace import copy_folder
-from heliograph.testing.resume.errors import UsageError
 
 MORE_ATTEMPTS = 10  # than faults
 PATIENCE = 900.0  # seconds without a sign of life, where nothing is known of the training

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from heliograph.core.program import UsageError
 from heliograph.testing.chaos.attempts import Attempt, Training
 from heliograph.testing.chaos.comparison import Story, story_of
 from heliograph.testing.chaos.faults.fault import KINDS, Fault
 from heliograph.testing.chaos.journal import refusal_in
-from heliograph.testing.resume.errors import UsageError
 
 
 def read_reference(training: Training) -> list[Story]:

@@ -9,10 +9,10 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heliograph.core.program import UsageError
 from heliograph.core.rehearsal.stage import cannot_be_redirected
 from heliograph.plugins import Plugin
 from heliograph.plugins.first_party import is_first_party
-from heliograph.testing.resume.errors import UsageError
 
 if TYPE_CHECKING:
     from heliograph.events import Run

@@ -8,13 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from heliograph.core.data.draws import rng
+from heliograph.core.program import MakeTrainer, TrainerFactory, UsageError
 from heliograph.events.checks import known_names
 from heliograph.events.guarantee import weaker
 from heliograph.testing.resume.attempts import CheckedAttempt, SavedState, run_attempt
 from heliograph.testing.resume.causes import cause_without_kill, causes_after_resume
 from heliograph.testing.resume.differences import Comparison, compare, varying
-from heliograph.testing.resume.errors import UsageError
-from heliograph.testing.resume.factory import MakeTrainer, TrainerFactory
 from heliograph.testing.resume.moments import KillPoint, Moment, choose_moments, find_moment, list_kill_points
 from heliograph.testing.resume.report import InterruptedAttempt, ResumeCheck
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from heliograph.core.program import UsageError
 from heliograph.events import CATALOGUE
 from heliograph.events.checks import is_whole_number, known_names
-from heliograph.testing.resume.errors import UsageError
 
 if TYPE_CHECKING:
     from heliograph.events import Event, Progress

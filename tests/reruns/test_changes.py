@@ -9,7 +9,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.testing.resume import UsageError
+from heliograph.core.program import UsageError
 from heliograph.tests.reruns.test_fork import halve_rate, program, trained
 
 HALVE_RATE = "heliograph.tests.reruns.test_fork:halve_rate"

@@ -16,7 +16,7 @@ from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import EventEntry
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.leaves import Leaf, leaves
-from heliograph.testing.resume import UsageError
+from heliograph.core.program import UsageError
 from heliograph.tests.kit import dropout_task, random_batches
 from heliograph.tests.mutated_programs import Program, make
 from heliograph.tests.reruns.failing import Failing

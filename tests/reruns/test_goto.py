@@ -16,8 +16,8 @@ import pytest
 import torch
 from heliograph.core.checkpoint.state.leaves import leaves
 from heliograph.core.data.draws import rng
+from heliograph.core.program import UsageError
 from heliograph.events import BatchEnd
-from heliograph.testing.resume import UsageError
 from heliograph.tests.kit import dropout_task, random_batches, sgd
 from heliograph.tests.mutated_programs import Program, make
 from heliograph.tests.reruns.varied import State, state_of, varied

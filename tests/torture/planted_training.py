@@ -14,8 +14,8 @@ from typing import Any
 import heliograph as h
 import numpy as np
 import torch
+from heliograph.core.program import UsageError
 from heliograph.testing.chaos import check_function
-from heliograph.testing.resume import UsageError
 from heliograph.tests.kit import random_batches
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset

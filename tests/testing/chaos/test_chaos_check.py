@@ -12,10 +12,10 @@ from pathlib import Path
 import heliograph as h
 import pytest
 import torch
+from heliograph.core.program import UsageError
 from heliograph.testing.chaos import Chaos, Fault, check_function
 from heliograph.testing.chaos.faults.fault import HARMLESS
 from heliograph.testing.chaos.faults.plan import draw_faults
-from heliograph.testing.resume import UsageError
 from heliograph.tests.kit import adam, dropout_task, fit, kept_generators, random_batches, saving
 from torch import nn
 

@@ -13,8 +13,8 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
+from heliograph.core.program import UsageError
 from heliograph.testing import assert_resume_exact, check_resume
-from heliograph.testing.resume import UsageError
 from heliograph.tests.kit import adam, saving
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info

@@ -1,24 +1,63 @@
-"""Call the user's `make_trainer`, and check that its results can be compared."""
+"""A program by its name: the function `module:function`, and the trainer that it returns."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
-from heliograph.core.engines.options import modules_of
-from heliograph.core.trainer import Trainer
-from heliograph.events.checks import describe
-from heliograph.testing.resume.errors import UsageError
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
+
+from ..events.checks import describe, known_names
+from .engines.options import modules_of
+from .trainer import Trainer
 
 Made = tuple[Trainer, Mapping[str, Any]]
 MakeTrainer = Callable[[], Made] | Callable[[Path], Made]
 FORM = "make_trainer returns a trainer and the keywords of its fit: return trainer, {'task': ..., 'train': ..., ...}"
 FOLDER = "folder"  # a parameter of this name is given one even if it has a default
 MAY_BE_SHARED = (list, tuple, Dataset)
+
+
+class UsageError(ValueError):
+    """An argument is wrong, or the program cannot be used; says nothing about its training."""
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """Return the function that `module:function` names, in a module of the current folder or an installed one.
+
+    Raises:
+        UsageError: there is none.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise UsageError(f"Name a function as module:function, as in train:make_trainer; got {name!r}.")
+    if module_name.endswith(".py") or "/" in module_name:  # importing it would run the file that is meant
+        meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise UsageError(f"Name the module, not its file: {meant}:{function_name} in place of {name}.")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module imports another that is missing
+        known = known_names(module_name, [each.name for each in iter_modules([folder])])
+        raise UsageError(f"There is no module {module_name!r} in {folder}, and none is installed.{known}") from None
+    own = vars(module)
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    if function is None:
+        defined = [each for each, value in own.items() if getattr(value, "__module__", None) == module.__name__]
+        raise UsageError(f"{module_name} has no function {function_name!r}.{known_names(function_name, defined)}")
+    if not callable(function):
+        raise UsageError(f"{name} must be a function, got {function!r}.")
+    return function
 
 
 class TrainerFactory:
