@@ -7,14 +7,13 @@ from typing import Any as _Any
 if TYPE_CHECKING:
     from .conformance import check_plugin as check_plugin
     from .conformance.trackers import check_tracker as check_tracker
-    from .recorder import Recorder as Recorder
     from .resume import ResumeCheck as ResumeCheck
     from .resume import assert_resume_exact as assert_resume_exact
     from .resume import check_resume as check_resume
 
-__all__ = ["Recorder", "ResumeCheck", "assert_resume_exact", "check_plugin", "check_resume", "check_tracker"]
+__all__ = ["ResumeCheck", "assert_resume_exact", "check_plugin", "check_resume", "check_tracker"]
 # Modules that need torch are imported at the first use, so that the command line starts quickly.
-_MODULES = {"check_plugin": "conformance", "check_tracker": "conformance.trackers", "Recorder": "recorder"}
+_MODULES = {"check_plugin": "conformance", "check_tracker": "conformance.trackers"}
 
 
 def __getattr__(name: str) -> _Any:

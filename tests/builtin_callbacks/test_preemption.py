@@ -51,8 +51,8 @@ from heliograph import (
 )
 from heliograph.core.host import hosted_by
 from heliograph.core.system import signals
+from heliograph.events.recorder import EventRecorder
 from heliograph.plugins import Plugins
-from heliograph.testing import Recorder
 
 Make = Callable[..., Any]
 
@@ -288,7 +288,7 @@ def test_a_test_and_a_validation_of_its_own_are_cut_short(method: str, task: Mak
     received: list[tuple[str, int]] = []
     trainer = Trainer([Send(kind), Preemption()], device="cpu")
     trainer.bus.on(RunClosed, lambda run, event: received.append((event.status, run.progress.evaluated)))
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     with pytest.raises(SystemExit) as caught:
         getattr(trainer, method)(task(), batches(3))
     assert (caught.value.code, received) == (143, [("stopped", 1)])

@@ -32,7 +32,7 @@ from heliograph import (
     ValidationStart,
     on,
 )
-from heliograph.testing import Recorder
+from heliograph.events.recorder import EventRecorder
 from heliograph.tests import kit
 from heliograph.tests.kit import Batch, class_batches, linear_classifier
 from torch import Tensor, nn
@@ -89,7 +89,7 @@ class Keep(Plugin):
 
 def fit(*plugins: Any, schedule: Plugin | None = None, **options: Any) -> tuple[list[str], RunResult]:
     trainer = Trainer([schedule or ValidationSchedule(Every(steps=2)), *plugins], device="cpu")
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     options = {"validation": class_batches(3), **options}
     return recorder.trace, kit.fit(trainer, train=class_batches(4), **options)
 
@@ -208,7 +208,7 @@ def test_one_that_comes_at_the_very_end_stops_the_run_and_is_made_up_for_by_the_
 def test_in_a_test_and_in_a_validation_of_its_own_it_stops_the_run() -> None:
     for kind, event in (("test", TestBatchEnd), ("validate", ValidationBatchEnd)):
         trainer = Trainer([Cut(event, evaluated=2)], device="cpu")
-        recorder = Recorder(trainer.bus)
+        recorder = EventRecorder(trainer.bus)
         result = getattr(trainer, kind)(linear_classifier(), class_batches(3))
         assert (result.status, result.reason, result.stopped_by) == ("stopped", "no time", "cut")
         assert (result.progress.evaluated, result.metrics) == (2, {})

@@ -26,7 +26,7 @@ from heliograph import (
     ValidationEnd,
     on,
 )
-from heliograph.testing import Recorder
+from heliograph.events.recorder import EventRecorder
 from heliograph.tests import kit
 from heliograph.tests.kit import Batch, class_batches, go_through, linear_classifier, make_run
 from torch import Tensor, nn
@@ -69,7 +69,7 @@ fit = partial(kit.fit, validation=class_batches(1))
 def test_the_original_exception_leaves_unchanged_and_the_run_is_closed_once(event: str) -> None:
     plugin = Fail(event)
     trainer = Trainer([plugin], device="cpu")
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     with pytest.raises(ZeroDivisionError) as caught:
         fit(trainer)
     assert caught.value is plugin.error
@@ -162,7 +162,7 @@ def test_a_close_method_that_fails_is_not_swallowed_and_spares_the_others() -> N
 
 def test_keyboard_interrupt_closes_the_run_and_leaves() -> None:
     trainer = Trainer([Fail("batch_end", KeyboardInterrupt())], device="cpu")
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer)
     failed, closed = recorder.events[-2:]
@@ -198,7 +198,7 @@ def test_a_loader_that_fails_midway() -> None:
             return broken()
 
     trainer = Trainer([Fail("nothing")], device="cpu")
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     with pytest.raises(OSError, match="the disk is gone") as caught:
         fit(trainer, train=Loader())
     failed = recorder.events[-2]
@@ -213,7 +213,7 @@ def test_a_failing_step_is_nobodys_handler() -> None:
             raise ZeroDivisionError("in the step")
 
     trainer = Trainer(device="cpu")
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     with pytest.raises(ZeroDivisionError, match="in the step"):
         kit.fit(trainer, task=Broken(nn.Linear(4, 2), nn.functional.cross_entropy))
     failed = recorder.events[-2]

@@ -33,7 +33,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.context import RunContext
-from heliograph.testing import Recorder
+from heliograph.events.recorder import EventRecorder
 from heliograph.tests.kit import Batch, class_batches, fit, linear_classifier
 from torch import Tensor, nn
 
@@ -61,7 +61,7 @@ class Ask(Plugin):
 
 def trace(*plugins: Any, quiet: set[str] = QUIET, **options: Any) -> tuple[list[str], RunResult]:
     trainer = Trainer(plugins, device="cpu")
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     result = fit(trainer, **options)
     return [name for name in recorder.trace if name not in quiet], result
 
@@ -294,7 +294,7 @@ def test_a_run_resumed_between_two_epochs_does_not_end_the_next_one(save_at: str
 
     second = Trainer([AlwaysEnd(EpochEnd)], device="cpu")
     second.bus.on(TrainStart, lambda run, event: run.resume(states[0]))
-    names = Recorder(second.bus).trace
+    names = EventRecorder(second.bus).trace
     result = fit(second, epochs=2, validation=class_batches(1))
     assert (result.progress.epoch, result.progress.steps) == (2, 4)
     assert names.count("batch_start") == 2
@@ -311,7 +311,7 @@ def test_skip_step_drops_the_gradients() -> None:
     task = linear_classifier()
     before = task.model.state_dict()["weight"].clone()
     trainer = Trainer([Ask(GradientsReady, lambda run: run.control.skip_step("too large"))], device="cpu")
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     result = fit(trainer, task=task, train=class_batches(1))
     names = [name for name in recorder.trace if name not in QUIET]
     assert names[2:7] == ["batch_start", *PASSES, "gradients_ready", "batch_end"]
@@ -562,7 +562,7 @@ def test_a_transform_replaces_the_batch_for_everybody() -> None:
 def test_several_validation_sets_are_one_validation() -> None:
     sets = {"clean": class_batches(2), "noisy": class_batches(1)}
     trainer = Trainer([Ask(EpochEnd, lambda run: run.control.request_validation("due"))], device="cpu")
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     result = fit(trainer, train=class_batches(1), validation=sets)
     pair = ["validation_batch_start", "validation_batch_end"]
     received = [name for name in recorder.trace if name.startswith("validation")]

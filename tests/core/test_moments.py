@@ -30,7 +30,7 @@ from heliograph import (
     ValidationStart,
     on,
 )
-from heliograph.testing import Recorder
+from heliograph.events.recorder import EventRecorder
 from heliograph.tests.kit import class_batches, fit, linear_classifier, sgd
 from torch.nn.utils import get_total_norm
 
@@ -137,7 +137,7 @@ def test_a_loss_that_is_no_number_is_logged_as_it_is() -> None:
 
 def test_a_test_has_events_of_its_own() -> None:
     trainer = Trainer(device="cpu")
-    trace = Recorder(trainer.bus).trace
+    trace = EventRecorder(trainer.bus).trace
     trainer.test(linear_classifier(), {"day": class_batches(1), "night": class_batches(1)})
 
     pair = ["test_batch_start", "test_batch_end"]

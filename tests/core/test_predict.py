@@ -25,7 +25,7 @@ from heliograph import (
     Trainer,
     on,
 )
-from heliograph.testing import Recorder
+from heliograph.events.recorder import EventRecorder
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier, random_batches
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ class Returning(Task):
 
 def traced(*plugins: Any) -> tuple[Trainer, list[str]]:
     trainer = Trainer(plugins, device="cpu")
-    return trainer, Recorder(trainer.bus).trace
+    return trainer, EventRecorder(trainer.bus).trace
 
 
 def inputs(batches: int = 3) -> list[Tensor]:

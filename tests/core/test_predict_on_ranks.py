@@ -23,7 +23,7 @@ from heliograph import (
     read_prediction_batches,
     read_predictions,
 )
-from heliograph.testing import Recorder
+from heliograph.events.recorder import EventRecorder
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -65,7 +65,7 @@ def data(form: str, samples: int) -> Any:
 
 def predicted(form: str, samples: int, named: bool) -> tuple[Any, list[str], int]:
     own, task = trainer(), Rows()
-    trace = Recorder(own.bus).trace
+    trace = EventRecorder(own.bus).trace
     given = data(form, samples)
     result = own.predict(task, {"a": given, "b": data(form, 2)} if named else given)
     return result.predictions, trace, result.progress.samples
@@ -126,7 +126,7 @@ def test_each_rank_is_yielded_its_own_batches(ranks: Pool) -> None:
 def left(leaving: int) -> tuple[int, list[str]]:
     """Leave the loop on one rank; the other one's ends, too."""
     own, count = trainer(), 0
-    trace = Recorder(own.bus).trace
+    trace = EventRecorder(own.bus).trace
     for _ in own.predict_batches(Rows(), data("list", 300)):
         count += 1
         if own.engine.rank == leaving:
@@ -152,7 +152,7 @@ class Failing(Rows):
 
 def failing() -> tuple[str, list[str]]:
     own = trainer()
-    trace = Recorder(own.bus).trace
+    trace = EventRecorder(own.bus).trace
     try:
         own.predict(Failing(), data("list", 300))
     except (ArithmeticError, RankFailed) as error:

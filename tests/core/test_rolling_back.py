@@ -35,7 +35,7 @@ from heliograph import (
     ValidationStart,
     on,
 )
-from heliograph.testing import Recorder
+from heliograph.events.recorder import EventRecorder
 from heliograph.tests import kit
 from heliograph.tests.kit import Batch, adam, class_batches, counters, go_through
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ def fit_on(
     loader: Any, plugins: list[Any], *, epochs: int, own_loop: bool = False
 ) -> tuple[list[str], RunResult, list[Tensor]]:
     trainer, task = Trainer(plugins, device="cpu"), make_task()
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     options: Any = {
         "validation": class_batches(2),
         "optimizer": adam(0.1),

@@ -23,7 +23,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.testing import Recorder
+from heliograph.events.recorder import EventRecorder
 from heliograph.tests.kit import Batch, class_batches, linear_classifier
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ def plugins(folder: Any) -> list[Plugin]:
 def test_it_emits_what_fit_emits_and_trains_the_same_weights(tmp_path: Any) -> None:
     fitted, mine = linear_classifier(), linear_classifier()
     trainer = Trainer(plugins(tmp_path / "fit"), device="cpu")
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     result = trainer.fit(
         fitted,
         class_batches(5),
@@ -64,7 +64,7 @@ def test_it_emits_what_fit_emits_and_trains_the_same_weights(tmp_path: Any) -> N
     )
 
     own = Trainer(plugins(tmp_path / "own"), device="cpu")
-    own_recorder = Recorder(own.bus)
+    own_recorder = EventRecorder(own.bus)
     model, optimizer = mine.model, torch.optim.SGD(mine.model.parameters(), 0.1)
     with own.run(mine, class_batches(5), validation=class_batches(2), optimizer=optimizer, epochs=3) as run:
         for _ in run.epochs():
@@ -79,10 +79,10 @@ def test_it_emits_what_fit_emits_and_trains_the_same_weights(tmp_path: Any) -> N
     assert result.status == "stopped"
 
 
-def start(train: list[Batch], *plugins: Plugin, epochs: int = 2) -> tuple[Any, Supervised, Recorder]:
+def start(train: list[Batch], *plugins: Plugin, epochs: int = 2) -> tuple[Any, Supervised, EventRecorder]:
     task = linear_classifier()
     trainer = Trainer(plugins, device="cpu")
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     run = trainer.run(task, train, optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=epochs)
     return run, task, recorder
 

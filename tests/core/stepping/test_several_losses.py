@@ -41,7 +41,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.task import Losses
-from heliograph.testing import Recorder
+from heliograph.events.recorder import EventRecorder
 from heliograph.tests.kit import adam, saving, sgd
 from heliograph.tests.waits import NoWaits, no_waits_on_a_gpu
 from torch import Tensor, nn
@@ -795,7 +795,7 @@ def test_an_optimizer_may_hold_any_parameters() -> None:
 
 def test_all_events_of_a_run_are_those_of_one_with_a_single_loss_but_for_the_turns() -> None:
     trainer = Trainer(device="cpu")
-    recorder = Recorder(trainer.bus)
+    recorder = EventRecorder(trainer.bus)
     trainer.fit(Gan(), data(1), optimizer=dict.fromkeys(NAMES, adam()), epochs=1)
     assert recorder.trace == [
         *("train_start", "epoch_start", "batch_start"),

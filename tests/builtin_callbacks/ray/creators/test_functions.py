@@ -9,7 +9,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.builtin_callbacks.ray.creators.train_pass import SteppedOptimizer
-from heliograph.testing import Recorder
+from heliograph.events.recorder import EventRecorder
 from heliograph.tests.builtin_callbacks.ray.creators import creators
 from heliograph.tests.builtin_callbacks.ray.creators.creators import SAMPLES, make, weights
 from torch import nn
@@ -47,7 +47,7 @@ def test_its_events_are_those_of_a_fit(function: Any) -> None:
     class Listen(h.Plugin):
         @h.on(h.TrainStart)
         def begin(self, run: h.Run, event: h.TrainStart) -> None:
-            traces.append(Recorder(run.bus).trace)
+            traces.append(EventRecorder(run.bus).trace)
 
     for options in ({}, {"train_function": function}):
         make(**options, plugin_creator=lambda config: [Listen()]).train(passes=2)

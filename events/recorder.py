@@ -1,13 +1,13 @@
-"""A subscriber that records what was emitted."""
+"""A subscriber that records the emitted events."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from heliograph.events import CATALOGUE, Bus, Event, Lane, Run
+from . import CATALOGUE, Bus, Event, Lane, Run
 
 
-class Recorder:
+class EventRecorder:
     """Records the name of every event on a bus, in order, as `trace`.
 
     Args:
