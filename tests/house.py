@@ -8,14 +8,12 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/architecture.md"
-SECTION = "## Every file\n\nWritten by `python tests/house.py --write-page`, from the docstrings."
 ROOMS = (
     "events",
     "plugins",
@@ -130,14 +128,6 @@ def code_lines(path: Path) -> int:
     return len(lines - docstrings)
 
 
-def functions(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the name of each function of a file, and the lines of its body without the docstring."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) else node.body
-            yield node.name, (body[-1].end_lineno or 0) - body[0].lineno + 1
-
-
 @cache
 def loaded_by_a_minimal_training() -> dict[str, int]:
     """Return the files of the package that a fresh interpreter loads for the smallest `fit`, with their code lines."""
@@ -145,9 +135,9 @@ def loaded_by_a_minimal_training() -> dict[str, int]:
     return {str(Path(line).relative_to(ROOT)): code_lines(Path(line)) for line in done.stdout.split()}
 
 
-def folder_sizes() -> Counter[str]:
-    """Return how many source files each folder of the package holds, its `__init__.py` not counted."""
-    return Counter(path.parent.relative_to(ROOT).as_posix() for path in modules().values() if path.stem != "__init__")
+def folders() -> set[str]:
+    """Return the folders of the package that hold a source file besides `__init__.py`."""
+    return {path.parent.relative_to(ROOT).as_posix() for path in modules().values() if path.stem != "__init__"}
 
 
 def attributes_of_a_run() -> set[str]:
@@ -193,38 +183,15 @@ def dialect() -> list[str]:
     return found
 
 
-def list_of_files() -> str:
-    """Return the last section of the page on architecture: every file, with the first line of its docstring."""
-    lines, folder = [SECTION], ""
-    for path in (path for room in ROOMS for path in sorted(files(room), key=lambda each: (each.parent, each.name))):
-        if path.stem == "__init__":
-            continue
-        if path.parent.relative_to(ROOT).as_posix() != folder:
-            folder = path.parent.relative_to(ROOT).as_posix()
-            lines += ["", f"### `{folder}/`", ""]
-        sentence = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
-        lines.append(f"- `{path.name}`: {sentence}")
-    return "\n".join(lines) + "\n"
-
-
-def write_page() -> None:
-    """Write the list of files into the page."""
-    page = PAGE.read_text(encoding="utf-8").partition(SECTION)[0]
-    PAGE.write_text(page + list_of_files(), encoding="utf-8")
-
-
 def print_table() -> None:
     """Print the figures that the tests of the house rules limit."""
     loaded = loaded_by_a_minimal_training()
     for file, count in sorted(loaded.items(), key=lambda each: -each[1]):
         print(f"{count:6d} {file}")
     found = circles({name: imported_modules(name) for name in modules()})
-    folder, most = folder_sizes().most_common(1)[0]
     print(
         f"a minimal training loads: {sum(loaded.values())} lines in {len(loaded)} modules",
         *(f"a circle of imports: {', '.join(circle)}" for circle in found),
-        f"files in core: {len(files('core'))}",
-        f"the largest folder: {folder}, with {most} files",
         f"attributes of a run: {len(attributes_of_a_run())}",
         f"private doors of plugins to a run: {len(private_doors())}",
         f"lines of core/loop.py: {code_lines(ROOT / 'core/loop.py')}",
@@ -236,7 +203,4 @@ def print_table() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--write-page"]:
-        write_page()
-    else:
-        print_table()
+    print_table()
