@@ -3,33 +3,42 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 PEERS := .venv/peers/ready
-SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.bridges -p heliograph.builtin_callbacks -p heliograph.cli \
-	-p heliograph.core -p heliograph.demo -p heliograph.events -p heliograph.plugins -p heliograph.presets \
-	-p heliograph.publishing -p heliograph.reruns -p heliograph.testing -p heliograph.watch
+PACKAGES := recorder ray optuna rules bridges trackers testing cli
+SOURCES := -m heliograph -m heliograph.__main__ -m heliograph.spi -p heliograph.builtin_callbacks -p heliograph.core \
+	-p heliograph.events -p heliograph.plugins $(PACKAGES:%=-p heliograph_%)
 
 # The types and the documentation are checked at the same time.
 MAKEFLAGS += --jobs=2
 
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+ON_RAY := packages/ray/tests/on_ray
+RUN_ON_RAY := OMP_NUM_THREADS=1 $(BIN)/python $(ON_RAY)/run.py
 
 .PHONY: demo test test-all mutants torture bench bench-ray gpu docs check lint types browser clean
 
 demo: $(READY)
 	$(BIN)/python -m heliograph demo
 
-# A sample of the kills and faults, and the first lane of the tests on Ray: a cluster takes both cores, so one at a time.
+# A sample of the kills and faults. `make test PACKAGE=ray` runs the tests of one package, PACKAGE=kernel those of the kernel.
+# The tests that start a Ray cluster need both cores, and each of their files has a process of its own.
+ifdef PACKAGE
+FOLDERS := $(if $(filter kernel,$(PACKAGE)),tests,packages/$(PACKAGE)/tests)
+test: $(READY)
+else
+FOLDERS := tests packages
 test: check docs browser
-	$(TESTS) -n 2 --dist worksteal --ignore=tests/on_ray
-	$(TESTS) tests/on_ray
+endif
+	$(TESTS) $(FOLDERS) -n 2 --dist worksteal --ignore=$(ON_RAY)
+	$(if $(filter-out kernel $(filter-out ray,$(PACKAGES)),$(or $(PACKAGE),ray)),$(RUN_ON_RAY))
 
-# Every case of every test, with coverage, and all tests on Ray.
+# Every case of every test, with coverage.
 test-all: check docs browser
-	$(TESTS) -n 2 --dist worksteal --ignore=tests/on_ray --cov --cov-report=term --whole
-	$(TESTS) tests/on_ray --durations=15 --whole
+	$(TESTS) tests packages -n 2 --dist worksteal --ignore=$(ON_RAY) --cov --cov-report=term --whole
+	$(RUN_ON_RAY) --durations=15 --whole
 
 # An hour: puts faults into copies of the sources, one at a time, and shows which of them the tests of make test find.
 mutants: $(READY)
-	$(BIN)/python tests/mutants.py
+	$(BIN)/python packages/tests/mutants.py
 
 check: lint types
 
@@ -39,7 +48,7 @@ lint: $(READY)
 
 types: $(READY)
 	MYPYPATH=.venv/src $(BIN)/mypy $(SOURCES)
-	MYPYPATH=.venv/src $(BIN)/mypy tests
+	MYPYPATH=.venv/src $(BIN)/mypy tests packages
 
 # One test looks at the timeline page in Chromium, and skips where there is none; a machine of CI installs it.
 browser:
@@ -49,29 +58,29 @@ browser:
 	else echo "There is no Chromium: the test of the timeline page will be skipped."; fi
 
 torture: $(READY)
-	$(BIN)/python tests/torture/torture.py
-	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/programs.py --count 2000 --jobs 2
-	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/silent.py --count 20000 --seed 20000 --jobs 2
-	$(BIN)/python tests/torture/rules.py
-	$(BIN)/python tests/torture/workers.py
-	$(BIN)/python tests/torture/trainings.py
-	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/asked.py
-	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/hostile.py
-	$(BIN)/python tests/torture/planted.py
+	$(BIN)/python packages/tests/torture/torture.py
+	OMP_NUM_THREADS=1 $(BIN)/python packages/tests/torture/programs.py --count 2000 --jobs 2
+	OMP_NUM_THREADS=1 $(BIN)/python packages/tests/torture/silent.py --count 20000 --seed 20000 --jobs 2
+	$(BIN)/python packages/tests/torture/rules.py
+	$(BIN)/python packages/tests/torture/workers.py
+	$(BIN)/python packages/tests/torture/trainings.py
+	OMP_NUM_THREADS=1 $(BIN)/python packages/tests/torture/asked.py
+	OMP_NUM_THREADS=1 $(BIN)/python packages/tests/torture/hostile.py
+	$(BIN)/python packages/tests/torture/planted.py
 
 bench: $(PEERS)
-	$(BIN)/python tests/benchmarks/bench.py
+	$(BIN)/python packages/tests/benchmarks/bench.py
 
 bench-ray: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_ray.py
+	OMP_NUM_THREADS=1 $(BIN)/python packages/tests/benchmarks/bench_ray.py
 
 # On a machine with a GPU: every test that needs one, then the loop beside those of others, as a table for the page. With
 # an interpreter that is there already: make gpu BIN=/path/to/bin READY=, and PYTHONPATH to a folder with this one in it.
 ROUNDS ?= 5
 gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch sees no CUDA device.")'
-	@$(TESTS) -rs -m gpu $$(grep -rl 'mark.gpu' tests --include='test_*.py'); failed=$$?; \
-	$(BIN)/python tests/benchmarks/gpu_peers.py --rounds $(ROUNDS) && exit $$failed
+	@$(TESTS) -rs -m gpu $$(grep -rl 'mark.gpu' tests packages --include='test_*.py'); failed=$$?; \
+	$(BIN)/python packages/tests/benchmarks/gpu_peers.py --rounds $(ROUNDS) && exit $$failed
 
 docs: $(READY)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
@@ -79,13 +88,21 @@ docs: $(READY)
 clean:
 	rm -rf .venv build docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
 
-# The link lets the type checker see the repository's root as the package that it is. torchvision lies apart: its compiled
-# part does not fit torch's build for CPUs, so the other libraries, which import it where they see it, must not see it.
-$(READY): pyproject.toml constraints.txt
+# Type checkers cannot run the import hook of an editable install. The links in .venv/src show the sources to mypy here; those
+# in site-packages show them, as packages of stubs, to a type checker that checks a user's script with this environment.
+# torchvision has a folder of its own: its compiled part does not fit torch's build for CPUs, so other libraries must not see it.
+$(READY): pyproject.toml constraints.txt $(PACKAGES:%=packages/%/pyproject.toml)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,examples]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]' $(PACKAGES:%=-e packages/%)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .venv/vision timm torchvision
-	mkdir -p .venv/src && ln -sfn ../.. .venv/src/heliograph
+	mkdir -p .venv/src
+	site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	ln -sfn "$(CURDIR)" .venv/src/heliograph; \
+	ln -sfn "$(CURDIR)" "$$site/heliograph-stubs"; \
+	for name in $(PACKAGES); do \
+		ln -sfn "$(CURDIR)/packages/$$name/heliograph_$$name" ".venv/src/heliograph_$$name"; \
+		ln -sfn "$(CURDIR)/packages/$$name/heliograph_$$name" "$$site/heliograph_$$name-stubs"; \
+	done
 	touch $(READY)
 
 # TorchTNT, which only the bench uses, lies apart too: it imports what setuptools has removed since.

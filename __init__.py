@@ -1,11 +1,12 @@
 """Heliograph: an event-bus callback framework for PyTorch training."""
 
-import importlib as _importlib
 import os as _os
-import re as _re
 import sys as _sys
+from opcode import opname as _opname
 from pathlib import Path as _Path
 from typing import Any as _Any
+
+from .spi import lazy_names as _lazy_names
 
 if __name__ != "heliograph":
     raise ImportError(
@@ -17,9 +18,7 @@ if [_os.path.realpath(_Path(__file__).parents[1])] == [_os.path.realpath(each) f
 
     _warn_if_shadowing()
 
-# The stub is what type checkers read, too. What needs torch is imported when it is first asked for.
-_STUB = _Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-_HOMES = {name: home for home, name in _re.findall(r"^from \.([\w.]*) import (\w+) as ", _STUB, _re.MULTILINE)}
+_public, _names = _lazy_names(__name__, __file__)
 
 
 def __getattr__(name: str) -> _Any:
@@ -29,20 +28,24 @@ def __getattr__(name: str) -> _Any:
         from .core.system.extras import version
 
         return version()
-    home = _HOMES.get(name, "events")
-    value = getattr(_importlib.import_module(f".{home}", __name__), name, None)
-    if value is None and name in _HOMES:  # a package of its own
-        value = _importlib.import_module(f".{home}.{name}", __name__)
-    if value is None or name.startswith("_"):
-        from .events.checks import known_names
+    if name in _names():
+        return _public(name)
+    from . import events
 
-        known = known_names(name, __dir__())
-        raise AttributeError(f"heliograph has no {name!r}.{known.partition(' Known:')[0] or known}")
-    globals()[name] = value
-    return value
+    if name in events.__all__:
+        globals()[name] = getattr(events, name)
+        return globals()[name]
+    from .events.checks import known_names
+    from .plugins.providers import how_to_import
+
+    hint = how_to_import(name) or known_names(name, __dir__()).partition(" Known:")[0].strip()
+    # An import statement replaces an AttributeError by one of its own, so that its reader would not see this sentence.
+    caller = _sys._getframe(1)
+    is_import = _opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM"
+    raise (ImportError if is_import else AttributeError)(f"heliograph has no {name!r}. {hint}".rstrip())
 
 
 def __dir__() -> list[str]:
     from . import events
 
-    return sorted({*_HOMES, *events.__all__})
+    return sorted({*_names(), *events.__all__})

@@ -1,4 +1,4 @@
-"""The command line: `python -m heliograph demo | plugins | events | explain | timeline | watch | replay | ...`."""
+"""The command line: `python -m heliograph COMMAND ...`. Packages add commands by entry points."""
 
 from __future__ import annotations
 
@@ -6,98 +6,109 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from heliograph.builtin_callbacks.recorder import command as explain_command
-from heliograph.builtin_callbacks.recorder.replay import command as replay_command
-from heliograph.builtin_callbacks.remote import command as ask_command
-from heliograph.builtin_callbacks.rules import command as rules
+from heliograph.core.publishing.plugin_table import indented
 from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
-from heliograph.plugins.discovery import find
+from heliograph.events.checks import known_names
+from heliograph.plugins.discovery import discover, find
 from heliograph.plugins.environment import OF_RUN
-from heliograph.publishing import command as publishing
-from heliograph.publishing.plugin_table import indented
-from heliograph.reruns import command as reruns
-from heliograph.testing import command as verify_resume
-from heliograph.watch import command as watch
+from heliograph.plugins.providers import COMMANDS, how_to_install
 
-VERBS = {
-    "fit": "train as a configuration file says: heliograph fit config.yaml --epochs=3",
-    "validate": "validate the task of a configuration file",
-    "test": "test the task of a configuration file",
-    "predict": "predict with the task of a configuration file",
+GROUP = "heliograph.commands"
+KERNEL = {  # these work in a checkout that is not installed, too
+    "checkpoint": "heliograph.builtin_callbacks.checkpoint.command:main",
+    "events": "heliograph.__main__:events",
+    "new-plugin": "heliograph.core.publishing.command:new_plugin",
+    "plugins": "heliograph.core.publishing.command:plugins",
+    "run": "heliograph.__main__:run",
 }
+Command = Callable[[Sequence[str]], int]
+"""What an entry point of the group names: called with the arguments, returns the exit status. The first line of its
+docstring is its help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is spelt out
+    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that the terminal cannot show are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = _run(sys.argv[1:] if arguments is None else arguments)
+        status = _dispatch(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # who reads has seen enough, as `head` has
+    except BrokenPipeError:  # the reader has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or python would complain at its exit
         return 128 + 13
     return status
 
 
-def _run(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="heliograph", description="An event-bus callback framework for PyTorch.")
-    parser.add_argument("--version", action="version", version=f"heliograph {version()} in {ROOT}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser("demo", help="train a small network on real handwritten digits")
-    demo.add_argument("--folder", type=Path, default=Path("runs/digits"), help="where to leave files (%(default)s)")
-    demo.add_argument("--epochs", type=_positive, default=60, help="at most so many (%(default)s)")
-    commands.add_parser("events", help="list the events in the order in which the loop emits them")
-    run = commands.add_parser(
-        "run", help="run a program with other plugins: heliograph run --disable progress train.py"
-    )
-    run.add_argument("--disable", action="append", default=[], metavar="NAME", help="do not call a plugin, by its name")
-    run.add_argument(
-        "--enable", action="append", default=[], metavar="NAME", help="add an installed plugin, by its name"
-    )
-    run.add_argument("script", type=Path, help="the program")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    for module in (explain_command, watch, replay_command, ask_command, reruns, rules, verify_resume, publishing):
-        module.add_command(commands)
-    commands.add_parser("chaos", help="let a script of yours meet faults, restart it, compare its end", add_help=False)
-    commands.add_parser("checkpoint", help="inspect, verify, migrate, export or prune checkpoints", add_help=False)
-    for verb, text in VERBS.items():
-        commands.add_parser(verb, help=text, add_help=False)
-    if arguments[:1] == ["checkpoint"]:
-        from heliograph.builtin_callbacks.checkpoint import command as checkpoint
+def _dispatch(arguments: Sequence[str]) -> int:
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("", ())
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name == "--version":
+        print(f"heliograph {version()} in {ROOT}")
+        return 0
+    packaged = {point.name for point in discover(GROUP)}
+    if name not in KERNEL and name.rpartition(":")[2] not in packaged:
+        return _refuse(name, {*KERNEL, *packaged})
+    try:
+        command = _kernel_command(name) if name in KERNEL else find(name, GROUP).load()
+    except (ImportError, LookupError) as error:  # LookupError: several packages have it
+        print(f"heliograph {name}: {error}", file=sys.stderr)
+        return 2
+    return int(command(rest))
 
-        return checkpoint.main(arguments[1:])
-    if arguments[:1] == ["chaos"]:
-        from heliograph.testing.chaos import command as chaos
 
-        return chaos.main(arguments[1:])
-    if arguments[:1] and arguments[0] in VERBS:
-        from heliograph.cli import command as configured
+def _kernel_command(name: str) -> Command:
+    module, _, function = KERNEL[name].partition(":")
+    command: Command = getattr(import_module(module), function)
+    return command
 
-        return configured.main(arguments)
-    options = parser.parse_args(arguments)
-    if options.command == "events":
-        print(event_list())
-    elif options.command == "run":
-        if not options.script.is_file():
-            print(f"heliograph run: there is no file {options.script}", file=sys.stderr)
-            return 2
-        try:
-            for name in options.enable:
-                find(name)
-        except LookupError as error:
-            print(f"heliograph run: {error}", file=sys.stderr)
-            return 2
-        _become(options.script, options.arguments, options.disable, options.enable)
-    elif options.command == "demo":
-        return _demo(options.folder, options.epochs)
+
+def _refuse(name: str, names: set[str]) -> int:
+    if not name:
+        print(_help(), file=sys.stderr)
+    elif name in COMMANDS:
+        print(f"heliograph has no command {name!r}. {how_to_install(COMMANDS[name])}", file=sys.stderr)
     else:
-        return int(options.run(options))
+        print(f"heliograph has no command {name!r}.{known_names(name, names)}", file=sys.stderr)
+    return 2
+
+
+def _help() -> str:
+    rows = {name: _summary(_kernel_command(name)) for name in KERNEL}
+    for point in discover(GROUP):
+        try:
+            rows[point.name] = _summary(point.load())
+        except ImportError as error:
+            rows[point.name] = f"cannot be imported: {error}"
+    width = max(map(len, rows))
+    return "\n".join(
+        [
+            "usage: heliograph COMMAND ...   (heliograph COMMAND --help explains one)",
+            "",
+            "An event-bus callback framework for PyTorch training.",
+            "",
+            *(f"  {name.ljust(width)}  {rows[name]}" for name in sorted(rows)),
+            "",
+            "  --version  show the version and the folder that it is imported from",
+        ]
+    )
+
+
+def _summary(command: Command) -> str:
+    return (command.__doc__ or "").partition("\n")[0]
+
+
+def events(arguments: Sequence[str]) -> int:
+    """List the events in the order in which the loop emits them."""
+    argparse.ArgumentParser(prog="heliograph events").parse_args(arguments)
+    print(event_list())
     return 0
 
 
@@ -113,28 +124,34 @@ def event_list() -> str:
     return "\n".join(lines)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
-    return int(text)
+def run(arguments: Sequence[str]) -> int:
+    """Run a program with other plugins: heliograph run --disable progress train.py."""
+    parser = argparse.ArgumentParser(prog="heliograph run")
+    parser.add_argument("--disable", action="append", default=[], metavar="NAME", help="do not call a plugin, by name")
+    parser.add_argument(
+        "--enable", action="append", default=[], metavar="NAME", help="add an installed plugin, by name"
+    )
+    parser.add_argument("script", type=Path, help="the program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    options = parser.parse_args(arguments)
+    if not options.script.is_file():
+        print(f"heliograph run: there is no file {options.script}", file=sys.stderr)
+        return 2
+    try:
+        for name in options.enable:
+            find(name)
+    except LookupError as error:
+        print(f"heliograph run: {error}", file=sys.stderr)
+        return 2
+    _become(options.script, options.arguments, options.disable, options.enable)
 
 
-def _become(script: Path, arguments: Sequence[str], off: Sequence[str], added: Sequence[str]) -> NoReturn:
+def _become(script: Path, arguments: Sequence[str], disabled: Sequence[str], enabled: Sequence[str]) -> NoReturn:
     """Replace this process by one that runs a program, so that signals and the exit status are the program's own."""
-    words = [*(f"-{name}" for name in off), *(f"+{name}" for name in added)]
+    words = [*(f"-{name}" for name in disabled), *(f"+{name}" for name in enabled)]
     sys.stdout.flush()
     environment = {**os.environ, OF_RUN: ",".join(words)}
     os.execve(sys.executable, [sys.executable, str(script), *arguments], environment)  # noqa: S606  # no shell is meant
-
-
-def _demo(folder: Path, epochs: int) -> int:
-    from heliograph.demo.digits import run_demo
-
-    try:
-        return 0 if run_demo(folder, epochs) else 1
-    except (ImportError, ValueError) as error:  # a missing package or a bad argument: the sentence says what to do
-        print(f"heliograph demo: {error}", file=sys.stderr)
-        return 1
 
 
 if __name__ == "__main__":

@@ -152,8 +152,13 @@ class RunResult:
         Without a recording, it is made from this result: how the run ended, who requested what, the notes.
         """
         from ..plugins.discovery import find
+        from ..plugins.providers import how_to_install
 
-        return str(find("result", "heliograph.explainers").load()(self))
+        try:
+            explain = find("result", "heliograph.explainers").load()
+        except LookupError:
+            raise ImportError(f"Nothing installed explains runs. {how_to_install('recorder')}") from None
+        return str(explain(self))
 
     def _predicted(self) -> list[str]:
         if self.predictions is None:

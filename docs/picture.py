@@ -11,10 +11,11 @@ from typing import Any
 
 import heliograph as h
 import torch
-from heliograph.builtin_callbacks.recorder.format.reader import read
-from heliograph.builtin_callbacks.recorder.timeline.page import write_timeline
-from heliograph.watch.run_list import RunList
-from heliograph.watch.server import WatchServer
+from heliograph_recorder import Recorder, Remote, Verdicts
+from heliograph_recorder.format.reader import read
+from heliograph_recorder.timeline.page import write_timeline
+from heliograph_recorder.watch.run_list import RunList
+from heliograph_recorder.watch.server import WatchServer
 from playwright.sync_api import Browser, Page, sync_playwright
 from sklearn.datasets import load_digits
 from torch import nn
@@ -99,9 +100,9 @@ def train(folder: Path, rate: float, ends: Event) -> None:
         h.ValidationSchedule(h.Every(epochs=1)),
         h.SaveSchedule(h.Every(epochs=2)),
         h.Checkpoint(folder, keep_last=2, keep_best=1, monitor="validation/loss"),
-        h.Verdicts(every=3),
-        h.Remote(folder),
-        h.Recorder(folder),
+        Verdicts(every=3),
+        Remote(folder),
+        Recorder(folder),
         Slow(ends),
     ]
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))

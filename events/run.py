@@ -113,8 +113,8 @@ class Run(Protocol):
             left to be emitted.
         training_id: of which training this run is a part; a resumed one has that of its checkpoint. Written by the
             plugin that resumes.
-        forked_from: of a fork (`heliograph.fork`): the `training` that it was forked from, the optimizer `step`, the
-            `recording`, and where that was a fork, too, its `forked_from`; None of others.
+        forked_from: of a fork (`heliograph_recorder.fork`): the `training` that it was forked from, the optimizer
+            `step`, the `recording`, and where that was a fork, too, its `forked_from`; None of others.
         resumed_from: the file of the checkpoint that this run was resumed from, if any.
         resumed_at: where it was resumed, None where it was not.
         batch_note: in what the global batch differs from the checkpoint's, None where it does not.
@@ -124,7 +124,7 @@ class Run(Protocol):
         warnings: what was asked for and has not happened, so far; `warn` adds to it.
         has_left_group: whether this rank has left the others because of an error that they do not share: no collective
             is possible any more.
-        is_replay: whether this is the replay of a recording (`heliograph.replay`), not a training.
+        is_replay: whether this is the replay of a recording (`heliograph_recorder.replay`), not a training.
     """
 
     name: str

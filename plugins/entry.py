@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 ASKED = frozenset(get_args(Verb)) | {"scheduler"}  # what `asks` can name
 BRIDGES = {
-    "transformers": "from_huggingface(...) of heliograph.bridges.huggingface",
-    "trl": "from_huggingface(...) of heliograph.bridges.huggingface",
-    "lightning": "from_lightning(...) of heliograph.bridges.lightning",
-    "pytorch_lightning": "from_lightning(...) of heliograph.bridges.lightning",
-    "ignite": "from_ignite(...) of heliograph.bridges.ignite",
+    "transformers": "from_huggingface(...) of heliograph_bridges.huggingface",
+    "trl": "from_huggingface(...) of heliograph_bridges.huggingface",
+    "lightning": "from_lightning(...) of heliograph_bridges.lightning",
+    "pytorch_lightning": "from_lightning(...) of heliograph_bridges.lightning",
+    "ignite": "from_ignite(...) of heliograph_bridges.ignite",
 }
 
 

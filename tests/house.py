@@ -14,20 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/architecture.md"
-ROOMS = (
-    "events",
-    "plugins",
-    "core",
-    "builtin_callbacks",
-    "bridges",
-    "presets",
-    "publishing",
-    "testing",
-    "reruns",
-    "demo",
-    "cli",
-    "watch",
-)
+ROOMS = ("events", "plugins", "core", "builtin_callbacks")
 IDLE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DIALECT = re.compile(r"\b(tells?|telling|teller|told|hears?|hearing|heard|amid|legs?)\b", re.IGNORECASE)
 OF_SENTENCES = re.compile(

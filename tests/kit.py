@@ -109,7 +109,7 @@ def saving(folder: Path, every: Every, **options: Any) -> list[Plugin]:
 
 def load_golden(name: str) -> ModuleType:
     """Return what wrote golden files, as a module outside of the package, as a user's are."""
-    spec = spec_from_file_location(f"golden_{name}", GOLDEN / f"{name}.py")
+    spec = spec_from_file_location(f"golden_{name}", GOLDEN.parents[1] / f"packages/tests/golden/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

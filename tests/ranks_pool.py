@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any, Literal
 from unittest.mock import patch
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 GRACE = 20.0  # seconds that a call has left when one of its ranks has failed
 SINGLE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -234,9 +234,9 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 def serve(pipe: Connection, dump: str) -> None:
     """In the child: answer calls until the parent hangs up."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    tests = ModuleType("tests")  # as pytest names the modules of the tests
-    tests.__path__ = [str(TESTS)]
-    sys.modules["tests"] = tests
+    for folder in ("tests", "packages"):  # pytest names the modules of tests by their paths below the root
+        module = sys.modules[folder] = ModuleType(folder)
+        module.__path__ = [str(ROOT / folder)]
     with open(dump, "w", encoding="utf-8") as file:  # noqa: PTH123  # faulthandler keeps its number
         faulthandler.enable(file)
         warnings.simplefilter("error")

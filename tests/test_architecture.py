@@ -53,74 +53,35 @@ LAYERS = [
     "core.checkpoint",
     "core.outputs",
     "core.stepping",
+    "core.publishing",
     "core.rehearsal",
     "core",
     "builtin_callbacks",
     "builtin_callbacks.checkpoint.repeated",
     "builtin_callbacks.checkpoint",
     "builtin_callbacks.export",
-    "builtin_callbacks.open_telemetry",
-    "builtin_callbacks.optuna",
     "builtin_callbacks.profile",
     "builtin_callbacks.progress_bar",
-    "builtin_callbacks.recorder.format",
-    "builtin_callbacks.recorder.explain",
-    "builtin_callbacks.recorder.verdicts",
-    "builtin_callbacks.recorder.timeline",
-    "builtin_callbacks.recorder.replay",
-    "builtin_callbacks.recorder.digests",
-    "builtin_callbacks.recorder.diverge",
-    "builtin_callbacks.recorder",
-    "builtin_callbacks.remote",
-    "builtin_callbacks.rules",
-    "builtin_callbacks.step_check",
     "builtin_callbacks.trackers",
-    "builtin_callbacks.trackers.mlflow",
-    "builtin_callbacks.ray",
-    "bridges",
-    "bridges.hosted",
-    "bridges.huggingface.callbacks",
-    "bridges.huggingface.trainers",
-    "bridges.huggingface",
-    "bridges.ignite.handlers",
-    "bridges.ignite",
-    "bridges.lightning",
-    "presets",
-    "testing.conformance",
-    "testing.resume",
-    "testing.chaos.faults",
-    "testing.chaos",
-    "testing",
-    "reruns",
-    "publishing",
-    "demo",
-    "cli",
-    "watch",
+    "builtin_callbacks.standard",
     "__main__",
 ]
-ONE_ROOM = ("builtin_callbacks.rules.", "builtin_callbacks.ray.")
-RULES = ("language", "files", "metrics", "operations")
 PUBLIC = """
     AccelerateEngine At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE CSVLog ChangeServed
-    Checkpoint CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CreatorTrainer CutMix DDPEngine
-    DataModule DataParallelEngine DeviceEngine Difference Digests DistributedSampler Divergence Drill EMA
-    EarlyStopping Engine EpochEnd EpochMeans EpochStart Event Every ExceptionPassThrough Export FSDPEngine
-    FileLog Filter ForwardEnd GradientAccumulation GradientClipping GradientNorm GradientsReady Handle
-    HandlerTimes History JsonlLog Lane LastBoundary LearningRate LearningRateSearch LengthGroupedSampler
-    LoaderParams LocalLauncher Log LogCurve LogFile LogHistogram LogImage LogSchedule LogText LoopEngine MLflow
-    Mixup NaNGuard NotExact NotRecorded Once OpenTelemetry Optuna OrderedSignal Overfitting Page PausedRun
-    Periodic PhaseTimes Phases Place Plugin PluginChanged PluginFailed Plugins PredictBatchEnd PredictBatchStart
-    PredictEnd PredictStart PredictionWriter Preemption Profile Progress ProgressBar RNGCapture RandomSampler
-    RankFailed RayLauncher RayReport Recorder Rehearsal Remote RemoteAnswer RemoteRun Replay Replayed Request
-    ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric
-    RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint
-    SaveSchedule SeekableSampler SequentialSampler ShouldStop StepCheck StepChecked StepDiffers StepEnd Streams
-    StrictError Supervised Task TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart
-    TokenBudgetBatchSampler Tracker Trackio TrainEnd TrainRun TrainStart Trainer TrainingError
-    ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule ValidationStart
-    Verdict Verdicts WandB accuracy attach choose_engine diverge drill find_batch_size fork goto launch
-    load_weights on open_study ray read_prediction_batches read_predictions register_function register_metric
-    register_mover register_operation replay standard warmup_cosine warmup_linear
+    Checkpoint CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CutMix DDPEngine DataModule
+    DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart Event
+    Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
+    GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary LearningRate
+    LearningRateSearch LengthGroupedSampler LoaderParams Log LogCurve LogFile LogHistogram LogImage LogSchedule
+    LogText LoopEngine Mixup NaNGuard NotRecorded Once OrderedSignal Overfitting Page Periodic PhaseTimes Phases
+    Place Plugin PluginChanged PluginFailed Plugins PredictBatchEnd PredictBatchStart PredictEnd PredictStart
+    PredictionWriter Preemption Profile Progress ProgressBar RNGCapture RandomSampler RankFailed Rehearsal Replay
+    Request ResumeDiffers ResumeReport ResumeVerified RollBack Run RunClosed RunFailed RunResult SavePoint
+    SaveSchedule SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task
+    TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker TrainEnd TrainRun
+    TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd
+    ValidationSchedule ValidationStart Verdict accuracy choose_engine find_batch_size launch load_weights on
+    read_prediction_batches read_predictions register_mover standard warmup_cosine warmup_linear
 """
 
 
@@ -145,7 +106,7 @@ def test_imports_point_one_way(name: str) -> None:
 
 def test_every_folder_has_its_layer() -> None:
     found = {folder.replace("/", ".") for folder in folders()} - {"."}
-    assert {each for each in found if not each.startswith(ONE_ROOM)} == set(LAYERS) - {"__main__"}
+    assert found == set(LAYERS) - {"__main__"}
 
 
 def test_the_page_on_architecture_has_the_folders_of_core_in_this_order() -> None:
@@ -167,15 +128,15 @@ def test_what_a_minimal_training_loads() -> None:
 
 
 def test_tests_mirror_the_rooms() -> None:
-    """Every folder of the package has tests in one of the same path; those of Ray's datasets need a cluster."""
+    """Every folder of the package has tests in one of the same path."""
     with_tests = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
-    assert folders() - with_tests == {"builtin_callbacks/ray/data"}
-    assert with_tests - folders() == {"examples", "on_ray"}
+    assert folders() - with_tests == set()
+    assert with_tests - folders() == set()
 
 
 def test_the_page_on_architecture_names_every_folder() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    named = folders() - {f"builtin_callbacks/rules/{part}" for part in RULES} - {"."}
+    named = folders() - {"."}
     assert {folder for folder in named if f"`{folder}/`" not in page} == set()
 
 
@@ -186,15 +147,12 @@ def test_a_verb_of_the_control_is_named_where_it_is_declared_described_and_used(
         "heliograph.core.evaluation",
         "heliograph.core.host",
         "heliograph.core.prediction",
-        "heliograph.bridges.ignite.handlers.engine",
         "heliograph.builtin_callbacks.preemption",
-        "heliograph.builtin_callbacks.ray.report",
-        "heliograph.builtin_callbacks.rules.operations.requests",
     }
 
 
 def test_files_are_named_by_nouns() -> None:
-    assert gerunds() == {"early_stopping.py", "from_lightning.py", "gradient_clipping.py", "training.py"}
+    assert gerunds() == {"early_stopping.py", "gradient_clipping.py"}
 
 
 def test_the_sources_use_the_words_of_pytorch_users() -> None:
@@ -224,11 +182,8 @@ def test_built_ins_do_not_import_each_other() -> None:
     """The files of one folder are one built-in."""
     for path in files("builtin_callbacks"):
         folder = path.relative_to(ROOT).parts[1]
-        if path.relative_to(ROOT).as_posix() in (
-            "builtin_callbacks/rules/command.py",
-            "builtin_callbacks/rules/dry_run.py",
-        ):
-            continue  # when rules would have acted in a recorded run
+        if folder == "standard":
+            continue  # a list of them
         others = [name for name in imported_names(path) if name.startswith("heliograph.builtin_callbacks.")]
         assert not [name for name in others if not name.startswith(f"heliograph.builtin_callbacks.{folder}.")], path
 
@@ -281,10 +236,8 @@ def test_the_loops_events_are_emitted_in_the_loop_only() -> None:
     loop -= {"PluginChanged", "PluginFailed"}  # the plugin manager
     for room in ("events", "plugins", "core", "builtin_callbacks"):
         for path in files(room):
-            if path.relative_to(ROOT).as_posix().startswith(("core/loop.py", "builtin_callbacks/recorder/replay/")):
-                continue  # a replay reports it all again
-            if path == ROOT / "builtin_callbacks/rules/active_rules.py":
-                continue  # passes on the event that a rule has waited for, after a resume
+            if path == ROOT / "core/loop.py":
+                continue
             calls = [
                 node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)
             ]
@@ -326,13 +279,13 @@ def test_the_front_door_refuses_another_name() -> None:
 def test_packages_are_listed_by_hand_and_completely() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     found = {path.parent.relative_to(ROOT) for path in ROOT.glob("[!.]*/**/__init__.py")}
-    outside = {"docs", "tests", "build"}
+    outside = {"docs", "tests", "build", "packages"}
     packages = {".".join(["heliograph", *path.parts]) for path in found if path.parts[0] not in outside}
     assert sorted(listed) == sorted(packages | {"heliograph"})
 
 
 def test_no_other_module_lies_in_the_root() -> None:
-    assert sorted(path.name for path in ROOT.glob("*.py")) == ["__init__.py", "__main__.py"]
+    assert sorted(path.name for path in ROOT.glob("*.py")) == ["__init__.py", "__main__.py", "spi.py"]
     assert not list((ROOT / "tests").glob("**/__init__.py"))
 
 

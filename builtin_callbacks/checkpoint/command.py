@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command; return its exit status: 1 where a checkpoint is bad or could not be dealt with."""
+    """Inspect, verify, migrate, export or prune checkpoints.
+
+    The exit status is 1 if a checkpoint is damaged or could not be processed.
+    """
     options = _parser().parse_args(arguments)
     command: Callable[[Namespace], int] = options.run
     return command(options)

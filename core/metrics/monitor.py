@@ -9,8 +9,13 @@ from typing import Any, Literal
 
 from ...events import Event, Log, Run, ValidationBatchEnd, ValidationBatchStart, ValidationEnd, ValidationStart
 from ...events.checks import check_number, known_names
+from ...plugins.first_party import PACKAGES
 
-BUILT_INS = __name__.partition(".")[0] + ".builtin_callbacks."
+# Plugins in these add no metrics; bridges host callbacks that may.
+BUILT_INS = (
+    "heliograph.builtin_callbacks.",
+    *(f"heliograph_{name}." for name in PACKAGES if name not in ("bridges", "testing")),
+)
 VALIDATING = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, ValidationEnd)
 
 

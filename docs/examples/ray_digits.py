@@ -17,9 +17,11 @@ from threading import Event
 from time import perf_counter
 
 import heliograph as h
+import heliograph_ray
 import torch
-from heliograph.demo.data import Augmented, digits
-from heliograph.demo.training import task
+from heliograph_ray import RayLauncher
+from heliograph_recorder.demo.data import Augmented, digits
+from heliograph_recorder.demo.training import task
 
 GLOBAL_BATCH = 64
 VALIDATED = 300  # samples at once
@@ -38,7 +40,7 @@ class LoseAWorker(h.Plugin):
     @h.on(h.BatchEnd)
     def kill(self, run: h.Run, event: h.BatchEnd) -> None:
         """Kill it, if it is time to."""
-        session, rank = h.ray.current_session(), run.engine.rank
+        session, rank = heliograph_ray.current_session(), run.engine.rank
         is_first = session is not None and not session.is_restart
         if (
             is_first
@@ -88,7 +90,7 @@ def main() -> None:
     parser.add_argument("--lose-a-worker", action="store_true", help="kill one halfway, and see what it costs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        launcher = h.RayLauncher(
+        launcher = RayLauncher(
             options.workers,
             address=options.address,
             storage_path=options.storage or folder,
@@ -101,7 +103,7 @@ def main() -> None:
         print(report(values, perf_counter() - began))
 
 
-def report(values: h.ray.RayValues, seconds: float) -> str:
+def report(values: heliograph_ray.RayValues, seconds: float) -> str:
     """Return what to print.
 
     Args:

@@ -11,10 +11,6 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.builtin_callbacks.recorder.explain.story import story
-from heliograph.builtin_callbacks.recorder.format.reader import read
-from heliograph.builtin_callbacks.recorder.format.records import EventEntry
-from heliograph.builtin_callbacks.recorder.timeline.page import page
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
 from torch import Tensor
@@ -78,45 +74,6 @@ def test_the_bar_shows_it() -> None:
     assert "predict/seen 2" in file.getvalue()
 
 
-def test_a_recording_has_it_and_explains_and_replays_it(tmp_path: Path) -> None:
-    class Counting(h.Plugin):
-        def __init__(self) -> None:
-            self.seen: list[str] = []
-
-        @h.on(h.PredictBatchEnd, h.PredictEnd)
-        def count(self, run: h.Run, event: h.PredictBatchEnd | h.PredictEnd) -> None:
-            self.seen.append(f"{run.phase} {event.name} {run.progress.evaluated}")
-
-        @h.on(h.ValidationCut)
-        def cut(self, run: h.Run, event: h.ValidationCut) -> None:
-            self.seen.append(event.reason)
-
-    live, again = Counting(), Counting()
-    trainer = h.Trainer([h.Recorder(tmp_path), live], device="cpu")
-    result = trainer.predict(tracking(), {"a": inputs(2), "b": inputs(1)})
-    for _ in trainer.predict_batches(tracking(), inputs()):
-        break
-    assert result.recording is not None
-    recording = read(result.recording)
-    assert [each.phase for each in recording.attempts] == ["predict", "predict"]
-    entries = [entry for entry in recording.attempts[0].entries if isinstance(entry, EventEntry)]
-    assert [entry.event for entry in entries] == ["predict_start", "predict_end", "run_closed"]
-    assert entries[1].data == {"metrics": {"predict/a/seen": 2.0, "predict/b/seen": 2.0}, "batches": {"a": 2, "b": 1}}
-    assert "prediction, started" in str(story(recording))
-    assert '"kind":"prediction"' in page(recording).replace('": "', '":"')
-    h.replay(result.recording, [again])
-    assert again.seen == live.seen
-    assert live.seen[-2:] == ["predict predict_batch_end 1", "the loop over predict_batches was left"]
-
-
-def test_a_replay_cannot_write_predictions(tmp_path: Path) -> None:
-    trainer = h.Trainer([h.Recorder(tmp_path / "r"), h.PredictionWriter(tmp_path / "out")], device="cpu")
-    result = trainer.predict(tracking(), inputs())
-    replayed = h.replay(result.recording or "", [h.PredictionWriter(tmp_path / "out", overwrite=True)])
-    assert "A recording does not hold the outputs of a prediction" in str(replayed)
-    assert len(h.read_predictions(tmp_path / "out")) == 9
-
-
 def test_logs_have_its_metrics(tmp_path: Path) -> None:
     logs: list[Any] = [h.JsonlLog(tmp_path / "log.jsonl"), h.FileLog(tmp_path), h.TensorBoard(tmp_path / "board")]
     h.Trainer(logs, device="cpu").predict(tracking(), inputs())
@@ -133,25 +90,6 @@ def test_logs_have_its_metrics(tmp_path: Path) -> None:
 def test_times_are_measured() -> None:
     trainer = h.Trainer([h.HandlerTimes(), h.EMA(0.5)], device="cpu")
     assert trainer.predict(linear_classifier(), inputs()).plugin_seconds.keys() == {"handler_times", "ema"}
-
-
-def test_a_rule_on_predict_is_asked() -> None:
-    fired: list[h.Event] = []
-    rules = {
-        "controller_metrics": [{"name": "e", "class": "EvalMetrics", "arguments": {"source_event": "predict_end"}}],
-        "controllers": [
-            {
-                "name": "c",
-                "triggers": ["on_predict"],
-                "rule": "e['predict/seen'] == 2",
-                "operations": ["hfcontrols.should_log"],
-            }
-        ],
-    }
-    trainer = h.Trainer([h.RuleController(rules), h.LogSchedule(h.Every(epochs=1))], device="cpu")
-    trainer.bus.on(h.RuleFired, lambda run, event: fired.append(event))
-    trainer.predict(tracking(), inputs())
-    assert len(fired) == 1
 
 
 def test_a_signal_cuts_it_short() -> None:

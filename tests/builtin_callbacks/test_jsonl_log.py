@@ -21,7 +21,6 @@ from heliograph import (
     Lane,
     Log,
     LogSchedule,
-    Recorder,
     RunClosed,
     RunResult,
     SavePoint,
@@ -29,7 +28,6 @@ from heliograph import (
     Trainer,
     TrainStart,
     ValidationSchedule,
-    replay,
 )
 
 Make = Callable[..., Any]
@@ -389,16 +387,6 @@ def test_a_folder_that_cannot_be_written_kills_no_run(task: Make, batches: Make,
 
     assert result.status == "completed"
     assert len(result.plugin_errors["jsonl_log"]) == 3
-
-
-def test_a_replay_has_a_file_of_its_own(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    trainer = Trainer([JsonlLog(log), LogSchedule(Every(steps=1)), Recorder(tmp_path / "recorded")], device="cpu")
-    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
-    replayed = replay(tmp_path / "recorded", [JsonlLog(log)])
-
-    assert (replayed.unheld, replayed.failed) == ({}, {})
-    assert places(tmp_path / "log-2") == places(log)
 
 
 def test_two_logs_of_one_path_are_refused(tmp_path: Path) -> None:

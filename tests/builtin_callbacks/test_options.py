@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import heliograph as h
 import numpy as np
 import pytest
-from heliograph.tests.kit import fit
 
 WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (h.Checkpoint, {"folder": ".", "keep_last": 1.5}, "keep_last must be a whole number, at least 1, or None for all"),
@@ -42,41 +39,8 @@ def test_a_wrong_option_is_refused_at_once(make: Callable[..., Any], options: di
     assert words in str(caught.value)
 
 
-ONE, REAL = np.int64(1), np.float32(0.5)
-OF_NUMPY: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-    (h.Checkpoint, {"folder": ".", "keep_last": ONE, "keep_best": ONE, "monitor": "validation/loss"}),
-    (h.EarlyStopping, {"patience": ONE}),
-    (h.FileLog, {"folder": ".", "level": np.int32(logging.INFO)}),
-    (h.GradientAccumulation, {"n": {np.int32(0): ONE}, "as_ranks": ONE}),
-    (h.GradientClipping, {"norm": REAL, "value": REAL, "norm_type": REAL}),
-    (h.GradientNorm, {"every": ONE, "norm_type": REAL}),
-    (h.NaNGuard, {"max_skips": ONE}),
-    (h.Preemption, {"deadline": REAL, "requeue": ONE}),
-    (h.Profile, {"folder": ".", "wait": ONE, "warmup": ONE, "active": ONE, "repeat": ONE, "skip_first": ONE}),
-    (h.ProgressBar, {"interval": REAL, "plain_interval": REAL}),
-    (h.Recorder, {"folder": ".", "sample": ONE}),
-    (h.RNGCapture, {"seed": np.uint64(7)}),
-    (h.RollBack, {"max_times": ONE}),
-]
-
-
-@pytest.mark.parametrize(("make", "options"), OF_NUMPY, ids=lambda each: getattr(each, "__name__", ""))
-def test_numbers_of_numpy_become_python_s(make: Callable[..., Any], options: dict[str, Any]) -> None:
-    kept = vars(make(**options)).values()
-    held = [each for value in kept for each in ([*value, *value.values()] if isinstance(value, dict) else [value])]
-    assert not any(isinstance(each, np.generic) for each in held)
-
-
 def test_filters_take_arrays_of_numpy() -> None:
     array: Any = np.array([2, 1])
     number: Any = np.int64(3)
     assert str(h.At(steps=array)) == str(h.At(steps=[1, 2]))
     assert str(h.Every(steps=number)) == str(h.Every(steps=3))
-
-
-@pytest.mark.parametrize("unit", ["epochs", "steps"])
-def test_a_length_of_numpy_is_recorded(unit: str, tmp_path: Path) -> None:
-    result = fit(h.Recorder(tmp_path), **{unit: np.int64(1)})
-    assert result.plugin_errors == {}
-    assert result.recording is not None
-    assert result.recording.exists()

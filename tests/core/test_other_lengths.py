@@ -24,10 +24,8 @@ from heliograph import (
     StepEnd,
     Trainer,
     on,
-    replay,
     warmup_linear,
 )
-from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.tests.kit import fit
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from torch.utils.data import TensorDataset
@@ -188,20 +186,6 @@ def test_a_schedule_by_fractions_counts_the_new_length(tmp_path: Path) -> None:
     seen = attempt(tmp_path, LogSchedule(fraction=0.25), limit_train=0.5)
     assert seen.result is not None
     assert [row["step"] for row in seen.result.log_history] == [4, 8, 12, 16, 18, 24]
-
-
-def test_a_replay_knows_the_new_length(tmp_path: Path) -> None:
-    attempt(tmp_path / "run", Recorder(tmp_path / "recording"), epochs=2)
-    attempt(tmp_path / "run", Recorder(tmp_path / "recording"), limit_train=0.5)
-    seen = Seen()
-
-    class Fifths(Plugin):
-        @on(StepEnd, when=Every(fraction=0.2))
-        def note(self, run: Run, event: StepEnd) -> None:
-            seen.fifths.append(run.progress.steps)
-
-    assert not replay(tmp_path / "recording", [Fifths()]).failed
-    assert seen.fifths == [4, 7, 10, 13, 16, 20, 24]
 
 
 def test_nothing_is_said_of_what_the_program_did_not_change(tmp_path: Path) -> None:

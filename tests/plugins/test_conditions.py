@@ -9,7 +9,6 @@ import heliograph as h
 import pytest
 import torch
 from heliograph import Between, Every, Plugin, Run, Trainer, on
-from heliograph.testing import check_plugin
 from heliograph.tests import kit
 from torch import nn
 
@@ -346,30 +345,6 @@ def test_another_condition_at_a_resume_is_said(tmp_path: Path) -> None:
     assert report is not None
     assert report.guarantee == "not exact"
     assert any("condition" in reason for reason in report.reasons)
-
-
-def test_the_rules_for_plugins_hold_with_a_condition() -> None:
-    check_plugin(lambda: h.EarlyStopping("train/loss", patience=1).when(Between(epochs=(1, 3))))
-
-
-def test_replayed(tmp_path: Path) -> None:
-    """The condition is asked in the replay, as it was in the run."""
-
-    def stopper() -> Plugin:
-        return Stop().when(Between(steps=(3, 5)))
-
-    class Stop(Plugin):
-        asks = ("log",)
-
-        @on(h.StepEnd, h.ValidationEnd)
-        def ask(self, run: Run, event: h.Event) -> None:
-            run.control.request_log(f"at {run.progress.steps}")
-
-    result = watch(Watch(), h.Recorder(tmp_path), stopper())
-    asked = [each.reason for each in result.history if each.verb == "log"]
-    assert asked == ["at 3", "at 4", "at 4", "at 5"]
-    replayed = h.replay(tmp_path, [stopper()])
-    assert [each.reason for each in replayed.requests("stop")] == asked
 
 
 def test_a_plugin_without_a_condition_is_called_directly_and_one_with_always_where_it_must() -> None:

@@ -23,9 +23,7 @@ from heliograph import (
     Trainer,
     ValidationEnd,
     on,
-    replay,
 )
-from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.core.checkpoint.storage import load
 from heliograph.tests.kit import class_batches, fit, linear_classifier
 from hypothesis import given, settings
@@ -159,20 +157,6 @@ def test_what_is_due_is_saved_with_the_length_that_it_is_of(tmp_path: Path) -> N
         "due": 12,
         "emissions": 0,
     }
-
-
-def test_a_replay_knows_the_planned_steps(tmp_path: Path) -> None:
-    fit(Recorder(tmp_path), train=class_batches(10), epochs=1.5)
-    marks = Marks()
-    report = replay(tmp_path, [marks])
-    assert not report.failed
-    assert marks.steps == [3, 6, 9, 12, 15]
-
-
-def test_a_replay_says_what_it_does_not_know(tmp_path: Path) -> None:
-    fit(Recorder(tmp_path), train=iter(class_batches(4)), epochs=1)
-    with pytest.raises(ValueError, match="and the recording does not say it: record a run with steps=; or count"):
-        replay(tmp_path, [Marks()])
 
 
 # Intervals that begin later.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from heliograph import Plugin, Recorder, Run, Trainer, TrainStart, on, replay
+from heliograph import Plugin, Run, Trainer, TrainStart, on
 from heliograph.tests.kit import class_batches, fit, linear_classifier
 
 
@@ -100,11 +99,3 @@ def test_an_error_in_that_of_an_observer_is_listed() -> None:
     assert result.status == "completed"
     assert result.plugin_errors == {"failing": ("reset: KeyError: 'forgetful'",)}
     assert "plugin 'failing': it may remember a former training; reset: KeyError: 'forgetful'" in result.notes
-
-
-def test_a_replay_resets_too(tmp_path: Path) -> None:
-    recording = fit(Recorder(tmp_path)).recording
-    memory = Memory()
-    assert recording is not None
-    replay(recording, [memory])
-    assert memory.calls == ["memory reset", "memory begin"]

@@ -135,7 +135,7 @@ def _set_by(method: Any) -> frozenset[str]:
     return frozenset(step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")
 
 
-_DATA: Final = ("heliograph.core.data.", "heliograph.demo.", "heliograph.testing.")  # may be part of a dataset
+_DATA: Final = ("heliograph.core.data.", "heliograph_recorder.demo.", "heliograph_testing.")  # may be part of a dataset
 _LEAVES: Final = (
     *(type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range, slice),
     *(torch.Tensor, torch.dtype, torch.device, torch.Size, np.generic, np.dtype),

@@ -7,6 +7,7 @@ from typing import Any
 
 import heliograph as h
 import torch
+from heliograph_recorder import Recorder
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset, random_split
@@ -25,7 +26,7 @@ def make(folder: Path = Path("runs/digits")) -> tuple[h.Trainer, dict[str, Any]]
         h.ValidationSchedule(epochs=1),
         h.EarlyStopping("validation/loss", patience=3),
     ]
-    trainer = h.Trainer([h.RNGCapture(), *schedules, checkpoint, h.Recorder(folder), h.ProgressBar()])
+    trainer = h.Trainer([h.RNGCapture(), *schedules, checkpoint, Recorder(folder), h.ProgressBar()])
     return trainer, {
         "task": h.Supervised(model, nn.functional.cross_entropy, metrics={"accuracy": h.accuracy}),
         "train": train,

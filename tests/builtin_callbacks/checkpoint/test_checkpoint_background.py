@@ -37,7 +37,6 @@ from heliograph.builtin_callbacks.checkpoint import background
 from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWriter
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Entry, Store
-from heliograph.testing import check_plugin
 from torch import Tensor, nn
 
 Make = Callable[..., Any]
@@ -532,7 +531,3 @@ def test_a_second_interrupt_leaves_at_once_and_the_next_run_finds_all_in_order(
     result = fit(epochs=2)
     assert any("resumed at epoch 0, batch 3, step 3" in note for note in result.notes)
     assert names(tmp_path) == ["run_epoch_1_iter_15.pth"]
-
-
-def test_it_keeps_every_rule_of_plugins(tmp_path: Path) -> None:
-    check_plugin(lambda: Checkpoint(tmp_path, background=True))

@@ -19,7 +19,6 @@ from heliograph import (
     LearningRate,
     LogSchedule,
     Plugin,
-    Preemption,
     RNGCapture,
     Run,
     RunResult,
@@ -34,7 +33,6 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
-from heliograph.testing.chaos import Chaos, Fault
 from heliograph.tests import kit
 from heliograph.tests.kit import adam, checkpoint_names, class_batches, linear_classifier
 from torch import nn
@@ -174,27 +172,6 @@ def test_a_run_with_nothing_left_to_do_validates_its_end_again_and_saves_nothing
     assert trace.seen == [("validation_end", 5)]
     assert (second.metrics, second.best_checkpoint) == (first.metrics, first.best_checkpoint)
     assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_5.pth"]
-
-
-def test_after_a_signal_nothing_is_validated_at_the_end(tmp_path: Path) -> None:
-    notice = Chaos([Fault("preempt", count=3)], journal=tmp_path / "journal.jsonl")
-    plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), Preemption(), notice]
-    result = kit.fit(
-        *plugins,
-        Checkpoint(tmp_path),
-        train=class_batches(6),
-        validation=class_batches(2),
-        on_interrupt="return",
-    )
-    assert (result.status, result.progress.validations, result.warnings) == ("stopped", 0, ())
-    assert [request.verb for request in result.history] == ["stop", "save"]
-    (note,) = [each for each in result.notes if each.startswith("the newest checkpoint is")]
-    path = result.last_checkpoint
-    assert path is not None
-    assert note == (
-        f"the newest checkpoint is {path}, of step {result.progress.steps}, no step is lost; to resume it, "
-        f"Checkpoint('{tmp_path}', resume='auto')"
-    )
 
 
 # Which checkpoint is the best.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import logging
 import os
 import pickle
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ import pytest
 import torch
 from heliograph.builtin_callbacks.checkpoint.repeated import proof as module
 from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import OFFSETS, ROW, SIZE, Ring
-from heliograph.tests import kit, repeated_kills, sampling
+from heliograph.tests import kit
 from heliograph.tests.kit import adam, random_batches, saving, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
@@ -31,48 +28,6 @@ NOTHING = (
 
 
 # Real kills.
-
-
-@pytest.fixture(scope="module")
-def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where the trainings wrote: "counts", and those that the sample has drawn."""
-    folder = tmp_path_factory.mktemp("killed")
-    names = {"counts", *sampling.chosen(request, "name")}
-    command = [sys.executable, repeated_kills.__file__, str(folder), *names]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
-    return folder
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    ("name", "reported"),
-    [
-        ("plain", [[13, 3, None]]),
-        ("chain", [[13, 3, None], [19, 4, None]]),
-        ("at_the_save", [[15, 5, None]]),
-        ("leaves_out", [[13, 2, None]]),
-        ("two_losses", [[13, 3, None]]),
-        ("accumulates", [[33, 1, None]]),
-        ("counts", [[13, 2, "differs first at step 13: loss 2.969 instead of 1.979"]]),
-        ("second_loss_differs", [[12, 1, "differs first at step 12: the loss of another optimizer than the first"]]),
-    ],
-)
-def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, reported: list[Any]) -> None:
-    result = json.loads((killed / name / "result").read_text())
-    assert [json.loads(line) for line in (killed / name / "reported").read_text().splitlines()] == reported
-    _, steps, difference = reported[-1]
-    assert (result["steps"], result["difference"]) == (steps, difference)
-    assert result["guarantee"] == ("exact" if difference is None else "not exact")
-    assert f"verified: {steps} repeated step{'s' * (steps > 1)} equal, bit for bit" in result["text"]
-    assert f"verified: {steps} repeated step{'s' * (steps > 1)} equal, bit for bit" in result["story"]
-
-
-def test_a_difference_is_reported_with_its_likely_cause(killed: Path) -> None:
-    result = json.loads((killed / "counts" / "result").read_text())
-    said = "what was done again differs first at step 13: loss 2.969 instead of 1.979"
-    assert result["reasons"] == [said]
-    assert f"likely cause of the difference: {NOTHING}" in result["text"].splitlines()
-    assert "the repeated work differs first at step 13: loss 2.969 instead of 1.979" in result["story"]
 
 
 # Runs that end between two saves stand for killed ones.
@@ -413,37 +368,6 @@ def test_the_progress_bar_reports_a_return(tmp_path: Path) -> None:
     file = io.StringIO()
     fit(tmp_path, 8, Turns(7), h.ProgressBar(plain=True, file=file, show_plan=False))
     assert [line for line in file.getvalue().splitlines() if "step 5" in line][:1] == ["run  went back to step 5"]
-
-
-def test_a_recording_reports_and_replays(tmp_path: Path) -> None:
-    fit(tmp_path, 9, h.Recorder(tmp_path))
-    result = fit(tmp_path, 12, h.Recorder(tmp_path), at=2)
-    assert result.recording is not None
-    assert "verified: 1 repeated step equal, bit for bit" in result.explain()
-    from heliograph.builtin_callbacks.recorder.format.reader import read
-    from heliograph.builtin_callbacks.recorder.timeline.page import page
-    from heliograph.builtin_callbacks.recorder.timeline.trace import trace
-
-    recording = read(result.recording)
-    assert "verified: 1 repeated step equal, bit for bit" in page(recording)
-    assert "the repeated work differs first at step 7" in page(recording)
-    assert [each["args"] for each in trace(recording)["traceEvents"] if each["name"] == "resume_verified"] == [
-        {"steps": 1, "difference": "differs first at step 7: loss 3.014 instead of 2.01"}
-    ]
-
-    class Receives(h.Plugin):
-        def __init__(self) -> None:
-            self.received: list[Any] = []
-
-        @h.on(h.ResumeVerified)
-        def receive(self, run: h.Run, event: h.ResumeVerified) -> None:
-            self.received.append((run.progress.steps, event))
-
-    receives = Receives()
-    h.replay(result.recording, [receives])
-    assert receives.received == [
-        (7, h.ResumeVerified(1, "differs first at step 7: loss 3.014 instead of 2.01")),
-    ]
 
 
 # Several ranks.

@@ -24,7 +24,6 @@ from heliograph import (
     Log,
     LogSchedule,
     ProgressBar,
-    Recorder,
     Replay,
     RNGCapture,
     Run,
@@ -37,7 +36,6 @@ from heliograph import (
     ValidationBatchEnd,
     ValidationEnd,
     ValidationSchedule,
-    replay,
 )
 from heliograph.tests.kit import Clock
 from torch import nn
@@ -483,23 +481,6 @@ def test_data_that_is_read_again_is_shown(task: Make, batches: Make, sgd: Any, d
 
     assert [each for each in made() if each[0] == "read again"] == [("read again", 0, 3, 3)] * drawn
     assert ("run  reads 3 batches of epoch 0 again" in written(plugin)) is not drawn
-
-
-@pytest.mark.parametrize("drawn", [True, False])
-def test_it_follows_a_replay(task: Make, batches: Make, sgd: Any, tmp_path: Path, drawn: bool) -> None:
-    trainer = Trainer([Recorder(tmp_path), LogSchedule(Every(steps=2))], device="cpu")
-    result = trainer.fit(task(), batches(3), optimizer=sgd, epochs=2)
-    trainer.test(task(), batches(1))
-    plugin = bar() if drawn else plain(io.StringIO())
-    replayed = replay(tmp_path, [plugin])
-
-    assert "progress would have requested nothing" in str(replayed)
-    assert not replayed.failed
-    assert not replayed.unheld
-    lines = written(plugin)
-    assert "run  completed at step 6" in lines
-    assert any(f"train/loss {result.metrics['train/loss']:.4g}" in line for line in lines)
-    assert any(line.startswith("run  test  batches 1  00:00  ") for line in lines)
 
 
 def test_several_optimizers_have_their_losses_beside_the_bar(batches: Make) -> None:

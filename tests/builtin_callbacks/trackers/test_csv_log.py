@@ -14,7 +14,6 @@ from typing import Any
 import heliograph as h
 import pytest
 from heliograph.builtin_callbacks.trackers.csv_sheet import Sheet
-from heliograph.testing import check_tracker
 from heliograph.tests import kit
 from heliograph.tests.builtin_callbacks.trackers.attempts import Die, Noisy, killed, spoiled, train
 from heliograph.tests.kit import class_batches
@@ -34,16 +33,6 @@ def places(path: Path) -> list[tuple[int, int]]:
 
 def columns(path: Path, *names: str) -> list[tuple[str, ...]]:
     return [tuple(row[name] for name in names) for row in read(path)]
-
-
-def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    rows = read(folder / "log.csv")
-    names = [name for name in rows[0] if "/" in name]
-    return {name: [(int(row["step"]), float(row[name])) for row in rows if row[name]] for name in names}
-
-
-def test_what_every_tracker_promises() -> None:
-    check_tracker(lambda folder: h.CSVLog(folder / "log.csv"), points)
 
 
 def log(path: Path, *plugins: Any, steps: int = 4, **options: Any) -> h.RunResult:

@@ -28,7 +28,6 @@ from heliograph import (
     LearningRate,
     Log,
     LogSchedule,
-    Recorder,
     Run,
     SavePoint,
     SaveSchedule,
@@ -37,7 +36,6 @@ from heliograph import (
     Trainer,
     TrainStart,
     ValidationSchedule,
-    replay,
 )
 from heliograph.builtin_callbacks.trackers.records import SAVED, Place, Record
 from heliograph.builtin_callbacks.trackers.tensorboard_file import EventFile
@@ -338,19 +336,6 @@ def test_a_missing_tensorboard_names_the_command(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     with pytest.raises(ImportError, match=r"TensorBoard needs .*: pip install tensorboard"):
         TensorBoard(tmp_path)
-
-
-@pytest.mark.parametrize("measured", [True, False])
-def test_a_replay_draws_what_was_logged(task: Make, batches: Make, sgd: Any, tmp_path: Path, measured: bool) -> None:
-    live = [TensorBoard(tmp_path / "live")] if measured else []
-    plugins: list[Any] = [LogSchedule(Every(steps=2)), *live, Recorder(tmp_path)]
-    Trainer(plugins, device="cpu").fit(task(), batches(4), optimizer=sgd, epochs=1)
-    replayed = replay(tmp_path, [TensorBoard(tmp_path / "again")])
-
-    assert (replayed.unheld, replayed.failed) == ({}, {})
-    curves = scalars(tmp_path / "again")
-    assert [step for step, _ in curves["train/loss"]] == [2, 4]
-    assert curves == (scalars(tmp_path / "live") if measured else {"train/loss": curves["train/loss"]})
 
 
 def test_images_texts_histograms_curves_and_files(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:

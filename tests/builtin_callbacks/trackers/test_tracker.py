@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from heliograph import (
     Page,
     Place,
     Plugin,
-    Recorder,
     Run,
     RunClosed,
     SavePoint,
@@ -33,7 +31,6 @@ from heliograph import (
     TrainStart,
     ValidationSchedule,
     on,
-    replay,
 )
 
 Make = Callable[..., Any]
@@ -481,15 +478,6 @@ def test_a_tracker_that_is_switched_off_and_on_continues_its_page(task: Make, ba
 
     assert list(tracker.store) == ["page-0"]
     assert steps(tracker.store["page-0"]) == [1, 3, 4]
-
-
-def test_a_recording_is_replayed_onto_a_page(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
-    fit([Recorder(tmp_path)], task(), batches(3), sgd)
-    tracker = Pages({})
-    replayed = replay(tmp_path, [tracker])
-
-    assert (replayed.unheld, replayed.failed) == ({}, {})
-    assert steps(tracker.store["page-0"]) == [1, 2, 3]
 
 
 def test_nothing_left_to_do_still_ends_the_page(task: Make, batches: Make, sgd: Any) -> None:

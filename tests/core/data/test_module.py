@@ -9,33 +9,17 @@ from typing import Any
 import pytest
 import torch
 from heliograph import (
-    EMA,
     BatchEnd,
-    Checkpoint,
-    Compile,
     DataModule,
-    EarlyStopping,
     EpochStart,
     Every,
     ExceptionPassThrough,
     FileLog,
-    GradientAccumulation,
-    HandlerTimes,
-    JsonlLog,
-    LearningRate,
     LoaderParams,
-    LogSchedule,
-    NaNGuard,
     Phases,
     Plugin,
-    Preemption,
-    ProgressBar,
-    Recorder,
-    RNGCapture,
     RunClosed,
     RunFailed,
-    SaveSchedule,
-    TensorBoard,
     Trainer,
     TrainingError,
     ValidationSchedule,
@@ -257,20 +241,6 @@ def test_an_evaluation_that_was_to_begin_fails(phase: str, drawing: Make, noisy:
     with pytest.raises(ArithmeticError if phase == "test" else TrainingError):
         evaluate(noisy(), DiaryModule(drawing, fails=phase))
     assert events == [phase]
-
-
-def test_every_built_in_takes_a_run_that_fails_before_it_begins(drawing: Make, noisy: Make, tmp_path: Path) -> None:
-    plugins: list[Any] = [
-        Checkpoint(tmp_path / "c"), SaveSchedule(Every(epochs=1)), JsonlLog(tmp_path / "log.jsonl"), ProgressBar(),
-        LogSchedule(Every(epochs=1)), EMA(0.9), RNGCapture(), Recorder(tmp_path / "r"), TensorBoard(tmp_path / "t"),
-        GradientAccumulation(2), NaNGuard(), Preemption(), HandlerTimes(), Compile(), EarlyStopping(),
-        ValidationSchedule(Every(epochs=1)), LearningRate("epoch"),
-    ]  # fmt: skip
-    with pytest.raises(ArithmeticError, match="set_up is broken") as info:
-        Trainer(plugins, device="cpu").fit(
-            noisy(), DiaryModule(drawing, fails="set_up"), epochs=1, optimizer=torch.optim.SGD
-        )
-    assert info.value.__notes__ == ["heliograph: in train, epoch 0, batch 0, step 0"]
 
 
 def test_what_is_wrong_with_the_arguments_is_of_no_run(drawing: Make, noisy: Make) -> None:

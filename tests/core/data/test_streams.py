@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import heliograph as h
@@ -519,26 +518,6 @@ def test_a_foreign_loader_that_is_left_early_is_not_trusted() -> None:
     assert worth(mode="max").guarantee == worth().guarantee == "order-exact"
     assert worth(mode="min").guarantee == "not exact"
     assert "a: an epoch ends before a Cursor does, and may not begin again there" in worth(mode="min").reasons
-
-
-def test_a_replay_says_that_streams_are_not_recorded(tmp_path: Path) -> None:
-    class Asks(h.Plugin):
-        def __init__(self, ask: Callable[[h.Run], Any]) -> None:
-            self.ask = ask
-            self.errors = list[str]()
-
-        @h.on(h.BatchEnd)
-        def try_it(self, run: h.Run, event: h.BatchEnd) -> None:
-            try:
-                self.ask(run)
-            except h.NotRecorded as error:
-                self.errors.append(str(error))
-
-    fitted({"a": Samples(4), "b": Samples(4)}, h.Recorder(tmp_path), loader_params=LOADING)
-    counts, stream = Asks(lambda run: run.progress.streams["a"]), Asks(lambda run: run.stream)
-    h.replay(tmp_path, [counts, stream.named("stream")])
-    assert counts.errors == ["A recording does not hold how many batches of each stream were read."] * 4
-    assert stream.errors == ["A recording does not hold which of several streams a batch is of."] * 4
 
 
 def test_batches_are_moved_to_the_device() -> None:

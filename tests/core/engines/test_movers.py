@@ -14,7 +14,6 @@ import torch
 from heliograph import DeviceEngine
 from heliograph.core.engines import movers
 from heliograph.core.engines.movers import LARGE, is_copied_aside, move, register_mover
-from heliograph.tests.waits import keep_a_gpu_busy, no_waits_on_a_gpu
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -82,10 +81,6 @@ class Graph:
 
     def __init__(self, nodes: Any, name: str) -> None:
         self.nodes, self.name = nodes, name
-
-
-class NamedGraph(Graph):
-    pass
 
 
 def on_meta(value: Any) -> bool:
@@ -284,40 +279,3 @@ def test_large_tensors_within_a_batch_go_aside_and_the_others_do_not(monkeypatch
     assert (on_meta(moved["images"]), moved["names"][0], on_meta(moved["names"][1])) == (True, "a", True)
     move(large, torch.device("cuda"))
     assert went == [(2, LARGE), (2, LARGE), (5, LARGE)]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-def test_a_large_batch_reaches_a_gpu_that_is_busy_and_keeps_its_memory() -> None:
-    """The memory of a batch that was dropped is still in use when the next one is copied."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    sums = []
-    for number in range(20):
-        batch = move(torch.full((LARGE,), float(number)).pin_memory(), device)
-        keep_a_gpu_busy(0.005)
-        sums.append(batch.amin() + batch.amax())
-    assert torch.stack(sums).tolist() == [2.0 * number for number in range(20)]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-def test_the_copy_of_a_large_batch_is_done_while_the_computation_is_not() -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    pinned = torch.ones(LARGE).pin_memory()
-    copies = movers.CopyStream(device)
-    copies.copy(pinned)  # the first takes memory, which may wait for the device
-    torch.cuda.synchronize(device)
-    keep_a_gpu_busy(1.0)
-    copies.copy(pinned)
-    copies._stream.synchronize()
-    assert not torch.cuda.current_stream(device).query()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-def test_pinned_batches_move_to_a_gpu_without_a_wait_and_back_with_one() -> None:
-    batch = (torch.arange(1 << 20).pin_memory(), {"targets": torch.ones(3).pin_memory()})
-    with no_waits_on_a_gpu():
-        moved = move(batch, torch.device("cuda"))
-    assert moved[1]["targets"].device.type == "cuda"
-    assert torch.equal(move(moved, torch.device("cpu"))[0], batch[0])

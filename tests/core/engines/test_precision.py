@@ -28,11 +28,9 @@ from heliograph import (
 )
 from heliograph.core.engines.options import PrecisionName
 from heliograph.core.engines.precision import LossScaling, Precision
-from heliograph.tests.kit import Batch, adam, random_batches, sgd
-from heliograph.tests.waits import waits_for_a_gpu
+from heliograph.tests.kit import Batch, random_batches, sgd
 from torch import Tensor, nn
 
-CPU = torch.device("cpu")
 HUGE = 1e38  # overflows in fp16, and in fp32 once it is scaled
 
 
@@ -371,34 +369,6 @@ def test_what_a_user_set_by_torch_s_newer_names_is_given_back() -> None:
 # On a GPU.
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.filterwarnings("ignore:.*fused.*")
-@pytest.mark.parametrize("fused", [False, True])
-def test_fp16_on_a_gpu_skips_counts_and_waits_no_more_than_torch(fused: bool) -> None:
-    task, trainer = make_task(), Trainer(device="cuda", precision="fp16")
-    result = trainer.fit(task, data(bad=(2,)), optimizer=adam(0.01, fused=fused), epochs=1)
-    assert (result.progress.steps, result.progress.skipped_steps) == (5, 1)
-    assert all(torch.isfinite(each).all() for each in task.model.parameters())
-
-    parameter = nn.Parameter(torch.ones(3, device="cuda"))
-    optimizer = torch.optim.Adam([parameter], fused=fused)
-    engine = DeviceEngine("cuda", precision="fp16")
-    engine.set_up(None, {}, {"optimizer": optimizer})
-    step, zero_grad = engine.bind_step(optimizer), engine.bind_zero_grad(optimizer)
-    engine.backward(parameter.sum())  # the first makes what is made once
-    step()
-    zero_grad()
-
-    def one_step() -> None:
-        engine.backward(parameter.sum())
-        engine.unscale(optimizer)
-        assert step() is not False
-        zero_grad()
-
-    assert waits_for_a_gpu(one_step) == 1
 
 
 @pytest.mark.gpu

@@ -17,15 +17,12 @@ from heliograph import (
     Event,
     Every,
     Export,
-    FileLog,
     GradientAccumulation,
-    JsonlLog,
     LearningRate,
     LogSchedule,
     Once,
     Phases,
     Plugin,
-    Recorder,
     RNGCapture,
     Run,
     SavePoint,
@@ -33,7 +30,6 @@ from heliograph import (
     StepEnd,
     Supervised,
     Task,
-    TensorBoard,
     Trainer,
     TrainStart,
     ValidationSchedule,
@@ -315,14 +311,6 @@ def test_a_data_module_is_opened_and_closed_by_each_run(tmp_path: Path) -> None:
     trainer = Trainer(planned(tmp_path), device="cpu")
     assert trainer.rehearse(linear_classifier(), Data(), optimizer=adam(), epochs=100).ok
     assert SINK == ["set_up", "tear_down"] * 3  # the plan, the run, the one that resumes it
-
-
-def test_files_of_built_ins_go_elsewhere(tmp_path: Path) -> None:
-    loggers = [JsonlLog(tmp_path / "log.jsonl"), TensorBoard(tmp_path / "board"), FileLog(tmp_path / "logs")]
-    found = rehearse(planned(tmp_path, *loggers, Recorder(tmp_path / "recordings")))
-    assert found.ok
-    assert set(found.redirected) == {"checkpoint", "jsonl_log", "tensorboard", "file_log", "recorder"}
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_checkpoints_of_the_run_are_neither_resumed_nor_touched(tmp_path: Path) -> None:

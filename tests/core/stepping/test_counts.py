@@ -28,7 +28,6 @@ from heliograph import (
     Log,
     LogSchedule,
     Plugin,
-    Recorder,
     Run,
     RunResult,
     StepEnd,
@@ -38,7 +37,6 @@ from heliograph import (
     Trainer,
     ValidationSchedule,
     on,
-    replay,
 )
 from heliograph.core.stepping import counts as module
 from heliograph.tests import kit
@@ -636,15 +634,6 @@ def test_a_checkpoint_from_before_tokens_were_counted_has_none() -> None:
     kit.fit(trainer)
     assert states[0]["progress"].pop("tokens") == 0
     assert "count_units" not in states[0]
-
-
-def test_a_replay_counts_the_tokens(tmp_path: Path) -> None:
-    seen, again = Seen(), Seen()
-    result, _ = fit(GradientAccumulation(2), seen, Recorder(tmp_path), epochs=2)
-    assert result.recording is not None
-    replay(result.recording, [again])
-    assert (again.tokens, again.every, again.at) == (seen.tokens, seen.every, seen.at)
-    assert again.tokens[-1] == 2 * sum(COUNTS)
 
 
 class Speeds(Plugin):

@@ -43,7 +43,6 @@ from heliograph import (
 from heliograph.core.task import Losses
 from heliograph.events.recorder import EventRecorder
 from heliograph.tests.kit import adam, saving, sgd
-from heliograph.tests.waits import NoWaits, no_waits_on_a_gpu
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
@@ -1054,17 +1053,6 @@ def test_resumed_on_two_ranks_equals_uninterrupted(ranks: Any, tmp_path: Path) -
 
 
 # On a GPU.
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_on_a_gpu_no_step_waits_for_the_device(precision: Any) -> None:
-    watch, pinned = NoWaits(no_waits_on_a_gpu, range(3, 6)), [(real.pin_memory(),) for (real,) in data(12)]
-    plugins = [GradientAccumulation(2), GradientClipping(1.0), LogSchedule(Every(epochs=1)), watch]
-    _, result = train(*plugins, engine=DeviceEngine("cuda", precision=precision), train=pinned, epochs=1)
-    assert result.progress.steps == 6
-    assert watch.batches == 6
 
 
 @pytest.mark.gpu

@@ -420,22 +420,6 @@ def test_a_roll_back_restores_them_too(tmp_path: Path) -> None:
     assert task.model.calls == 12
 
 
-def test_all_built_in_plugins_are_exact_when_nothing_changes(tmp_path: Path) -> None:
-    def plugins() -> list[Any]:
-        schedules = [h.ValidationSchedule(h.Every(steps=2)), h.LogSchedule(h.Every(steps=2))]
-        deciding = [h.EarlyStopping("train/loss", patience=50), h.NaNGuard(), h.GradientNorm()]
-        reports = [
-            h.JsonlLog(tmp_path / "log.jsonl"),
-            h.ProgressBar(plain=True),
-            h.HandlerTimes(),
-            h.Recorder(tmp_path),
-        ]
-        return [h.GradientAccumulation(2), h.EMA(), *schedules[1:], *deciding, *reports]
-
-    result, is_equal = Job(plugins=plugins).attempts(tmp_path)
-    assert (result.resume is not None and result.resume.guarantee, is_equal) == ("exact", True), reasons(result)
-
-
 def test_numpy_state_of_a_task_is_compared(tmp_path: Path) -> None:
     class Noisy(CountingTask):
         def __init__(self) -> None:

@@ -1,5 +1,0 @@
-"""Our plugins in the Trainer of Hugging Face, and in those that are made of it, such as TRL's."""
-
-from ....core.system.extras import require
-
-require("transformers", "HeliographCallback", extra="transformers")

@@ -1,1 +1,0 @@
-"""Search: studies of trials, each trial a run."""

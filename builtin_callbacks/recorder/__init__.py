@@ -1,1 +1,0 @@
-"""`Recorder`, and what reads its recordings: explain, replay, timeline."""

@@ -1,1 +1,0 @@
-"""Rules: steer a run by a file instead of code."""

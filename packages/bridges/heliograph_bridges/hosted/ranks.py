@@ -1,0 +1,49 @@
+"""The processes of a host that train together: their engine, and the control by which they agree."""
+
+from __future__ import annotations
+
+import torch
+from heliograph import Request
+from heliograph.core.distributed.ranks.shared_control import SharedControl, SharedRun
+from heliograph.core.engines.parallel.processes import ProcessEngine
+from heliograph.events.types import Verb
+
+from .control import check_verb
+from .host import Host
+
+
+class HostedRank(ProcessEngine):
+    """One of several processes, whose models the host moves, wraps and synchronises.
+
+    The groups for votes and objects are made next to the host's process group, which stays as it is.
+
+    Args:
+        device: where the host computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device=device)
+
+    def tear_down(self) -> None:
+        """Do nothing: nothing was wrapped here."""
+
+    def unwrap(self) -> None:
+        """Do nothing: nothing was wrapped here."""
+
+
+class HostedSharedControl(SharedControl):
+    """The control of several processes: at each step boundary they agree on what any of them asks for.
+
+    Args:
+        run: the run.
+        host: whose loop it is.
+    """
+
+    def __init__(self, run: SharedRun, host: Host) -> None:
+        super().__init__(run)
+        self._host = host
+
+    def record(self, verb: Verb, reason: str, by: str | None) -> Request:
+        """Add a request to the history; RuntimeError where the host cannot serve it."""
+        check_verb(self._host, verb)
+        return super().record(verb, reason, by)

@@ -1,0 +1,153 @@
+"""The run that plugins are given in the loop of a host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from heliograph import Bus, Control, LoopEngine, Plugins, RunResult
+from heliograph.core.context import RunContext, part_of
+from heliograph.core.length import epochs_done, part_done
+from heliograph.core.settings import Settings
+from heliograph.core.stepping.optimizers import SINGLE
+from heliograph.plugins.filters import plan_filters
+from heliograph.plugins.isolation import isolation
+from heliograph.spi import count
+
+from .control import HostedControl
+from .facts import Facts, HiddenOptimizer, HostedData, HostedTask
+from .host import Host
+
+
+class HostedRun(RunContext):
+    """One training of a host; the protocol `heliograph.Run` documents it.
+
+    It has what every run has: counters, a control, metrics, tracked values, modules and the optimizer. What only our
+    own loop can do, such as to take its whole state or to continue from another one, raises.
+
+    Args:
+        facts: what the host says of the training.
+        host: whose loop it is.
+        bus: the bus.
+        plugins: the plugins.
+        engine: the hardware, in the process of the host.
+    """
+
+    result: RunResult = part_of("outcome.result")
+    scheduler_steps: Mapping[str, int] = {}
+    boundary_is_open = False  # what is saved meanwhile continues within it
+
+    def __init__(self, facts: Facts, host: Host, bus: Bus, plugins: Plugins, engine: LoopEngine) -> None:
+        optimizer: Any = HiddenOptimizer() if facts.optimizer is None else facts.optimizer
+        settings = Settings(
+            name=facts.name,
+            task=HostedTask(facts.modules),
+            evaluations={"validation": facts.validation} if facts.validation else {},
+            optimizers={SINGLE: optimizer},
+            epochs=facts.epochs,
+            steps=facts.steps,
+            hyper_parameters=facts.hyper_parameters,
+            allow_unused_parameters=True,  # which of them are trained is the host's affair
+        )
+        self.facts, self.host = facts, host
+        super().__init__(settings, bus, plugins, engine)
+        self.settings = replace(settings, train=(facts.loader,))  # only now: the data are read by the host
+        self.data = HostedData(facts, engine, host.name)
+        self.control = self._make_control()
+        if facts.optimizer is None:
+            self.note(f"{host.name} does not show its optimizer: plugins see no parameter groups")
+
+    @property
+    def forward(self) -> Any:
+        """Raise RuntimeError: the host has the training step."""
+        raise RuntimeError(f"The training step is {self.host.name}'s: run.forward is that of heliograph's own loop.")
+
+    @forward.setter
+    def forward(self, step: Any) -> None:
+        """Raise RuntimeError: the host would not call another step."""
+        _ = self.forward
+
+    @property
+    def train_loader(self) -> Any:
+        """What the host reads."""
+        return self.facts.loader
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """The micro-batches in an epoch, None where that is unknown."""
+        return self.facts.batches
+
+    @property
+    def planned_steps(self) -> int | None:  # type: ignore[override]  # the base has a property too
+        """The optimizer steps from the first beginning to the end, as the host plans them."""
+        return self.facts.steps
+
+    @property
+    def unknown_length(self) -> str:  # type: ignore[override]
+        """Why the number of steps is not known, and the mend; empty where it is known."""
+        return "" if self.facts.steps is not None else f"{self.host.name} does not say it: {self.host.mend('length')}"
+
+    @property
+    def epoch_fraction(self) -> float | None:  # type: ignore[override]
+        """How many epochs are done."""
+        return epochs_done(self.progress, self.facts.batches)
+
+    @property
+    def fraction(self) -> float | None:  # type: ignore[override]
+        """Which part of the planned steps is done."""
+        return part_done(self.progress, self.facts.steps, skips=True)
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether the epochs are done."""
+        return self.facts.epochs is not None and self.progress.epoch >= self.facts.epochs
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the length is reached: the host counts a step whose gradients were dropped, too."""
+        done = self.progress.steps + self.progress.skipped_steps
+        return (self.facts.steps is not None and done >= self.facts.steps) or self.has_epochs
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers."""
+        plan_filters(self.bus, self)
+        with isolation(self.bus, self.plugins, self.hooks):
+            yield
+
+    def plan(self) -> str:
+        """Return what will happen, in a few lines."""
+        engine = self.engine
+        processes = "1 process" if engine.world_size == 1 else f"{engine.world_size} processes"
+        epochs, steps = self.facts.epochs, self.facts.steps
+        length = [] if epochs is None else [count(epochs, "epoch", "epochs")]
+        length += [] if steps is None else [f"{'at most ' if length else ''}{count(steps, 'step', 'steps')}"]
+        lines = [f"run {self.name!r} in {self.host.name}", f"  hardware: {engine.device}, {processes}"]
+        lines += [f"  length: {', '.join(length) or 'unknown'}"]
+        lines += [f"  {name}: {text}" for name, text in self.plugins.descriptions(self).items()]
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes), *(f"  WARNING: {w}" for w in self.warnings)])
+
+    def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
+        """Raise RuntimeError: the host saves weights and optimizers."""
+        raise self._refused("state_dict", "checkpoints")
+
+    def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
+        """Raise RuntimeError: the host resumes."""
+        raise self._refused("resume", "checkpoints")
+
+    def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
+        """Raise RuntimeError: the host cannot go back."""
+        raise self._refused("roll_back", "roll_back")
+
+    def _refused(self, method: str, word: str) -> RuntimeError:
+        return RuntimeError(f"run.{method} cannot be served in {self.host.name}. Instead, {self.host.mend(word)}.")
+
+    def _make_control(self) -> Control:
+        if self.engine.world_size == 1:
+            return HostedControl(self.progress, self.host)
+        from .ranks import HostedSharedControl
+
+        return HostedSharedControl(self, self.host)

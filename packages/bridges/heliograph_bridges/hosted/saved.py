@@ -1,0 +1,123 @@
+"""What a host's checkpoint holds of our run: the states of plugins, counters, requests, metrics; no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from heliograph.core.checkpoint.state.ranks import gather_rank_parts, select_rank_part
+from heliograph.spi import check_plain
+
+from .run import HostedRun
+
+VERSION = 1
+
+
+class Position(NamedTuple):
+    """Where a host begins or continues a training, as it counts.
+
+    Attributes:
+        epoch: the number of the epoch, from 0.
+        batch: the micro-batches of it that are done.
+        step: the optimizer steps of the training that are done; None where the host does not count them.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int | None = 0
+
+
+def capture(run: HostedRun) -> dict[str, Any]:
+    """Return the state of this rank, as plain types and tensors; not a collective."""
+    control = run.control.state_dict()
+    control["due"] = [each for each in control["due"] if each != "save"]  # it is being served
+    state = {
+        "version": VERSION,
+        "training_id": run.training_id,
+        "run_name": run.name,
+        "progress": run.progress.state_dict(),
+        "epoch_begun": run.work.has_begun,
+        "in_boundary": run.boundary_is_open and not run.outcome.finished,
+        "control": control,
+        "metrics": dict(run.metrics),
+        "means": run.means.state_dict(),
+        "totals": {name: list(each) for name, each in run.means.totals.items()},
+        "plugins": run.plugins.state_dict(check_plain),
+        "plugin_versions": run.plugins.state_versions(),
+        "filters": run.plugins.filter_states(run.origin, check_plain),
+    }
+    check_plain(state, "state")
+    return state
+
+
+def with_ranks(run: HostedRun, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of this rank with what differs on each of the others. A collective."""
+    return {**state, "ranks": gather_rank_parts(run.engine, state)}
+
+
+def restore(run: HostedRun, saved: Mapping[str, Any], path: Path | None) -> None:
+    """Continue from what a checkpoint of the host holds.
+
+    Args:
+        run: the run, within its beginning.
+        saved: what `capture` returned, with the parts of the ranks where there were several.
+        path: the checkpoint.
+
+    Raises:
+        ValueError: it is of a newer version; a plugin cannot continue from its state.
+    """
+    if saved["version"] > VERSION:
+        raise ValueError(
+            f"The state of the plugins in {path or 'the checkpoint'} is of version {saved['version']}, and this "
+            f"heliograph reads up to {VERSION}: update it."
+        )
+    own = select_rank_part({"ranks": [], **saved}, run.engine.rank, run.engine.world_size)
+    resumption = run.resumption
+    run.training_id, resumption.path = own["training_id"], path
+    run.progress.load_state_dict(own["progress"])
+    run.origin = run.progress.copy()
+    run.work.has_begun, run.in_boundary = own["epoch_begun"], own["in_boundary"]
+    run.control.load_state_dict(own["control"], at_save_point=run.in_boundary)
+    run.metrics.update(own["metrics"])
+    run.means.load_state_dict(own["means"])
+    run.means.totals = {name: (value, weight) for name, (value, weight) in own["totals"].items()}
+    found = run.plugins.load_state_dict(own["plugins"], own["plugin_versions"], path)
+    run.plugins.load_filter_states(run.origin, own["filters"])
+    resumption.resumed_from, resumption.resumed_at = path, run.origin
+    resumption.fresh_plugins, resumption.unclaimed_states = map(tuple, found)
+    progress = run.progress
+    place = f"epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
+    run.note(f"{run.host.name} resumed at {place} from {path or 'a checkpoint'}")
+    if resumption.fresh_plugins:
+        names = ", ".join(resumption.fresh_plugins)
+        run.note(f"plugins that start fresh, the checkpoint has no state of them: {names}")
+    if resumption.unclaimed_states:
+        names = ", ".join(resumption.unclaimed_states)
+        run.note(f"states in the checkpoint that no plugin claims, left out: {names}")
+
+
+def begin_at(run: HostedRun, position: Position, path: Path | None) -> None:
+    """Begin where a host continues from a checkpoint that holds nothing of ours."""
+    run.progress.steps = position.step or 0
+    run.progress.epoch, run.progress.batch = position.epoch, position.batch
+    run.work.has_begun = position.batch > 0
+    run.origin = run.progress.copy()
+    run.resumption.resumed_from, run.resumption.resumed_at = path, run.origin
+    run.note(f"{run.host.name} resumes {path or 'a checkpoint'}, which holds no states of plugins: they start fresh")
+    if position.step is None:
+        run.note(f"steps are counted from here: {run.host.name} counts iterations, of which several may make a step")
+
+
+def move_to(run: HostedRun, position: Position) -> None:
+    """Continue where the host does, which may count otherwise: it knows no epochs that ended early, say."""
+    progress = run.progress
+    place = f"epoch {progress.epoch}, batch {progress.batch}"
+    if (progress.epoch, progress.batch) == (position.epoch, position.batch):
+        return
+    run.note(f"{run.host.name} continues in epoch {position.epoch}, batch {position.batch}, after {place}")
+    progress.earlier_batches = max(0, progress.batches - position.batch)
+    progress.epoch, progress.batch = position.epoch, position.batch
+    run.work.has_begun = position.batch > 0
+    run.origin = run.progress.copy()
+    run.resumption.resumed_at = run.origin

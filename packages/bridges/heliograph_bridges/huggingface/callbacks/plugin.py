@@ -1,0 +1,260 @@
+"""The plugin that a callback of the Hugging Face Trainer becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from heliograph import (
+    BatchEnd,
+    BatchStart,
+    CheckpointLoaded,
+    CheckpointSaved,
+    EpochEnd,
+    EpochStart,
+    GradientsReady,
+    Lane,
+    Log,
+    Plugin,
+    PredictBatchEnd,
+    PredictEnd,
+    PredictStart,
+    Run,
+    RunClosed,
+    StepEnd,
+    TestBatchEnd,
+    TestEnd,
+    TestStart,
+    TrainEnd,
+    TrainStart,
+    ValidationBatchEnd,
+    ValidationEnd,
+    ValidationStart,
+    on,
+)
+from heliograph.events import Event
+from heliograph.spi import ended_for_good, require, snake_case
+
+from ...own_states import OwnStates
+from .arguments import arguments
+from .calls import Caller
+from .exported import stateful
+from .facts import keywords, rate_of
+from .flags import asks_of, names_in
+from .names import their_names
+from .state import StateKeeper
+
+STEPS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
+# The events that only some methods need; by all others the state is kept up to date.
+NEEDED_BY: Mapping[type[Event], tuple[str, ...]] = {
+    EpochStart: ("on_epoch_begin",),
+    BatchStart: ("on_step_begin",),
+    GradientsReady: ("on_pre_optimizer_step",),
+    StepEnd: ("on_optimizer_step", "on_log"),
+    BatchEnd: STEPS,
+    EpochEnd: ("on_epoch_end", "on_step_end"),
+    TrainEnd: ("on_train_end",),
+    **dict.fromkeys((ValidationBatchEnd, TestBatchEnd, PredictBatchEnd), ("on_prediction_step",)),
+    **dict.fromkeys((TestEnd, PredictEnd), ("on_predict",)),
+}
+RARE = {  # methods that a training may never call, and how to mend that
+    "on_log": "no log was due: add LogSchedule(steps=50)",
+    "on_evaluate": "no validation was due: pass validation= to fit, and add ValidationSchedule(epochs=1)",
+    "on_save": "no checkpoint was written: add Checkpoint('runs/x', every=Every(epochs=1))",
+}
+BOUNDARY = ("should_log", "should_evaluate", "should_save")
+TRACKERS = "transformers.integrations."  # what is in there only looks
+REMEDY = "make it an ExportableState, or give it state_dict and load_state_dict"
+BEST = frozenset({"best_metric", "metric_for_best_model"})
+
+
+class HuggingFacePlugin(Plugin):
+    """A callback of the Hugging Face Trainer; made by `from_huggingface`.
+
+    Args:
+        callback: the callback.
+        args: what it is given as such: arguments, a dict of some, or None.
+        processing_class: what it is given as such.
+    """
+
+    rehearses = False
+    _rate: Any
+
+    def __init__(self, callback: Any, args: Any, processing_class: Any) -> None:
+        kind, names = type(callback), names_in(callback)
+        self.name, self.asks = snake_case(kind.__name__), asks_of(names)
+        self.affects_training = not kind.__module__.startswith(TRACKERS)
+        self._reads_best = bool(names & BEST)
+        base = require("transformers", "from_huggingface", extra="transformers").TrainerCallback
+        self._own_states, self._keeper = OwnStates([stateful(callback)], REMEDY), StateKeeper()
+        self._call = Caller(callback, base, self._own_states)
+        vars(self).update(self._own_states.options)  # at a resume, options of a plugin are compared by their names
+        self.ignores = tuple(event for event, methods in NEEDED_BY.items() if not self._call.has(*methods))
+        self._given, self._processing_class = args, processing_class
+        self._forget()
+
+    def reset(self) -> None:
+        """Put the callback back to what it was, where it has a state."""
+        self._own_states.reset()
+        self._call.begin()
+        self._forget()
+
+    def describe(self, run: Run) -> str:
+        """Say whose callback this is."""
+        return f"calls {self._call.kind}, a callback of the Hugging Face Trainer"
+
+    @on(TrainStart, lane=Lane.REPORT)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Call `on_init_end`, and `on_train_begin` unless the run waits for its checkpoint."""
+        self._meet(run)
+        self._keeper.begin(run, self._call.args)
+        self._call(run, "on_init_end", self._keeper.state)
+        if not run.is_resuming:
+            self._begin_training(run)
+
+    @on(CheckpointLoaded)
+    def resume(self, run: Run, event: CheckpointLoaded) -> None:
+        """Call `on_train_begin` with the state of the checkpoint; repeat a stop that was asked for before it."""
+        self._keeper.refresh(run)
+        self._steps = run.progress.steps
+        if not self._has_begun:
+            self._begin_training(run)
+        self._own_states.resume(run, affects_training=self.affects_training)
+
+    @on(EpochStart)
+    def begin_epoch(self, run: Run, event: EpochStart) -> None:
+        """Call `on_epoch_begin`; not again for an epoch that had begun before the checkpoint."""
+        if not event.resumed:
+            self._keeper.refresh(run)
+            self._call(run, "on_epoch_begin", self._keeper.state, ("should_epoch_stop",))
+
+    @on(BatchStart)
+    def begin_step(self, run: Run, event: BatchStart) -> None:
+        """Call `on_step_begin` at the first micro-batch of a step."""
+        if not run.window:
+            self._call(run, "on_step_begin", self._keeper.state, BOUNDARY)
+
+    @on(GradientsReady, lane=Lane.REPORT)
+    def look_at_gradients(self, run: Run, event: GradientsReady) -> None:
+        """Call `on_pre_optimizer_step`, with the gradients clipped."""
+        self._call.keywords["optimizer"] = run.optimizer
+        self._call(run, "on_pre_optimizer_step", self._keeper.state)
+
+    @on(StepEnd, lane=Lane.MEASURE)
+    def look_at_step(self, run: Run, event: StepEnd) -> None:
+        """Call `on_optimizer_step`, before the scheduler; keep the rate that the step was made with."""
+        self._call.keywords["optimizer"] = run.optimizer
+        self._rate = rate_of(run)
+        self._call(run, "on_optimizer_step", self._keeper.state)
+
+    @on(BatchEnd)
+    def end_batch(self, run: Run, event: BatchEnd) -> None:
+        """Call `on_step_end` after a step, `on_substep_end` after another micro-batch."""
+        if run.progress.steps > self._steps:
+            self._end_step(run)
+        elif run.window:
+            self._call(run, "on_substep_end", self._keeper.state)
+
+    @on(EpochEnd)
+    def end_epoch(self, run: Run, event: EpochEnd) -> None:
+        """Call `on_epoch_end`, after the end of a step that the end of the epoch has made."""
+        if run.progress.steps > self._steps:
+            self._end_step(run)
+        self._keeper.refresh(run)
+        self._call(run, "on_epoch_end", self._keeper.state)
+
+    @on(Log, optional=True)
+    def log(self, run: Run, event: Log) -> None:
+        """Call `on_log`."""
+        self._keeper.refresh(run)
+        logs = their_names(event.metrics)
+        rate = rate_of(run) if self._rate is None else self._rate
+        self._report(run, logs if rate is None else {**logs, "learning_rate": float(rate)})
+
+    @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd)
+    def end_prediction(self, run: Run, event: ValidationBatchEnd | TestBatchEnd | PredictBatchEnd) -> None:
+        """Call `on_prediction_step`."""
+        if isinstance(event, ValidationBatchEnd) and not run.is_replay:
+            self._call.keywords["eval_dataloader"] = run.validation_loaders[event.dataset]
+        self._call(run, "on_prediction_step", self._keeper.state)
+
+    @on(ValidationEnd, optional=True)
+    def evaluate(self, run: Run, event: ValidationEnd) -> None:
+        """Call `on_log` and `on_evaluate`, then compare with the best evaluation: the Trainer has this order."""
+        if run.optimizer is not None:
+            self._keeper.refresh(run)
+        metrics = self._report(run, their_names(event.metrics))
+        self._call(run, "on_evaluate", self._keeper.state, ("should_evaluate",), metrics=metrics)
+        self._keeper.judge(run, self._call.args, metrics, is_read=self._reads_best)
+
+    @on(TestEnd, PredictEnd)
+    def predict(self, run: Run, event: TestEnd | PredictEnd) -> None:
+        """Call `on_predict`."""
+        self._call(run, "on_predict", self._keeper.state, metrics=their_names(event.metrics))
+
+    @on(CheckpointSaved)
+    def save(self, run: Run, event: CheckpointSaved) -> None:
+        """Call `on_save`."""
+        if run.best_checkpoint is not None:
+            self._keeper.state.best_model_checkpoint = str(run.best_checkpoint)
+        self._call(run, "on_save", self._keeper.state, ("should_save",))
+
+    @on(TrainEnd)
+    def end_training(self, run: Run, event: TrainEnd) -> None:
+        """Call `on_train_end`."""
+        self._keeper.refresh(run)
+        self._call(run, "on_train_end", self._keeper.state)
+
+    @on(ValidationStart, TestStart, PredictStart, optional=True)
+    def begin_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
+        """Take what is to be had of a run that does not train."""
+        if self._call.run is not run:
+            self._meet(run)
+
+    @on(RunClosed)
+    def end(self, run: Run, event: RunClosed) -> None:
+        """Warn of what was never called; the rest of a resumed run may be too short for it."""
+        if self._has_begun and not run.is_replay and run.resumed_at is None and ended_for_good(run, event.status):
+            for method in self._call.uncalled(RARE):
+                run.warn(f"{self._call.kind}.{method} was never called: {RARE[method]}.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the Trainer as the callback knows it, and the callback's own."""
+        return {
+            "trainer": self._keeper.state_dict(),
+            "callback": self._own_states.state_dict(self._call.run),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from it."""
+        if not state:
+            self._own_states.reset()
+            return
+        self._keeper.load_state_dict(state["trainer"])
+        self._own_states.load_state_dict(state["callback"])
+
+    def close(self) -> None:
+        """Let the run go."""
+        self._call.leave()
+
+    def _forget(self) -> None:
+        self._rate = None
+        self._steps, self._has_begun = 0, False
+
+    def _meet(self, run: Run) -> None:
+        self._call.meet(run, arguments(run, self._given), keywords(run, self._processing_class))
+
+    def _begin_training(self, run: Run) -> None:
+        self._has_begun = True
+        self._call(run, "on_train_begin", self._keeper.state, ("should_training_stop",))
+
+    def _end_step(self, run: Run) -> None:
+        self._steps = run.progress.steps
+        self._keeper.refresh(run)
+        self._call(run, "on_step_end", self._keeper.state)
+
+    def _report(self, run: Run, logs: dict[str, Any]) -> dict[str, Any]:
+        """Call `on_log`; return what was logged, with the epoch."""
+        self._keeper.add_log(logs)
+        self._call(run, "on_log", self._keeper.state, ("should_log",), logs=logs)
+        return logs

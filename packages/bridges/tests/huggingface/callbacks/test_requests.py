@@ -1,0 +1,162 @@
+"""What a callback sets in its control becomes a request, and what it resets is withdrawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+from heliograph.packages.bridges.tests.huggingface.callbacks.training import train_here
+from heliograph_bridges.huggingface import from_huggingface
+from transformers import TrainerCallback, TrainerControl
+
+
+class Setter(TrainerCallback):
+    """Sets a flag at a step, and notes what the flags were at each method."""
+
+    def __init__(self, flag: str = "", step: int = 2, *, value: bool = True) -> None:
+        self.flag, self.step, self.value = flag, step, value
+        self.seen: list[tuple[str, int, str]] = []
+
+    def note(self, name: str, state: Any, control: Any) -> None:
+        self.seen.append((name, state.global_step, ",".join(key for key, value in vars(control).items() if value)))
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.note("epoch_begin", state, control)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.note("step_begin", state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.note("step_end", state, control)
+        if self.flag and state.global_step == self.step:
+            setattr(control, self.flag, self.value)
+
+    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.note("log", state, control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.note("evaluate", state, control)
+
+    def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.note("save", state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.note("epoch_end", state, control)
+
+
+class Requests(h.Plugin):
+    """Keeps the history of requests."""
+
+    @h.on(h.RunClosed)
+    def keep(self, run: h.Run, event: h.RunClosed) -> None:
+        self.history = [(each.verb, each.by, each.reason, each.step) for each in run.control.history]
+
+
+def requests_of(callback: TrainerCallback, *plugins: Any, **options: Any) -> list[Any]:
+    """Train with a callback, and return all requests."""
+    requests, bridged = Requests(), from_huggingface(callback)
+    bridged.asks = ("stop", "save", "validation", "log")  # the code names no flag
+    train_here(*plugins, bridged, requests, **{"epochs": 2, **options})
+    return requests.history
+
+
+@pytest.mark.parametrize(
+    ("flag", "verb"),
+    [("should_training_stop", "stop"), ("should_log", "log"), ("should_evaluate", "validation")],
+)
+def test_a_flag_is_a_request_with_who_and_why(flag: str, verb: str) -> None:
+    assert requests_of(Setter(flag)) == [(verb, "setter", f"{flag} = True in Setter.on_step_end", 2)]
+
+
+def test_an_epoch_ends_where_it_is_asked_to() -> None:
+    callback = Setter("should_epoch_stop")
+    assert [each[0] for each in requests_of(callback)] == ["end_epoch"]
+    assert [step for name, step, _ in callback.seen if name == "epoch_end"] == [2, 7]
+
+
+def test_a_save_is_written_and_reported(tmp_path: Path) -> None:
+    callback = Setter("should_save")
+    requests_of(callback, h.Checkpoint(tmp_path))
+    assert ("save", 2, "") in callback.seen
+    assert (tmp_path / "run_epoch_0_iter_2.pth").exists()
+
+
+def test_flags_are_shown_and_cleared_as_the_trainer_does(tmp_path: Path) -> None:
+    """The order of log, evaluation and save at one step; the flag of each is cleared before its method."""
+    callback = Setter()
+    plugins = [h.LogSchedule(steps=2), h.ValidationSchedule(steps=2), h.Checkpoint(tmp_path, every=h.Every(steps=2))]
+    train_here(*plugins, callback, train=2, epochs=1)
+    assert callback.seen == [
+        ("epoch_begin", 0, ""),
+        ("step_begin", 0, ""),
+        ("step_end", 1, ""),
+        ("step_begin", 1, ""),
+        ("step_end", 2, "should_save,should_evaluate,should_log"),
+        ("log", 2, "should_save,should_evaluate"),
+        ("log", 2, "should_save"),
+        ("evaluate", 2, "should_save"),
+        ("save", 2, ""),
+        ("epoch_end", 2, ""),
+        ("save", 2, ""),  # the end of the run
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "schedule"),
+    [
+        ("should_evaluate", lambda: h.ValidationSchedule(steps=2, at_end=False)),
+        ("should_log", lambda: h.LogSchedule(steps=2)),
+    ],
+)
+def test_a_flag_that_is_reset_takes_the_request_of_another_plugin_back(
+    flag: str, schedule: Callable[[], h.Plugin]
+) -> None:
+    callback = Setter(flag, value=False)
+    history = requests_of(callback, schedule(), epochs=1)
+    verb = flag.removeprefix("should_").replace("evaluate", "validation")
+    assert [each[:2] for each in history if each[3] == 2] == [
+        (verb, history[0][1]),
+        (f"withdraw_{verb}", "setter"),
+    ]
+    steps = {step for name, step, _ in callback.seen if name in ("log", "evaluate")}
+    assert steps == {4}
+
+
+def test_a_callback_may_return_another_control() -> None:
+    class Other(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> TrainerControl:
+            return TrainerControl(should_training_stop=state.global_step == 3)
+
+    assert [each[0] for each in requests_of(Other())] == ["stop"]
+
+
+def test_what_is_no_control_is_an_error() -> None:
+    class Wrong(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
+            return True
+
+    with pytest.raises(TypeError, match=r"Wrong.on_step_end returned True: a callback returns its control, or nothing"):
+        train_here(Wrong(), epochs=1)
+
+
+def test_what_a_callback_may_request_is_read_from_its_code() -> None:
+    class Asks(Setter):
+        def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            for _ in range(1):
+                control.should_save = control.should_training_stop
+
+    assert from_huggingface(Asks()).asks == ("stop", "save")
+    assert from_huggingface(Setter()).asks == ()
+
+
+def test_a_method_that_was_never_called_is_said() -> None:
+    result = train_here(Setter(), epochs=1)
+    assert [each for each in result.warnings if "Setter" in each] == [
+        "Setter.on_log was never called: no log was due: add LogSchedule(steps=50).",
+        "Setter.on_evaluate was never called: no validation was due: pass validation= to fit, and add "
+        "ValidationSchedule(epochs=1).",
+        "Setter.on_save was never called: no checkpoint was written: add Checkpoint('runs/x', every=Every(epochs=1)).",
+    ]

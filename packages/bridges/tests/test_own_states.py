@@ -1,0 +1,93 @@
+"""What the objects that a plugin calls keep over a resume."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from heliograph import Run
+from heliograph_bridges.own_states import OwnStates
+
+
+class Counter:
+    """Has a state, an option, and a number of its state among its attributes."""
+
+    def __init__(self, limit: int = 3) -> None:
+        self.limit, self.count, self._hidden, self.items = limit, 0, 1, [1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+class Forgetful:
+    """Has no state."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+
+class Asked:
+    """Stands for a run: notes what is asked of it."""
+
+    def __init__(self, *, is_replay: bool = False) -> None:
+        self.is_replay, self.stops, self.doubts = is_replay, list[str](), list[str]()
+        self.control = SimpleNamespace(stop=self.stops.append)
+        self.data = SimpleNamespace(doubt=lambda guarantee, reason: self.doubts.append(f"{guarantee}: {reason}"))
+
+
+def resume(states: OwnStates, *, affects_training: bool = True, is_replay: bool = False) -> Asked:
+    asked = Asked(is_replay=is_replay)
+    states.resume(cast("Run", asked), affects_training=affects_training)
+    return asked
+
+
+def test_names_and_options() -> None:
+    states = OwnStates([Counter(), Counter(5), Forgetful(), print], "")
+    assert states.names == ["Counter", "Counter_2", "Forgetful", "print"]
+    assert states.options == {"Counter.limit": 3, "Counter_2.limit": 5, "Forgetful.seen": 0}
+
+
+def test_states_are_saved_loaded_and_reset() -> None:
+    first, second = Counter(), Counter()
+    states = OwnStates([first, second], "")
+    first.count, second.count = 4, 5
+    saved = states.state_dict(None)
+    first.count = second.count = 9
+    states.load_state_dict(saved)
+    assert (first.count, second.count) == (4, 5)
+    states.reset()
+    assert (first.count, second.count) == (0, 0)
+    alone = Counter()
+    OwnStates([alone], "").load_state_dict(saved)
+    assert alone.count == 4
+
+
+def test_a_stop_is_asked_for_again_with_the_same_options_only() -> None:
+    states = OwnStates([Counter()], "")
+    states.stop_reason = "enough"
+    saved = states.state_dict(None)
+    same, other = OwnStates([Counter()], ""), OwnStates([Counter(8)], "")
+    for each, stops in ((same, ["enough"]), (other, [])):
+        each.load_state_dict(saved)
+        assert resume(each).stops == stops
+        assert each.state_dict(None)["stop"] == "".join(stops)
+    same.reset()
+    assert resume(same).stops == []
+
+
+@pytest.mark.parametrize(("affects_training", "is_replay"), [(True, False), (False, False), (True, True)])
+def test_what_no_state_holds_is_doubted_where_it_matters(affects_training: bool, is_replay: bool) -> None:
+    forgetful = Forgetful()
+    states = OwnStates([forgetful, Counter()], "give it one")
+    assert states.state_dict(None)["lost"] == []
+    forgetful.seen = 1
+    saved = states.state_dict(None)
+    again = OwnStates([Forgetful(), Counter()], "give it one")
+    again.load_state_dict(saved)
+    reason = "not exact: Forgetful.seen had changed and no state holds it, so it starts fresh: give it one"
+    expected = [reason] if affects_training and not is_replay else []
+    assert resume(again, affects_training=affects_training, is_replay=is_replay).doubts == expected

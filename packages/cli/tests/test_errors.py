@@ -1,0 +1,309 @@
+"""Mistakes in a configuration: one sentence with the key and the nearest name, exit status 2."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from heliograph.__main__ import main
+from heliograph.packages.cli.tests.conftest import Command
+
+MISTAKES = [
+    ("--epoch=3", "There is no key 'epoch'. Did you mean 'epochs'?"),
+    ("--trainer.devic=cpu", "There is no key 'trainer.devic'. Did you mean 'trainer.device'?"),
+    ("--task.model.hiden=3", "task.model: lesson.Net has no option 'hiden'. Did you mean 'hidden'? Known: dropout, h"),
+    ("--task.model.hidden=x", "task.model.hidden: takes int, got x."),
+    ("--epochs=x", "epochs: takes int or float or null, got x."),
+    ("--trainer.precision=bf17", "Literal['fp32', 'tf32', 'bf16', 'fp16'], got bf17. Did you mean 'bf16'?"),
+    ("--trainer.engine=dpp", "got dpp. Did you mean 'ddp'?"),
+    ("--trainer.engine={ddp: {devic: cpu}}", "trainer.engine: heliograph.DDPEngine has no option 'devic'."),
+    ("--trainer.plugins+=early_stoping", "plugin is named 'early_stoping'. Did you mean 'early_stopping'?"),
+    ("--trainer.plugins+={early_stopping: {patienc: 3}}", "heliograph.EarlyStopping has no option 'patienc'. Did you"),
+    ("--trainer.plugins+={early_stopping: {patience: x}}", "trainer.plugins.patience: takes int, got x."),
+    ("--trainer.plugins+={early_stopping: {patience: 0}}", "patience must be a whole number, at least 1; got 0."),
+    ("--trainer.plugins+={log_schedule: {step: 3}}", "LogSchedule has no option 'step'. Did you mean 'steps'?"),
+    ("--trainer.plugins+={log_schedule: {when: {step: 3}}}", "plugins.when: Unknown counter 'step'. Did you mean"),
+    ("--trainer.plugins+={file_log: }", "trainer.plugins: heliograph.FileLog needs folder."),
+    ("--trainer.plugins+=heliograph.EarlyStoping", "heliograph has no 'EarlyStoping'. Did you mean 'EarlyStopping'?"),
+    ("--trainer.plugins={progress: , progress: }", "--trainer.plugins: the key 'progress' is given twice, in line 1"),
+    ("--loader_params={shuffle: true, shuffle: false}", "--loader_params: the key 'shuffle' is given twice"),
+    ("--trainer.plugins.monitor=x", "--trainer.plugins.monitor does not name one of the plugins of this configuration"),
+    ("--trainer.plugins.early_stopping.patience=2", "or add a plugin before with --trainer.plugins+=NAME."),
+    ("--trainer.plugins.learning_rate.pr=step", "LearningRate has no option 'pr'. Did you mean 'per'?"),
+    ("--trainer.plugins=3", "trainer.plugins: takes list, got 3."),
+    ("--optimizer=torch.optim.Adm", "optimizer: module 'torch.optim' has no 'Adm'. Did you mean 'Adam'?"),
+    ("--optimizer.lrr=1", "optimizer: torch.optim.AdamW has no option 'lrr'. Did you mean 'lr'?"),
+    ("--optimizer.lr=x", "optimizer.lr: takes float or Tensor, got x."),
+    ("--optimizer=lesson.unsaid", "the function lesson.unsaid must say in its annotation that it returns Optimizer."),
+    ("--task=lesso.Own", "task: there is no module 'lesso'. Did you mean 'lesson'?"),
+    ("--task=lesson.Ownn", "task: module 'lesson' has no 'Ownn'. Did you mean 'Own'?"),
+    ("--task.model=torch.nn.Linear", "task.model: torch.nn.Linear needs in_features, out_features."),
+    ("--task.model=lesson.sgd", "task.model: lesson.sgd is not a Module, nor a function that says in its annotation"),
+    ("--train=3", "train: takes a class path or dict[str, a class path] or null, got 3."),
+    ("--train.cont=3", "train: lesson.data has no option 'cont'. Did you mean 'count'?"),
+    ("--loader_params.batch_siz=3", "loader_params= has no 'batch_siz'. Did you mean 'batch_size'?"),
+    ("--train=null", "fit needs train:, or a DataModule as data:, one of the two."),
+    ("--task.metrics=3", "task.metrics: takes"),
+    ("--task.loss_fn=lesson.data", "the function lesson.data must say in its annotation that it returns Tensor."),
+    ("--epochs=null", "As fit was called, the run has no end: pass epochs= or steps="),
+    ("--task=lesson.Data", "lesson.Data needs count."),
+]  # fmt: skip
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize(("option", "expected"), MISTAKES)
+def test_a_mistake_is_one_sentence(
+    fit: Command, option: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(option) == 2
+    said = capsys.readouterr().err
+    assert expected in said
+    assert said.startswith("heliograph fit: ")
+    assert said.count("\n") == 1
+    assert "jsonargparse" not in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("epochs: 2", "epohs: 2", "There is no key 'epohs'. Did you mean 'epochs'?"),
+        ("hidden: 3", "hidde: 3", "task.model: lesson.Net has no option 'hidde'. Did you mean 'hidden'?"),
+        ("rng_capture", "rng_captur", "No installed plugin is named 'rng_captur'. Did you mean 'rng_capture'?"),
+        ("every: {steps: 2}", "evry: {steps: 2}", "heliograph.Checkpoint has no option 'evry'. Did you mean 'every'?"),
+        ("device: cpu", "devic: cpu", "There is no key 'trainer.devic'. Did you mean 'trainer.device'?"),
+        ("lesson.Net", "lesson.Nett", "task.model: module 'lesson' has no 'Nett'. Did you mean 'Net'?"),
+        ("epochs: 2", "epochs: [2", "lesson.yaml is not YAML: "),
+        (
+            "epochs: 2",
+            "epochs: 2\nepochs: 3",
+            "lesson.yaml: the key 'epochs' is given twice, in line 12 and in line 13: k",
+        ),
+        (
+            "    rng_capture:",
+            "    checkpoint:\n    rng_capture:",
+            "'trainer.plugins.checkpoint' is given twice, in line 16",
+        ),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_too(
+    fit: Command, folder: Path, old: str, new: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (folder / "lesson.yaml").read_text()
+    assert old in text
+    (folder / "lesson.yaml").write_text(text.replace(old, new))
+    assert fit() == 2
+    assert expected in capsys.readouterr().err
+
+
+KINDS = "takes a class path or dict[str, a class path] or null"
+FORM = (
+    "A filter is written as {epochs: 1} for Every(epochs=1), {steps: [10, 100]} for At(steps=[10, 100]), "
+    "{Between: {epochs: [2, 5]}} for Between(epochs=(2, 5)), {Once: {}} for Once()"
+)
+ADD = "write --trainer.plugins.NAME.OPTION=VALUE, or add a plugin before with --trainer.plugins+=NAME."
+PLUGIN = "it is the name of a plugin, which is given as trainer.plugins.checkpoint."
+ADAM = "Did you mean 'torch.optim.AdamW'?"
+GIVEN = "--trainer={plugins: {early_stopping: , learning_rate: {per: step}}}"
+REASONS = [
+    # The innermost reason, where a value could have several types.
+    (["--train=lesson.Data"], "train: lesson.Data needs count."),
+    (["--scheduler=torch.optim.lr_scheduler.StepLR"], "scheduler: torch.optim.lr_scheduler.StepLR needs step_size."),
+    (["--train.count=many"], "train.count: takes int, got many."),
+    (["--optimizer.betas=[0.9]"], "optimizer.betas: takes tuple with 2 elements, got [0.9]."),
+    (["--optimizer={a: {torch.optim.SGD: {lr: x}}}"], "optimizer.lr: takes float or Tensor, got x."),
+    (["--optimizer=null", "--optimizer.lr=1"], f"optimizer: {KINDS}, got only its option lr=1."),
+    (["--train=./data"], f"train: {KINDS}, got ./data."),
+    (["--task=[lesson.Own]"], "task: takes a class path, got ['lesson.Own']."),
+    (["--optimizer=torch.optim"], "optimizer: takes a class path, got module 'torch.optim'."),
+    (
+        ["--optimizer={torch.optim.lr_scheduler.StepLR: {step_size: 3}}"],
+        "optimizer: torch.optim.lr_scheduler.StepLR is not an Optimizer, "
+        "nor a function that says in its annotation that it returns one.",
+    ),
+    (
+        ["--optimizer={class_path: torch.optim.SGD, lr: 0.01}"],
+        "optimizer: the arguments of a class are given as init_args beside class_path.",
+    ),
+    (
+        ["--task={heliograph.Supervised: 3}"],
+        "task: the arguments of heliograph.Supervised are a mapping, {heliograph.Supervised: {option: value}}.",
+    ),
+    (["--trainer.plugins={progress: 3}"], "progress: its options are a mapping, {progress: {option: value}}; got 3."),
+    (["--trainer.plugins=[3]"], "trainer.plugins: takes a class path, got 3."),
+    (["--trainer.plugins=[{init_args: {a: 1}}]"], "trainer.plugins: takes a class path, got {'init_args': {'a': 1}}."),
+    (["--trainer=3"], "trainer: takes a mapping of keys, got 3."),
+    (
+        ["--scheduler={torch.optim.lr_scheduler.ExponentialLR: {Gamma: 0.9}}"],
+        "scheduler: torch.optim.lr_scheduler.ExponentialLR has no option 'Gamma'. Did you mean 'gamma'? "
+        "Known: gamma, last_epoch, optimizer.",
+    ),
+    (
+        ["--scheduler={torch.optim.lr_scheduler.CosineAnnealingLR: {T_maxx: 9}}"],
+        "scheduler: torch.optim.lr_scheduler.CosineAnnealingLR has no option 'T_maxx'. Did you mean 'T_max'? "
+        "Known: T_max, eta_min, last_epoch, optimizer.",
+    ),
+    # Names without their modules.
+    (
+        ["--optimizer={AdamW: {lr: 0.01}}"],
+        "optimizer: AdamW is not a class path. Did you mean 'torch.optim.AdamW'?",
+    ),
+    (["--task=supervised"], "task: takes a class path, got supervised. Did you mean 'heliograph.Supervised'?"),
+    (
+        ["--task.model={Linear: {bias: true}}"],
+        "task.model: Linear is not a class path. Did you mean 'torch.nn.Linear'?",
+    ),
+    (
+        ["--train=data"],
+        f"train: {KINDS}, got data. A class path begins with a module, as in my_module.data.",
+    ),
+    # Null, where a type does not have it.
+    (["--optimizer.lr=null"], "optimizer.lr: takes float or Tensor, got null."),
+    (["--task.model.dropout=null"], "task.model.dropout: takes float, got null."),
+    (["--trainer.strict=null"], "trainer.strict: takes bool, got null."),
+    # Plugins by their names.
+    (["--checkpoint.every.steps=5"], f"There is no key 'checkpoint': {PLUGIN}"),
+    (["--trainer.checkpoint.folder=x"], f"There is no key 'trainer.checkpoint': {PLUGIN}"),
+    (
+        ["--trainer.plugins.checkpoint.every.steps=5"],
+        f"trainer.plugins.every: {FORM}; got only its option steps=5.",
+    ),
+    (
+        [GIVEN, "--trainer.plugins.early_stopping.patience=0"],
+        "trainer.plugins: patience must be a whole number, at least 1; got 0.",
+    ),
+    (
+        [GIVEN, "--trainer.plugins.early_stoping.patience=2"],
+        f"--trainer.plugins.early_stoping.patience does not name one of the plugins of this configuration: {ADD} "
+        "Did you mean 'early_stopping'? Known: early_stopping, learning_rate.",
+    ),
+    # The command line itself.
+    (["--ranks=0"], "ranks must be a whole number, at least 1, or null for this process alone; got 0."),
+    (
+        ["--folder=lesson.py"],
+        "Nothing can be saved in lesson.py: lesson.py is not a folder. Choose another path.",
+    ),
+    (["--train={a: 1"], "{a: 1 is not YAML: did not find expected ',' or '}' in line 2, column 1."),
+    (["--task="], "--task needs a value: --task=VALUE."),
+    (["--epochs"], "--epochs needs a value: --epochs=VALUE."),
+    (
+        ["--epochs=3", "lesson.yaml"],
+        "lesson.yaml is not an option: options are --KEY=VALUE, and files come before all of them.",
+    ),
+    (["--config", "none.yaml"], "The file none.yaml cannot be read: No such file or directory."),
+    (["--config=none.yaml"], "The file none.yaml cannot be read: No such file or directory."),
+    (
+        ["epochs=3"],
+        "The file epochs=3 cannot be read: No such file or directory. Options begin with two dashes, --KEY=VALUE.",
+    ),
+]
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize(("words", "expected"), REASONS, ids=[" ".join(words) for words, _ in REASONS])
+def test_the_sentence_gives_the_innermost_reason(
+    fit: Command, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(*words) == 2
+    assert capsys.readouterr().err == f"heliograph fit: {expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "holds nothing: a configuration is a mapping of keys, such as task: my_module.MyTask."),
+        ("- a\n", "holds a list: a configuration is a mapping of keys, such as task: my_module.MyTask."),
+        ("hello\n", "holds a single value: a configuration is a mapping of keys, such as task: my_module.MyTask."),
+        (
+            "task:\n\tlesson.Own:\n",
+            "is not YAML: found character '\\t' that cannot start any token (indent by spaces) in line 2, column 1.",
+        ),
+        ("{[a]: b}\n", "is not YAML: found unhashable key in line 1, column 2."),
+    ],
+)
+def test_a_file_that_is_not_a_mapping(
+    folder: Path, text: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "other.yaml").write_text(text)
+    assert main(["fit", "other.yaml"]) == 2
+    assert capsys.readouterr().err == f"heliograph fit: other.yaml {expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "plugins:",
+            "plugin:",
+            "There is no key 'trainer.plugin'. Did you mean 'trainer.plugins'? Known: trainer.cudnn_benchmark, "
+            "trainer.deterministic, trainer.device, trainer.engine, trainer.gpus, trainer.plugins, trainer.precision, "
+            "trainer.strict, trainer.use_cpu.",
+        ),
+        ("{warmup: 0.1}", "{}", "scheduler: heliograph.warmup_cosine needs warmup."),
+        ("torch.optim.AdamW: {", "AdamW: {", f"optimizer: {KINDS}, got {{'AdamW': {{'lr': 0.01}}}}. {ADAM}"),
+        (
+            "{torch.optim.AdamW: {lr: 0.01}}",
+            "{class_path: torch.optim.AdamW, lr: 0.01}",
+            f"optimizer: {KINDS}, got {{'class_path': 'torch.optim.AdamW', 'lr': 0.01}}. "
+            "Arguments are given as init_args beside it.",
+        ),
+        ("{lr: 0.01}", "{lr: 0,01}", "optimizer: keys are words, got 1."),
+        ("{lr: 0.01}", "{lr: null}", "optimizer.lr: takes float or Tensor, got null."),
+        ("  plugins:\n", "  checkpoint:\n  plugins:\n", f"There is no key 'trainer.checkpoint': {PLUGIN}"),
+    ],
+)
+def test_a_mistake_in_the_file_gives_the_innermost_reason(
+    fit: Command, folder: Path, old: str, new: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (folder / "lesson.yaml").read_text()
+    assert old in text
+    (folder / "lesson.yaml").write_text(text.replace(old, new))
+    assert fit() == 2
+    assert capsys.readouterr().err == f"heliograph fit: {expected}\n"
+
+
+def test_an_empty_key_is_left_out(folder: Path) -> None:
+    rest = "train: lesson.data\nloader_params: {batch_size: 4}\noptimizer: lesson.sgd\nepochs: 1\n"
+    (folder / "lesson.yaml").write_text(f"task: lesson.Own\n{rest}scheduler:\ntrainer:\n")
+    assert main(["fit", "lesson.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        (
+            "--weights=bst",
+            "weights='bst' is not a file or folder that is there. Did you mean 'best'? Known: best, last.",
+        ),
+        ("--weights=gone.pth", "There is no checkpoint at gone.pth. Known: none."),
+    ],
+)
+def test_weights_that_there_are_not(
+    fit: Command, option: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit("--validation=lesson.data", option, verb="validate") == 2
+    assert capsys.readouterr().err == f"heliograph validate: {expected}\n"
+
+
+def test_a_file_that_there_is_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "leson.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert said == "heliograph fit: The file leson.yaml cannot be read: No such file or directory.\n"
+
+
+@pytest.mark.parametrize(
+    "later",
+    ["--trainer.plugins=[checkpoint: {folder: other}]", "--trainer={plugins: [progress: ]}", "--config=again.yaml"],
+)
+def test_an_option_of_a_plugin_that_is_replaced_is_a_mistake(
+    fit: Command, folder: Path, later: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(folder / "lesson.yaml", folder / "again.yaml")
+    assert fit("--trainer.plugins.checkpoint.keep_best=2", later) == 2
+    expected = "--trainer.plugins.keep_best=2 comes before what replaces the plugins: give it after that.\n"
+    assert capsys.readouterr().err == f"heliograph fit: {expected}"
+
+
+def test_no_file_at_all_is_said_what_is_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit"]) == 2
+    assert "The configuration has no task" in capsys.readouterr().err

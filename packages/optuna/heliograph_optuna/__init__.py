@@ -1,0 +1,5 @@
+"""Search: studies of trials, each trial a run."""
+
+from heliograph.spi import lazy_names
+
+__getattr__, __dir__ = lazy_names(__name__, __file__)

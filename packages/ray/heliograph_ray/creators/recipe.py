@@ -1,0 +1,106 @@
+"""The arguments of `CreatorTrainer`, checked, as one object that can be sent to ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from heliograph import LoopEngine
+from heliograph.core.engines.options import EngineOptions
+from heliograph.core.settings import check_name
+from heliograph.spi import check_whole_number, known_names
+
+from .raysgd import explain_argument
+
+Config = Mapping[str, Any]
+StepFrequency = Literal["batch", "epoch", "manual"]
+CREATORS = ("model_creator", "data_creator", "optimizer_creator", "loss_creator")
+OPTIONAL = (
+    "scheduler_creator", "train_function", "validation_function", "initialization_hook", "plugin_creator",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The arguments of `CreatorTrainer`; see there.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range, or nothing would step the scheduler.
+    """
+
+    model_creator: Callable[[Any], Any]
+    data_creator: Callable[[Any], Any]
+    optimizer_creator: Callable[[Any, Any], Any]
+    loss_creator: Callable[..., Any]
+    scheduler_creator: Callable[[Any, Any], Any] | None = None
+    scheduler_step_freq: StepFrequency | None = "batch"
+    config: Config = field(default_factory=dict)
+    batch_size: int = 16
+    dataloader_config: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    train_function: Callable[..., Mapping[str, Any]] | None = None
+    validation_function: Callable[..., Mapping[str, Any]] | None = None
+    initialization_hook: Callable[[Any], object] | None = None
+    plugin_creator: Callable[[Any], Iterable[Any]] | None = None
+    engine: Callable[[], LoopEngine] | str | None = None
+    options: EngineOptions = field(default_factory=EngineOptions)
+    seed: int = 6691
+    name: str = "run"
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        self._check_functions()
+        for name in ("config", "dataloader_config", "metrics"):
+            if not isinstance(given := getattr(self, name), Mapping):
+                raise TypeError(f"{name}= takes a dict, got {given!r}.")
+        check_whole_number("batch_size=", self.batch_size, of="samples of all ranks together", at_least=1)
+        if duplicates := self.dataloader_config.keys() & {"batch_size", "global_batch_size"}:
+            raise ValueError(f"dataloader_config[{duplicates.pop()!r}] is given by batch_size=: leave it out.")
+        check_whole_number("seed=", self.seed)
+        self._check_stepping()
+        if self.metrics and self.train_function is not None:
+            raise ValueError("metrics= is for the default training: a train_function returns its own. Leave it out.")
+
+    def _check_names(self) -> None:
+        """Check here what each rank would check later."""
+        if unknown := sorted(self.options.keys() - EngineOptions.__annotations__.keys()):
+            name, value = unknown[0], dict(self.options)[unknown[0]]
+            known = {"launcher", *EngineOptions.__annotations__, *(each.name for each in fields(self))} - {"options"}
+            raise TypeError(
+                f"CreatorTrainer has no argument {name!r}.{explain_argument(name, value) or known_names(name, known)} "
+                f"docs/raysgd.md has a table of RaySGD's arguments."
+            )
+        check_name(self.name)
+
+    def _check_functions(self) -> None:
+        for name in CREATORS:
+            if not callable(given := getattr(self, name)):
+                raise TypeError(f"{name}= takes a function, got {given!r}.")
+        for name in OPTIONAL:
+            if (given := getattr(self, name)) is not None and not callable(given):
+                raise TypeError(f"{name}= takes a function or None, got {given!r}.")
+        if self.engine is not None and not isinstance(self.engine, str) and not callable(self.engine):
+            raise TypeError(
+                f"engine= takes the name of an engine, or a function that makes one on each rank, as DDPEngine does; "
+                f"got {self.engine!r}."
+            )
+
+    def _check_stepping(self) -> None:
+        if self.scheduler_step_freq not in (None, *get_args(StepFrequency)):
+            raise ValueError(
+                f"scheduler_step_freq= is 'batch', 'epoch', 'manual' or None, got {self.scheduler_step_freq!r}."
+            )
+        if self.scheduler_creator is None:
+            return
+        if self.train_function is not None and self.scheduler_step_freq == "batch":
+            raise ValueError(
+                "With a train_function, scheduler_step_freq='batch' would step a scheduler that the function may step "
+                "too: call scheduler.step() in it and pass scheduler_step_freq=None, or pass 'epoch'."
+            )
+        if self.train_function is None and self.plugin_creator is None and self.scheduler_step_freq is None:
+            raise ValueError(
+                "scheduler_step_freq=None leaves the scheduler to a train_function or to a plugin, and there is none: "
+                "pass 'batch', 'epoch', or 'manual' for trainer.update_scheduler(metric)."
+            )

@@ -1,0 +1,209 @@
+"""A Ray dataset that is executed as it is read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, count
+from typing import Any
+
+from heliograph import Engine
+from heliograph.core.data.draws.generators import isolated
+from heliograph.core.data.draws.held_generators import HeldGenerators
+from heliograph.core.data.order.shares import ALONE, Share
+from heliograph.core.data.sources.contract import Sourced
+from heliograph.core.data.sources.stateless import Reading, Stateless, Worth
+
+from .columns import Columns, RowBuffer, make_batcher
+from .distributor import DatasetPass, RowDistributor, get_object
+from .execution import copy_dataset, kill_distributor, start_shared_distributor
+from .seeds import find_unseeded
+
+PREFETCH = 2  # pieces that a process requests before it needs them
+
+
+class RayStream(Sourced):
+    """A loader of a Ray dataset that is not materialized.
+
+    Args:
+        dataset: the user's.
+        batch_size: rows in a batch, per rank.
+        drop_last: whether a last, smaller batch is dropped.
+        columns: the columns of a batch, in order; None for a dict of all columns.
+        collate_fn: makes a batch from arrays by column; None for tensors.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        drop_last: bool,
+        columns: Sequence[str] | None,
+        collate_fn: Callable[[Columns], Any] | None,
+    ) -> None:
+        self.dataset = dataset if columns is None else dataset.select_columns(list(columns))
+        self.batch_size, self.drop_last, self.columns, self.collate_fn = batch_size, drop_last, columns, collate_fn
+
+    def __iter__(self) -> Iterator[Any]:
+        reading = Reading(seed=0, epoch=0, batch=0, apart=False, report=_ignore_progress)
+        return self.source(ALONE, None, fills_up=False).open(reading)
+
+    def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> StreamSource:
+        """Return the source of a process's share."""
+        return StreamSource(self, share, engine, fills_up=fills_up)
+
+
+class StreamSource(Stateless):
+    """The source of a stream: its rows are distributed in turn, in the same order for any number of ranks.
+
+    A position is reached by executing the dataset again; rows before it are not fetched.
+
+    Args:
+        loader: of the user's dataset.
+        share: the share of this process.
+        engine: connects several processes.
+        fills_up: whether single rows are distributed, and all ranks get equally many, some of the first ones twice;
+            otherwise whole batches are, and each row is read once.
+    """
+
+    as_it_is, common = False, True
+
+    def __init__(self, loader: RayStream, share: Share, engine: Engine | None, *, fills_up: bool) -> None:
+        columns = None if loader.columns is None else list(loader.columns)
+        kind = {"source": "ray", "columns": columns, "drop_last": loader.drop_last}
+        super().__init__(loader, kind if loader.collate_fn is None else {**kind, "draws_per": "batch"}, share)
+        self.batch_size = self._size = loader.batch_size
+        self._dataset, self._fills_up, self._engine = loader.dataset, fills_up, engine
+        self._collate, self._held = make_batcher(loader.columns, loader.collate_fn), HeldGenerators(loader.collate_fn)
+        self._unseeded = find_unseeded(loader.dataset)
+        self._distributor: Any = None
+        self._passes = 0
+        self._head: str | None = None  # the digest of the epoch's first row
+        self._expected: str | None = None  # the same, in the checkpoint
+        self._has_changed = False
+
+    def worth(self) -> Worth:
+        """Return whether the dataset has the same order when it is executed again."""
+        if self._unseeded is not None:
+            return "not exact", (f"{self._unseeded} in the Ray dataset has no seed: it gives another order each time",)
+        if self._has_changed:
+            return "not exact", ("the Ray dataset had another order, or other rows, when it was resumed",)
+        return "replayed", (
+            "a Ray dataset is executed again up to the position: in the same order, if its files and functions are "
+            "the same each time (ds.materialize() starts at any position)",
+        )
+
+    def open(self, reading: Reading) -> Iterator[Any]:
+        """Execute the dataset, and yield the batches from the position on."""
+        self._passes += 1
+        if reading.is_over:
+            return iter(())
+        self._connect()
+        dataset_pass = self._make_pass(reading.epoch, reading.batch // self.share.turns)
+        rounds = self._rounds(self._check_head(self._pieces(dataset_pass), dataset_pass))
+        context = isolated() if reading.apart else nullcontext()
+        if reading.batch:
+            reading.report(0, reading.batch)
+            with context:
+                rounds = chain([each for each in [next(rounds, None)] if each is not None], rounds)
+            reading.report(reading.batch, reading.batch)
+        return self._batches(rounds, reading, context)
+
+    def state_dict(self, batch: int) -> dict[str, Any]:
+        """Return the digest of the epoch's first row, which has to be the same when the epoch is executed again."""
+        return {"head": self._head if batch else None, "has_changed": self._has_changed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the digest of the epoch's first row."""
+        self._head = self._expected = state["head"]
+        self._has_changed = state["has_changed"]
+
+    def close(self) -> None:
+        """End the execution; the main rank kills the actor for all, because no rank reads any more."""
+        if isinstance(self._distributor, RowDistributor):
+            self._distributor.close()
+        elif self._distributor is not None and self._engine is not None and self._engine.is_main:
+            kill_distributor(self._distributor)
+        self._distributor = None
+
+    def _make_pass(self, epoch: int, done: int) -> DatasetPass:
+        ranks, size = self.share.ranks, self._size
+        consumed = done * ranks * size
+        min_rows = (done - 1) * ranks * size + 1 if done else 0
+        turn, fills_up = 1 if self._fills_up else size, self._fills_up and not self.loader.drop_last
+        return DatasetPass(self._passes, epoch, consumed, min_rows, ranks, turn, fills_up)
+
+    def _pieces(self, dataset_pass: DatasetPass) -> Iterator[list[Columns | None]]:
+        """Yield the rows of this process's ranks in each piece of the dataset."""
+        own, distributor = list(self.share.own), self._distributor
+        if self.share.world_size == 1:
+            numbers = count()
+            yield from iter(lambda: distributor.read_piece(dataset_pass, next(numbers), own), None)
+            return
+        requests = deque(distributor.read_piece.remote(dataset_pass, number, own) for number in range(PREFETCH))
+        for number in count(PREFETCH):
+            parts = get_object(requests.popleft())
+            if parts is None:
+                return
+            requests.append(distributor.read_piece.remote(dataset_pass, number, own))
+            yield [None if part is None else get_object(part) for part in parts]
+
+    def _check_head(
+        self, pieces: Iterator[list[Columns | None]], dataset_pass: DatasetPass
+    ) -> Iterator[list[Columns | None]]:
+        """Yield all pieces; after the first one of a training, compare the first row with that of the checkpoint."""
+        for number, parts in enumerate(pieces):
+            if number == 0 and self._fills_up:
+                self._compare_head(dataset_pass)
+            yield parts
+
+    def _compare_head(self, dataset_pass: DatasetPass) -> None:
+        distributor = self._distributor
+        if self.share.world_size == 1:
+            head = distributor.digest_first_row(dataset_pass)
+        else:
+            head = get_object(distributor.digest_first_row.remote(dataset_pass))
+        self._has_changed = self._has_changed or self._expected not in (None, head)
+        self._head, self._expected = head, None
+
+    def _rounds(self, pieces: Iterator[list[Columns | None]]) -> Iterator[list[Columns]]:
+        """Yield the rows of a batch for each of this process's ranks."""
+        ranks = [RowBuffer() for _ in self.share.own]
+        for parts in pieces:
+            for rank, part in zip(ranks, parts, strict=True):
+                rank.add(part)
+            while all(rank.rows >= self._size for rank in ranks):
+                yield [rank.pop(self._size) for rank in ranks]
+        if not self.loader.drop_last and all(rank.rows for rank in ranks):
+            yield [rank.pop(self._size) for rank in ranks]
+
+    def _batches(
+        self, rounds: Iterator[list[Columns]], reading: Reading, context: AbstractContextManager[object]
+    ) -> Iterator[Any]:
+        first, turn = divmod(reading.batch, self.share.turns)
+        for number in count(first):
+            with context:
+                parts = next(rounds, None)
+            if parts is None:
+                return
+            for rank, rows in list(zip(self.share.own, parts, strict=True))[turn:]:
+                with context:
+                    if reading.apart:
+                        self._held.seed(reading.seed, reading.epoch, number, rank)
+                    batch = self._collate(rows)
+                yield batch
+            turn = 0
+
+    def _connect(self) -> None:
+        """Create or find the distributor. The first call on several ranks is a collective."""
+        if self._distributor is None and self.share.world_size == 1:
+            self._distributor = RowDistributor(copy_dataset(self._dataset), 1)
+        elif self._distributor is None:
+            assert self._engine is not None, "several processes are connected by an engine"
+            self._distributor = start_shared_distributor(self._dataset, self._engine, prefetch=PREFETCH)
+
+
+def _ignore_progress(done: int, batches: int) -> None:
+    """Do nothing: no batches are read again."""

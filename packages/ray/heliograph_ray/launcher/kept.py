@@ -1,0 +1,169 @@
+"""Workers of a Ray cluster that stay alive between calls."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from heliograph.core.distributed.launch.processes import environment
+
+from ..cluster import KEEPERS, connected_address
+from .attempts import RayValues
+from .calls import Setup, pickle_call
+from .driver_loop import END_TIMEOUT
+from .fit import Fit
+from .mailbox import Call, DriverChannel
+from .worker import serve_calls
+
+
+class KeptWorkers:
+    """Workers that stay alive between calls: the first call starts them, the others find them ready.
+
+    They are given up when a call fails, when the cluster has room for more of them, when none comes for a while, when
+    this process starts workers for something else, by `close`, and when this process ends. Those of a lost machine are
+    replaced by the next call. A cluster that was started for them ends with `close`, with a failure, or with this
+    process.
+
+    Args:
+        setup: what their launcher was asked for.
+        idle: seconds without a call after which they are given up.
+    """
+
+    def __init__(self, setup: Setup, idle: float) -> None:
+        self._setup, self._idle = setup, idle
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._connection = ExitStack()
+        self._cluster: str | None = None  # its address
+        self._run_config: Any = None
+        self._channel: DriverChannel | None = None
+        self._fit: Fit | None = None
+        self._fit_id, self._world_size = "", 0
+        self._checked = 0.0  # when room for more workers was looked for, or they were started
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        on_message: Callable[[int, Any], object] | None = None,
+        **kwargs: Any,
+    ) -> RayValues:
+        """Call `fn(*args, **kwargs)` on every worker; see `RayLauncher.run`, also for what it raises."""
+        payload = pickle_call(fn, args, kwargs, on_message)
+        with self._lock:
+            self._stop_timer()
+            try:
+                values = self._run(payload, on_message)
+            except BaseException:  # also a Ctrl-C: workers whose call did not end well are not used again
+                try:
+                    self._end_workers(at_once=True)
+                finally:
+                    self._disconnect()
+                raise
+            self._timer = threading.Timer(self._idle, self._give_up)
+            self._timer.daemon = True
+            self._timer.start()
+            return values
+
+    def close(self) -> None:
+        """Let the workers end, and wait for it; they start again with the next call."""
+        with self._lock:
+            self._close()
+
+    def close_if_idle(self) -> None:
+        """Do the same, unless a call is under way."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._close()
+            finally:
+                self._lock.release()
+
+    def _run(self, payload: bytes, on_message: Callable[[int, Any], object] | None) -> RayValues:
+        if self._fit is not None and (self._is_lost() or not self._fit.is_alive or self._is_outgrown()):
+            self._end_workers()
+        if self._fit is None:
+            self._run_config = self._run_config or self._setup.new_run_config()
+            self._connection.enter_context(self._setup.connect())
+            self._cluster = connected_address()
+            KEEPERS.add(self)
+            atexit.register(self.close)  # before Ray ends, since it came later
+        channel = self._channel = self._channel or DriverChannel()
+        channel.reset()
+        with environment(self._setup.variables):
+            values = self._setup.run(channel, payload, self._run_config, self._start, on_message, keeps=True)
+        channel.assign(self._fit_id, None)
+        self._world_size = len(values)
+        return values
+
+    def _is_lost(self) -> bool:
+        """Return whether this process has disconnected from their cluster; any call of Ray would start another one."""
+        return connected_address() != self._cluster
+
+    def _is_outgrown(self) -> bool:
+        """Return whether the cluster has room for more workers; look for it as seldom as during a call."""
+        sizes = self._setup.sizes()
+        if monotonic() < self._checked + sizes.interval:
+            return False
+        self._checked = monotonic()
+        return bool(sizes.larger(self._world_size))
+
+    def _start(self, call: Call, asked: int | tuple[int, int]) -> Fit:
+        """Give a call to the workers; start them, unless they wait for it."""
+        channel = self._channel
+        assert channel is not None
+        if self._fit is not None and self._fit.is_alive:
+            channel.assign(self._fit_id, call)
+            self._fit.is_reused = True
+            return self._fit
+        self._fit_id, self._checked = uuid4().hex, monotonic()
+        channel.assign(self._fit_id, call)
+        function = partial(serve_calls, channel.mailbox, self._fit_id)
+        self._fit = Fit(self._setup.trainer(function, asked, self._run_config).fit)
+        return self._fit
+
+    def _end_workers(self, *, at_once: bool = False) -> None:
+        """End the workers.
+
+        If Ray's run has ended before, they are gone, and the actor ends with its handle; with the connection, all are.
+
+        Args:
+            at_once: whether not to wait until they end by themselves.
+        """
+        fit, channel = self._fit, self._channel
+        self._fit = self._channel = None
+        if channel is None or fit is None or not (fit.is_alive or at_once):
+            return
+        if self._is_lost():
+            fit.join(END_TIMEOUT)  # about one in ten stays in Ray's `get` for good, which nothing ends
+            return
+        if not at_once:
+            channel.dismiss()
+            fit.join(END_TIMEOUT)
+        channel.close()
+
+    def _disconnect(self) -> None:
+        KEEPERS.discard(self)
+        atexit.unregister(self.close)
+        self._connection.close()
+
+    def _give_up(self) -> None:
+        """End the workers after a while without a call. The cluster stays: other code of this process may use it."""
+        with self._lock:
+            self._end_workers()
+
+    def _close(self) -> None:
+        self._stop_timer()
+        self._end_workers()
+        self._disconnect()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,160 @@
+"""A function as a trial of Tune: it runs in the trial's process or on workers of its own, and its runs are closed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heliograph import RunResult
+from heliograph.core.distributed.launch.exceptions import Carried, carry
+from heliograph.spi import hosted_by, require
+
+from ..session import StoredReport
+from .location import Location, summarize_end
+from .trial_session import PURPOSE, TrialHost, TrialSession, TuneReporter, ignore_stop
+from .trial_storage import find_resumable
+from .trial_workers import run_on_workers
+
+CLOSE_TIMEOUT = 600.0  # seconds that the last runs have to close; Ray gives the others the same
+
+
+class TrialFailed(RuntimeError):  # noqa: N818  # carries the user's own error, which is raised or logged
+    """The function raised in a trial."""
+
+    def __init__(self, error: Carried) -> None:
+        super().__init__(error)  # as given, so that it can be pickled
+        self.error = error
+
+    def __str__(self) -> str:
+        return self.error.text
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each trial of a search does.
+
+    Attributes:
+        fn: called with the hyper-parameters.
+        metric: the metric that the search optimizes.
+        location: of the search.
+        workers: arguments of a launcher; None to run in the trial's own process.
+        resources: what Ray reserves for the trial's own process, by name.
+    """
+
+    fn: Callable[[dict[str, Any]], object]
+    metric: str
+    location: Location
+    workers: Mapping[str, Any] | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+
+def trainable(plan: Plan) -> Any:
+    """Return a trainable of Tune, which is a class."""
+    module = require("ray.tune.trainable", PURPOSE, extra="ray")
+    ray_tune = require("ray.tune", PURPOSE, extra="ray")
+    name = getattr(plan.fn, "__name__", type(plan.fn).__name__)
+
+    def train(config: dict[str, Any]) -> None:
+        run_trial(plan, config)
+
+    base: Any = module.wrap_function(train, name=name)
+
+    class Trial(base):  # type: ignore[misc]
+        """A trial that always waits until its run has closed."""
+
+        _thread: threading.Thread | None = None
+        _is_cleaned_up = False
+
+        @classmethod
+        def default_resource_request(cls, config: dict[str, Any]) -> Any:  # noqa: ARG003  # as Tune calls it
+            return ray_tune.PlacementGroupFactory([dict(plan.resources)])
+
+        def _trainable_func(self, config: dict[str, Any]) -> Any:
+            self._thread = threading.current_thread()
+            return super()._trainable_func(config)
+
+        def cleanup(self) -> None:
+            """Stop the run and wait until it has closed; called by Tune, and before by the search."""
+            if not self._is_cleaned_up:
+                self._is_cleaned_up = True
+                super().cleanup()
+                if self._thread is not None:
+                    self._thread.join()
+
+    Trial.__name__ = Trial.__qualname__ = name
+    return Trial
+
+
+def run_trial(plan: Plan, config: dict[str, Any]) -> None:
+    """Run a trial in the thread that Tune has started for it.
+
+    Raises:
+        TrialFailed: the function raised.
+        SystemExit: Tune ends the trial.
+    """
+    ray_tune = require("ray.tune", PURPOSE, extra="ray")
+    location = plan.location.subfolder(Path(ray_tune.get_context().get_trial_dir()).name)
+    resumable = find_resumable(ray_tune.get_checkpoint(), location)
+    _enter_folder()
+    reporter, result, error = TuneReporter(plan.metric), None, None
+    try:
+        if plan.workers is None:
+            result = _run_in_process(plan, config, reporter, resumable)
+        else:
+            result = run_on_workers(plan.fn, config, plan.workers, reporter, resumable, location)
+        if not resumable:  # a trial that resumes may have nothing left to do
+            reporter.check_measured()
+    except BaseException as raised:  # noqa: BLE001  # logged or raised in the process of the search
+        error = raised
+        raise TrialFailed(carry(raised)) from None
+    finally:
+        location.write(summarize_end(result, error))
+    if reporter.stop is not None:
+        raise SystemExit(0)  # the exit that the reporter caught: Tune expects no more reports
+
+
+def _run_in_process(
+    plan: Plan, config: dict[str, Any], reporter: TuneReporter, resumable: Sequence[StoredReport]
+) -> RunResult | None:
+    host = TrialHost(TrialSession(reporter, resumable))
+    with hosted_by(host), ignore_stop(host.session):
+        plan.fn(config)
+    return host.result
+
+
+def _enter_folder() -> None:
+    """Change to an empty folder: a trial resumes from the storage only, not from files of its former process."""
+    number = 1
+    while (folder := Path(f"run_{number}")).exists():
+        number += 1
+    folder.mkdir()
+    os.chdir(folder)
+
+
+def close_callback() -> Any:
+    """Return a callback of Tune that makes the search wait until all runs have closed."""
+    base: Any = require("ray.tune", PURPOSE, extra="ray").Callback
+    ray = require("ray", PURPOSE, extra="ray")
+
+    class Closing(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._closed: list[Any] = []
+
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            actor = trial.temporary_state.ray_actor
+            if actor is not None:
+                self._closed.append(actor.cleanup.remote())
+
+        def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            if self._closed and all(each.is_finished() for each in trials):
+                closed, self._closed = self._closed, []
+                ray.wait(closed, num_returns=len(closed), timeout=CLOSE_TIMEOUT)
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {"_closed": []}  # Tune pickles this object into the storage
+
+    return Closing()

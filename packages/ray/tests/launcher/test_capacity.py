@@ -1,0 +1,79 @@
+"""Warnings while the cluster has no room for workers, and the error when Ray gives up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from heliograph_ray.launcher import capacity
+from heliograph_ray.launcher.capacity import StartupMonitor, explain_start_timeout
+from heliograph_ray.launcher.sizes import Sizes
+from ray.train import ControllerError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+
+THERE = {"CPU": 2.0, "memory": 4e9, "object_store_memory": 1e9, "node:192.0.2.2": 1.0, "GPU": 1.0}
+UNICORNS = Sizes(1, 2, None, {"unicorn": 1.0, "CPU": 0.0}, None)
+LINE = "the cluster has {'CPU': 2.0, 'GPU': 1.0}, of which {'CPU': 1.0} are free"
+
+
+@pytest.fixture(autouse=True)
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a cluster without unicorns, and a clock."""
+    free = {"CPU": 1.0, "memory": 4e9}
+    made = SimpleNamespace(cluster_resources=lambda: THERE, available_resources=lambda: free, now=0.0)
+    monkeypatch.setattr(capacity, "require", lambda *args, **kwargs: made)
+    monkeypatch.setattr(capacity, "monotonic", lambda: made.now)
+    return made
+
+
+def test_a_warning_about_missing_resources_is_repeated_at_an_interval(
+    cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    wait = StartupMonitor(UNICORNS)
+    counts = []
+    for now in (0.0, 14.9, 15.0, 15.2, 74.9, 75.0, 100.0):
+        cluster.now = now
+        wait.check()
+        counts.append(len(caplog.messages))
+    assert counts == [0, 0, 1, 1, 1, 2, 2]
+    assert set(caplog.messages) == {f"waiting for 1..2 workers of {{'unicorn': 1.0}}: {LINE}"}
+
+
+def test_what_placement_groups_have_reserved_is_not_in_it(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "8a0d2f5e31c24b5f9d7be0a4c6c101000000"
+    kinds = ("CPU", "GPU", "memory", "bundle", "unicorn")
+    groups = {f"{kind}_group_{part}{key}": 1.0 for kind in kinds for part in ("", "0_", "12_")}
+    others = {"age_group_3": 4.0}  # a resource that somebody has called so
+    monkeypatch.setattr(cluster, "cluster_resources", lambda: {**THERE, **groups, **others})
+    monkeypatch.setattr(cluster, "available_resources", lambda: {"CPU": 1.0, **groups})
+    wait, cluster.now = StartupMonitor(UNICORNS), 20.0
+    wait.check()
+    there = "the cluster has {'CPU': 2.0, 'GPU': 1.0, 'age_group_3': 4.0}, of which {'CPU': 1.0} are free"
+    assert caplog.messages == [f"waiting for 1..2 workers of {{'unicorn': 1.0}}: {there}"]
+
+
+def test_memory_is_in_the_warning_if_a_worker_takes_it(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
+    wait, cluster.now = StartupMonitor(Sizes(2, 2, None, {"memory": 8e9}, None)), 20.0
+    wait.check()
+    assert "waiting for 2 workers of {'memory': 8000000000.0}: the cluster has {'CPU': 2.0," in caplog.text
+    assert "of which {'CPU': 1.0, 'memory': 4000000000.0} are free" in caplog.text
+
+
+def test_if_ray_gives_up_the_error_has_the_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")
+    error = ControllerError(WorkerGroupStartupTimeoutError(2))
+    ours = explain_start_timeout(error, UNICORNS)
+    assert isinstance(ours, TimeoutError)
+    assert ours.__cause__ is error
+    assert str(ours).startswith(
+        f"Ray gave up starting num_workers=1..2 workers with resources_per_worker={{'unicorn': 1.0}}: {LINE}. Ask for"
+    )
+    assert str(ours).endswith("or raise start_timeout=2 seconds.")
+
+
+@pytest.mark.parametrize("error", [None, KeyError("label"), ControllerError(KeyError("label"))])
+def test_other_errors_stay_as_they_are(error: BaseException | None) -> None:
+    assert explain_start_timeout(error, UNICORNS) is error

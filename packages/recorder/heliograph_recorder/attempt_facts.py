@@ -1,0 +1,119 @@
+"""Facts of a run as plain data: when it begins, at an event, at its end."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import torch
+from heliograph import Bus, Run, RunClosed, RunFailed
+from heliograph.events import Event
+from heliograph.events.types import Phase
+from heliograph.spi import describe_error, version
+
+from .format.plain import NAME, shorten, to_plain, to_plain_metrics
+from .format.records import AttemptRecord
+
+MAX_OWNERS = 500  # of the handlers of one event
+MAX_NOTES = 200  # and as many warnings
+
+
+def attempt_of(run: Run, *, losses: bool) -> AttemptRecord:
+    """Return an attempt without entries."""
+    phase: Phase = "train" if run.optimizers else run.phase
+    return AttemptRecord(
+        name=uuid4().hex[:12],
+        phase=phase,
+        began=datetime.now(UTC).isoformat(),
+        run=shorten(run.name, NAME),
+        world_size=run.engine.world_size,
+        max_epochs=run.max_epochs,
+        max_steps=run.max_steps,
+        validation_sets=tuple(run.validation_sets),
+        optimizers=tuple(run.optimizers),
+        hyper_parameters=to_plain(run.hyper_parameters),
+        versions={
+            "heliograph": version(),
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+        losses=losses,
+        plan=plan_of(run.bus),
+        entries=(),
+        planned_steps=run.planned_steps,
+    )
+
+
+def plan_of(bus: Bus) -> dict[str, tuple[str, ...]]:
+    """Return, by event, the owners of its handlers in the order in which they run."""
+    plan: dict[str, tuple[str, ...]] = {}
+    for signal in bus.signals():
+        subscriptions = sorted(signal.subscriptions.values(), key=lambda each: each.position)
+        if owners := [shorten(str(each.owner), NAME) for each in subscriptions[:MAX_OWNERS] if not each.paused]:
+            plan[signal.event.name] = tuple(owners)
+    return plan
+
+
+def fields_of(event: Event) -> dict[str, Any]:
+    """Return an event's fields as plain data."""
+    data: dict[str, Any] = to_plain({each.name: getattr(event, each.name) for each in fields(event)})  # type: ignore[arg-type]  # subclasses are dataclasses
+    return data
+
+
+def metrics_of(metrics: Mapping[str, Any], own: Collection[str] | None = None) -> dict[str, Any]:
+    """Return metrics as an entry's data, with the number that was left out.
+
+    Args:
+        metrics: by name.
+        own: the names of those that are the loop's own, so that those which plugins have added are listed.
+    """
+    kept, left_out = to_plain_metrics(metrics)
+    added = [] if own is None else [name for name in kept if name not in own]
+    return {"metrics": kept, **({"left_out": left_out} if left_out else {}), **({"added": added} if added else {})}
+
+
+def failure_of(run: Run, event: RunFailed, *, losses: bool) -> dict[str, Any]:
+    """Return a failure as an entry's data, with the state of the current batch."""
+    return {
+        "error": type(event.error).__name__,
+        "text": shorten(describe_error(event.error)),
+        "phase": event.phase,
+        "plugin": event.plugin,
+        "event": event.event,
+        "in_hand": run.in_hand,
+        "is_last": run.is_last_batch,
+        "window": run.window,
+        "loss": _last_loss(run) if losses and run.in_hand else None,
+    }
+
+
+def _last_loss(run: Run) -> float | None:
+    try:
+        return None if run.loss is None else float(run.loss.detach())
+    except RuntimeError:  # the device has failed
+        return None
+
+
+def ending_of(run: Run, event: RunClosed, error: BaseException | None) -> dict[str, Any]:
+    """Return the end of a run as an entry's data."""
+    stop = run.control.stop_request if event.status == "stopped" else None
+    return {
+        "status": event.status,
+        "reason": shorten(run.reason(error)),
+        "by": None if stop is None else shorten(stop.by, NAME),
+        "rank": None if stop is None else stop.rank,
+        **metrics_of(run.metrics),
+        "best": None if run.best_checkpoint is None else str(run.best_checkpoint),
+        "last": None if run.last_checkpoint is None else str(run.last_checkpoint),
+        "notes": _first(run.notes, "notes"),
+        "warnings": _first(run.warnings, "warnings"),
+    }
+
+
+def _first(texts: Sequence[str], what: str) -> list[str]:
+    kept = [shorten(text) for text in texts[:MAX_NOTES]]
+    return kept + [f"(+{len(texts) - MAX_NOTES} {what})"] * (len(texts) > MAX_NOTES)

@@ -1,0 +1,111 @@
+"""`python -m heliograph explain RUN` and `python -m heliograph timeline RUN`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .format.gc_pause import gc_paused
+
+
+def explain(arguments: Sequence[str]) -> int:
+    """Explain a recorded run: how it ended, who requested what, what was saved and pruned."""
+    parser = _parser("explain", "Exit status 0: explained; 2: there is no recording, or it cannot be read.")
+    return run_explain(parser.parse_args(arguments))
+
+
+def timeline(arguments: Sequence[str]) -> int:
+    """Write a page with the curves, decisions and checkpoints of a recorded run, and a trace."""
+    parser = _parser(
+        "timeline",
+        "Exit status 0: written; 2: there is no recording, it cannot be read, a file cannot be written, or no browser "
+        "can be started.",
+    )
+    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="the page; by default <recording>.html")
+    parser.add_argument(
+        "--trace", metavar="FILE", type=Path, help="the trace for Perfetto; by default <recording>.trace.json"
+    )
+    return run_timeline(parser.parse_args(arguments))
+
+
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"heliograph {name}", description=description)
+    parser.add_argument("recording", metavar="RUN", type=Path, help="a recording, or a folder: the newest in it")
+    return parser
+
+
+@gc_paused()
+def run_explain(options: argparse.Namespace) -> int:
+    """Print the story of a run; return the exit status.
+
+    Args:
+        options: the parsed arguments.
+    """
+    from .explain.story import story
+    from .format.reader import read
+    from .format.writing_process import is_being_written
+
+    try:
+        recording = read(options.recording)
+        text = story(recording, is_running=is_being_written(recording.path))
+    except (OSError, ValueError) as error:
+        return _print_error("explain", error)
+    print(text)  # outside the try: an OSError here comes from the terminal or pipe
+    return 0
+
+
+def run_timeline(options: argparse.Namespace) -> int:
+    """Write the page and the trace, print their paths; return the exit status.
+
+    Args:
+        options: the parsed arguments.
+    """
+    from .format.reader import read
+    from .timeline.page import write_timeline
+    from .timeline.trace import write_trace
+
+    try:
+        recording = read(options.recording)
+        page = options.output or recording.path.with_suffix(".html")
+        trace = options.trace or recording.path.with_suffix(".trace.json")
+        _check_files(recording.path, page, trace)
+        write_timeline(recording, page)
+        write_trace(recording, trace)
+    except (OSError, ValueError) as error:
+        return _print_error("timeline", error)
+    print(f"{page}\n{trace}")
+    return _show(page) if options.open else 0
+
+
+def _show(page: Path) -> int:
+    import webbrowser
+
+    if webbrowser.open(page.resolve().as_uri()):
+        return 0
+    return _print_error("timeline", OSError(f"no browser could be started: open {page} with one."))
+
+
+def _check_files(recording: Path, page: Path, trace: Path) -> None:
+    """Raise ValueError if a file would overwrite a recording, or both are the same file."""
+    from .format.reader import SUFFIX
+    from .format.tail import tail_path
+
+    recorded = {recording.resolve(), tail_path(recording).resolve()}
+    for file in (page, trace):
+        if file.resolve() in recorded:
+            raise ValueError(f"{file} is the recording itself and is not overwritten: give another file.")
+        if file.suffix == SUFFIX:
+            raise ValueError(f"{file} has the name of a recording: give one with another suffix, such as .html.")
+    if page.resolve() == trace.resolve():
+        raise ValueError(f"The page and the trace cannot both be written to {page}: give two files.")
+
+
+def _print_error(command: str, error: Exception) -> int:
+    text = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename} cannot be read or written: {error.strerror}."
+    print(f"heliograph {command}: {text}", file=sys.stderr)
+    return 2

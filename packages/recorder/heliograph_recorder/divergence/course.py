@@ -1,0 +1,245 @@
+"""The course of a training: what counts of its recording, whatever kills and resumes were between."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from heliograph import Request
+from heliograph.events.types import Verb
+from heliograph.spi import COUNTED, LOADED, WITHIN_A_BATCH
+
+from ..format.digests import COLUMNS, DigestBlock
+from ..format.records import Batches, Counters, EventEntry, Recording, RequestEntry
+from ..format.walk import walk
+
+ASIDE: frozenset[Verb] = frozenset(("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log"))
+COMPARED = ("epoch_start", "epoch_end", "validation_end", "validation_cut", "plugin_changed")
+STATES = ("save_point", "checkpoint_loaded")  # where a run may be continued
+Begin = tuple[int, int, int]
+Place = tuple[int, int]  # the epoch and the batch in it, from 1
+
+
+class Moment(NamedTuple):
+    """What two runs are compared by, one after the other.
+
+    Attributes:
+        what: `batch`, `request`, or the name of an event.
+        place: the epoch, and the batches of it that were done, with the one in hand.
+        step: the optimizer steps that were done.
+        facts: what must be equal.
+        text: what happened, in words.
+        window: after a batch, how many have added gradients since the last step.
+    """
+
+    what: str
+    place: Place
+    step: int
+    facts: tuple[object, ...]
+    text: str
+    window: int = 0
+
+
+class Digested(NamedTuple):
+    """The digests of a batch, by column, and the learning rate."""
+
+    words: tuple[int, ...]
+    rate: float
+
+
+@dataclass(slots=True)
+class Course:
+    """The course of one training.
+
+    Attributes:
+        name: what to call it.
+        moments: what acts on the training, in order.
+        asides: requests that only end the run, save or log.
+        digests: of the batches that have some.
+        losses: of the batches of which they are recorded.
+        logs: by place, where the log before was, and the metrics that the loop itself logged.
+        chains: by place, what stands for all batches up to there: the chain and its length.
+        settings: what the run was called with and runs on, by name.
+        begin: the epoch, the batches of it and the optimizer steps that were done before its recording.
+        end: how the last attempt ended, in words.
+    """
+
+    name: str
+    moments: list[Moment] = field(default_factory=list)
+    asides: list[Moment] = field(default_factory=list)
+    digests: dict[Place, Digested] = field(default_factory=dict)
+    losses: dict[Place, float] = field(default_factory=dict)
+    logs: dict[Place, tuple[Place, Mapping[str, float]]] = field(default_factory=dict)
+    chains: dict[Place, tuple[str, int]] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
+    begin: Begin = 0, 0, 0
+    end: str = "it was killed or is running"
+
+
+def course_of(recording: Recording, name: str, since: Begin | None = None) -> Course:
+    """Return the course of a recorded training.
+
+    Args:
+        recording: the recording.
+        name: what to call it.
+        since: leave out what came before the run was saved or loaded there: the epoch, the batches of it and the
+            optimizer steps that were done.
+
+    Raises:
+        ValueError: nothing of a training is recorded.
+    """
+    attempts = recording.attempts
+    if not any(attempt.phase == "train" for attempt in attempts):
+        raise ValueError(f"{recording.path} has no training that could be compared.")
+    builder = _Builder(Course(name), since)
+    for index, entry, lost in walk(recording):
+        if attempts[index].phase == "train":
+            builder.add(index, entry, lost=lost)
+    course = builder.finish()
+    first = next(attempt for attempt in attempts if attempt.phase == "train")
+    course.settings = {
+        "world size": first.world_size,
+        "epochs": first.max_epochs,
+        "steps": first.max_steps,
+        **{f"hyper-parameter {key}": value for key, value in first.hyper_parameters.items()},
+        **{f"version of {key}": value for key, value in first.versions.items()},
+    }
+    return course
+
+
+class _Builder:
+    """Adds the entries of a recording to a course."""
+
+    def __init__(self, course: Course, since: Begin | None) -> None:
+        self.course, self._since = course, since
+        self._owners: dict[Place, int] = {}  # the attempt of each batch that counts
+        self._taken: dict[Place, tuple[int, Digested]] = {}
+        self._seen: set[tuple[str, Place, tuple[object, ...]]] = set()  # of earlier attempts
+        self._own: set[tuple[str, Place, tuple[object, ...]]] = set()
+        self._attempt = -1
+        self._last_log: Place = 0, 0
+
+    def add(self, attempt: int, entry: object, *, lost: bool) -> None:
+        """Add an entry; of one that is lost, nothing counts, but that its attempt has begun."""
+        if attempt != self._attempt:
+            self._attempt = attempt
+            self._seen |= self._own
+            self._own = set()
+        match entry:
+            case DigestBlock():
+                self._add_digests(entry, lost=lost)
+            case _ if lost:
+                return
+            case Batches():
+                self._add_batches(entry)
+            case RequestEntry():
+                self._add_request(entry.request)
+            case EventEntry() if not entry.data.get("ends_recording"):  # a recorder's own state is none of the training
+                self._add_event(entry)
+
+    def finish(self) -> Course:
+        """Return the course: digests of batches that were lost are left out."""
+        kept = {place: each for place, (of, each) in self._taken.items() if self._owners.get(place) == of}
+        self.course.digests = kept
+        return self.course
+
+    def _add_batches(self, block: Batches) -> None:
+        course = self.course
+        for index in range(len(block)):
+            place = block.first.epoch, block.first.batch + index + 1
+            self._owners[place] = self._attempt
+            step = block.steps[index]
+            tokens = 0 if block.tokens is None else block.tokens[index]
+            skipped = block.skipped_steps[index], block.skipped_batches[index]
+            window = block.window[index]
+            facts = step, *skipped, block.samples[index], tokens, window
+            course.moments.append(Moment("batch", place, step, facts, "a batch", window))
+            if block.losses is not None:
+                course.losses[place] = block.losses[index]
+
+    def _add_digests(self, block: DigestBlock, *, lost: bool) -> None:
+        columns = [block.columns[name] for name in COLUMNS]
+        for index, (rate, words) in enumerate(zip(block.rates, zip(*columns, strict=True), strict=True)):
+            self._taken[block.epoch, block.first + index] = self._attempt, Digested(words, rate)
+        if not lost:
+            self.course.chains[block.epoch, block.first + len(block) - 1] = block.chain, block.length
+
+    def _add_request(self, request: Request) -> None:
+        if request.verb in COUNTED:  # made for every batch, and counted: its effect is in the counters
+            return
+        place = request.epoch, request.batch + (request.event in WITHIN_A_BATCH)
+        what = Moment("request", place, request.step, (request.what, request.by), f"{request.what} by {request.by}")
+        self._append(self.course.asides if request.verb in ASIDE else self.course.moments, what)
+
+    def _add_event(self, entry: EventEntry) -> None:
+        at, name = entry.counters, entry.event
+        if name == "run_closed":
+            self.course.end = f"it is {entry.data['status']}: {entry.data['reason']}"
+        if name == "checkpoint_loaded" and not self._owners:
+            origin = Counters(**entry.data["origin"])
+            self.course.begin = origin.epoch, origin.batch, origin.steps
+        if name in STATES and (at.epoch, at.batch, at.steps) == self._since:
+            self.course.begin = self._since
+            self.course.moments.clear()
+            self.course.asides.clear()
+        if name == "log":
+            self.course.logs[at.epoch, at.batch] = self._last_log, _own_metrics(entry)
+            self._last_log = at.epoch, at.batch
+        if name in COMPARED and not entry.data.get("resumed") and entry.data.get("by") != LOADED:
+            moment = Moment(name, (at.epoch, at.batch), at.steps, _facts(entry), _text(entry))
+            self._append(self.course.moments, moment)
+
+    def _append(self, moments: list[Moment], moment: Moment) -> None:
+        """Append what no earlier attempt has done at this place: a resumed one does the rest of a boundary again."""
+        key = moment.what, moment.place, moment.facts
+        if key not in self._seen:
+            self._own.add(key)
+            moments.append(moment)
+
+
+def gaps_of(course: Course) -> set[Place]:
+    """Return the places of batches that were not recorded, although later ones of the epoch were."""
+    batches = [moment.place for moment in course.moments if moment.what == "batch"]
+    missing = set[Place]()
+    for before, after in pairwise(batches):
+        if before[0] == after[0]:
+            missing |= {(after[0], number) for number in range(before[1] + 1, after[1])}
+    return missing
+
+
+def bits(number: float) -> bytes:
+    """Return what two numbers are compared by: NaN equals NaN of the same bits."""
+    return struct.pack("<d", number)
+
+
+def _own_metrics(entry: EventEntry) -> dict[str, float]:
+    """Return the metrics of the loop, without those that plugins have added, which may be of the clock."""
+    added = entry.data.get("added", ())
+    return {name: value for name, value in entry.data["metrics"].items() if name not in added}
+
+
+def _facts(entry: EventEntry) -> tuple[object, ...]:
+    match entry.event:
+        case "validation_end":
+            return tuple((name, bits(value)) for name, value in sorted(_own_metrics(entry).items()))
+        case "plugin_changed":
+            return entry.data["plugin"], entry.data["change"]
+        case "epoch_start":
+            return (entry.data["batches"],)
+    return ()
+
+
+def _text(entry: EventEntry) -> str:
+    match entry.event:
+        case "validation_end":
+            return "a validation with " + ", ".join(
+                f"{name} {value:.9g}" for name, value in sorted(_own_metrics(entry).items())
+            )
+        case "plugin_changed":
+            return f"{entry.data['plugin']} was {entry.data['change']}"
+        case "epoch_start":
+            return f"the start of an epoch of {entry.data['batches']} batches"
+    return f"the event {entry.event}"

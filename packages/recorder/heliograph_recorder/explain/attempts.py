@@ -1,0 +1,131 @@
+"""Sentences on the attempts of a recorded run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from heliograph.events.guarantee import verified
+from heliograph.spi import LOADED, printable
+
+from ..format.records import AttemptRecord
+from . import words
+from .attempt_summary import AttemptSummary, Restore
+from .end import describe_ending, progress, reasons
+from .lineage import ancestors
+from .words import Section
+
+MAX_METRICS = 40
+KINDS = {"train": "training", "validation": "validation", "test": "test", "predict": "prediction"}
+
+
+def end_section(name: str, attempt: AttemptSummary) -> Section:
+    """Return how a run ended and how far it came.
+
+    Args:
+        name: the run's.
+        attempt: its main one.
+    """
+    closed, last = attempt.ending, attempt.last
+    duration = f" in {words.seconds(last.seconds)} of training" if attempt.is_fit and last.seconds else ""
+    texts = list(dict.fromkeys([*reasons(attempt), progress(attempt) + duration]))
+    texts += metrics_line(closed.data["metrics"]) if closed is not None else []
+    lines = [line for text in texts for line in words.lines(text)]
+    return Section(f"{printable(name)}: {describe_ending(attempt)}", lines)
+
+
+def metrics_line(metrics: Mapping[str, float]) -> list[str]:
+    """Return the values of metrics in one text, or none; of very many, the first by name."""
+    shown = sorted(metrics.items())[:MAX_METRICS]
+    texts = [f"{printable(name)}{words.NO_BREAK}{words.number(value)}" for name, value in shown]
+    texts += [f"and {len(metrics) - MAX_METRICS:,} more"] * (len(metrics) > MAX_METRICS)
+    return [", ".join(texts)] if texts else []
+
+
+def attempts_section(attempts: Sequence[AttemptSummary]) -> Section:
+    """Return when each attempt began, where it continued, what was lost, and how it ended."""
+    lines: list[str] = []
+    previous: AttemptSummary | None = None
+    for attempt in attempts:
+        head = f"  {attempt.number}  "
+        for text in _describe(attempt, previous):
+            lines += words.lines(text, head, "     ")
+            head = "     "
+        previous = attempt
+    return Section("attempts", lines)
+
+
+def attempts_in_short(attempts: Sequence[AttemptSummary]) -> str:
+    """Return how many attempts there were, and how much was repeated."""
+    fits = [attempt for attempt in attempts if attempt.is_fit]
+    restores = [restore for attempt in fits for restore in attempt.restores]
+    steps = sum(lost.steps for restore in restores if (lost := restore.lost_work()) is not None)
+    killed = sum(attempt.ending is None and attempt.switched_off is None for attempt in fits)
+    roll_backs = sum(restore.is_roll_back for restore in restores)
+    texts = [words.count_things(len(fits), "attempt") + f", {killed:,} of them killed" * (killed > 0)]
+    texts += [f"rolled back {words.times(roll_backs)}"] if roll_backs else []
+    texts.append(f"{words.count_things(steps, 'step')} lost and repeated" if steps else "no step was repeated")
+    return ", ".join(texts)
+
+
+def describe_comparison(attempt: AttemptSummary) -> Iterator[str]:
+    """Yield what the comparison of repeated steps has shown."""
+    for entry in attempt.events("resume_verified"):
+        steps, difference = entry.data["steps"], entry.data["difference"]
+        if steps:
+            yield verified(steps)
+        if difference is not None:
+            yield f"the repeated work {printable(difference)}"
+
+
+def who_changed(data: Mapping[str, Any]) -> str:
+    """Return by whom a plugin was changed, as the end of a sentence; what a state restores is nobody's decision."""
+    return "when the checkpoint was restored" if data["by"] == LOADED else f"by {data['by']}"
+
+
+def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Iterator[str]:
+    recorded = attempt.attempt
+    size = f" on {recorded.world_size:,} processes" if recorded.world_size > 1 else ""
+    gap = attempt.gap(previous) if previous is not None else None
+    later = f", {words.seconds(gap)} after the end of attempt {attempt.number - 1}" if gap is not None else ""
+    yield f"{KINDS[recorded.phase]}{size}, started {attempt.began_text}{later}"
+    if previous is not None and attempt.is_fit:
+        yield from _changes(previous.attempt, recorded)
+    if attempt.is_fit and all(restore.is_roll_back for restore in attempt.restores):
+        yield "from the start"
+    for restore in attempt.restores:
+        yield _describe_restore(restore)
+    if previous is None:
+        yield from _describe_parents(attempt)
+    yield from describe_comparison(attempt)
+    yield f"{describe_ending(attempt)} after {words.seconds(attempt.seconds)}: {progress(attempt)}"
+
+
+def _describe_parents(attempt: AttemptSummary) -> Iterator[str]:
+    """Yield of which training this one is a fork, and of which that was one."""
+    for parent in ancestors(attempt.attempt):
+        yield f"a fork of {printable(parent.recording)} {printable(parent.parting)}"
+
+
+def _describe_restore(restore: Restore) -> str:
+    source = "a state without a file" if restore.path is None else printable(restore.path)
+    verb = "rolled back to" if restore.is_roll_back else "resumed from"
+    text = f"{verb} {source} at {words.position(restore.counters)}"
+    lost = restore.lost_work()
+    if lost is None:
+        return text + "; no work was lost" * (restore.before is not None)
+    steps = words.count_things(lost.steps, "step")
+    details = [words.count_things(lost.batch, "batch"), words.count_things(lost.samples, "sample")]
+    details += [words.seconds(lost.seconds)] if lost.seconds else []
+    was = "was" if lost.steps == 1 else "were"
+    return f"{text}; {steps} ({', '.join(details)}) {was} lost"
+
+
+def _changes(before: AttemptRecord, after: AttemptRecord) -> Iterator[str]:
+    """Yield what differs from the previous attempt."""
+    pairs: list[tuple[str, Any, Any]] = [("processes", before.world_size, after.world_size)]
+    for old, new in ((before.versions, after.versions), (before.hyper_parameters, after.hyper_parameters)):
+        pairs += [(name, old.get(name, "not given"), new.get(name, "not given")) for name in sorted({*old, *new})]
+    changed = [f"{printable(name)} {printable(new)} (was {printable(old)})" for name, old, new in pairs if old != new]
+    if changed:
+        yield f"changed: {', '.join(changed)}"

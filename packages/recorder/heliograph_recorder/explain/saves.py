@@ -1,0 +1,97 @@
+"""The checkpoints of a recorded run as data: who requested each, and whether it was pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from heliograph import Request
+
+from ..format.records import Counters, EventEntry, RequestEntry
+from .attempt_summary import AttemptSummary
+
+
+@dataclass(slots=True)
+class Save:
+    """A checkpoint that was written.
+
+    Attributes:
+        attempt: the number of its attempt.
+        clock: when it was complete, in seconds since the attempt began.
+        counters: at its save point.
+        path: the file.
+        is_best: whether it was the best when it was written.
+        requests: those that it serves.
+        pruned_at: the run's counters when it was removed, None if it was kept.
+        rule: why it was removed.
+    """
+
+    attempt: int
+    clock: float
+    counters: Counters
+    path: str
+    is_best: bool
+    requests: tuple[Request, ...]
+    pruned_at: Counters | None = None
+    rule: str = ""
+
+
+def saves_of(attempts: Sequence[AttemptSummary]) -> list[Save]:
+    """Return every recorded checkpoint, in the order of writing."""
+    saves: list[Save] = []
+    for attempt in attempts:
+        requests = {entry.number: entry.request for entry in attempt.attempt.entries if isinstance(entry, RequestEntry)}
+        points: list[tuple[Counters, tuple[Request, ...]]] = []
+        for entry in attempt.events():
+            if entry.event == "save_point":
+                served = [requests[number] for number in entry.data.get("asked", ()) if number in requests]
+                points = [*points[-1:], (entry.counters, tuple(served))]  # at most one more is still being written
+            elif entry.event == "checkpoint_saved":
+                counters, asked = points.pop(0) if points else (entry.counters, ())
+                path, is_best = entry.data["path"], entry.data["is_best"]
+                saves.append(Save(attempt.number, entry.clock, counters, path, is_best, asked))
+            elif entry.event == "checkpoint_pruned":
+                _mark_pruned(saves, entry)
+    return saves
+
+
+def best_and_last(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> tuple[str | None, str | None]:
+    """Return the best and the newest checkpoint: as recorded at the end of an attempt, and by the saves after that."""
+    number, best, last = 0, None, None
+    for attempt in attempts:
+        ending = attempt.ending
+        if attempt.is_fit and ending is not None and (ending.data["best"] or ending.data["last"]):
+            number, best, last = attempt.number, ending.data["best"], ending.data["last"]
+    for save in saves:
+        if save.attempt > number and save.pruned_at is None:
+            best, last = save.path if save.is_best else best, save.path
+    return best, last
+
+
+def roles_of(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> list[str]:
+    """Return of every checkpoint what it is now: `best`, `last`, `best and last`, or nothing of that."""
+    at = {save.path: index for index, save in enumerate(saves)}  # of a file that was written again, the last
+    roles: list[list[str]] = [[] for _ in saves]
+    for role, path in zip(("best", "last"), best_and_last(attempts, saves), strict=True):
+        if path in at:
+            roles[at[path]].append(role)
+    return [" and ".join(each) for each in roles]
+
+
+def common_folder(paths: Iterable[str | None]) -> str:
+    """Return the folder that holds all of these files; empty if there are several."""
+    folders = {str(Path(path).parent) for path in paths if path}
+    return folders.pop() if len(folders) == 1 else ""
+
+
+def relative_name(path: str, folder: str) -> str:
+    """Return a file's name if its folder is shown elsewhere, else its path."""
+    return Path(path).name if folder else path
+
+
+def _mark_pruned(saves: Sequence[Save], entry: EventEntry) -> None:
+    for save in reversed(saves):
+        if save.path == entry.data["path"] and save.pruned_at is None:
+            save.pruned_at, save.rule = entry.counters, entry.data["reason"]
+            return

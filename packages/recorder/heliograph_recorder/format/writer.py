@@ -1,0 +1,141 @@
+"""Append to a recording: complete lines, from one process at a time, none of them lost while the disk is full."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import ExitStack
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+from heliograph.spi import Lock, clean
+
+from .lines import encode_head, encode_lost
+from .reader import SUFFIX, read_leftover
+from .writing_process import lock_path
+
+MAX_PENDING = 2**20  # bytes that wait for space on the disk
+
+
+class Writer:
+    """An open recording.
+
+    `write` calls `os.write` once, so a kill can cut only the last line short. Lines that cannot be written wait for the
+    next call; if too many wait, they are dropped and counted.
+
+    Attributes:
+        path: the file.
+        is_failing: whether the last write failed.
+    """
+
+    def __init__(self, path: Path, file: int, lock: Lock) -> None:
+        self.path, self._file, self._lock = path, file, lock
+        self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
+
+    @classmethod
+    def create(cls, folder: Path, run: str) -> Writer:
+        """Create a file with a unique name, and its folder if that is missing.
+
+        Raises:
+            OSError: it cannot be created.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = f"{clean(run)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        for number in count(1):
+            path = folder / f"{stem}{f'_{number}' if number > 1 else ''}{SUFFIX}"
+            try:
+                file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666)
+                break
+            except FileExistsError:  # created within the same second
+                continue
+        lock = _lock_of(path)
+        with ExitStack() as undo:  # a file that cannot be written is removed
+            undo.callback(lock.release)
+            undo.callback(path.unlink)
+            undo.callback(os.close, file)
+            lock.acquire()
+            writer = cls(path, file, lock)
+            writer.write([encode_head()])
+            undo.pop_all()
+        return writer
+
+    @classmethod
+    def reopen(cls, path: Path) -> Writer:
+        """Open a file to append to it; if its process was killed, first add the rows of its tail.
+
+        Raises:
+            OSError: it cannot be opened or written.
+            ValueError: another process writes it, or it is not a recording that this version can read.
+        """
+        lock = _lock_of(path)
+        lock.acquire()
+        with ExitStack() as undo:
+            undo.callback(lock.release)
+            missing = read_leftover(path)
+            file = os.open(path, os.O_RDWR | os.O_APPEND)
+            undo.callback(os.close, file)
+            writer = cls(path, file, lock)
+            writer._is_torn = os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"
+            writer.write(missing)
+            undo.pop_all()
+        return writer
+
+    def add(self, lines: Iterable[str]) -> None:
+        """Let lines wait for the next write."""
+        self._pending += "".join(f"{line}\n" for line in lines).encode()
+
+    def write(self, lines: Iterable[str] = ()) -> None:
+        """Append lines, after those that still wait.
+
+        Raises:
+            OSError: they could not be written; not raised again until a write succeeds.
+        """
+        self.add(lines)
+        if not self._pending:
+            return
+        head = b"\n" * self._is_torn + (f"{encode_lost(self._lost)}\n".encode() if self._lost else b"")
+        data, begin, done = head + self._pending, os.fstat(self._file).st_size, 0
+        try:
+            while done < len(data):
+                done += os.write(self._file, data[done:])
+        except OSError:
+            self._keep(data, done, len(head))
+            if not self.is_failing:
+                self.is_failing = True
+                raise
+            return
+        except BaseException:  # a Ctrl-C may come after a write, and before its result
+            self._keep(data, os.fstat(self._file).st_size - begin, len(head))
+            raise
+        self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
+
+    def close(self) -> None:
+        """Write the lines that still wait, and close the file.
+
+        Raises:
+            OSError: they could not be written, and are lost.
+        """
+        self.is_failing = False
+        try:
+            self.write()
+        finally:
+            os.close(self._file)
+            self._lock.release()
+
+    def _keep(self, data: bytes, done: int, head: int) -> None:
+        """Keep the lines that are not completely written, up to `MAX_PENDING` bytes."""
+        complete = data.rfind(b"\n", 0, done) + 1
+        if done:
+            self._is_torn = complete < done
+        if complete >= head:
+            self._lost = 0
+        self._pending = data[max(complete, head) :]
+        if len(self._pending) > MAX_PENDING:
+            self._lost += self._pending.count(b"\n")
+            self._pending = b""
+
+
+def _lock_of(path: Path) -> Lock:
+    """Return the lock of a recording."""
+    return Lock(lock_path(path), "This recording is written")

@@ -1,0 +1,305 @@
+"""The replay of one attempt: every recorded entry, in order, does to the replayed run what it did to the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, Final
+
+from heliograph import Bus, GradientsReady, LastBoundary, StepEnd
+from heliograph.events import Event
+from heliograph.events.types import Verb
+from heliograph.plugins.filters import plan_filters
+from heliograph.spi import CHANGES
+
+from ..format.records import (
+    AttemptRecord,
+    Batches,
+    Counters,
+    Entry,
+    EventEntry,
+    RepeatEntry,
+    RequestEntry,
+    change_of,
+)
+from .batches import BatchReplay
+from .boundary import Boundary
+from .entries import MILESTONES, Entries, make_event
+from .evaluations import Evaluations
+from .failure import RecordedFailure
+from .findings import Findings
+from .plugin_states import Snapshots, Switches
+from .requests import RecordedRequests
+from .run import ReplayRun
+
+# The events that may come during a batch.
+AT_ANY_TIME: Final = (
+    "plugin_changed", "plugin_failed", "checkpoint_saved", "checkpoint_pruned", "resume_verified", "verdict",
+)  # fmt: skip
+SERVED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_start": "validation", "save_point": "save"}
+
+
+class AttemptReplay:
+    """The replay of one attempt.
+
+    It does not drive `core.loop`: the recording decides what happens, whatever the replayed plugins request, and after
+    a kill or in a damaged file entries are missing, which would not be a path through the loop.
+
+    Args:
+        number: which attempt it is, from 1.
+        attempt: the attempt.
+        path: the recording.
+        bus: the bus of the replay.
+        replayed: the names of the replayed plugins.
+        switches: which of them are on.
+        snapshots: their states at each save.
+        findings: where to note what they request.
+
+    Attributes:
+        run: what the plugins are given.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        attempt: AttemptRecord,
+        path: Path,
+        bus: Bus,
+        replayed: Collection[str],
+        switches: Switches,
+        snapshots: Snapshots,
+        findings: Findings,
+    ) -> None:
+        self._number, self._attempt, self._replayed = number, attempt, replayed
+        self._switches, self._snapshots, self._findings = switches, snapshots, findings
+        self._entries = Entries(attempt)
+        self.run = ReplayRun(attempt, path, bus, findings.add, self._entries.rolls_back_to)
+        self._requests = RecordedRequests(attempt, self._entries, self.run, replayed)
+        self._failure = RecordedFailure(attempt, bus, self._entries)
+        self._boundary = Boundary(self.run, self._requests, findings, self._failure, is_shared=attempt.world_size > 1)
+        self._batches = BatchReplay(self.run, self._entries, self._requests, self._boundary, findings, self._failure)
+        self._evaluations = Evaluations(
+            attempt, self.run, self._requests, self._failure, findings, self._emit, self._emit_metrics
+        )
+        self._has_begun = False  # with the state that it resumes, if any
+        self._actions: dict[str, Callable[[EventEntry], None]] = {
+            "train_start": self._start,
+            "checkpoint_loaded": self._load,
+            "epoch_start": self._start_epoch,
+            "epoch_end": self._end_epoch,
+            "last_boundary": self._end_training,
+            "train_end": self._end_training,
+            "change_served": self._change_run,
+            "log": self._log,
+            "validation_start": self._evaluations.start,
+            "test_start": self._evaluations.start,
+            "predict_start": self._evaluations.start,
+            "validation_end": self._evaluations.end,
+            "test_end": self._evaluations.end,
+            "predict_end": self._evaluations.end,
+            "validation_cut": self._evaluations.cut,
+            "checkpoint_saved": self._set_checkpoint,
+            "plugin_changed": self._change_plugin,
+            "run_failed": self._fail,
+        }
+
+    def fails_by(self, plugin: str, event: str) -> bool:
+        """Return whether the recorded run fails here by the same plugin, on the same event."""
+        return self._failure.is_by(plugin, event)
+
+    def replay(self, length: int | None) -> None:
+        """Replay all entries.
+
+        Args:
+            length: the number of batches in an epoch of the attempt before, in case this one has no epoch.
+        """
+        self.run.batches_per_epoch = self._entries.next_epoch_length(length)
+        while (entry := self._entries.next()) is not None:
+            self._replay(entry)
+        self._boundary.close(None)
+        self._findings.close(was_killed=self._attempt.status is None)
+
+    def save(self) -> None:
+        """Within a `SavePoint`, take a snapshot, and replay what was written then."""
+        while self._snapshots.has_unwritten and (entry := self._entries.next_of_save()) is not None:
+            self._replay(entry)  # the end of a save in the background
+        self._snapshots.take(self.run)
+        while (entry := self._entries.next_of_save()) is not None:
+            self._replay(entry)
+
+    def _replay(self, entry: Entry) -> None:
+        match entry:
+            case EventEntry():
+                self._replay_event(entry)
+            case Batches():
+                self._boundary.close(entry)
+                self._check_gap(entry.first)
+                self._batches.replay(entry)
+            case RequestEntry():
+                self._requests.read(entry)
+            case RepeatEntry():
+                self._requests.update_count(entry)
+
+    def _replay_event(self, entry: EventEntry) -> None:
+        if entry.event in MILESTONES:
+            self._boundary.close(entry)
+            if entry.event != "checkpoint_loaded":
+                self._check_gap(entry.counters)
+        if entry.event in SERVED_BY:
+            self._boundary.serve(SERVED_BY[entry.event])
+        self._actions.get(entry.event, self._emit)(entry)
+
+    def _emit(self, entry: EventEntry) -> Event | None:
+        """Emit an entry's event, with the counters that it had."""
+        event = make_event(entry)
+        if event is None or entry.event in AT_ANY_TIME:  # during a batch, whose own events raise the counters
+            self.run.progress.set_seconds(entry.counters.seconds)
+        else:
+            self.run.move_to(entry.counters)
+        if event is None:  # a plugin's own, whose class is unknown
+            return None
+        self._requests.add_before(event.name)
+        with self._failure.limit_handlers(type(event)):
+            self.run.emit(event)
+        return event
+
+    def _start(self, entry: EventEntry) -> None:
+        self.run.started = True
+        plan_filters(self.run.bus, self.run)
+        self._emit(entry)
+        if self._entries.next_milestone_name() != "checkpoint_loaded":
+            self._begin()
+
+    def _begin(self, *, in_boundary: bool = False) -> None:
+        """Begin or continue, with a boundary before the next epoch."""
+        self._has_begun = True
+        self._boundary.open(due=in_boundary or self.run.control.pending or self._is_shared)
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._attempt.world_size > 1
+
+    def _load(self, entry: EventEntry) -> None:
+        """Continue from a checkpoint that the run resumes or rolls back to."""
+        run, path, origin = self.run, entry.data["path"], Counters(**entry.data["origin"])
+        if rolls_back := self._has_begun:
+            self._discard_epoch()
+        run.start_from(origin)
+        run.in_boundary = entry.data.get("in_boundary", False)
+        run.planned_steps = entry.data.get("planned_steps", run.planned_steps)
+        plan_filters(run.bus, run)
+        snapshot = self._snapshots.find(path, run.progress.state_dict())
+        if snapshot is None:
+            self._findings.note(
+                f"attempt {self._number} continued from {path or 'a state'}, whose save is not recorded: there the "
+                f"replayed plugins had no state to continue from"
+            )
+            self._snapshots.reset_filters(run.origin)
+        else:
+            self._snapshots.restore(snapshot, run, rolls_back=rolls_back)
+        run.last_checkpoint = None if path is None else Path(path)
+        run.best_checkpoint = self._snapshots.best
+        self._emit(entry)
+        self._begin(in_boundary=run.in_boundary)
+
+    def _discard_epoch(self) -> None:
+        run = self.run
+        run.control.discard_epoch()
+        self._findings.decide("roll_back", did=True)
+        for verb in (*CHANGES, "log", "validation", "save", "end_epoch"):
+            self._findings.decide(verb, did=False)
+        run.window, run.loss, run.is_last_seen = 0, None, False
+        run.metrics.clear()
+
+    def _start_epoch(self, entry: EventEntry) -> None:
+        self.run.batches_per_epoch = entry.data["batches"]
+        self._emit(entry)
+        if not entry.data["resumed"]:
+            self._boundary.open(due=self.run.control.pending or self._is_shared)
+
+    def _flush(self, place: Counters) -> None:
+        """Step with the gradients that the last batch of an epoch left, as the loop does."""
+        run = self.run
+        if run.window and place.steps + place.skipped_steps > run.progress.steps + run.progress.skipped_steps:
+            self._batches.close_window(place.steps, place.skipped_steps)
+            run.control.close_batch()
+        run.loss = None
+
+    def _end_epoch(self, entry: EventEntry) -> None:
+        self._flush(entry.counters)
+        self.run.control.close_epoch()
+        self._findings.decide("end_epoch", did=True)
+        self.run.window, self.run.is_last_seen = 0, False
+        self.run.batches_per_epoch = self._entries.next_epoch_length(self.run.batches_per_epoch)
+        self._emit(entry)
+        self._boundary.open(due=True)
+
+    def _end_training(self, entry: EventEntry) -> None:
+        if not self.run.finished:
+            self._finish(entry.counters)
+            if entry.event != "last_boundary":  # recorded before there was one
+                self.run.emit(LastBoundary())
+        self._emit(entry)
+        self._boundary.open(due=True, last=True)
+
+    def _finish(self, place: Counters) -> None:
+        self._flush(place)
+        if self._attempt.status == "stopped" and not self.run.control.stopped:
+            self._findings.note(
+                f"attempt {self._number} was stopped at epoch {place.epoch} batch {place.batch} step {place.steps}: "
+                f"with the replayed plugins it would have continued, but what would have followed is not recorded"
+            )
+        self.run.finished = True
+
+    def _change_run(self, entry: EventEntry) -> None:
+        self._boundary.serve_change(change_of(entry.data))
+        self._emit(entry)
+
+    def _log(self, entry: EventEntry) -> None:
+        metrics = entry.data["metrics"]
+        for name, optimizer in self.run.optimizers.items():
+            optimizer.group.rate = metrics.get(f"train/{self.run.label('learning_rate', name)}")
+        self._emit_metrics(entry)
+        for optimizer in self.run.optimizers.values():
+            optimizer.group.rate = None
+
+    def _emit_metrics(self, entry: EventEntry) -> None:
+        event: Any = self._emit(entry)
+        if not self._failure.is_on(entry.event):
+            self.run.metrics.update(event.metrics)
+
+    def _set_checkpoint(self, entry: EventEntry) -> None:
+        path = Path(entry.data["path"])
+        self.run.last_checkpoint = path
+        if entry.data["is_best"]:
+            self.run.best_checkpoint = path
+        self._snapshots.set_path(str(path), is_best=entry.data["is_best"])
+        self._emit(entry)
+
+    def _change_plugin(self, entry: EventEntry) -> None:
+        name = entry.data["plugin"]
+        if name in self._replayed:
+            self.run.progress.set_seconds(entry.counters.seconds)
+            self._switches.apply(name, entry.data["change"])
+        else:
+            self._emit(entry)
+
+    def _fail(self, entry: EventEntry) -> None:
+        self._failure.replay_last_batch(entry, self.run, self._requests)
+        self._evaluations.fail(entry)
+        self.run.phase = entry.data["phase"]
+        self._emit(entry)
+
+    def _check_gap(self, place: Counters) -> None:
+        """Move to a place if batches before it are not recorded."""
+        if place.batches != self.run.progress.batches:
+            self._findings.note(
+                f"attempt {self._number}: not every batch before epoch {place.epoch} batch {place.batch} is recorded"
+            )
+            self.run.move_to(place)
+
+
+def plugins_on_steps(bus: Bus) -> set[str]:
+    """Return the plugins that have handlers for single optimizer steps."""
+    signals = (bus.signal(event) for event in (GradientsReady, StepEnd))
+    return {str(each.owner) for signal in signals for each in signal.subscriptions.values()}

@@ -1,0 +1,191 @@
+"""`python -m heliograph replay RUN --plugin early_stopping:patience=2`, and plugins as such a command names them."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from heliograph import At, Between, Every, Once, Plugin
+from heliograph.plugins import discover
+from heliograph.spi import check_options, find, known_names
+
+NAME = "replay"
+FILTERS = {kind.__name__: kind for kind in (At, Between, Every, Once)}
+OPEN, CLOSED, QUOTES = "([{", ")]}", "'\""
+
+
+def replay(arguments: Sequence[str]) -> int:
+    """Show what plugins would have requested in a recorded run."""
+    parser = argparse.ArgumentParser(
+        prog=f"heliograph {NAME}",
+        description="Exit status 0: replayed; 1: a replayed plugin failed; 2: there is no such recording or plugin, or "
+        "its options are wrong.",
+    )
+    parser.add_argument("recording", metavar="RUN", help="the file that Recorder wrote, or its folder")
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        required=True,
+        dest="plugins",
+        metavar="NAME:KEY=VALUE,...",
+        help="an installed plugin and its options, as in early_stopping:monitor=validation/loss,patience=2 or "
+        "'log_schedule:when=Every(steps=5)'; repeat it for several, in their order; the second plugin of one name is "
+        "called early_stopping_2",
+    )
+    return run(parser.parse_args(arguments))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Replay, print the report, and return the exit status.
+
+    Args:
+        options: the parsed arguments.
+    """
+    from ..format.reader import read
+    from .replay import ReplaySession
+
+    try:
+        plugins, names = make_plugins(options.plugins)
+        session = ReplaySession(read(options.recording), plugins)
+    except (LookupError, ImportError, OSError, TypeError, ValueError) as error:
+        text = " ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))])
+        print(f"heliograph {NAME}: {text}", file=sys.stderr)
+        return 2
+    replayed = session.replay()
+    print(replayed, *names, sep="\n")
+    return 1 if replayed.failed else 0
+
+
+def make_plugins(texts: Iterable[str]) -> tuple[list[Any], list[str]]:
+    """Return the plugins of several texts, and a line for each that got another name.
+
+    The second plugin of one name is called `early_stopping_2`, and so on, so that settings can be compared.
+
+    Args:
+        texts: see `make_plugin`, also for what is raised.
+    """
+    plugins: list[Any] = []
+    lines: list[str] = []
+    names: set[str] = set()
+    for text in texts:
+        plugin = make_plugin(text)
+        if isinstance(plugin, Plugin):
+            own, number = plugin.name, 1
+            while plugin.name in names:
+                number += 1
+                plugin.named(f"{own}_{number}")
+            names.add(plugin.name)
+            lines += [f"{plugin.name} is {text!r}"] * (number > 1)
+        plugins.append(plugin)
+    return plugins, lines
+
+
+def make_plugin(text: str) -> Any:
+    """Return an installed plugin with the options of a text.
+
+    Args:
+        text: `name`, or `name:key=value,key=value`. A value is a Python literal, a filter such as `Every(steps=5)` of
+            literals, or else a string.
+
+    Raises:
+        LookupError: no installed plugin has this name.
+        ImportError: it cannot be imported.
+        ValueError: the text has another form, or an option is out of its range.
+        TypeError: the plugin has no such option, needs another one, or one has another type.
+    """
+    name, options = parse_plugin(text)
+    loaded = find(name).load()
+    check_options(name, loaded, options, lambda option: f"'{name}:{option}'")
+    try:
+        return loaded(**options)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"while making {text!r}")
+        raise
+
+
+def parse_plugin(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of a text such as `log_schedule:when=Every(steps=5),at_end=True`.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    head, equals, rest = text.partition("=")
+    if not equals:
+        _check_name(text)
+        return text, {}
+    name, colon, first = head.rpartition(":")
+    if not colon:
+        raise ValueError(f"A plugin is written as name:key=value,key=value, got {text!r}.")
+    options: dict[str, Any] = {}
+    for part in _split_options(f"{first}={rest}"):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip().isidentifier():
+            raise ValueError(f"An option is written as key=value, got {part!r} in {text!r}.")
+        if key.strip() in options:
+            raise ValueError(f"The option {key.strip()} is given twice in {text!r}.")
+        options[key.strip()] = _parse_value(value.strip())
+    return name, options
+
+
+def _check_name(text: str) -> None:
+    """Raise ValueError for `name:option` without a value; `package:name` is a plugin."""
+    name, colon, option = text.rpartition(":")
+    installed = discover()
+    plugins = {called for each in installed for called in (each.name, f"{each.package}:{each.name}")}
+    if colon and name in plugins and name not in {each.package for each in installed}:
+        raise ValueError(f"An option is written as key=value, got {option!r} in {text!r}.")
+
+
+def _split_options(text: str) -> list[str]:
+    """Return the parts between the commas that are outside of brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in QUOTES:
+            quote = character
+        depth += (character in OPEN) - (character in CLOSED) if not quote else 0
+        if character == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _parse_value(text: str) -> Any:
+    """Return the value of an option."""
+    try:
+        node = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError):
+        return text
+    if isinstance(node, ast.Call):
+        return _make_filter(node, text)
+    if any(isinstance(each, ast.Call) and _called_name(each) in FILTERS for each in ast.walk(node)):
+        raise ValueError(f"Filters cannot be combined here: give one, such as Every(steps=5); got {text!r}.")
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return text
+    quotes_filter = isinstance(value, str) and value.partition("(")[0].strip() in FILTERS
+    return _parse_value(value.strip()) if quotes_filter else value
+
+
+def _called_name(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _make_filter(call: ast.Call, text: str) -> Any:
+    """Return the filter of a call whose arguments are literals."""
+    name = _called_name(call)
+    if name not in FILTERS:
+        raise ValueError(f"{text!r} is not a filter.{known_names(name, FILTERS)}")
+    if call.args or any(keyword.arg is None for keyword in call.keywords):
+        raise ValueError(f"A filter takes one counter by name, as in Every(steps=5); got {text!r}.")
+    try:
+        counters = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except ValueError:
+        raise ValueError(f"A filter takes plain numbers, as in Every(steps=5); got {text!r}.") from None
+    return FILTERS[name](**counters)

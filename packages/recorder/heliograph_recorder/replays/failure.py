@@ -1,0 +1,106 @@
+"""The failure of a recorded run: which handlers were called before it, and how far its last batch came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from heliograph import BackwardEnd, Bus, StepEnd
+from heliograph.core.loop import BACKWARD_END, BATCH_START, FORWARD_END, GRADIENTS_READY, STEP_END
+from heliograph.events import Event
+from heliograph.spi import Receiver
+
+from ..format.records import AttemptRecord, Entry, EventEntry
+from .entries import Entries
+from .requests import BATCH_EVENTS, RecordedRequests
+from .run import LOSSES, ReplayRun
+from .stubs import Unrecorded
+
+AFTER_BOUNDARY: Final = (None, *BATCH_EVENTS[:-1])  # in the loader, the task or a batch
+UNKNOWN_LOSS = Unrecorded("the loss of the batch at which the run failed", LOSSES)
+
+
+class RecordedFailure:
+    """The failure of the recorded run, where it is next.
+
+    Args:
+        attempt: the replayed attempt.
+        bus: the bus of the replay.
+        entries: the entries of the attempt.
+    """
+
+    def __init__(self, attempt: AttemptRecord, bus: Bus, entries: Entries) -> None:
+        self._plan, self._bus, self._entries = attempt.plan, bus, entries
+
+    def is_by(self, plugin: str, event: str) -> bool:
+        """Return whether the recorded run fails here by this plugin, on this event."""
+        failure = self._entries.failure()
+        return self.is_on(event) and failure is not None and failure.data["plugin"] == plugin
+
+    def is_on(self, event: str) -> bool:
+        """Return whether the recorded run fails here, on this event."""
+        failure = self._entries.failure()
+        return failure is not None and failure.data["event"] == event
+
+    @staticmethod
+    def interrupts_boundary(following: Entry) -> bool:
+        """Return whether the recorded run fails before `ShouldStop`, so that the boundary decides nothing."""
+        if not isinstance(following, EventEntry) or following.event != "run_failed":
+            return False
+        return following.data["phase"] != "train" or following.data["event"] not in (*AFTER_BOUNDARY, "should_stop")
+
+    @contextmanager
+    def limit_handlers(self, kind: type[Event]) -> Iterator[None]:
+        """Where the run failed on this event, leave out the handlers that were not called in the run for that."""
+        failure = self._entries.failure()
+        if failure is None or failure.data["event"] != kind.name:
+            yield
+            return
+        plan, plugin = self._plan.get(kind.name, ()), failure.data["plugin"]
+        end = plan.index(plugin) + 1 if plugin in plan else len(plan)
+        left_out = set(plan[end:]) - set(plan[:end])
+
+        def called(receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
+            return (receiver for receiver in receivers if owners[id(receiver)] not in left_out)
+
+        signal = self._bus.signal(kind)
+        former, signal.probe = signal.probe, called
+        try:
+            yield
+        finally:
+            signal.probe = former
+
+    def replay_last_batch(self, failure: EventEntry, run: ReplayRun, requests: RecordedRequests) -> None:
+        """Replay what was done of the batch in which the run failed, if it failed in one."""
+        if not failure.data["in_hand"]:
+            return
+        run.in_hand, run.is_last_seen = True, failure.data["is_last"]
+        self._emit(run, requests, BATCH_START)
+        if failure.counters.skipped_batches > run.progress.skipped_batches:
+            run.progress.skipped_batches = failure.counters.skipped_batches
+            if run.window:
+                self._close_window(failure, run, requests)
+        elif failure.counters.samples > run.progress.samples:
+            loss = failure.data["loss"]
+            run.progress.samples, run.loss = failure.counters.samples, UNKNOWN_LOSS if loss is None else loss
+            self._emit(run, requests, FORWARD_END)
+            if failure.data["window"] > run.window or failure.data["event"] == StepEnd.name:
+                run.window += 1
+                self._emit(run, requests, BACKWARD_END)
+                if not self.is_on(BackwardEnd.name):
+                    self._close_window(failure, run, requests)
+
+    def _close_window(self, failure: EventEntry, run: ReplayRun, requests: RecordedRequests) -> None:
+        if run.own_control.is_held and not run.is_last_batch:
+            return
+        run.progress.tokens = failure.counters.tokens
+        self._emit(run, requests, GRADIENTS_READY)
+        if failure.counters.steps > run.progress.steps:
+            run.progress.steps = failure.counters.steps
+            self._emit(run, requests, STEP_END)
+
+    def _emit(self, run: ReplayRun, requests: RecordedRequests, event: Event) -> None:
+        requests.add_before_in_batch(run.progress.batch + 1, event.name)
+        with self.limit_handlers(type(event)):
+            run.emit(event)

@@ -1,0 +1,281 @@
+"""The run that handlers are given in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from heliograph import Bus, Control, NotRecorded, Progress, Request, TrainStart
+from heliograph.core.length import epochs_done, part_done
+from heliograph.core.metrics.payload_verbs import PayloadVerbs
+from heliograph.core.metrics.values import Metrics
+from heliograph.core.result import check_line
+from heliograph.core.stepping.optimizers import SINGLE
+from heliograph.events import Event
+from heliograph.events.types import CheckpointSource, Phase
+from heliograph.spi import describe_error, is_within
+from torch import Tensor
+
+from ..format.records import AttemptRecord, Counters
+from .control import ReplayControl
+from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, Unrecorded, UnrecordedCounts
+
+LOSSES = "Record them with Recorder(..., losses=True)."
+COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations", "evaluated", "tokens")  # fmt: skip  # noqa: E501
+
+
+class ReplayRun(PayloadVerbs):
+    """One attempt of a recorded run; the protocol `heliograph.Run` documents it.
+
+    Whatever is not recorded raises `NotRecorded`.
+
+    Args:
+        attempt: the replayed attempt.
+        path: the recording.
+        bus: the bus of the replay.
+        on_request: called with each request of a replayed plugin.
+        rolls_back_to: returns whether the recorded run rolled back to a checkpoint at this point; see `roll_back`.
+
+    Attributes:
+        own_control: `control`, with the methods of a replay.
+        is_named: whether there are several optimizers, by name.
+        is_last_seen: of an epoch of unknown length, whether this batch is its last.
+        started: whether a training began.
+        finished: whether it is over.
+    """
+
+    is_replay = True
+    tracks = False  # logs are recorded, with all that was tracked
+    queue = None
+    verified_steps = 0  # a recording has only the event of the comparison
+    difference: str | None = None
+    checkpoint_source: CheckpointSource | None = None
+    batch_note: Any = Unrecorded("how the global batch changed")
+    resumed_from: Any = Unrecorded("what the run was resumed from")
+    resumed_at: Any = Unrecorded("where the run was resumed")
+    epoch_begun: Any = Unrecorded("whether an epoch had begun")
+    has_left_group = False
+    is_resuming = False
+    ranks_meet = False
+    training_id: Any = Unrecorded("the id of the training")
+    forked_from: Any = Unrecorded("what the training is a fork of")
+    plugins: Any = Unrecorded("the plugins of the run")
+    window_count: Any = Unrecorded("the counts of the losses")
+    validation_loaders: Any = Unrecorded("the validation loaders")
+    batch_losses: Any = Unrecorded("the losses of a batch, each by itself")
+    task: Any = Unrecorded("the task")
+    modules: Any = Unrecorded("the modules")
+    schedulers: Any = Unrecorded("the schedulers")
+    scheduler: Any = Unrecorded("the scheduler")
+    scheduler_steps: Any = Unrecorded("the steps that schedulers were made for")
+    train_loader: Any = Unrecorded("the loader")
+    batch: Any = Unrecorded("the batches themselves")
+    forward: Any = Unrecorded("the training step")
+    stream: Any = Unrecorded("which of several streams a batch is of")
+    collected: Any = Unrecorded("what an evaluation has collected")
+    outputs: Any = Unrecorded("the outputs of the task's step")
+    plugin_seconds: Any = Unrecorded("the time of each plugin so far", "`explain` shows the times at the end.")
+
+    def __init__(
+        self,
+        attempt: AttemptRecord,
+        path: Path,
+        bus: Bus,
+        on_request: Callable[[Request], None],
+        rolls_back_to: Callable[[Path | None], bool],
+    ) -> None:
+        self.bus, self.name = bus, attempt.run
+        self.recording: Path | None = path
+        self.phase: Phase = attempt.phase
+        self.trains = attempt.phase == "train"
+        self.progress = Progress(streams=UnrecordedCounts())
+        self.progress.set_seconds(0.0)
+        self.origin = self.progress.copy()
+        self.own_control = ReplayControl(self.progress, on_request)
+        self.control: Control = self.own_control
+        self.metrics: dict[str, float] = Metrics()
+        self.hyper_parameters = attempt.hyper_parameters
+        self.optimizers: Mapping[str, Any] = {name: RecordedOptimizer() for name in attempt.optimizers}
+        self.optimizer_name = next(iter(attempt.optimizers), "")
+        self.optimizer: Any = self.optimizers.get(self.optimizer_name)
+        self.is_named = self.trains and tuple(attempt.optimizers) != (SINGLE,)
+        self.engine, self.data = RecordedEngine(attempt.world_size), RecordedData()
+        self.max_epochs, self.max_steps = attempt.max_epochs, attempt.max_steps
+        self.planned_steps = attempt.planned_steps
+        self.validation_sets = attempt.validation_sets
+        self.batches_per_epoch: int | None = None
+        self.evaluation_batches: int | None = None
+        self.window = 0
+        self.best_checkpoint: Path | None = None
+        self.last_checkpoint: Path | None = None
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+        self.in_hand = self.is_last_seen = self.started = self.finished = self.in_boundary = False
+        self.loss = None
+        self._rolls_back_to = rolls_back_to
+        self._settling: list[Callable[[], None]] = []
+
+    @property
+    def loss(self) -> Any:
+        """The last training loss, a scalar tensor of float64; None without one. Set it to a number or `Unrecorded`."""
+        if isinstance(self._loss, Unrecorded):
+            return self._loss.__get__(self)
+        return None if self._loss is None else torch.tensor(self._loss, dtype=torch.float64)
+
+    @loss.setter
+    def loss(self, value: Any) -> None:
+        self._loss: float | Unrecorded | None = value
+
+    @property
+    def losses(self) -> Mapping[str, Tensor | None]:
+        """The last training loss of the one optimizer."""
+        if self.is_named:
+            raise NotRecorded("the loss of each of several optimizers")
+        return {self.optimizer_name: self.loss}
+
+    @property
+    def windows(self) -> Mapping[str, int]:
+        """The window of the one optimizer."""
+        if self.is_named:
+            raise NotRecorded("the window of each of several optimizers")
+        return {self.optimizer_name: self.window}
+
+    @property
+    def unknown_length(self) -> str:
+        """Why the number of planned steps is not known."""
+        return "" if self.planned_steps is not None else "the recording does not say it: record a run with steps="
+
+    @property
+    def epoch_fraction(self) -> float | None:
+        """How many epochs are done."""
+        return epochs_done(self.progress, self.batches_per_epoch)
+
+    @property
+    def fraction(self) -> float | None:
+        """Which part of the planned steps is done."""
+        return part_done(self.progress, self.planned_steps, skips=self.max_epochs is not None)
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the current batch is the last of its epoch."""
+        if self.batches_per_epoch is None:
+            return self.is_last_seen
+        return self.progress.batch + self.in_hand >= self.batches_per_epoch
+
+    @property
+    def epoch_is_over(self) -> bool:
+        """Whether an epoch's last batch is done and its end not yet emitted."""
+        return self.progress.batch > 0 and (self.is_last_batch or self.control.should_end_epoch)
+
+    def label(self, name: str, optimizer: str | None = None) -> str:
+        """Return the name to track a value by."""
+        return f"{optimizer or self.optimizer_name}_{name}" if self.is_named else name
+
+    def move_to(self, place: Counters) -> None:
+        """Set the counters and the clock."""
+        progress = self.progress
+        for name in COUNTERS:
+            setattr(progress, name, getattr(place, name))
+        progress.set_seconds(place.seconds)
+
+    def start_from(self, origin: Counters) -> None:
+        """Start from the counters of a checkpoint."""
+        self.progress.earlier_seconds = origin.seconds
+        self.move_to(origin)
+        self.origin = self.progress.copy()
+
+    def emit(self, event: Event) -> None:
+        """Emit an event on the replay's bus."""
+        self.bus.signal(type(event)).emit(self, event)
+
+    def note(self, text: str) -> None:
+        """Add a line to the report."""
+        self.notes.append(check_line("note", text))
+
+    def warn(self, text: str) -> None:
+        """Add a sentence to the report, unless it is there."""
+        if check_line("warn", text) not in self.warnings:
+            self.warnings.append(text)
+
+    def plan(self) -> str:
+        """Return nothing: what happens is recorded."""
+        return ""
+
+    def track(self, name: str, value: Any, weight: float = 1.0) -> None:
+        """Do nothing: logs are recorded, with all that was tracked."""
+
+    def collect(self, name: str, value: Any) -> None:
+        """Raise `NotRecorded`."""
+        raise NotRecorded("the batches of an evaluation, to collect from")
+
+    def weigh(self, count: Any) -> None:
+        """Do nothing: the tokens are recorded."""
+
+    def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
+        """Roll back if the recorded run did so here, to the same checkpoint.
+
+        Raises:
+            RuntimeError: there is no training to roll back.
+            NotRecorded: the recorded run did not roll back here.
+        """
+        if not self.started or self.finished or is_within(TrainStart.name):
+            raise RuntimeError("run.roll_back is for a training that has begun. At TrainStart, call run.resume(saved).")
+        self.control.roll_back(f"to {path or 'a saved state'}")
+        if not self._rolls_back_to(path):
+            self.own_control.remove("roll_back")
+            raise NotRecorded(f"what follows a rollback to {path or 'a saved state'}: the run did not roll back here")
+
+    def exit_with(self, status: int) -> None:
+        """Note the exit status."""
+        self.note(f"the process would have exited with status {status}")
+
+    def raise_when_closed(self, error: BaseException) -> None:
+        """Note the error that `fit` would have raised at the end."""
+        self.note(f"fit would have raised this at the end: {describe_error(error)}")
+
+    def when_settling(self, action: Callable[[], None]) -> None:
+        """Call `action` at every `settle()`."""
+        if action not in self._settling:
+            self._settling.append(action)
+
+    def when_exchanging(self, action: Callable[[], None]) -> None:
+        """Do nothing: a replay has no gradients."""
+
+    def when_leaving(self, action: Callable[[], None]) -> None:
+        """Do nothing: a replay has no other ranks."""
+
+    def reason(self, error: BaseException | None) -> str:
+        """Raise `NotRecorded`."""
+        raise NotRecorded("why the run ended, in words", "`explain` shows it.")
+
+    def settle(self) -> None:
+        """Wait until what plugins do in the background is done."""
+        for action in tuple(self._settling):
+            action()
+
+    def replace_error(self, error: BaseException) -> None:
+        """Note the error that would have replaced the first one."""
+        self.note(f"this error would have replaced the first one: {describe_error(error)}")
+
+    def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
+        """Raise `NotRecorded`."""
+        raise NotRecorded("the state of the run, such as its weights")
+
+    def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
+        """Raise `NotRecorded`."""
+        raise NotRecorded("a training that could continue from another state")
+
+    def key_draws(self, seed: int, *, probe: bool = True) -> None:
+        """Raise `NotRecorded`."""
+        raise NotRecorded("the data, whose draws are to be keyed")
+
+    def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Raise `NotRecorded`."""
+        raise NotRecorded("the training's random numbers")
+
+    def when_positioned(self, action: Callable[[], None]) -> None:
+        """Raise `NotRecorded`."""
+        raise NotRecorded("the loader")

@@ -1,0 +1,198 @@
+"""`python -m heliograph diverge RUN RUN`, `goto RUN PROGRAM --step 9` and `fork RUN PROGRAM --into FOLDER`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from heliograph import Run
+
+    from .change import Change
+
+RUN = "a recording, or a folder: the newest in it"
+INTERRUPTED = 130  # the status of a command that Ctrl-C has ended
+BANNER = """\
+paused: .batch .modules .gradients .plugins .run .event .result .comparison .notes
+        .next_event() .next_step() .go_to_step(n) .go_to(wanted) .within(context) .finish()"""
+PROGRAM = "module:function that returns the trainer and the keywords of its fit; takes nothing, or a folder to write to"
+
+
+def diverge(arguments: Sequence[str]) -> int:
+    """Find where two recorded runs begin to differ, and what that means."""
+    parser = argparse.ArgumentParser(
+        prog="heliograph diverge",
+        description="Exit status 0: the trainings are equal; 1: they differ; 2: they could not be compared.",
+    )
+    parser.add_argument("one", metavar="RUN", help=RUN)
+    parser.add_argument("other", metavar="RUN", help="the run to compare with")
+    parser.add_argument(
+        "--drill",
+        action="append",
+        metavar="PROGRAM",
+        default=[],
+        help=f"do the batch that differs again, and name the first operator that differs: {PROGRAM}; a second one for "
+        f"the other run, if that had another program",
+    )
+    parser.add_argument(
+        "--change",
+        action="append",
+        metavar="FUNCTION",
+        default=[],
+        help="for --drill: of a fork, the module:function that changed it; a second one if another function has "
+        "changed the other run",
+    )
+    return run_diverge(parser.parse_args(arguments))
+
+
+def goto(arguments: Sequence[str]) -> int:
+    """Repeat a recorded run up to an optimizer step, and open a Python prompt there."""
+    parser = argparse.ArgumentParser(
+        prog="heliograph goto",
+        description="Exit status 0: it was there; 2: it could not go there; 130: interrupted on the way.",
+    )
+    parser.add_argument("recording", metavar="RUN", help=RUN)
+    parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="which optimizer step, from 1")
+    parser.add_argument(
+        "--change", metavar="FUNCTION", help="of a fork, the module:function that changed it; called where the fork did"
+    )
+    parser.add_argument("--inexact", action="store_true", help="go there although it is not exact")
+    return run_goto(parser.parse_args(arguments))
+
+
+def fork(arguments: Sequence[str]) -> int:
+    """Continue a recorded run from one of its steps in another folder, with something changed."""
+    parser = argparse.ArgumentParser(
+        prog="heliograph fork",
+        description="Exit status 0: trained; 2: it could not begin, or the change failed; 130: interrupted.",
+    )
+    parser.add_argument("recording", metavar="RUN", help=RUN)
+    parser.add_argument("program", metavar="PROGRAM", help="module:function as for goto; takes the folder to write to")
+    parser.add_argument("--into", required=True, type=Path, metavar="FOLDER", help="for the new training")
+    parser.add_argument(
+        "--at", type=int, metavar="N", help="after which step; by default that of the newest checkpoint"
+    )
+    parser.add_argument("--change", metavar="FUNCTION", help="module:function, called with the run there")
+    parser.add_argument("--inexact", action="store_true", help="train although it is not exact")
+    return run_fork(parser.parse_args(arguments))
+
+
+def run_diverge(options: argparse.Namespace) -> int:
+    """Compare two runs, print the result, and return the exit status.
+
+    Args:
+        options: the parsed arguments.
+    """
+    from ..divergence.compare import diverge
+    from .errors import NotExact
+
+    if len(options.drill) > 2:
+        return _print_error("diverge", ValueError("--drill is given once, or twice: a program for each run."))
+    if len(options.change) > 2 * bool(options.drill):
+        return _print_error("diverge", ValueError("--change is for --drill, once or twice: a function for each fork."))
+    try:
+        if options.drill:
+            from .drill import drill
+
+            changes = dict(zip(("change", "other_change"), options.change, strict=False))
+            drilled = drill(options.one, options.other, *options.drill, **changes)
+            divergence, text = drilled.divergence, str(drilled)
+        else:
+            divergence = diverge(options.one, options.other)
+            text = str(divergence)
+    except (OSError, ValueError, NotExact) as error:
+        return _print_error("diverge", error)
+    except KeyboardInterrupt:
+        return _print_interrupt("diverge")
+    print(text)
+    return 1 if divergence.first is not None else 0 if divergence.is_equal else 2
+
+
+def run_goto(options: argparse.Namespace) -> int:
+    """Go to a step, and open a prompt there; return the exit status.
+
+    Args:
+        options: the parsed arguments.
+    """
+    import code
+
+    from .errors import NotExact
+    from .goto import goto
+
+    try:
+        paused = goto(
+            options.recording, options.program, step=options.step, change=options.change, exact=not options.inexact
+        )  # fmt: skip
+    except (OSError, ValueError, NotExact) as error:
+        return _print_error("goto", error)
+    except KeyboardInterrupt:
+        return _print_interrupt("goto")
+    with paused:
+        print(*paused.notes, *[str(paused.comparison)] * options.inexact, sep="\n", end="\n" * bool(paused.notes))
+        code.interact(f"{paused!r}\n{BANNER}", local={"paused": paused, "run": paused.run}, exitmsg="")
+    return 0
+
+
+def run_fork(options: argparse.Namespace) -> int:
+    """Fork a run, train, and print the result; return the exit status.
+
+    Args:
+        options: the parsed arguments.
+    """
+    from .errors import NotExact
+    from .fork import fork
+
+    failures: list[str] = []
+    try:
+        change = None if options.change is None else _noting(options.change, failures)
+        result = fork(
+            options.recording, options.program, into=options.into, at=options.at, change=change,
+            exact=not options.inexact,
+        )  # fmt: skip
+    except Exception as error:
+        if failures:
+            print(failures[0], file=sys.stderr)
+            return 2
+        if isinstance(error, OSError | ValueError | NotExact):
+            return _print_error("fork", error)
+        raise
+    except KeyboardInterrupt:
+        return _print_interrupt("fork")
+    print(result)
+    return INTERRUPTED if result.status == "interrupted" else 0
+
+
+def _noting(name: str, failures: list[str]) -> Change:
+    """Return the change of a name; how it fails is noted, with the frames of it alone."""
+    import traceback
+
+    from heliograph.spi import describe, find_function
+
+    function = find_function(name)
+
+    def change(run: Run) -> None:
+        try:
+            function(run)
+        except Exception as error:
+            own = error.__traceback__ and error.__traceback__.tb_next
+            frames = "".join(traceback.format_exception(type(error), error, own))
+            what = f"the change {name} raised {type(error).__name__} after step {run.progress.steps}"
+            failures.append(f"{frames}heliograph fork: {what}: correct it, and fork again")
+            raise
+
+    change.__qualname__ = describe(function)  # its name in the recording; not every callable has one
+    return change
+
+
+def _print_interrupt(command: str) -> int:
+    print(f"heliograph {command}: interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _print_error(command: str, error: Exception) -> int:
+    print(f"heliograph {command}: {error}", file=sys.stderr)
+    return 2

@@ -1,0 +1,98 @@
+"""`python -m heliograph watch RUN ...`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .run_list import RunList
+
+
+def watch(arguments: Sequence[str]) -> int:
+    """Show runs while they train: a page with their curves, requests and checkpoints."""
+    parser = argparse.ArgumentParser(
+        prog="heliograph watch",
+        description="Serves a page on this machine, made from recordings, until Ctrl-C. Exit status 0: it was served; "
+        "2: a file is no recording, the port is taken, or rich is not installed.",
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", type=Path, help="a recording, or a folder with recordings; may be made later"
+    )
+    parser.add_argument("--port", type=_port, default=0, help="the port of the page; by default a free one")
+    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    parser.add_argument("--terminal", action="store_true", help="show a text screen here instead of a page")
+    return run_watch(parser.parse_args(arguments))
+
+
+def run_watch(options: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C; return the exit status.
+
+    Args:
+        options: the parsed arguments.
+    """
+    from heliograph.spi import printable
+
+    from .run_list import RunList
+
+    try:
+        runs = RunList(options.runs)
+        for path in runs.missing():
+            print(
+                f"heliograph watch: there is nothing at {printable(path)} yet: it is shown when it is made.",
+                file=sys.stderr,
+            )
+        return _show_here(runs) if options.terminal else _serve(runs, options)
+    except (OSError, ValueError, ImportError) as error:
+        print(f"heliograph watch: {error}", file=sys.stderr)
+        return 2
+
+
+def _serve(runs: RunList, options: argparse.Namespace) -> int:
+    from .server import WatchServer
+
+    try:
+        server = WatchServer(runs, options.port)
+    except OSError as error:
+        raise OSError(f"port {options.port} cannot be used: {error.strerror}; give another --port.") from None
+    with server:
+        print(f"{server.url} (Ctrl-C ends it)", flush=True)
+        with _shown(server.url) if options.open else nullcontext():
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                print()
+    return 0
+
+
+def _show_here(runs: RunList) -> int:
+    from .terminal import check_rich, show
+
+    check_rich()
+    with suppress(KeyboardInterrupt):
+        show(runs)
+    return 0
+
+
+@contextmanager
+def _shown(url: str) -> Iterator[None]:
+    """Open an address in a browser, through a file: other users can see the arguments of a process."""
+    import webbrowser
+    from tempfile import NamedTemporaryFile
+
+    with NamedTemporaryFile("w", suffix=".html") as file:  # only this user can read it
+        file.write(f'<meta http-equiv="refresh" content="0; url={url}">')
+        file.flush()
+        if not webbrowser.open(Path(file.name).as_uri()):
+            print(f"heliograph watch: no browser could be started: open {url} with one.", file=sys.stderr)
+        yield
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) < 2**16):
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, got {text!r}")
+    return int(text)

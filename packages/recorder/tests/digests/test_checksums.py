@@ -1,0 +1,205 @@
+"""Checksums of tensors and batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import pytest
+import torch
+from heliograph.packages.tests.waits import no_reads
+from heliograph_recorder.digests import checksums
+from heliograph_recorder.digests.batches import SMALL, checksums_of, read_batch
+from heliograph_recorder.digests.chain import LIMIT
+from heliograph_recorder.digests.checksums import WIDTH, Sum, checksum, row_sums
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+
+def number(total: Sum) -> int:
+    """Return a checksum as a number from 0 to 2**64, wherever it was computed."""
+    return int(total) % LIMIT
+
+
+def sums_of(batch: Any) -> tuple[int, int]:
+    """Return the checksum of a batch, and that of its samples in any order."""
+    crc, small, rows = read_batch(batch)
+    return checksums_of(crc, small, [np.asarray(each) for each in rows])
+
+
+TENSORS = {
+    "small floats": torch.arange(60.0).reshape(12, 5),
+    "large samples": torch.arange(4 * 600.0).reshape(4, 600),
+    "more words than are multiplied at once": torch.arange(3 * (WIDTH + 5)).reshape(3, WIDTH + 5),
+    "many rows": torch.arange(WIDTH + 3),
+    "half": torch.arange(30.0).reshape(6, 5).to(torch.bfloat16),
+    "flags": torch.arange(12).reshape(4, 3) % 2 == 0,
+    "complex": torch.arange(8.0).reshape(4, 2).to(torch.complex64),
+    "a part of another": torch.arange(60.0).reshape(12, 5)[1:, 1:4],
+    "bytes from an odd place": torch.arange(40, dtype=torch.uint8)[3:],
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_each_bit_of_a_tensor_changes_its_checksum(name: str) -> None:
+    tensor = TENSORS[name]
+    whole = number(checksum([tensor])), number(sums_of(tensor)[0])
+    flat = tensor.clone().contiguous().view(torch.uint8).flatten()
+    for place in {0, len(flat) // 2, len(flat) - 1}:
+        for bit in (0, 7) if tensor.dtype != torch.bool else (0,):
+            other = flat.clone()
+            other[place] ^= 1 << bit
+            changed = other.view(tensor.dtype).reshape(tensor.shape)
+            assert number(checksum([changed])) != whole[0]
+            assert number(sums_of(changed)[0]) != whole[1]
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_on_a_device_too_each_bit_changes_it_and_rows_have_the_sums_that_they_have_on_the_cpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor for which `is_cpu` is False takes the way of a device; few words at once, so that there are several."""
+    tensor = TENSORS[name]
+    on_cpu = row_sums(tensor)
+    for at_once in (checksums.AT_ONCE, WIDTH + 100, 7):
+        monkeypatch.setattr(checksums, "AT_ONCE", at_once)
+        with no_reads():
+            rows, whole = row_sums(tensor), checksum([tensor, tensor])
+        assert isinstance(rows, Tensor)
+        assert isinstance(whole, Tensor)
+        if at_once > WIDTH + 5:
+            assert rows.tolist() == np.asarray(on_cpu).tolist()
+        flat = tensor.clone().contiguous().view(torch.uint8).flatten()
+        for place in {0, len(flat) // 2, len(flat) - 1}:
+            other = flat.clone()
+            other[place] ^= 1
+            with no_reads():
+                changed = checksum([tensor, other.view(tensor.dtype).reshape(tensor.shape)])
+            assert number(changed) != number(whole)
+
+
+def test_of_many_tensors_on_a_device_few_are_copied_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[ref[Tensor]] = []
+    join = torch.cat
+
+    def joined(tensors: list[Tensor]) -> Tensor:
+        assert sum(copy() is not None for copy in copies) <= 1
+        copy = join(tensors)
+        copies.append(ref(copy))
+        return copy
+
+    monkeypatch.setattr(checksums, "AT_ONCE", 8)
+    monkeypatch.setattr(torch, "cat", joined)
+    with no_reads():
+        checksum([torch.arange(4, dtype=torch.int32) for _ in range(20)])
+    assert len(copies) == 5
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40), st.data())
+def test_what_is_equal_has_equal_checksums_wherever_it_lies(values: list[int], data: st.DataObject) -> None:
+    tensor = torch.tensor(values)
+    spread = torch.stack([tensor, tensor], 1)[:, 1]  # not contiguous
+    assert number(checksum([tensor])) == number(checksum([spread]))
+    place = data.draw(st.integers(0, len(values) - 1))
+    other = tensor.clone()
+    other[place] += data.draw(st.integers(1, 2**62))
+    assert number(checksum([tensor])) != number(checksum([other]))
+
+
+@pytest.mark.parametrize("shape", [(16, 3), (16, 700)], ids=["small samples", "large samples"])
+def test_samples_in_another_order_have_an_equal_sum(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    batch, order = torch.randn(shape), torch.randperm(16)
+    (content, samples), (other_content, other_samples) = (sums_of(each) for each in (batch, batch[order]))
+    assert content != other_content
+    assert samples == other_samples
+
+
+@pytest.mark.parametrize(("width", "modulus"), [(3, SMALL), (700, 2**32)], ids=["small samples", "large samples"])
+def test_the_sums_of_the_samples_of_an_epoch_are_those_of_any_batches(width: int, modulus: int) -> None:
+    torch.manual_seed(0)
+    samples = torch.randn(16, width)
+
+    def total(epoch: Tensor) -> int:
+        sums = [number(sums_of(batch)[1]) for batch in torch.split(epoch, 5)]
+        return sum(sums) % modulus
+
+    before = total(samples)
+    assert total(samples[torch.randperm(16)]) == before
+    samples[3, 1] += 1
+    assert total(samples) != before
+
+
+@dataclass
+class Graph:
+    """A batch of a class of the user's own."""
+
+    nodes: Tensor
+    names: list[str]
+
+
+BATCHES: dict[str, tuple[Any, Any]] = {
+    "a tuple": ((torch.ones(2), torch.zeros(2)), (torch.ones(2), torch.ones(2))),
+    "a tuple in another order": ((torch.ones(2), torch.zeros(2)), (torch.zeros(2), torch.ones(2))),
+    "a dict": ({"x": torch.ones(2), "y": 1}, {"x": torch.ones(2), "y": 2}),
+    "names of a dict": ({"x": torch.ones(2)}, {"z": torch.ones(2)}),
+    "texts": (["a", "b"], ["a", "c"]),
+    "an array": (np.ones((2, 3)), np.zeros((2, 3))),
+    "an object": (Graph(torch.ones(2), ["a"]), Graph(torch.ones(2), ["b"])),
+    "a tensor that needs a gradient": (torch.ones(2, requires_grad=True), torch.zeros(2, requires_grad=True)),
+    "without dimensions": (torch.tensor(1.0), torch.tensor(2.0)),
+    "another shape": (torch.zeros(2, 3), torch.zeros(3, 2)),
+    "another type": (torch.zeros(3), torch.zeros(3, dtype=torch.int32)),
+    "another shape of large samples": (torch.zeros(2, 900), torch.zeros(2, 30, 30)),
+    "one large tensor or two": ([torch.zeros(4, 900)], [torch.zeros(2, 900), torch.zeros(2, 900)]),
+    "an array of texts": (np.array(["a", "b"]), np.array(["a", "c"])),
+    "an object array without dimensions": (np.array({"a": 1}, dtype=object), np.array({"a": 2}, dtype=object)),
+    "a big-endian array": (np.ones(3, ">f4"), np.zeros(3, ">f4")),
+    "a long double": (np.ones(3, np.longdouble), np.zeros(3, np.longdouble)),
+    "sparse": (torch.eye(3).to_sparse(), torch.diag(torch.arange(3.0)).to_sparse()),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches_of_any_kind(name: str) -> None:
+    one, other = BATCHES[name]
+    assert number(sums_of(one)[0]) == number(sums_of(one)[0])
+    assert number(sums_of(one)[0]) != number(sums_of(other)[0])
+
+
+def test_where_equal_values_lie_makes_no_difference() -> None:
+    values = torch.arange(24.0).reshape(4, 6)
+    for other in (values.repeat(1, 2)[:, :6], values.T.contiguous().T, values.clone().requires_grad_()):
+        assert sums_of(other) == sums_of(values)
+    array = np.arange(24, dtype=np.float32).reshape(4, 6)
+    array.flags.writeable = False
+    assert sums_of(array) == sums_of(values)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")  # torch: it is in beta state
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc])
+def test_compressed_tensors(layout: torch.layout) -> None:
+    one, other = (each.to_sparse(layout=layout) for each in (torch.eye(4), torch.diag(torch.arange(4.0))))
+    assert sums_of(one) == sums_of(one)
+    assert sums_of(one)[0] != sums_of(other)[0]
+
+
+@pytest.mark.parametrize("batch", [[], (), {}, set(), [[], {}]])
+def test_an_empty_batch_has_a_checksum_as_what_was_read(batch: Any) -> None:
+    assert sums_of(batch)[0] != 0
+    assert sums_of(batch) != sums_of([torch.zeros(2)])
+
+
+def test_what_contains_itself_is_read_once() -> None:
+    batch: list[Any] = [torch.ones(2)]
+    batch.append(batch)
+    assert number(sums_of(batch)[0]) != number(sums_of([torch.zeros(2)])[0])
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_an_empty_tensor(shape: tuple[int, int]) -> None:
+    assert number(checksum([torch.zeros(shape)])) == 0
+    assert number(sums_of(torch.zeros(shape))[0]) != number(sums_of(torch.zeros(0, 0))[0])

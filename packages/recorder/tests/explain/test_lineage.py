@@ -1,0 +1,64 @@
+"""Of which training a recorded one is a fork."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from heliograph.packages.recorder.tests.explain.factory import Script, recording
+from heliograph_recorder.explain.lineage import Parent, ancestors, parting_clock
+from heliograph_recorder.explain.story import story
+from heliograph_recorder.format.records import Counters
+from heliograph_recorder.timeline.page import facts
+
+
+def forked(parent: Any, at: int = 4) -> Script:
+    """Return a run that continues a parent from a step."""
+    script = Script()
+    script.emit("train_start")
+    script.counters = Counters(batch=at, steps=at, samples=4 * at, seconds=2.0)
+    script.emit("checkpoint_loaded", 0.3, path="p.pth", origin=asdict(script.counters), forked_from=parent)
+    script.epoch(resumed=True)
+    script.batches(6)
+    return script
+
+
+def test_a_chain_of_forks() -> None:
+    grandparent = {"step": 2, "recording": "/runs/a/a.recording", "training": "x"}
+    parent = {"step": 4, "recording": "/runs/b/b_1.recording", "training": "y", "forked_from": grandparent}
+    found = ancestors(forked(parent).attempt())
+    assert found == [Parent("/runs/b/b_1.recording", 4, "y"), Parent("/runs/a/a.recording", 2, "x")]
+    assert found[0].name == "b_1"
+
+
+def test_a_fork_from_the_start_is_known_by_its_hyper_parameter() -> None:
+    script = Script(hyper_parameters={"forked_from": "/runs/at step 1/a.recording at step 0"})
+    assert ancestors(script.attempt()) == [Parent("/runs/at step 1/a.recording", 0)]
+    assert ancestors(Script().attempt()) == []
+
+
+@pytest.mark.parametrize(
+    "parent", [None, {}, {"step": "4", "recording": "a"}, {"step": -1, "recording": "a"}, {"step": 1, "recording": 2}]
+)
+def test_what_is_no_parent_is_none(parent: Any) -> None:
+    assert ancestors(forked(parent).attempt()) == []
+
+
+@pytest.mark.parametrize(("step", "clock"), [(2, 0.0), (4, 0.4), (5, 0.9), (7, 1.9), (10, 3.4), (99, 3.4)])
+def test_when_a_fork_parts(step: int, clock: float) -> None:
+    attempt = forked({"step": step, "recording": "/a.recording"}).attempt()
+    assert parting_clock(attempt, step) == pytest.approx(clock)
+
+
+def test_the_page_has_the_parent_and_a_mark_where_they_part() -> None:
+    found = facts(recording(forked({"step": 6, "recording": "/runs/x/x_1.recording"})))
+    assert found["parent"] == {"recording": "/runs/x/x_1.recording", "text": "fork of x_1 at step 6"}
+    assert found["marks"] == [["fork", 6, 1.4, "fork of x_1 at step 6", ("/runs/x/x_1.recording",)]]
+
+
+def test_what_changed_a_fork_is_named() -> None:
+    script = forked({"step": 6, "recording": "/runs/x/x_1.recording"})
+    script.fields["hyper_parameters"] = {"fork_change": "main.<locals>.half"}
+    assert "a fork of /runs/x/x_1.recording at step 6, changed by half" in story(recording(script))
+    assert facts(recording(script))["parent"]["text"] == "fork of x_1 at step 6, changed by half"

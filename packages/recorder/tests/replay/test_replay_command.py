@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+from heliograph.packages.recorder.tests.recordings import fit
+from heliograph_recorder import Recorder
+from heliograph_recorder.replays import command
+from heliograph_recorder.replays.command import make_plugin, make_plugins, parse_plugin
+
+
+def call(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_command(parser.add_subparsers())
+    options = parser.parse_args(["replay", *arguments])
+    return int(options.run(options))
+
+
+def test_the_report_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit([h.LogSchedule(h.Every(steps=4)), Recorder(tmp_path)], validation=None)
+    assert call(str(tmp_path), "--plugin", "log_schedule:when=Every(steps=6)", "--plugin", "nan_guard") == 0
+    shown = capsys.readouterr().out
+    assert "with log_schedule, nan_guard\n" in shown
+    assert "log_schedule would have requested log 2 times\n" in shown
+    assert "step 6 on batch_end: log - every 6 steps (the run did not)" in shown
+    assert (
+        "nan_guard would have requested nothing\n  then it was switched off: A recording does not hold the losses"
+        in shown
+    )
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        ("log_schedul", "No installed plugin is named 'log_schedul'. Did you mean 'log_schedule'?"),
+        (
+            "log_schedule:when=3",
+            "At(steps=[10, 100])); got 3. (while making 'log_schedule:when=3')",
+        ),
+        ("log_schedule:when=Every(steps=1", "takes an interval, as in LogSchedule(steps=100)"),
+    ],
+)
+def test_a_wrong_plugin_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], plugin: str, message: str
+) -> None:
+    fit([Recorder(tmp_path)], validation=None, epochs=1)
+    assert call(str(tmp_path), "--plugin", plugin) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("heliograph replay: ")
+    assert message in error
+
+
+def test_a_missing_recording_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(tmp_path / "none.recording"), "--plugin", "nan_guard") == 2
+    assert "There is no recording" in capsys.readouterr().err
+
+
+def test_two_of_a_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit([Recorder(tmp_path)], validation=None, epochs=1)
+    assert call(str(tmp_path), "--plugin", "nan_guard", "--plugin", "nan_guard") == 2
+    assert "nan_guard" in capsys.readouterr().err
+
+
+def test_two_settings_of_one_plugin_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit([h.LogSchedule(h.Every(steps=4)), Recorder(tmp_path)], validation=None)
+    settings = [f"log_schedule:when=Every(steps={steps})" for steps in (8, 6)]
+    assert call(str(tmp_path), "--plugin", settings[0], "--plugin", settings[1]) == 0
+    shown = capsys.readouterr().out
+    assert "\nlog_schedule would have requested log 2 times\n" in shown
+    assert "\nlog_schedule_2 would have requested log 2 times\n" in shown
+    assert shown.endswith("\nlog_schedule_2 is 'log_schedule:when=Every(steps=6)'\n")
+
+
+def test_a_plugin_that_fails_sets_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit([h.ValidationSchedule(h.Every(epochs=1)), Recorder(tmp_path)], epochs=1)
+    assert call(str(tmp_path), "--plugin", "early_stopping:monitor=validation/los,mode=min") == 1
+    assert "  then it failed: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        ("nan_guard", "nan_guard", {}),
+        ("early_stopping:patience=2", "early_stopping", {"patience": 2}),
+        (
+            "early_stopping:monitor=validation/loss,patience=2,mode=min,min_delta=1e-3",
+            "early_stopping",
+            {"monitor": "validation/loss", "patience": 2, "mode": "min", "min_delta": 1e-3},
+        ),
+        ("heliograph:early_stopping", "heliograph:early_stopping", {}),
+        ("heliograph:early_stopping:patience=2", "heliograph:early_stopping", {"patience": 2}),
+        ("gradient_accumulation:n={0: 1, 5: 4}", "gradient_accumulation", {"n": {0: 1, 5: 4}}),
+        ("x:a='b,c=d',e=[1, 2],f=None,g=True,h=-1", "x", {"a": "b,c=d", "e": [1, 2], "f": None, "g": True, "h": -1}),
+        ("file_log:folder=/tmp/a b:c", "file_log", {"folder": "/tmp/a b:c"}),
+        ("x:a=", "x", {"a": ""}),
+        ("x:a=__import__", "x", {"a": "__import__"}),
+        ("x:a=b=c", "x", {"a": "b=c"}),
+    ],
+)
+def test_options_are_literals_or_strings(text: str, name: str, options: dict[str, Any]) -> None:
+    assert parse_plugin(text) == (name, options)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("x:when=Every(steps=5)", "every 5 steps"),
+        ("x:when=At(epochs=[1, 3])", "at 1, 3 epochs"),
+        ("x:when=Between(steps=(2, 4))", "between 2, 4 steps"),
+        ("x:when=Once()", "once 1 emissions"),
+        ("x:when='Every(steps=5)'", "every 5 steps"),
+        ('x:when="At(epochs=[1, 3])"', "at 1, 3 epochs"),
+    ],
+)
+def test_filters_are_made(text: str, shown: str) -> None:
+    name, options = parse_plugin(f"{text},at_end=True")
+    assert name == "x"
+    assert (str(options["when"]), options["at_end"]) == (shown, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x=1", r"A plugin is written as name:key=value,key=value, got 'x=1'"),
+        ("early_stopping:1", r"An option is written as key=value, got '1' in 'early_stopping:1'"),
+        ("early_stopping:", r"An option is written as key=value, got ''"),
+        ("heliograph:early_stopping:1", r"An option is written as key=value, got '1'"),
+        ("x:a=1,b", r"An option is written as key=value, got 'b'"),
+        ("x:a b=1", r"An option is written as key=value, got 'a b=1'"),
+        ("x:a=1,a=2", r"The option a is given twice"),
+        (
+            "x:when=Evry(steps=5)",
+            r"'Evry\(steps=5\)' is not a filter. Did you mean 'Every'\? Known: At, Between, Every, Once",
+        ),
+        ("x:when=Every(5)", r"A filter takes one counter by name, as in Every\(steps=5\)"),
+        ("x:when=Every(**{'steps': 5})", r"A filter takes one counter by name"),
+        ("x:when=Every(steps=print(1))", r"A filter takes plain numbers, as in Every\(steps=5\)"),
+        ("x:when=Every(steps=0)", r"Every\(steps=...\) must be a whole number, at least 1; got 0"),
+        ("x:when=Every(steps=5)|At(steps=3)", r"Filters cannot be combined here: give one, such as Every\(steps=5\)"),
+        ("x:when='Every(steps=5) | At(steps=3)'", r"Filters cannot be combined here"),
+        ("x:when=not Every(steps=5)", r"Filters cannot be combined here"),
+        ("x:when=__import__('os').system('true')", r"is not a filter"),
+    ],
+)
+def test_another_form_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_plugin(text)
+
+
+def test_a_plugin_is_made_from_its_entry_point() -> None:
+    plugin = make_plugin("early_stopping:monitor=train/loss,patience=7")
+    assert isinstance(plugin, h.EarlyStopping)
+    assert (plugin.patience, plugin.monitor.name) == (7, "train/loss")
+
+
+def test_an_option_out_of_its_range_is_an_error_that_names_the_text() -> None:
+    with pytest.raises(ValueError, match="patience must be a whole number, at least 1; got 0") as caught:
+        make_plugin("early_stopping:patience=0")
+    assert caught.value.__notes__ == ["while making 'early_stopping:patience=0'"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "early_stopping:patienc=1",
+            "early_stopping has no option 'patienc'. Did you mean 'patience'? "
+            "Known: min_delta, mode, monitor, nan, patience.",
+        ),
+        (
+            "log_schedule:at_end=True",
+            "LogSchedule takes an interval, as in LogSchedule(steps=100), or a filter, as in "
+            "LogSchedule(At(steps=[10, 100])); got nothing.",
+        ),
+        (
+            "log_schedule:at_ende=True",
+            "LogSchedule has no argument 'at_ende'. Did you mean 'at_end'? Known: after, at_end, at_start, batches, "
+            "emissions, epochs, fraction, samples, seconds, skipped_steps, steps, tokens, validations.",
+        ),
+        ("file_log", "file_log needs folder=..., as in 'file_log:folder=...'."),
+    ],
+)
+def test_options_are_those_of_the_plugin(text: str, message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        make_plugin(text)
+    assert str(caught.value) == message
+
+
+def test_an_interval_is_written_as_a_counter() -> None:
+    assert make_plugin("log_schedule:steps=5,after=20").filter.due_after(0) == 20
+
+
+def test_settings_of_one_plugin_are_numbered() -> None:
+    texts = ["early_stopping:patience=1", "log_schedule:when=Once()", "early_stopping:patience=2", "early_stopping"]
+    plugins, lines = make_plugins(texts)
+    assert [plugin.name for plugin in plugins] == [
+        "early_stopping",
+        "log_schedule",
+        "early_stopping_2",
+        "early_stopping_3",
+    ]
+    assert lines == ["early_stopping_2 is 'early_stopping:patience=2'", "early_stopping_3 is 'early_stopping'"]
+
+
+def test_a_package_with_the_name_of_its_plugin_is_not_read_as_a_plugin_with_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "weather-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weather\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[heliograph.plugins]\nweather = weather_plugin:Weather\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert parse_plugin("weather:weather") == ("weather:weather", {})
+    with pytest.raises(LookupError, match=r"No installed plugin is named 'weather:wether'\. Did you mean"):
+        make_plugin("weather:wether")
+
+
+def test_a_plugin_that_is_not_installed_is_refused() -> None:
+    with pytest.raises(
+        LookupError, match=r"No installed plugin is named 'early_stoping'\. Did you mean 'early_stopping'"
+    ):
+        make_plugin("early_stoping:patience=7")

@@ -1,0 +1,155 @@
+"""`python -m heliograph explain` and `timeline`."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import socket
+import webbrowser
+from pathlib import Path
+
+import pytest
+from heliograph.packages.recorder.tests.explain.factory import Script, killed_and_resumed, recording
+from heliograph.packages.recorder.tests.recordings import write
+from heliograph_recorder.command import add_command
+from heliograph_recorder.explain.story import story
+from heliograph_recorder.format.reader import read
+from heliograph_recorder.timeline.page import page
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return write(tmp_path / "digits.v2.recording", *killed_and_resumed().attempts)
+
+
+def test_explain_knows_whether_the_process_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script()
+    script.start()
+    path = write(tmp_path / "x.recording", *recording(script).attempts)
+    lock = path.with_name(path.name + ".lock")
+    for holder, state in (
+        ("1", "killed, or still running"),  # on another machine
+        ("", "killed, or still running"),  # a copy
+        (str(2**22 + 1), "killed"),
+        (str(os.getpid()), "running"),
+    ):
+        lock.unlink(missing_ok=True)
+        if holder:
+            lock.write_text(f"{holder} {'elsewhere' if holder == '1' else socket.gethostname()}\n")
+        assert command("explain", path) == 0
+        assert capsys.readouterr().out.startswith(f"digits: {state}\n")
+
+
+def command(*arguments: object) -> int:
+    parser = argparse.ArgumentParser()
+    add_command(parser.add_subparsers(dest="command"))
+    options = parser.parse_args([str(each) for each in arguments])
+    return int(options.run(options))
+
+
+def test_explain_prints_the_story(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("explain", recorded) == 0
+    assert capsys.readouterr().out == story(read(recorded)) + "\n"
+
+
+def test_explain_takes_a_folder(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("explain", recorded.parent) == 0
+    assert capsys.readouterr().out.startswith("digits: stopped by early_stopping on rank 2\n")
+
+
+def test_timeline_writes_next_to_the_recording(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("timeline", recorded) == 0
+    written = [recorded.with_name("digits.v2.html"), recorded.with_name("digits.v2.trace.json")]
+    assert capsys.readouterr().out.splitlines() == [str(path) for path in written]
+    assert written[0].read_text(encoding="utf-8") == page(read(recorded))
+    assert json.loads(written[1].read_text())["otherData"] == {"recording": "digits.v2.recording"}
+
+
+def test_timeline_opens_the_page(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown: list[str] = []
+
+    def show(url: str) -> bool:
+        shown.append(url)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", show)
+    assert command("timeline", recorded, "--output", "a page.html", "--open") == 0
+    assert shown == [f"{tmp_path.as_uri()}/a%20page.html"]
+    monkeypatch.setattr(webbrowser, "open", lambda url: False)
+    assert command("timeline", recorded, "--output", "b.html", "--open") == 2
+    assert (tmp_path / "b.html").exists()
+    assert capsys.readouterr().err == "heliograph timeline: no browser could be started: open b.html with one.\n"
+
+
+def test_timeline_writes_to_the_given_files(recorded: Path, tmp_path: Path) -> None:
+    assert command("timeline", recorded, "--output", tmp_path / "a.html", "--trace", tmp_path / "b.json") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.json", recorded.name]
+
+
+@pytest.mark.parametrize("name", ["explain", "timeline"])
+def test_a_folder_without_a_recording_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(name, tmp_path) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"heliograph {name}: The folder {tmp_path} holds no recording")
+
+
+def test_a_page_that_cannot_be_written_is_an_error(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("timeline", recorded, "--output", recorded / "a.html") == 2
+    assert capsys.readouterr().err == f"heliograph timeline: {recorded} cannot be read or written: File exists.\n"
+    assert command("timeline", recorded, "--output", tmp_path) == 2
+    assert capsys.readouterr().err == f"heliograph timeline: {tmp_path} cannot be read or written: Is a directory.\n"
+
+
+@pytest.mark.parametrize("name", ["explain", "timeline"])
+def test_a_folder_that_this_user_may_not_read_is_named(
+    name: str, recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert command(name, recorded.parent) == 2
+    said = f"heliograph {name}: {recorded.parent} cannot be read or written: Permission denied.\n"
+    assert capsys.readouterr().err == said
+
+
+def test_missing_folders_are_created(recorded: Path, tmp_path: Path) -> None:
+    page, trace = tmp_path / "pages" / "of" / "a.html", tmp_path / "traces" / "b.json"
+    assert command("timeline", recorded, "--output", page, "--trace", trace) == 0
+    assert page.exists()
+    assert trace.exists()
+
+
+@pytest.mark.parametrize("option", ["--output", "--trace"])
+@pytest.mark.parametrize("name", ["digits.v2.recording", "digits.v2.recording.tail", "link"])
+def test_the_recording_is_not_overwritten(
+    recorded: Path, option: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = recorded.read_bytes()
+    (recorded.parent / "link").symlink_to(recorded)
+    assert command("timeline", recorded, option, recorded.parent / name) == 2
+    assert "is the recording itself and is not overwritten: give another file." in capsys.readouterr().err
+    assert recorded.read_bytes() == before
+    assert sorted(each.name for each in recorded.parent.iterdir()) == ["digits.v2.recording", "link"]
+
+
+def test_no_other_recording_is_overwritten(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("timeline", recorded, "--output", tmp_path / "another.recording") == 2
+    assert "another.recording has the name of a recording: give one with another suffix" in capsys.readouterr().err
+    assert not (tmp_path / "another.recording").exists()
+
+
+def test_page_and_trace_are_not_written_to_one_file(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("timeline", recorded, "--output", tmp_path / "a", "--trace", tmp_path / "." / "a") == 2
+    assert f"cannot both be written to {tmp_path / 'a'}: give two files." in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()

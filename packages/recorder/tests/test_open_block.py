@@ -1,0 +1,330 @@
+"""Whatever the counters do from batch to batch, the tail has them; a regular batch costs one byte."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Container
+from itertools import count
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+import heliograph as h
+import pytest
+from heliograph.events import BatchEnd, Progress, Run
+from heliograph.packages.recorder.tests.recordings import fit
+from heliograph.tests import kit
+from heliograph_recorder import open_block
+from heliograph_recorder.attempt_recorder import AttemptRecorder
+from heliograph_recorder.format import tail as tail_module
+from heliograph_recorder.format.reader import read
+from heliograph_recorder.format.records import Batches, Counters, EventEntry
+from heliograph_recorder.format.tail import BEGIN, FIRST_ROW, HAS_ROW, NOTES, ROW, Tail, parse_tail, tail_path
+from heliograph_recorder.format.writer import Writer
+from heliograph_recorder.open_block import OpenBlock
+from heliograph_recorder.plugin import Recorder
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+class Change(NamedTuple):
+    """What changes with a batch."""
+
+    hundredths: int
+    steps: int
+    skipped_steps: int
+    skipped_batches: int
+    samples: int
+    tokens: int
+    window: int
+    missed: int
+
+
+REGULAR = Change(0, 1, 0, 0, 8, 0, 0, 0)
+OTHER = st.builds(
+    Change, st.sampled_from([0, 1, 253, 254, 9_999]), *[st.integers(0, 2)] * 3, st.sampled_from([0, 3, 8]),
+    *[st.integers(0, 2)] * 3,
+)  # fmt: skip
+CHANGES = st.lists(st.one_of(st.just(REGULAR), st.just(REGULAR._replace(hundredths=2)), OTHER), min_size=1, max_size=40)
+
+
+@given(CHANGES, st.integers(1, 2))
+def test_the_tail_has_the_counters_of_every_batch(changes: list[Change], optimizers: int) -> None:
+    now = [0.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(open_block, "monotonic", lambda: now[0])
+        patch.setattr("heliograph_recorder.plugin.monotonic", lambda: now[0])
+        expected, tail, _ = record(changes, optimizers, now)
+    assert tail.rows(BEGIN + len(changes)).table.tolist() == expected
+
+
+class Recording:
+    """Batches that a recorder counts in an open block, and what the tail should have.
+
+    Args:
+        optimizers: how many the run has.
+        now: the time, in a list.
+    """
+
+    def __init__(self, optimizers: int, now: list[float]) -> None:
+        self.progress, self.hundredths, self.now = Progress(_since=0.0), 0, now
+        facts: dict[str, Any] = {"progress": self.progress, "window": 0, "optimizers": dict.fromkeys(range(optimizers))}
+        self.run = SimpleNamespace(**facts, engine=SimpleNamespace(world_size=1))
+        self.block, self.tail, self.expected = OpenBlock(cast("Run", self.run)), Tail(None), list[list[int]]()
+        self.block.offset = 0.0
+        self.tail.begin("a1", 1, Counters(), 0.0)
+        self.block.begin(self.tail, 0)
+        self.block.stop = FIRST_ROW
+        self.recorder = Recorder(".")
+        self.recorder._block = self.block
+
+    def add(self, change: Change) -> None:
+        """Count a batch."""
+        progress = self.progress
+        self.hundredths += change.hundredths
+        self.now[0] = (self.hundredths + 0.5) / 100
+        progress.steps += change.steps
+        progress.skipped_steps += change.skipped_steps
+        progress.skipped_batches += change.skipped_batches
+        progress.samples += change.samples
+        progress.tokens += change.tokens
+        progress.batch += 1 + change.missed
+        # A step of the only optimizer leaves no window.
+        self.run.window = 0 if change.steps and len(self.run.optimizers) == 1 else change.window
+        self.expected.append([
+            self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches, progress.samples,
+            self.run.window, progress.tokens, progress.batch,
+        ])  # fmt: skip
+        self.recorder.count(cast("Run", self.run), BatchEnd())
+
+
+def record(changes: list[Change], optimizers: int, now: list[float]) -> tuple[list[list[int]], Tail, int]:
+    """Return the counters after each batch, the tail, and how many of the batches have a row."""
+    recording = Recording(optimizers, now)
+    for change in changes:
+        recording.add(change)
+    tail = recording.tail
+    return recording.expected, tail, tail.buffer[BEGIN:FIRST_ROW].count(HAS_ROW)
+
+
+INTERRUPTED = {
+    "first": ([], REGULAR),
+    "mark": ([REGULAR] * 3, REGULAR._replace(hundredths=2)),
+    "row": ([REGULAR] * 3, REGULAR._replace(hundredths=2, tokens=5)),
+    "row after a pause": ([REGULAR] * 3, REGULAR._replace(hundredths=999)),
+    "row after a row": ([REGULAR, REGULAR._replace(samples=3)], REGULAR._replace(samples=5, missed=1)),
+}
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_a_ctrl_c_at_any_line_leaves_the_batch_out_or_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others are recorded as they are, also if later batches follow, and after a kill."""
+    now = [0.0]
+    monkeypatch.setattr(open_block, "monotonic", lambda: now[0])
+    monkeypatch.setattr("heliograph_recorder.plugin.monotonic", lambda: now[0])
+    before, interrupted = INTERRUPTED[name]
+    outcomes = []
+    for line in count(1):
+        recording = Recording(1, now)
+        for change in before:
+            recording.add(change)
+        was_interrupted = interrupt(recording, interrupted, line)
+        if not was_interrupted:
+            break
+        block, expected = recording.block, recording.expected
+        has_it = block.batches == len(expected)
+        outcomes.append(has_it)
+        assert recording.tail.rows(block.at).table.tolist() == expected[: block.batches]
+        left = parse_tail(bytes(recording.tail.buffer))
+        assert (0 if left is None else len(left.table)) in (len(before), len(before) + 1)
+        assert left is None or left.table.tolist() == expected[: len(left.table)]
+        for change in (REGULAR, REGULAR._replace(hundredths=3), REGULAR._replace(tokens=1), REGULAR):
+            recording.add(change)
+        if not has_it:
+            del expected[len(before)]
+        assert recording.tail.rows(block.at).table.tolist() == expected
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {False, True}
+
+
+def interrupt(recording: Recording, change: Change, line: int) -> bool:
+    """Interrupt the so-many-th line of what adds a batch; return whether it has so many."""
+    return interrupt_at(line, lambda: recording.add(change), {open_block.__file__, tail_module.__file__})
+
+
+def interrupt_at(number: int, work: Callable[[], object], files: Container[str]) -> bool:
+    """Interrupt the so-many-th line, call or return in some files; return whether there are so many."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in files:
+            return None
+        left -= event != "exception"
+        if not left:
+            raise KeyboardInterrupt
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(former)
+    return False
+
+
+@pytest.mark.parametrize("method", ["end_block", "_begin_block"])
+@pytest.mark.parametrize("losses", [False, True])
+def test_a_ctrl_c_while_a_block_ends_or_begins_loses_no_batch_and_doubles_none(
+    method: str, losses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each batch one line, call or return further, until nothing is left to interrupt."""
+    files = {str(each) for each in Path(open_block.__file__).parent.rglob("*.py")}
+    ended, original = [False], getattr(AttemptRecorder, method)
+    number = count(1)
+
+    def interrupting(attempt: AttemptRecorder) -> None:
+        if attempt.batches > 2:
+            ended[0] = ended[0] or not interrupt_at(next(number), lambda: original(attempt), files)
+        original(attempt)
+
+    monkeypatch.setattr(AttemptRecorder, method, interrupting)
+
+    class Ends(h.Plugin):
+        @h.on(h.BatchEnd, lane=h.Lane.REPORT)
+        def end(self, run: h.Run, event: h.BatchEnd) -> None:
+            assert recorder._attempt is not None
+            assert run.recording is not None
+            recorder._attempt.end_block()
+            if run.progress.steps % 25 == 0:
+                assert batches_of(run.recording) == [*range(1, run.progress.steps + 1)]
+
+    recorder, kept = Recorder(tmp_path, losses=losses), kit.Losses()
+    result, _ = fit([recorder, kept, Ends()], batches=400, epochs=1, validation=None)
+    assert ended[0]
+    assert result.recording is not None
+    assert batches_of(result.recording) == [*range(1, 401)]
+    if losses:
+        (attempt,) = read(result.recording).attempts
+        blocks = [entry for entry in attempt.entries if isinstance(entry, Batches)]
+        assert [loss for block in blocks for loss in block.losses or ()] == kept.values
+
+
+def batches_of(path: Path) -> list[int]:
+    """Return the numbers of the batches of a recording, which is not damaged."""
+    (attempt,) = read(path).attempts
+    assert not attempt.damage
+    return [batch.counters.batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
+
+
+def test_rows_end_with_the_first_incomplete_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(open_block, "monotonic", lambda: now[0])
+    expected, tail, _ = record([REGULAR, REGULAR._replace(tokens=1), REGULAR._replace(tokens=1)], 1, now)
+    tail.buffer[BEGIN + 1] = 0
+    assert tail.rows(BEGIN + 3).table.tolist() == expected[:1]
+
+
+@pytest.mark.parametrize("method", ["add_row", "add_mark", "write_batch"])
+@pytest.mark.parametrize("losses", [False, True])
+def test_the_recording_of_an_interrupted_run_has_its_end(
+    method: str, losses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = getattr(Tail, method), [0]
+
+    def interrupting(*arguments: int) -> None:
+        original(*arguments)
+        calls[0] += 1
+        if calls[0] == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tail, method, interrupting)
+    seconds = count()
+    monkeypatch.setattr(open_block, "monotonic", lambda: next(seconds) / 50)
+    accumulation = h.GradientAccumulation(2) if method == "add_row" else h.GradientAccumulation(1)
+    with pytest.raises(KeyboardInterrupt):
+        fit([Recorder(tmp_path, losses=losses), accumulation], batches=20, epochs=1, validation=None)
+    (attempt,) = read(tmp_path).attempts
+    assert not attempt.damage
+    batches = [batch.counters.batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
+    (failure,) = [each for each in attempt.entries if isinstance(each, EventEntry) and each.event == "run_failed"]
+    left_out = method != "write_batch"
+    assert batches == list(range(1, failure.counters.batch + 1 - left_out))
+    assert len(batches) >= 2
+
+
+def test_a_ctrl_c_before_lines_are_written_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = Writer.write, count(1)
+
+    def interrupting(*arguments: Any) -> None:
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        original(*arguments)
+
+    monkeypatch.setattr(Writer, "write", interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        fit([Recorder(tmp_path)], batches=2, epochs=3, validation=None)
+    (attempt,) = read(tmp_path).attempts
+    events = [each.event for each in attempt.entries if isinstance(each, EventEntry)]
+    assert events == ["train_start", *["epoch_start", "epoch_end"] * 2, "run_failed", "run_closed"]
+
+
+def test_a_regular_batch_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(open_block, "monotonic", lambda: now[0])
+    monkeypatch.setattr("heliograph_recorder.plugin.monotonic", lambda: now[0])
+    _, tail, rows = record([REGULAR, *[REGULAR._replace(hundredths=3)] * 50, *[REGULAR] * 49], 1, now)
+    assert rows == 1
+    assert not any(tail.buffer[FIRST_ROW + ROW.size : NOTES])
+
+
+def test_what_happens_in_an_open_block_is_no_write_to_the_file(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    class Looks(h.Plugin):
+        @h.on(h.BatchEnd, lane=h.Lane.REPORT)
+        def look(self, run: h.Run, event: h.BatchEnd) -> None:
+            assert run.recording is not None
+            sizes.append(run.recording.stat().st_size)
+            logs = [each for each in read(run.recording).attempts[0].entries if isinstance(each, EventEntry)]
+            assert [each.counters.steps for each in logs if each.event == "log"] == [*range(1, run.progress.steps)]
+
+    fit([h.LogSchedule(h.Every(steps=1)), Recorder(tmp_path), Looks()], batches=20, epochs=1, validation=None)
+    assert len(set(sizes)) == 1
+
+
+def test_a_tail_without_room_for_notes_is_emptied_into_the_file(tmp_path: Path) -> None:
+    """Nothing is lost or there twice, while it runs and at the end."""
+    seen: list[int] = []
+
+    class Looks(h.Plugin):
+        @h.on(h.BatchEnd, lane=h.Lane.REPORT)
+        def look(self, run: h.Run, event: h.BatchEnd) -> None:
+            if run.progress.steps % 50 == 0:
+                assert run.recording is not None
+                seen.append(logs(run.recording))
+                assert tail_path(run.recording).exists()
+
+    result, _ = fit(
+        [h.LogSchedule(h.Every(steps=1)), Recorder(tmp_path), Looks()], batches=400, epochs=1, validation=None
+    )
+    assert result.recording is not None
+    assert seen == [step - 1 for step in range(50, 401, 50)]
+    assert logs(result.recording) == 400
+
+
+def logs(path: Path) -> int:
+    """Return how many logs a recording has, each of which comes after its batch."""
+    (attempt,) = read(path).attempts
+    assert not attempt.damage
+    batch, found = 0, 0
+    for entry in attempt.entries:
+        if isinstance(entry, Batches):
+            batch = entry.last.batch
+        elif isinstance(entry, EventEntry) and entry.event == "log":
+            found += 1
+            assert entry.counters.batch == batch == found
+    return found

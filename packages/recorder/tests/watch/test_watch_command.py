@@ -1,0 +1,84 @@
+"""The command `watch`, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+from urllib.parse import urljoin
+from urllib.request import urlopen
+
+import pytest
+from heliograph.__main__ import main
+from heliograph.packages.recorder.tests.recordings import attempt, write
+from heliograph_recorder.watch.server import WatchServer
+
+
+def test_it_prints_its_address_and_serves_until_ctrl_c(tmp_path: Path) -> None:
+    write(tmp_path / "one.recording", attempt())
+    line = [sys.executable, "-m", "heliograph", "watch", str(tmp_path)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url, rest = process.stdout.readline().split(maxsplit=1)
+        assert rest == "(Ctrl-C ends it)\n"
+        with urlopen(urljoin(url, "runs")) as answer:
+            assert [each["name"] for each in json.load(answer)] == ["one"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_a_mistake_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").touch()
+    assert main(["watch", str(tmp_path / "notes.txt")]) == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["watch", str(tmp_path), "--port", str(port)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"heliograph watch: {tmp_path / 'notes.txt'} is not the name of a recording, which ends with .recording: give "
+        "the file that Recorder wrote, or its folder.",
+        f"heliograph watch: port {port} cannot be used: Address already in use; give another --port.",
+    ]
+
+
+def test_what_is_not_there_yet_is_named_with_its_whole_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["watch", "late", "--terminal"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == f"heliograph watch: there is nothing at {tmp_path / 'late'} yet: it is shown when it is made.\n"
+    assert shown.out.startswith("There is no recording yet.\nThere is nothing at ")
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "abc", "²", ""])
+def test_a_port_is_a_number(port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["watch", str(tmp_path), f"--port={port}"])
+    assert end.value.code == 2
+    assert f"argument --port: a port is a number from 0 to 65535, got {port!r}\n" in capsys.readouterr().err
+
+
+def test_a_browser_gets_the_address_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each user can see the arguments of a browser."""
+    opened = list[str]()
+
+    def show(url: str) -> bool:
+        opened.append(Path(url.removeprefix("file://")).read_text())
+        return False
+
+    def stop(server: WatchServer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(webbrowser, "open", show)
+    monkeypatch.setattr(WatchServer, "serve_forever", stop)
+    assert main(["watch", str(tmp_path), "--open"]) == 0
+    captured = capsys.readouterr()
+    url = captured.out.split()[0]
+    assert opened == [f'<meta http-equiv="refresh" content="0; url={url}">']
+    assert captured.err == f"heliograph watch: no browser could be started: open {url} with one.\n"

@@ -1,0 +1,144 @@
+"""What a resumed run does again is compared with what the killed run had done."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+import torch
+from heliograph.packages.recorder.tests.with_kernel import repeated_kills
+from heliograph.tests import kit, sampling
+from heliograph.tests.kit import adam, random_batches, saving
+from heliograph_recorder import Recorder, replay
+from torch import Tensor, nn
+
+NOTHING = (
+    "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict; or the data have "
+    "changed"
+)
+
+
+# Real kills.
+
+
+@pytest.fixture(scope="module")
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the trainings wrote: "counts", and those that the sample has drawn."""
+    folder = tmp_path_factory.mktemp("killed")
+    names = {"counts", *sampling.chosen(request, "name")}
+    command = [sys.executable, repeated_kills.__file__, str(folder), *names]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
+    return folder
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("name", "reported"),
+    [
+        ("plain", [[13, 3, None]]),
+        ("chain", [[13, 3, None], [19, 4, None]]),
+        ("at_the_save", [[15, 5, None]]),
+        ("leaves_out", [[13, 2, None]]),
+        ("two_losses", [[13, 3, None]]),
+        ("accumulates", [[33, 1, None]]),
+        ("counts", [[13, 2, "differs first at step 13: loss 2.969 instead of 1.979"]]),
+        ("second_loss_differs", [[12, 1, "differs first at step 12: the loss of another optimizer than the first"]]),
+    ],
+)
+def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, reported: list[Any]) -> None:
+    result = json.loads((killed / name / "result").read_text())
+    assert [json.loads(line) for line in (killed / name / "reported").read_text().splitlines()] == reported
+    _, steps, difference = reported[-1]
+    assert (result["steps"], result["difference"]) == (steps, difference)
+    assert result["guarantee"] == ("exact" if difference is None else "not exact")
+    assert f"verified: {steps} repeated step{'s' * (steps > 1)} equal, bit for bit" in result["text"]
+    assert f"verified: {steps} repeated step{'s' * (steps > 1)} equal, bit for bit" in result["story"]
+
+
+def test_a_difference_is_reported_with_its_likely_cause(killed: Path) -> None:
+    result = json.loads((killed / "counts" / "result").read_text())
+    said = "what was done again differs first at step 13: loss 2.969 instead of 1.979"
+    assert result["reasons"] == [said]
+    assert f"likely cause of the difference: {NOTHING}" in result["text"].splitlines()
+    assert "the repeated work differs first at step 13: loss 2.969 instead of 1.979" in result["story"]
+
+
+# Runs that end between two saves stand for killed ones.
+
+
+@cache
+def calls() -> dict[str, int]:
+    """Return what counts the calls of the task that was made last: in a function's cache, which nobody looks at."""
+    return {}
+
+
+class Counting(h.Supervised):
+    """Changes the loss of one of its batches."""
+
+    def __init__(self, model: nn.Module, at: int) -> None:
+        super().__init__(model, nn.functional.mse_loss)
+        calls().update(calls=0, at=at)
+
+    def training_step(self, run: h.Run, batch: Any) -> Tensor:
+        calls()["calls"] += 1
+        return super().training_step(run, batch) * (1.5 if calls()["calls"] == calls()["at"] else 1.0)
+
+
+def fit(
+    folder: Path, steps: int, *plugins: Any, at: int = 0, resume: str | None = "auto", seed: int = 0, **options: Any
+) -> h.RunResult:
+    torch.manual_seed(seed)
+    checkpoint_options = {name: options.pop(name) for name in ("on_difference", "keep_last") if name in options}
+    savers = saving(folder, h.Every(steps=5), resume=resume, **checkpoint_options)
+    options = {"train": random_batches(10, 3), "optimizer": adam(), **options}
+    return kit.fit(*savers, *plugins, task=Counting(nn.Linear(4, 2), at), steps=steps, **options)
+
+
+# The file.
+
+
+# A device that takes its time, and a loop that keeps its losses.
+
+
+# Where it is reported.
+
+
+def test_a_recording_reports_and_replays(tmp_path: Path) -> None:
+    fit(tmp_path, 9, Recorder(tmp_path))
+    result = fit(tmp_path, 12, Recorder(tmp_path), at=2)
+    assert result.recording is not None
+    assert "verified: 1 repeated step equal, bit for bit" in result.explain()
+    from heliograph_recorder.format.reader import read
+    from heliograph_recorder.timeline.page import page
+    from heliograph_recorder.timeline.trace import trace
+
+    recording = read(result.recording)
+    assert "verified: 1 repeated step equal, bit for bit" in page(recording)
+    assert "the repeated work differs first at step 7" in page(recording)
+    assert [each["args"] for each in trace(recording)["traceEvents"] if each["name"] == "resume_verified"] == [
+        {"steps": 1, "difference": "differs first at step 7: loss 3.014 instead of 2.01"}
+    ]
+
+    class Receives(h.Plugin):
+        def __init__(self) -> None:
+            self.received: list[Any] = []
+
+        @h.on(h.ResumeVerified)
+        def receive(self, run: h.Run, event: h.ResumeVerified) -> None:
+            self.received.append((run.progress.steps, event))
+
+    receives = Receives()
+    replay(result.recording, [receives])
+    assert receives.received == [
+        (7, h.ResumeVerified(1, "differs first at step 7: loss 3.014 instead of 2.01")),
+    ]
+
+
+# Several ranks.

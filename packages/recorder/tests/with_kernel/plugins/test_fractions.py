@@ -1,0 +1,41 @@
+"""Filters that count fractions of a run, and intervals that begin later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from heliograph import Every, Plugin, Run, StepEnd, on
+from heliograph.tests.kit import class_batches, fit
+from heliograph_recorder import replay
+from heliograph_recorder.plugin import Recorder
+
+# Fractions of the planned steps.
+
+
+class Marks(Plugin):
+    """Notes the steps at which filters let something through."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    @on(StepEnd, when=Every(fraction=0.2))
+    def note(self, run: Run, event: StepEnd) -> None:
+        self.steps.append(run.progress.steps)
+
+
+def test_a_replay_knows_the_planned_steps(tmp_path: Path) -> None:
+    fit(Recorder(tmp_path), train=class_batches(10), epochs=1.5)
+    marks = Marks()
+    report = replay(tmp_path, [marks])
+    assert not report.failed
+    assert marks.steps == [3, 6, 9, 12, 15]
+
+
+def test_a_replay_says_what_it_does_not_know(tmp_path: Path) -> None:
+    fit(Recorder(tmp_path), train=iter(class_batches(4)), epochs=1)
+    with pytest.raises(ValueError, match="and the recording does not say it: record a run with steps=; or count"):
+        replay(tmp_path, [Marks()])
+
+
+# Intervals that begin later.

@@ -1,0 +1,392 @@
+"""A rule file put together: what is found wrong before anything runs."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+from heliograph.packages.rules.tests.scripted import LOSS, STATE, controller, rules, train
+from heliograph_rules.base import RuleFiring, RuleMetric, RuleOperation
+from heliograph_rules.controller import RuleController
+from heliograph_rules.errors import RuleError, RuleKeyError, RuleNameError, RuleSyntaxError, RuleTypeError
+
+
+class Own(RuleMetric):
+    """A metric of the user's."""
+
+    when_read = True
+
+    def __init__(self, name: str, *, fits: bool = True) -> None:
+        super().__init__(name)
+        self.fits = fits
+
+    def validate(self) -> bool:
+        return self.fits
+
+    def compute(self, run: h.Run, event: h.Event) -> int:
+        return 1
+
+
+class Elsewhere(h.Event):
+    """An event of a package's own."""
+
+
+class Stranger(Own):
+    events = (Elsewhere,)
+
+
+class Alone(Own):
+    events = h.Log  # type: ignore[assignment]  # it should be a tuple
+
+
+class Broken(Own):
+    def __init__(self, name: str) -> None:
+        raise OSError("no sensor")
+
+
+class Act(RuleOperation):
+    """An operation of the user's."""
+
+    asks: Mapping[str, str] = {"should_act": "save"}
+
+    def should_act(self, run: h.Run, firing: RuleFiring) -> None:
+        raise AssertionError("not called here")
+
+
+class Together(Act):
+    shared = True
+
+
+class Lonely(RuleOperation):
+    def should_act(self) -> None: ...
+
+
+class Dreamy(RuleOperation):
+    async def should_act(self, run: h.Run, firing: RuleFiring) -> None: ...
+
+
+def refused(source: Any, **given: Any) -> RuleError:
+    with pytest.raises(RuleError) as caught:
+        RuleController(source, **given)
+    return caught.value
+
+
+def metric(**entry: Any) -> dict[str, Any]:
+    return rules(controller("True"), metrics=[{"name": "own", "class": "Loss"} | entry])
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        (
+            rules(controller("True", triggers=["on_logs"])),
+            RuleKeyError,
+            "it has an invalid event (on_logs). Did you mean 'on_log'?",
+        ),
+        (rules(controller("True", triggers=["on_push_begin"])), RuleKeyError, "has an invalid event (on_push_begin)"),
+        (
+            rules(controller("True", operations=["missing.should_stop"])),
+            RuleKeyError,
+            "Invalid operation missing.should_stop for control it.",
+        ),
+        (
+            rules(controller("True", operations=["hfcontrols.should_stop"])),
+            RuleKeyError,
+            "for control it. Did you mean 'control.should_stop'?",
+        ),
+        (
+            rules(controller("True", operations=["hfcontrols"])),
+            RuleKeyError,
+            "Invalid operation hfcontrols for control it.",
+        ),
+        (
+            rules(controller("True", operations=["hfcontrols.name"])),
+            RuleKeyError,
+            "Invalid operation hfcontrols.name for control it.",
+        ),
+        (
+            rules(controller("True", operations=["hfcontrols.__class__"])),
+            RuleKeyError,
+            "Invalid operation hfcontrols.__class__ for",
+        ),
+        (
+            rules(controller("True", operations=["hfcontrols.should_skip_batch"])),
+            RuleError,
+            "has an effect at BatchStart only, and the trigger 'on_log' is Log.",
+        ),
+        (metric(**{"class": "Los"}), RuleKeyError, "Undefined metric handler Los. Did you mean 'Loss'?"),
+        (
+            metric(arguments={"window": 2}),
+            RuleTypeError,
+            "Loss 'own' cannot be made: it takes no argument 'window'. Known: none.",
+        ),
+        (
+            metric(arguments={"window": 2}, **{"class": "HistoryBasedMetric"}),
+            RuleTypeError,
+            "it takes no argument 'window'. Did you mean 'window_size'? Known: window_size.",
+        ),
+        (metric(arguments={"name": "x"}), RuleTypeError, "Loss 'own' cannot be made: it takes no argument 'name'."),
+        (
+            rules(
+                controller("True"), operations=[{"name": "x", "class": "ScaleLearningRate", "arguments": {"facto": 2}}]
+            ),
+            RuleTypeError,
+            "ScaleLearningRate 'x' cannot be made: it takes no argument 'facto'. Did you mean 'factor'?",
+        ),
+        (metric(name="a b"), RuleError, "Rules cannot read a metric named 'a b'"),
+        (metric(name="lambda"), RuleError, "Rules cannot read a metric named 'lambda'"),
+        (metric(name="_own"), RuleError, "Rules cannot read a metric named '_own'"),
+        (metric(name="func_own"), RuleError, "Rules cannot read a metric named 'func_own'"),
+        (metric(name="a__b"), RuleError, "Rules cannot read a metric named 'a__b'"),
+        (metric(name="True"), RuleError, "Rules cannot read a metric named 'True'"),
+        (metric(name="max"), RuleError, "'max', which is a function of theirs: rename it."),
+        (
+            rules(controller("True"), operations=[{"name": "x", "class": "Logs"}]),
+            RuleKeyError,
+            "Undefined operation handler Logs.",
+        ),
+        (
+            rules(controller("True"), operations=[{"name": "a.b", "class": "HFControls"}]),
+            RuleError,
+            "has no dot, got 'a.b'",
+        ),
+        (rules(controller("lost < 1")), RuleNameError, "Unknown variable 'lost'"),
+        (rules(controller("minimum(1, 2) == 1")), RuleNameError, "Unknown function 'minimum'"),
+        (
+            rules(controller("True and")),
+            RuleSyntaxError,
+            "Rule for control it is invalid: invalid syntax. A rule is one",
+        ),
+        (rules(controller("1 + 1")), RuleTypeError, "Rule failed due to incorrect type usage"),
+    ],
+)
+def test_what_is_wrong_is_reported_before_anything_runs(source: Any, kind: type[RuleError], message: str) -> None:
+    error = refused(source)
+    assert message in str(error)
+    assert type(error) is kind
+
+
+def test_an_error_in_a_file_says_where(tmp_path: Path) -> None:
+    text = """\
+controller_metrics:
+  - name: training_loss
+    class: Loss
+controllers:
+  - name: stopper
+    triggers:
+      - on_log
+    rule: training_loss["loss"] < maximum
+    operations:
+      - hfcontrols.should_training_stop
+"""
+    path = tmp_path / "rules.yaml"
+    path.write_text(text, encoding="utf-8")
+    error = refused(path)
+    assert (error.file, error.line, error.controller, error.column) == (str(path), 8, "stopper", 25)
+    assert str(error).startswith(f"{path}, line 8, controller 'stopper', column 25 of its rule: Unknown variable")
+
+    for old, new, line in (
+        ("- on_log", "- on_lag", 7),
+        ("should_training_stop", "should_halt", 10),
+        ("Loss", "Lost", 2),
+    ):
+        path.write_text(text.replace("maximum", "1").replace(old, new), encoding="utf-8")
+        assert refused(path).line == line
+
+
+def test_classes_of_ones_own_are_named_or_given() -> None:
+    by_name = rules(
+        controller("own == 1", operations=["act.should_act"]),
+        metrics=[{"name": "own", "class": "Own"}],
+        operations=[{"name": "act", "class": "Act"}],
+    )
+    plugin = RuleController(by_name, metrics=[Own], operations=[Act])
+    assert plugin.asks == ("save",)
+    assert "Undefined metric handler Own" in str(refused(by_name))
+    by_class = rules(
+        controller("own == 1", operations=["act.should_act"]),
+        metrics=[{"name": "own", "class": Own}],
+        operations=[{"name": "act", "class": Act}],
+    )
+    assert RuleController(by_class).asks == ("save",)
+    error = refused(rules(controller("True"), metrics=[{"name": "own", "class": dict}]))
+    assert "The class of 'own' is a subclass of RuleMetric" in str(error)
+
+
+def test_a_metric_that_does_not_validate_is_refused() -> None:
+    source = rules(controller("True"), metrics=[{"name": "own", "class": "Own", "arguments": {"fits": False}}])
+    assert "Metric handler own failed validation." in str(refused(source, metrics=[Own]))
+
+
+def test_a_metric_may_say_why_it_does_not_validate() -> None:
+    class Wordy(Own):
+        def validate(self) -> bool:
+            raise ValueError("there is no sensor")
+
+    error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Wordy}]))
+    assert "Metric handler own failed validation: there is no sensor" in str(error)
+
+
+def test_a_metric_gives_what_rules_can_read() -> None:
+    class Flag(Own):
+        gives = bool
+
+    class Array(Own):
+        gives = bytes
+
+    plugin = RuleController(rules(controller("own"), metrics=[{"name": "own", "class": Flag}]))
+    assert plugin.plan.controllers[0].rule.names == {"own"}
+    error = refused(rules(controller("own"), metrics=[{"name": "own", "class": Array}]))
+    assert "What Array gives is bool or dict or float or int or list or set or str or tuple, or None" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [(Lonely, "Lonely.should_act()"), (Dreamy, "Dreamy.should_act(run")], ids=["arguments", "async"]
+)
+def test_an_action_that_cannot_be_called_is_refused(kind: type[RuleOperation], form: str) -> None:
+    error = refused(rules(controller("True"), operations=[{"name": "own", "class": kind}]))
+    assert isinstance(error, RuleTypeError)
+    assert form in str(error)
+    assert "is not an action: one takes (run, firing), after self" in str(error)
+
+
+def test_a_name_that_python_reads_as_another_is_refused() -> None:
+    """Rules are normalized as Python's names are: a ligature is two letters in them."""
+    assert "Rules cannot read a metric named" in str(refused(metric(name="\N{LATIN SMALL LIGATURE FI}rst")))
+
+
+def test_a_metric_that_cannot_be_made_is_refused_with_its_own_error() -> None:
+    error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Broken}]))
+    assert "Broken 'own' cannot be made: no sensor." in str(error)
+    assert isinstance(error.__cause__, OSError)
+
+
+def test_a_metric_that_would_never_be_computed_is_refused() -> None:
+    class Deaf(Own):
+        when_read = False
+
+    class Idle(RuleMetric):
+        when_read = True
+
+    error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Deaf}]))
+    assert "Deaf would never be computed: say at which events, as in events = (ValidationEnd,)" in str(error)
+    error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Idle}]))
+    assert "Idle computes nothing: give it a method compute(self, run, event)." in str(error)
+
+
+@pytest.mark.parametrize("kind", [Stranger, Alone], ids=["stranger", "alone"])
+def test_a_metric_receives_events_of_the_catalogue_only(kind: type[RuleMetric]) -> None:
+    error = refused(rules(controller("True"), metrics=[{"name": "own", "class": kind}]))
+    assert f"The events of {kind.__name__} are a tuple of classes of heliograph.CATALOGUE, got " in str(error)
+
+
+@pytest.mark.parametrize("trigger", ["run_failed", "run_closed", "on_prediction_step", "plugin_failed", "Replay"])
+def test_what_all_ranks_do_together_has_a_trigger_that_all_receive(trigger: str) -> None:
+    together = rules(
+        controller("True", triggers=[trigger], operations=["act.should_act"]),
+        operations=[{"name": "act", "class": Together}],
+    )
+    assert "is done by all ranks together, which do not all have" in str(refused(together))
+
+
+def test_an_operation_of_the_file_takes_the_place_of_a_default_one() -> None:
+    source = rules(
+        controller("True", operations=["hfcontrols.should_act"]), operations=[{"name": "hfcontrols", "class": Act}]
+    )
+    assert RuleController(source).asks == ("save",)
+    error = refused(source | {"controllers": [controller("True")]})
+    assert "Invalid operation hfcontrols.should_training_stop for control it." in str(error)
+
+
+@pytest.mark.parametrize(
+    ("triggers", "needs"),
+    [
+        (["on_log"], ("log",)),
+        (["on_evaluate"], ("validation",)),
+        (["validation_start", "ValidationEnd"], ("validation",)),
+        (["on_save"], ("save",)),
+        (["on_log", "on_step_end"], ()),
+        (["on_log", "on_evaluate"], ()),
+        (["on_predict", "on_train_end"], ()),
+    ],
+    ids="-".join,
+)
+def test_it_needs_what_its_rules_would_wait_for_in_vain(triggers: list[str], needs: tuple[str, ...]) -> None:
+    assert RuleController(rules(controller("True", triggers=triggers))).needs == needs
+
+
+@pytest.mark.parametrize("action", ["hfcontrols.should_evaluate", "control.should_validate"])
+def test_a_rule_that_asks_for_a_validation_needs_data_for_it(action: str) -> None:
+    source = rules(controller("True", triggers=["on_step_end"], operations=[action]))
+    assert RuleController(source).needs == ("validation data",)
+    with pytest.raises(ValueError, match="there is no validation data: pass validation= to fit"):
+        train(source)
+    assert train(source, validation=[1.0], epochs=1).progress.validations == 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("action", "trigger", "asks"),
+    [
+        ("hfcontrols.should_training_stop", "on_log", ("stop",)),
+        ("hfcontrols.should_evaluate", "on_log", ("validation",)),
+        ("hfcontrols.should_save", "on_log", ("save",)),
+        ("hfcontrols.should_log", "on_step_end", ("log",)),
+        ("hfcontrols.should_epoch_stop", "on_log", ()),
+        ("control.should_skip_batch", "on_step_begin", ("skip_batch",)),
+        ("control.should_skip_step", "on_pre_optimizer_step", ("skip_step",)),
+    ],
+)
+def test_it_says_what_its_rules_ask_for(action: str, trigger: str, asks: tuple[str, ...]) -> None:
+    assert RuleController(rules(controller("True", triggers=[trigger], operations=[action]))).asks == asks
+
+
+def test_it_receives_only_what_its_rules_need() -> None:
+    always = {h.TrainStart, h.ValidationStart, h.TestStart, h.PredictStart, h.CheckpointLoaded}
+
+    def received(source: Any) -> set[type[h.Event]]:
+        return set(h.CATALOGUE) - set(RuleController(source).ignores)
+
+    assert received(rules(controller("True", triggers=["on_step_end"]), metrics=[])) == always | {h.StepEnd}
+    assert received(rules(controller("True"), metrics=[LOSS])) == always | {h.Log}
+    on_save = rules(controller("True", triggers=["on_save"]), metrics=[])
+    assert received(on_save) == always | {h.CheckpointSaved, h.SavePoint, h.LastBoundary}
+    stateful = rules(controller("True", triggers=["epoch_end"]), metrics=[STATE])
+    assert received(stateful) == always | {
+        h.EpochEnd,
+        h.Log,
+        h.ValidationEnd,
+        h.TestEnd,
+        h.PredictEnd,
+        h.SavePoint,
+        h.LastBoundary,
+    }
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match="on_error is one of raise, warn, disable, got 'shout'"):
+        RuleController(rules(controller("True")), on_error="shout")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        *[("metrics", value) for value in ([dict], Own, {"own": Own}, 5, "Own")],
+        *[("operations", value) for value in ([Own], Act, None)],
+        *[("functions", value) for value in ([print], {"report": 5}, {5: print}, 5)],
+    ],
+    ids=str,
+)
+def test_arguments_of_a_wrong_type_are_refused(argument: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{argument}= of RuleController takes a (list|dict) of .*, got "):
+        RuleController(rules(controller("True")), **{argument: value})
+
+
+def test_it_can_be_sent_to_other_processes() -> None:
+    plugin = RuleController(rules(controller("training_loss['loss'] < 1", patience={})), on_error="raise")
+    copy = pickle.loads(pickle.dumps(plugin))
+    assert copy.state_dict() == plugin.state_dict()
+    assert (copy.asks, copy.needs, copy.ignores) == (plugin.asks, plugin.needs, plugin.ignores)

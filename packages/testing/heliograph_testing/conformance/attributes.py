@@ -1,0 +1,44 @@
+"""What a plugin holds, as plain data that can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+from heliograph import Plugin
+from heliograph.core.checkpoint.unseen.attributes import package_of
+from heliograph.core.checkpoint.unseen.values import Value, differing, encode, show_both
+from torch import Tensor, equal
+
+DESCRIPTORS = (FunctionType, staticmethod, classmethod, property)
+
+
+def class_attributes(plugin: Any) -> dict[str, Value]:
+    """Return the attributes of an object's classes, by `Class.name`: no methods, and none of `Plugin`."""
+    package = package_of(plugin)
+    return {
+        f"{kind.__qualname__}.{name}": encode(value, package=package)
+        for kind in type(plugin).__mro__
+        if kind not in (object, *Plugin.__mro__)
+        for name, value in vars(kind).items()
+        if not name.startswith(("__", "_abc")) and not isinstance(value, DESCRIPTORS)
+    }
+
+
+def list_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> Iterator[str]:
+    """Yield what differs, as `count was 0 and is 3`."""
+    for name, one, other in differing(before, now):
+        was, value = show_both(one, other)
+        yield f"{name} was {was} and is {value}"
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two states are equal."""
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and equal(one, other)
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return isinstance(other, list | tuple) and len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other) or one != one

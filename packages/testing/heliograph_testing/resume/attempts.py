@@ -1,0 +1,242 @@
+"""One attempt of a check: a run that is watched, may begin at a saved state, and may be killed."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from heliograph import Lane, Log, Run, SavePoint, Streams, Trainer, ValidationEnd
+from heliograph.builtin_callbacks.checkpoint.repeated.rows import Rows
+from heliograph.builtin_callbacks.checkpoint.repeated.suspects import listeners_to_epoch_start
+from heliograph.events import CATALOGUE, Event
+from heliograph.events.types import Guarantee
+from heliograph.spi import Leaf, Leaves, leaves
+
+from .facts import Fact
+from .moments import AFTER_THE_END, Moment, MomentCounter
+from .suspects import worker_suspects
+
+OF_THE_PROCESS = ("unseen", "schema", "saved_at", "versions", "run_name", "training_id", "world")
+BY = "the resume check"
+
+
+class Killed(BaseException):
+    """Ends an attempt as abruptly as possible within a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A state that an attempt saved, as it would be on a disk.
+
+    Attributes:
+        content: the bytes.
+        facts: how many facts an uninterrupted run has up to there.
+        counters: finished epochs, finished batches of the epoch, and steps.
+        path: the newest checkpoint that the run itself had written by then, if any.
+    """
+
+    content: bytes
+    facts: int
+    counters: tuple[int, int, int]
+    path: Path | None
+
+
+@dataclass(slots=True)
+class CheckedAttempt:
+    """What an attempt did.
+
+    Attributes:
+        origin: the state that it resumed, None if it began at the start.
+        facts: what it is compared by.
+        moments: where it could have been killed.
+        killed: whether it was killed.
+        resumed_by_itself: whether it resumed a checkpoint that the check did not give it.
+        saved: the newest state that it saved.
+        metrics: the names of the metrics that were logged.
+        epoch_start_handlers: the user's handlers of `EpochStart`, in words.
+        workers: what may make the loader's workers differ.
+        guarantee: what the run itself reports that a resume is worth.
+        reasons: why that is not `exact`.
+    """
+
+    origin: SavedState | None
+    facts: list[Fact] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+    killed: bool = False
+    resumed_by_itself: bool = False
+    saved: SavedState | None = None
+    metrics: set[str] = field(default_factory=set)
+    epoch_start_handlers: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
+    guarantee: Guarantee = "exact"
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def fact_count(self) -> int:
+        """How many facts an uninterrupted run has up to now."""
+        return len(self.facts) + (self.origin.facts if self.origin else 0)
+
+
+def run_attempt(
+    trainer: Trainer,
+    options: Mapping[str, Any],
+    *,
+    save_every: int,
+    origin: SavedState | None = None,
+    kill: Moment | None = None,
+) -> CheckedAttempt:
+    """Train, from a saved state or the start, to the end or until killed; return what happened.
+
+    Args:
+        trainer: of this attempt only.
+        options: of its `fit`.
+        save_every: batches between the save points that are requested; at the end of an epoch there is one too.
+        origin: the state to resume.
+        kill: when to kill it.
+    """
+    attempt = CheckedAttempt(origin, epoch_start_handlers=listeners_to_epoch_start(trainer.plugins, trainer.bus))
+    Watcher(attempt, trainer, save_every, kill).subscribe()
+    try:
+        trainer.fit(**{**options, "on_interrupt": "raise"})
+    except BaseException as error:
+        if not isinstance(error, Killed) and not isinstance(error.__cause__, Killed):
+            raise
+    if attempt.killed:
+        gc.collect()  # a killed run is in reference cycles, and so are its loader's worker processes
+    return attempt
+
+
+class Watcher:
+    """Handles all events of an attempt, after all other handlers."""
+
+    def __init__(self, attempt: CheckedAttempt, trainer: Trainer, save_every: int, kill: Moment | None) -> None:
+        self._attempt, self._trainer, self._save_every, self._kill_at = attempt, trainer, save_every, kill
+        self._counter, self._rows = MomentCounter(), Rows()
+
+    def subscribe(self) -> None:
+        """Subscribe to all events."""
+        bus = self._trainer.bus
+        for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())]):
+            bus.on(event, self.handle, lane=Lane.REPORT)
+        bus.on(SavePoint, self.save, lane=Lane.PERSIST)
+
+    def handle(self, run: Run, event: Event) -> None:
+        """Note what is compared, request saves, and kill the run at its moment."""
+        react = getattr(self, f"_at_{event.name}", None)
+        if react is not None:
+            react(run, event)
+        if event.name in AFTER_THE_END:
+            return
+        moment = self._counter.count(event, run.progress)
+        self._attempt.moments.append(moment)
+        if moment == self._kill_at:
+            self._kill(run)
+
+    def save(self, run: Run, event: SavePoint) -> None:
+        """Save the state for the next attempt."""
+        attempt = self._attempt
+        if self._kill_at is None:
+            return
+        content = BytesIO()
+        torch.save(run.state_dict(), content)
+        attempt.saved = SavedState(content.getvalue(), attempt.fact_count, _counters(run), run.last_checkpoint)
+
+    def _kill(self, run: Run) -> None:
+        self._attempt.killed = True
+        self._note_guarantee(run)
+        raise Killed
+
+    def _note_guarantee(self, run: Run) -> None:
+        guarantee, self._attempt.reasons = run.data.guarantee()
+        self._attempt.guarantee = cast("Guarantee", guarantee)
+
+    def _at_train_start(self, run: Run, event: Event) -> None:
+        origin = self._attempt.origin
+        if origin is not None:
+            path = origin.path if origin.path is not None and origin.path.exists() else None  # it may be pruned by now
+            run.resume(torch.load(BytesIO(origin.content), weights_only=True), path)
+
+    def _at_checkpoint_loaded(self, run: Run, event: Event) -> None:
+        if self._attempt.facts:
+            return  # a plugin rolled back within the run
+        if self._attempt.origin is None:
+            self._attempt.resumed_by_itself = True
+            self._kill(run)
+
+    def _at_batch_start(self, run: Run, event: Event) -> None:
+        self._add(run, "batch", run.batch, _in_batch(run, 1), begun=1)
+
+    def _at_batch_end(self, run: Run, event: Event) -> None:
+        self._attempt.facts.append(Fact("draws", _in_batch(run), _counters(run), generators()))
+        for row in (*self._rows.of(run), *self._rows.late(wait=True)):
+            self._attempt.facts.append(Fact("loss", _in_batch(run), _counters(run), {"": Leaf("row", row.bits, row)}))
+        if run.progress.batches % self._save_every == 0:
+            run.control.request_save(f"every {self._save_every} batches", by=BY)
+
+    def _at_log(self, run: Run, event: Log) -> None:
+        self._add_metrics(run, event.metrics, "in the log")
+
+    def _at_validation_end(self, run: Run, event: ValidationEnd) -> None:
+        self._add_metrics(run, event.metrics, "in the validation")
+
+    def _at_epoch_end(self, run: Run, event: Event) -> None:
+        self._add_state(run, f"at the end of epoch {run.progress.epoch - 1}")
+        run.control.request_save("an epoch's end", by=BY)
+
+    def _at_run_closed(self, run: Run, event: Event) -> None:
+        if self._attempt.killed:
+            return
+        self._add_state(run, "at the end of the run")
+        self._note_guarantee(run)
+        train = run.train_loader
+        loaders = train.loaders.values() if isinstance(train, Streams) else [train]
+        self._attempt.workers = tuple(suspect for each in loaders for suspect in worker_suspects(each))
+
+    def _add_metrics(self, run: Run, metrics: Mapping[str, float], where: str) -> None:
+        self._attempt.metrics |= metrics.keys()
+        self._add(run, "metrics", metrics, "{} at epoch {}, batch {}, step {}".format(where, *_counters(run)))
+
+    def _add_state(self, run: Run, when: str) -> None:
+        state = run.state_dict()
+        del state["progress"]["earlier_seconds"]
+        del state["data"]["doubts"]  # the guarantee and its reasons report them
+        for name in OF_THE_PROCESS:
+            del state[name]
+        state.pop("log_history", None)  # of metrics, which are compared one by one, and of the clock
+        for name, own in state.pop("plugins").items():
+            state[f"plugin {name}"] = own
+        for what, value in state.items():
+            self._add(run, what, value, when)
+
+    def _add(self, run: Run, what: str, value: Any, when: str, *, begun: int = 0) -> None:
+        found = leaves(value)
+        if what.startswith("plugin "):  # their strings are files and dates, which differ between runs
+            found = {path: leaf for path, leaf in found.items() if leaf.kind != "str"}
+        self._attempt.facts.append(Fact(what, when, _counters(run, begun), found))
+
+
+def generators() -> Leaves:
+    """Return the states of the global random generators, by name."""
+    state = {
+        "python": repr(random.getstate()),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+    return {path: replace(leaf, sample=None) for path, leaf in leaves(state).items()}
+
+
+def _counters(run: Run, begun: int = 0) -> tuple[int, int, int]:
+    """Return finished epochs, batches of the epoch with those that have begun, and steps."""
+    return run.progress.epoch, run.progress.batch + begun, run.progress.steps
+
+
+def _in_batch(run: Run, begun: int = 0) -> str:
+    return "in epoch {}, batch {}, step {}".format(*_counters(run, begun))

@@ -1,0 +1,218 @@
+"""The check itself: the attempts, one after the other, each compared with an uninterrupted run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from heliograph.core.data.draws import rng
+from heliograph.events.guarantee import weaker
+from heliograph.spi import MakeTrainer, TrainerFactory, UsageError, known_names
+
+from .attempts import CheckedAttempt, SavedState, run_attempt
+from .causes import cause_without_kill, causes_after_resume
+from .differences import Comparison, compare, varying
+from .moments import KillPoint, Moment, choose_moments, find_moment, list_kill_points
+from .report import InterruptedAttempt, ResumeCheck
+
+Aside = frozenset[tuple[str, str]]
+
+
+def assert_resume_exact(
+    make_trainer: MakeTrainer,
+    *,
+    kill_at: KillPoint | Sequence[KillPoint] | None = None,
+    resumes: int = 3,
+    save_every: int = 3,
+    ignore: Collection[str] = (),
+) -> ResumeCheck:
+    """Do as `check_resume`, and raise if the interrupted run differs.
+
+    Returns:
+        The check, for its report.
+
+    Raises:
+        AssertionError: with the first difference and its likely causes.
+    """
+    check = check_resume(make_trainer, kill_at=kill_at, resumes=resumes, save_every=save_every, ignore=ignore)
+    if not check.is_exact:
+        raise AssertionError(str(check))
+    return check
+
+
+def check_resume(
+    make_trainer: MakeTrainer,
+    *,
+    kill_at: KillPoint | Sequence[KillPoint] | None = None,
+    resumes: int = 3,
+    save_every: int = 3,
+    ignore: Collection[str] = (),
+) -> ResumeCheck:
+    """Compare a run that is killed and resumed several times with an uninterrupted one.
+
+    Trains twice without interruption, to see whether the program is deterministic; then once more, killed, and each
+    time resumed by a new trainer from the newest saved state, until it ends. Each batch as it reaches the task, the
+    random state, each loss, all metrics, and at each epoch's end weights, optimizer, scheduler, plugins and the rest of
+    the state must be equal, bit for bit. A resumed attempt starts with other seeds, as another process would. Metrics
+    and plugin states that differ between the two uninterrupted runs depend on the clock and are not compared, nor are
+    the strings in plugin states, which are often files and dates. In a test::
+
+        def make_trainer():
+            torch.manual_seed(0)
+            task = Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
+            return Trainer([RNGCapture()]), {"task": task, "train": loader(), "optimizer": adam, "epochs": 3}
+
+        assert_resume_exact(make_trainer)
+
+    Args:
+        make_trainer: returns a trainer and the keywords of its `fit`, and creates everything new at every call. If it
+            needs an argument, or has one called `folder`, that is a folder to write to: one for each uninterrupted run,
+            and one for all attempts of the interrupted run.
+        kill_at: where to kill: after a batch of the run (7: the seventh), at an event (`("validation_batch_end", 3)`:
+            at its third emission, after all handlers), or several of these, for kills in a row. All count in the
+            uninterrupted run. By default points are chosen: always the same, spread over the run and its stages.
+        resumes: how many points to choose.
+        save_every: batches between the saves that are requested; there is one at each epoch's end, too.
+        ignore: names of plugins or metrics that are not compared.
+
+    Returns:
+        The result.
+
+    Raises:
+        UsageError: an argument is out of its range, `make_trainer` returns something else or the same objects twice, a
+            kill point is never reached, the run is too short or has no limit, or it resumes by itself.
+    """
+    for name, value in {"resumes": resumes, "save_every": save_every}.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(f"{name}= must be a whole number of at least 1, got {value!r}.")
+    points = None if kill_at is None else list_kill_points(kill_at)
+    before = rng.capture()
+    try:
+        with TemporaryDirectory() as folder:
+            check = _Check(TrainerFactory(make_trainer), Path(folder), save_every)
+            return check.run(points, resumes, [ignore] if isinstance(ignore, str) else ignore)
+    finally:
+        rng.restore(before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """The uninterrupted run, with which every attempt is compared."""
+
+    run: CheckedAttempt
+    aside: Aside
+    workers: tuple[str, ...]
+
+    def compare(self, attempt: CheckedAttempt) -> Comparison:
+        """Compare an attempt with the part of the uninterrupted run that it should repeat."""
+        facts = self.run.facts[attempt.origin.facts if attempt.origin else 0 :]
+        names = "the uninterrupted run", "the interrupted one"
+        return compare(facts, attempt.facts, names=names, whole=not attempt.killed, aside=self.aside)
+
+    def causes(self, attempt: CheckedAttempt, comparison: Comparison) -> tuple[str, ...]:
+        """Return the likely causes of a difference."""
+        is_in_epoch = attempt.origin is not None and attempt.origin.counters[1] > 0
+        return causes_after_resume(
+            comparison,
+            reasons=attempt.reasons,
+            workers=self.workers,
+            epoch_start_handlers=attempt.epoch_start_handlers if is_in_epoch else (),
+        )
+
+
+class _Check:
+    """The attempts of one check."""
+
+    def __init__(self, make: TrainerFactory, folder: Path, save_every: int) -> None:
+        self._make, self._folder, self._save_every = make, folder, save_every
+
+    def run(self, points: Sequence[KillPoint] | None, resumes: int, ignore: Collection[str]) -> ResumeCheck:
+        """Run all attempts, and return the result."""
+        whole = self._attempt("whole")
+        ignored = _ignored(ignore, whole)
+        if points is None:
+            kills = choose_moments(whole.moments, resumes)
+        else:
+            kills = [find_moment(each, whole.moments) for each in points]
+        twin = self._attempt("again")
+        varies = varying(whole.facts, twin.facts) - ignored
+        found = compare(whole.facts, twin.facts, names=("one uninterrupted run", "the other"), aside=ignored | varies)
+        check = ResumeCheck(twin.guarantee, twin.reasons)
+        if found.first is not None:
+            cause = cause_without_kill(found.first)
+            check = replace(check, is_deterministic=False, difference=found.first, draws=found.draws, causes=(cause,))
+            return _lower(check)
+        check = replace(check, set_aside=tuple(sorted({_name(*each) for each in varies})))
+        return self._interrupted(check, _Reference(whole, ignored | varies, twin.workers), kills)
+
+    def _interrupted(self, check: ResumeCheck, reference: _Reference, kills: Sequence[Moment]) -> ResumeCheck:
+        saved: SavedState | None = None
+        for kill in (*kills, None):
+            attempt = self._attempt("interrupted", number=len(check.attempts), origin=saved, kill=kill)
+            found = reference.compare(attempt)
+            entry = InterruptedAttempt(saved.counters if saved else None, kill if attempt.killed else None)
+            check = replace(
+                check,
+                attempts=(*check.attempts, entry),
+                batches=check.batches + found.batches,
+                draws=check.draws or found.draws,
+                difference=found.first,
+            )
+            reasons = tuple(dict.fromkeys((*check.reasons, *attempt.reasons)))
+            check = replace(check, guarantee=weaker(check.guarantee, attempt.guarantee), reasons=reasons)
+            if found.first is not None:
+                return _lower(replace(check, causes=reference.causes(attempt, found)))
+            if kill is not None and not attempt.killed:
+                raise UsageError(
+                    f"Attempt {len(check.attempts)} ({entry}) never reached {kill}: each kill point must be after the "
+                    f"newest save before the former one."
+                )
+            saved = attempt.saved or saved
+        return check
+
+    def _attempt(
+        self,
+        folder: str,
+        number: int = 0,
+        *,
+        origin: SavedState | None = None,
+        kill: Moment | None = None,
+    ) -> CheckedAttempt:
+        rng.seed_all(number if origin else 0)  # every start is seeded alike; a resume must not depend on the seed
+        try:
+            trainer, options = self._make(self._folder / folder)
+            attempt = run_attempt(trainer, options, save_every=self._save_every, origin=origin, kill=kill)
+        except Exception as error:
+            if origin is not None:
+                where = "epoch {}, batch {}, step {}".format(*origin.counters)
+                error.add_note(f"heliograph: in attempt {number + 1} of a resume check, resumed at {where}")
+            raise
+        if attempt.resumed_by_itself:
+            raise UsageError(
+                "The run resumed from a checkpoint that existed before the check, so it is not uninterrupted. Let "
+                "make_trainer take a folder, def make_trainer(folder), and write there: Checkpoint(folder, "
+                "resume='auto'); or pass resume=None."
+            )
+        return attempt
+
+
+def _ignored(names: Collection[str], whole: CheckedAttempt) -> Aside:
+    plugins = {fact.what.removeprefix("plugin ") for fact in whole.facts if fact.what.startswith("plugin ")}
+    for name in names:
+        if name not in plugins | whole.metrics:
+            known = known_names(name, plugins | whole.metrics)
+            raise UsageError(f"ignore= names {name!r}, which is neither a plugin with a state nor a metric.{known}")
+    return frozenset(("metrics", name) if name in whole.metrics else (f"plugin {name}", "") for name in names)
+
+
+def _name(what: str, path: str) -> str:
+    return path if what == "metrics" else f"{what}{path and f' ({path})'}"
+
+
+def _lower(check: ResumeCheck) -> ResumeCheck:
+    """Return a check with the guarantee `not exact`, whatever the runs themselves report."""
+    though = "" if check.guarantee == "not exact" else f", though the run itself reports {check.guarantee!r}"
+    reason = f"the check found a difference{though}"
+    return replace(check, guarantee="not exact", reasons=(reason, *check.reasons))

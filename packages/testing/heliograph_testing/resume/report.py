@@ -1,0 +1,91 @@
+"""The result of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from heliograph.events.types import Guarantee
+
+from .differences import Difference
+from .moments import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptedAttempt:
+    """One attempt of the interrupted run.
+
+    Attributes:
+        resumed_at: finished epochs, batches of the epoch and steps; None if the attempt began at the start.
+        killed_at: where it was killed; None if it ran to the end.
+    """
+
+    resumed_at: tuple[int, int, int] | None
+    killed_at: Moment | None
+
+    def __str__(self) -> str:
+        begin = "from the start"
+        if self.resumed_at is not None:
+            begin = "resumed at epoch {}, batch {}, step {}".format(*self.resumed_at)
+        return f"{begin}, {f'killed at {self.killed_at}' if self.killed_at else 'ran to the end'}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeCheck:
+    """The result of a check; `str` gives a report.
+
+    Attributes:
+        guarantee: what a resume is worth: what the runs themselves report, as in `result.resume`, but `not exact` if a
+            difference was found.
+        reasons: why it is not `exact`.
+        difference: the first one; None if the runs are equal, bit for bit.
+        causes: its likely causes.
+        is_deterministic: whether two uninterrupted runs are equal; if not, nothing was killed.
+        attempts: those of the interrupted run, up to the first difference.
+        batches: how many of its batches were compared.
+        draws: the first difference of the random state, with or without a later difference.
+        set_aside: what was not compared, since it differs even without a kill.
+    """
+
+    guarantee: Guarantee
+    reasons: tuple[str, ...]
+    difference: Difference | None = None
+    causes: tuple[str, ...] = ()
+    is_deterministic: bool = True
+    attempts: tuple[InterruptedAttempt, ...] = ()
+    batches: int = 0
+    draws: Difference | None = None
+    set_aside: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the interrupted run equals the uninterrupted one."""
+        return self.difference is None
+
+    @property
+    def kills(self) -> tuple[Moment, ...]:
+        """Where the run was killed."""
+        return tuple(attempt.killed_at for attempt in self.attempts if attempt.killed_at is not None)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        count = len(self.attempts)
+        if self.difference is None:
+            yield f"exact: {self.batches} batches in {count} attempts equal those of an uninterrupted run"
+        elif self.is_deterministic:
+            yield f"NOT exact: attempt {count} differs from an uninterrupted run"
+        else:
+            yield "NOT deterministic: two uninterrupted runs differ, so a resume cannot be checked"
+        yield from (f"  attempt {number}: {attempt}" for number, attempt in enumerate(self.attempts, 1))
+        if self.draws is not None and self.difference is None:
+            yield f"without consequence: {self.draws}"
+        elif self.draws is not None:
+            yield f"first {self.draws}"
+        if self.difference is not None:
+            yield f"{'then' if self.draws else 'first'} {self.difference}"
+        yield from (f"likely cause: {cause}" for cause in self.causes)
+        yield f"guarantee: {self.guarantee}" + "".join(f"; {reason}" for reason in self.reasons)
+        if self.set_aside:
+            yield f"not compared, differs even without a kill: {', '.join(self.set_aside)}"

@@ -1,0 +1,146 @@
+"""What a journal says: the first difference, work that was lost, a notice that was ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heliograph.core.checkpoint.state.leaves import leaves
+from heliograph_testing.chaos import ChaosReport, Fault
+from heliograph_testing.chaos.comparison import Story, first_difference, story_of, varying
+from heliograph_testing.chaos.journal import Journal, write_end
+from heliograph_testing.chaos.report import Met
+
+BEGIN = ("begin", {"resumes": True})
+
+
+def batch(number: int, loss: float = 0.5, *, window: int = 1) -> tuple[str, dict[str, Any]]:
+    return "batch", {"batch": number, "losses": [loss.hex()], "ends_step": number % window == 0}
+
+
+def saved(number: int, quality: str = "intact") -> tuple[str, dict[str, Any]]:
+    return "saved", {"batch": number, "name": "run.pth", "quality": quality}
+
+
+def resumed(number: int) -> tuple[str, dict[str, Any]]:
+    return "resumed", {"batch": number}
+
+
+def end(number: int, status: str = "completed") -> tuple[str, dict[str, Any]]:
+    facts = {"batch": number, "status": status, "counts": {"batch_end": number}}
+    return "end", {**facts, "outside": [], "last": None, "recording": None}
+
+
+def notice(number: int) -> tuple[str, dict[str, Any]]:
+    return "fault", {"number": 0, "kind": "preempt", "where": "", "text": "", "batch": number}
+
+
+def of_second(entry: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """Return an entry of the second training of a script."""
+    return entry[0], {**entry[1], "training": 1}
+
+
+def written(path: Path, *entries: tuple[str, dict[str, Any]], weight: float = 1.0) -> Story:
+    """Write a journal and read it."""
+    journal = Journal(path)
+    for what, facts in entries:
+        journal.note(what, **{"training": 0, **facts})
+    journal.close()
+    for training in (0, 1):
+        write_end(path, training, leaves({"modules": {"model": {"weight": weight}}, "metrics": {"speed": weight}}))
+    return story_of(path)
+
+
+def test_equal_stories(tmp_path: Path) -> None:
+    one = written(tmp_path / "a.jsonl", BEGIN, batch(1), batch(2), end(2))
+    other = written(tmp_path / "b.jsonl", BEGIN, batch(1), saved(1), BEGIN, resumed(1), batch(2), end(2))
+    assert first_difference(one, other) is None
+    assert (other.lost, other.began, other.resumed, other.batches_done) == ("", 2, 1, 2)
+
+
+def test_a_line_that_a_kill_has_cut_short_is_not_read(tmp_path: Path) -> None:
+    written(tmp_path / "a.jsonl", BEGIN, batch(1))
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"what": "batch", "trai')
+    assert story_of(tmp_path / "a.jsonl").batches_done == 1
+
+
+def test_the_first_difference(tmp_path: Path) -> None:
+    one = written(tmp_path / "a.jsonl", BEGIN, batch(1), batch(2), end(2))
+    wrong = written(tmp_path / "b.jsonl", BEGIN, batch(1), batch(2, 0.25), BEGIN, resumed(1), batch(2), end(2))
+    assert first_difference(one, wrong) == "the loss of batch 2 is 0.25 instead of 0.5"
+    assert first_difference(one, wrong, only_last=True) is None
+    short = written(tmp_path / "c.jsonl", BEGIN, batch(1), end(1))
+    assert first_difference(one, short) == "batch 2 was not done"
+    assert first_difference(short, one) == "batch 2 was done, and not without faults"
+    heavy = written(tmp_path / "d.jsonl", BEGIN, batch(1), batch(2), end(2), weight=2.0)
+    assert first_difference(one, heavy) == "at the end modules.model.weight is 2.0 instead of 1.0"
+    assert varying(one, heavy) == {"metrics.speed"}
+    assert first_difference(one, heavy, {"modules.model.weight", "metrics.speed"}) is None
+
+
+def log(number: int, **values: float) -> tuple[str, dict[str, Any]]:
+    return "metrics", {"at": ["log", 0, number], "values": {name: value.hex() for name, value in values.items()}}
+
+
+def test_a_metric_that_differs(tmp_path: Path) -> None:
+    one = written(tmp_path / "a.jsonl", BEGIN, batch(1), log(1, loss=0.5), log(1, mean=2.0), end(1))
+    same = written(tmp_path / "b.jsonl", BEGIN, batch(1), log(1, mean=2.0), end(1))
+    assert first_difference(one, same) is None
+    other = written(tmp_path / "c.jsonl", BEGIN, batch(1), log(1, loss=0.25), log(1, mean=2.0), end(1))
+    assert first_difference(one, other) == "loss in the log after batch 1 is 0.25 instead of 0.5"
+    assert varying(one, other) == {"metrics.loss"}
+    assert first_difference(one, other, {"metrics.loss"}) is None
+
+
+def test_work_that_was_lost(tmp_path: Path) -> None:
+    older = written(tmp_path / "a.jsonl", BEGIN, saved(4), saved(8), BEGIN, resumed(4), batch(5))
+    assert older.lost == "attempt 2 continued at batch 4, and there was a checkpoint of batch 8"
+    fresh = written(tmp_path / "b.jsonl", BEGIN, batch(1), saved(4), BEGIN, batch(1))
+    assert fresh.lost == "attempt 2 began from the start, and there was a checkpoint of batch 4"
+    assert (fresh.resumed, fresh.restarted) == (0, 1)
+    never = written(tmp_path / "c.jsonl", BEGIN, saved(4), ("begin", {"resumes": False}), batch(1))
+    assert never.lost == f"{fresh.lost}: Checkpoint(..., resume='auto') continues from it"
+    early = written(tmp_path / "e.jsonl", BEGIN, batch(1), BEGIN, batch(1))
+    assert (early.lost, early.restarted) == ("", 1)
+    announced = written(tmp_path / "d.jsonl", BEGIN, saved(4, "without a manifest"))
+    assert announced.lost == "attempt 1 announced the checkpoint run.pth, which is without a manifest"
+
+
+@pytest.mark.parametrize(
+    ("last", "window", "lost"),
+    [(20, 1, "the training continued for 17 batches after a SIGTERM"), (9, 1, ""), (20, 16, ""), (40, 2, "37")],
+)
+def test_a_notice_that_is_ignored(tmp_path: Path, last: int, window: int, lost: str) -> None:
+    done = [batch(number, window=window) for number in range(4, last + 1)]
+    found = written(tmp_path / "a.jsonl", BEGIN, batch(3), notice(3), *done, end(last)).lost
+    assert lost in found
+    assert bool(found) == bool(lost)
+
+
+def test_a_notice_is_of_one_training(tmp_path: Path) -> None:
+    after = [of_second(each) for each in (BEGIN, *map(batch, range(1, 31)), end(30))]
+    next_one = written(tmp_path / "a.jsonl", BEGIN, notice(3), end(3), *after)
+    assert next_one.lost == ""
+
+
+def test_a_report_in_words() -> None:
+    met = (
+        Met(Fault("kill"), "epoch 0, batch 1, step 1, in batch_end", "the process is killed by SIGKILL"),
+        Met(Fault("bit-in-weight"), "epoch 0, batch 2, step 2, in step_end", "bit 3 is another one"),
+        Met(Fault("slow", count=99), why_not="there were 20 of these events"),
+    )
+    difference = "the loss of batch 3 is 1.0 instead of 0.5"
+    report = ChaosReport("differs", difference, 7, met, 2, 4, 0, 1, 1, 10, 24, 1.0, 8.0)
+    assert str(report).splitlines() == [
+        "2 faults acted (seed 7), in 2 trainings; 1 did not",
+        "  kill at batch_end 1: epoch 0, batch 1, step 1, in batch_end: the process is killed by SIGKILL",
+        "  bit-in-weight at step_end 1: epoch 0, batch 2, step 2, in step_end: bit 3 is another one; nobody noticed",
+        "  slow at batch_end 99: did not act: there were 20 of these events",
+        "4 attempts: 1 continued from a checkpoint, 1 began from the start again; 0 were ended by the watchdog",
+        "goodput: 83% of the batches (20 of 24: 4 were repeated), 25% of the time (2.0 s of 8.0 s)",
+        "silent: 1 fault in numbers, which nobody noticed",
+        "differs: the loss of batch 3 is 1.0 instead of 0.5",
+    ]
+    assert not report.is_good

@@ -1,0 +1,165 @@
+"""Values down to the last bit, and differences in words."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from heliograph.core.checkpoint.state.leaves import leaves
+from heliograph_testing.resume.differences import compare, varying
+from heliograph_testing.resume.facts import Fact
+
+NAMES = ("one", "the other")
+
+
+def fact(value: Any, what: str = "batch") -> Fact:
+    return Fact(what, "in epoch 0, batch 2, step 1", (0, 2, 1), leaves(value))
+
+
+def sentence(one: Any, other: Any, what: str = "batch") -> str:
+    found = compare([fact(one, what)], [fact(other, what)], names=NAMES).first
+    assert found is not None
+    assert (found.epoch, found.batch, found.step) == (0, 2, 1)
+    return found.text
+
+
+def test_every_value_has_a_path() -> None:
+    value = {"images": [torch.zeros(2), np.ones(3)], 3: ("a", None, {"deep": 1.5})}
+    assert list(leaves(value)) == ["images[0]", "images[1]", "[3][0]", "[3][1]", "[3][2].deep"]
+    assert list(leaves(2)) == [""]
+
+
+@dataclass
+class Sample:
+    image: Any
+    label: int
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def generator(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (0.1, 0.1 + 2**-56),
+        (0.0, -0.0),
+        (1, 1.0),
+        (1, True),
+        ("a", b"a"),
+        (torch.zeros(2), -torch.zeros(2)),
+        (torch.zeros(2), torch.zeros(2, 1)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
+        (torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(1.0078125, dtype=torch.bfloat16)),
+        (torch.tensor([1j]), torch.tensor([2j])),
+        (torch.eye(3).to_sparse(), torch.zeros(3, 3).to_sparse()),
+        (np.array(["a", "b"]), np.array(["a", "c"])),
+        (np.array([{"a": 1}]), np.array([{"a": 2}])),
+        ([1, 2], [1, 2, 3]),
+        ({"a": 1}, {"b": 1}),
+        ({1, 2}, {1, 3}),
+        (deque([1, 2]), deque([1, 3])),
+        (Sample(torch.zeros(2), 1), Sample(torch.ones(2), 1)),
+        (Slotted(1), Slotted(2)),
+        (generator(1), generator(2)),
+        (random.Random(1), random.Random(2)),
+        (torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)),
+        (Path("a"), Path("b")),
+        (leaves, fact),
+        (int, float),
+    ],
+)
+def test_small_differences_are_found(one: Any, other: Any) -> None:
+    assert leaves(one) != leaves(other)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: float("nan"),
+        lambda: torch.tensor([float("nan")]),
+        lambda: torch.zeros(0, 3),
+        lambda: torch.arange(6).reshape(2, 3).T,
+        lambda: np.arange(6).reshape(2, 3).T,
+        lambda: torch.ones(2, requires_grad=True),
+        lambda: Sample(torch.zeros(2), 1),
+        lambda: Slotted({"a": [1]}),
+        lambda: generator(1),
+        lambda: torch.Generator().manual_seed(1),
+        lambda: {"a", "b", "c"},
+        lambda: (_ for _ in ()),  # cannot be pickled: its type counts
+    ],
+)
+def test_equals_are_equal(make: Any) -> None:
+    assert leaves(make()) == leaves(make())
+
+
+def test_a_value_that_contains_itself() -> None:
+    circle: list[Any] = [1]
+    circle.append(circle)
+    assert list(leaves(circle)) == ["[0]"]
+
+
+def test_a_large_tensor_is_compared_although_only_a_sample_is_kept() -> None:
+    one = torch.zeros(100_000)
+    other = one.clone()
+    other[99_999] = 1.0
+    (leaf,) = leaves(one).values()
+    assert leaf.sample.size <= 4096
+    assert (
+        sentence(one, other)
+        == "the batch differs in epoch 0, batch 2, step 1: in some bits (float32 of shape [100000])"
+    )
+
+
+def test_differences_in_words() -> None:
+    assert sentence({"x": torch.zeros(2)}, {"x": torch.tensor([0.0, 0.25])}) == (
+        "the batch (x) differs in epoch 0, batch 2, step 1: by up to 0.25 (float32 of shape [2])"
+    )
+    assert sentence(torch.zeros(2), torch.zeros(3)).endswith(
+        "step 1: float32 of shape [2] in one, float32 of shape [3] in the other"
+    )
+    assert sentence({"a": 1}, {}, "plugin toy") == (
+        "the state of plugin 'toy' (a) differs in epoch 0, batch 2, step 1: 1 in one, nothing in the other"
+    )
+    assert sentence({"lr": 0.1}, {"lr": 0.2}, "modules").startswith("the weights (lr) differ in epoch 0")
+    assert sentence("a" * 100, "b").endswith(f"'{'a' * 59}... in one, 'b' in the other")
+    assert sentence(torch.tensor(0.5), torch.tensor(0.25), "loss").endswith("step 1: 0.5 in one, 0.25 in the other")
+    assert sentence(torch.tensor([1.0, float("inf")]), torch.tensor([float("nan"), float("inf")])).endswith(
+        "in some bits (float32 of shape [2])"
+    )
+
+
+def test_one_run_that_does_more_than_the_other() -> None:
+    longer, shorter = [fact(1), fact(2, "loss")], [fact(1)]
+    whole = compare(longer, shorter, names=NAMES).first
+    assert whole is not None
+    assert whole.text == ("what happens differs: one has the loss in epoch 0, batch 2, step 1, the other has ended")
+    assert compare(longer, shorter, names=NAMES, whole=False).first is None
+    beyond = compare(shorter, longer, names=NAMES, whole=False).first
+    assert beyond is not None
+    assert beyond.text.startswith("what happens differs: one has ended, the other has the loss in epoch 0")
+
+
+def test_values_that_are_set_aside() -> None:
+    one = [fact({"a": 1, "b": 2}, "plugin toy"), fact({"train/speed": 1.0}, "metrics"), fact(1, "loss")]
+    other = [fact({"a": 1, "b": 3}, "plugin toy"), fact({"train/speed": 2.0}, "metrics"), fact(2, "loss")]
+    aside = varying(one, other)
+    assert aside == {("plugin toy", "b"), ("metrics", "train/speed")}
+    found = compare(one, other, names=NAMES, aside=aside).first
+    assert found is not None
+    assert found.what == "loss"
+    assert compare(one[:1], other[:1], names=NAMES, aside={("plugin toy", "")}).first is None

@@ -1,0 +1,98 @@
+"""The figures on docs/performance.md, between two marks, and the picture beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from heliograph.packages.tests.benchmarks.chart import draw
+from heliograph.packages.tests.benchmarks.first import CONTROL, OURS, PEERS, missing_peers
+from heliograph.packages.tests.benchmarks.measure import Comparison, Conditions, Line, Loop, Measured
+from heliograph.packages.tests.benchmarks.report import BUSY, Found, not_held
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE, PICTURE = DOCS / "performance.md", DOCS / "images/performance.svg"
+BEGIN = "<!-- figures: written by `python packages/tests/benchmarks/bench.py --page` -->\n"
+END = "<!-- end of the figures -->\n"
+Cells = list[str]
+
+
+def write_page(found: Found, page: Path = PAGE, picture: Path = PICTURE) -> None:
+    """Replace the figures of the page, and the picture."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{page} lacks the lines between which the figures are: {BEGIN.strip()} and {END.strip()}")
+    page.write_text(before + begin + figures_of(found) + end + after, encoding="utf-8")
+    draw(found.first, picture)
+
+
+def figures_of(found: Found) -> str:
+    """Return the part of the page that is written."""
+    parts = [
+        conditions_in_words(found.conditions),
+        "![Microseconds that a step takes beyond the hand-written loop](images/performance.svg)",
+        markdown(first_table(found.first)),
+        *(f"{peer} was not installed." for peer in missing_peers()),
+        missed(found),
+        *(section(table) for table in found.tables),
+    ]
+    return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def conditions_in_words(conditions: Conditions) -> str:
+    """Return what the figures depend on."""
+    measured = "with `--quick`, fewer rounds in one process," if conditions.quick else "as described below"
+    text = (
+        f"Measured {measured} on {conditions.date}: {conditions.cores} cores, {conditions.gpu}, load {conditions.load} "
+        f"at the start; Python {conditions.python}, torch {conditions.torch}, one thread for each process."
+    )
+    return f"{text} **{BUSY}**" if conditions.is_busy() else text
+
+
+def first_table(rows: Iterable[Comparison]) -> list[Cells]:
+    """Return the cells of the first table."""
+    table = [["", "by hand", CONTROL, OURS, "bar", *PEERS]]
+    for row in rows:
+        control, ours, *peers = (row.loops.get(name) for name in (CONTROL, OURS, *PEERS))
+        hand = f"{row.loops[OURS].hand:.0f} µs"
+        table.append(
+            [row.name, hand, cell(control), f"**{cell(ours)}**", verdict(row.bar, row.held), *map(cell, peers)]
+        )
+    return table
+
+
+def section(table: Measured) -> str:
+    """Return another table with its title."""
+    lines = [["", "median", "least to greatest", "bar"], *(cells(line) for line in table.lines)]
+    text = f"not measured: {table.absent}" if table.absent else markdown(lines)
+    return f"### {table.title}\n\n{table.note} (`--only {table.name}`)\n\n{text}"
+
+
+def cells(line: Line) -> Cells:
+    """Return the cells of a row."""
+    middle, least, most = (f"{value:.{line.digits}f}" for value in line.figure)
+    bar = "" if line.held is None else verdict(f"{line.bar:g}", line.held)
+    return [line.name, middle, f"{least} to {most}", bar]
+
+
+def cell(loop: Loop | None) -> str:
+    """Return a loop in a cell of the first table."""
+    return "" if loop is None else f"{loop.ratio.middle:.2f} ({loop.beyond.middle:+.1f})"
+
+
+def verdict(bar: str, held: bool | None) -> str:
+    """Return a bar, and that it was not held."""
+    return bar if held else f"{bar}, **not held**"
+
+
+def missed(found: Found) -> str:
+    """Return how many bars were not held."""
+    missed = not_held(found)
+    return f"Bars that were not held: {len(missed)}, marked in the tables." if missed else "Every bar was held."
+
+
+def markdown(rows: list[Cells]) -> str:
+    """Return a table."""
+    head, *rest = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, "|" + " --- |" * len(rows[0]), *rest])

@@ -1,0 +1,33 @@
+"""The fixtures of the kernel's tests."""
+
+from heliograph.tests.core.checkpoint.conftest import names, old, older, opened, state
+from heliograph.tests.core.data.conftest import (
+    _global_generators,
+    collate,
+    drawing,
+    fit,
+    flowing,
+    noisy,
+    read,
+    reading,
+    sized_flowing,
+    training_stream,
+)
+
+__all__ = [
+    "_global_generators",
+    "collate",
+    "drawing",
+    "fit",
+    "flowing",
+    "names",
+    "noisy",
+    "old",
+    "older",
+    "opened",
+    "read",
+    "reading",
+    "sized_flowing",
+    "state",
+    "training_stream",
+]

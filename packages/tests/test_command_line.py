@@ -1,0 +1,153 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import heliograph
+import pytest
+from heliograph import CATALOGUE
+from heliograph.__main__ import main
+from heliograph.packages.recorder.tests.recordings import attempt, write
+from heliograph.plugins.discovery import discover, find
+from heliograph_recorder.format.records import Counters, EventEntry
+
+
+def test_events_lists_the_catalogue_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["events"]) == 0
+    heads = [line.split("(")[0] for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    assert heads == [event.__name__ for event in CATALOGUE]
+
+
+def test_events_reports_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["events"])
+    assert "CheckpointSaved(path: Path, is_best: bool)" in capsys.readouterr().out
+
+
+def test_plugins_has_one_line_each_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split(maxsplit=1) == ["NAME", "WHAT IT DOES"]
+    assert [line.split()[0] for line in lines[1:]] == [each.name for each in discover()]
+    row = next(line for line in lines if line.startswith("gradient_clipping "))
+    assert row.split(maxsplit=1)[1] == "Clip the gradients, and log their norm."
+
+
+def test_plugins_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["plugins"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    cut = next(line for line in lines if line.startswith("ema "))
+    assert cut.endswith("Keep an exponential moving averag...")
+
+
+def test_plugins_verbose_lists_package_version_state_class_and_events(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "-v"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index(f"checkpoint (package heliograph {heliograph.__version__}, available)")
+    assert lines[start + 1 : start + 5] == [
+        "    Save the state of a run in files, and resume from them.",
+        "    class: heliograph.builtin_callbacks.checkpoint.plugin:Checkpoint",
+        "    events: batch_end, checkpoint_loaded, epoch_end, last_boundary, log, run_closed, run_failed,",
+        "    save_point, train_end, train_start, validation_end",
+    ]
+    assert max(map(len, lines)) <= 100
+
+
+def test_plugins_says_where_heliograph_itself_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout that is imported because Python was started beside it."""
+    monkeypatch.setattr("heliograph.plugins.discovery.distributions", list)
+    assert main(["plugins"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "NAME  WHAT IT DOES\n"
+    root = Path(heliograph.__file__).parent
+    expected = "heliograph plugins: Heliograph is imported but not installed, so that nothing is found by name, "
+    assert said.err == f"{expected}not even its own plugins. Run `pip install -e {root}`.\n"
+    with pytest.raises(LookupError, match=r"No installed plugin is named 'ema'\. Heliograph is imported but not inst"):
+        find("ema")
+
+
+def test_the_version_comes_with_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two copies may exist: the line says which one runs."""
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"heliograph {heliograph.__version__} in {Path(heliograph.__file__).parent}\n"
+
+
+def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 2
+    assert "demo" in capsys.readouterr().err
+
+
+def recording(folder: Path) -> str:
+    return str(write(folder / "x.recording", attempt(EventEntry("train_start", 0.0, Counters()))))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    "given",
+    [("events",), ("explain",), ("timeline",), ("replay", "--plugin", "early_stopping")],
+    ids=lambda given: given[0],
+)
+def test_a_reader_that_has_seen_enough_is_no_error(given: tuple[str, ...], tmp_path: Path) -> None:
+    """`python -m heliograph events | head` closes the pipe while there is more to write."""
+    name, *rest = given
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        about = [recording(tmp_path)] * (name != "events")
+        command = [sys.executable, "-m", "heliograph", name, *about, *rest]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_what_a_terminal_cannot_show_is_spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr("heliograph.__main__.event_list", lambda: "caf\u00e9")
+    assert main(["events"]) == 0
+    assert terminal.buffer.getvalue() == b"caf\\xe9\n"
+
+
+def test_run_replaces_itself_by_a_program_with_other_plugins(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys\n"
+        "print(os.environ['HELIOGRAPH_RUN'], os.environ['HELIOGRAPH_PLUGINS'], sys.argv[1:])\n"
+        "sys.exit(3)\n"
+    )
+    command = [sys.executable, "-m", "heliograph", "run", "--disable", "progress", "--enable", "handler_times"]
+    environment = {**os.environ, "HELIOGRAPH_PLUGINS": "-tensorboard"}
+    done = subprocess.run(
+        [*command, str(tmp_path / "train.py"), "--epochs", "3"], env=environment, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (
+        "-progress,+handler_times -tensorboard ['--epochs', '3']\n",
+        "",
+        3,
+    )
+
+
+def test_run_without_its_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", str(tmp_path / "train.py")]) == 2
+    assert capsys.readouterr().err == f"heliograph run: there is no file {tmp_path / 'train.py'}\n"
+
+
+def test_run_with_a_plugin_that_is_not_installed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    assert main(["run", "--enable", "handler_time", str(tmp_path / "train.py")]) == 2
+    assert capsys.readouterr().err.startswith(
+        "heliograph run: No installed plugin is named 'handler_time'. Did you mean 'handler_times'? Known: "
+    )

@@ -1,0 +1,219 @@
+"""The documentation does what it says: its code runs, its commands exist, and it leaves nothing public out."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import heliograph
+import pytest
+from heliograph.__main__ import main
+from heliograph.plugins.environment import VARIABLE
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^(?P<mark>`{3,})(?P<language>\S*)[^\n]*\n(?P<body>.*?)^(?P=mark)[ \t]*$", re.MULTILINE | re.DOTALL)
+FOR_THE_SITE = re.compile(r"^(?P<instead>[^\n]*)\n<!-- site\n(?P<body>.*?)^-->$", re.MULTILINE | re.DOTALL)
+VISION = Path(sys.prefix) / "vision"  # where the development set-up has torchvision and what imports it
+WITH_VISION = ("with_timm", "with_torchvision")
+SHELL = {"bash", "sh", "shell", "console"}
+
+
+def fences(page: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield (language, body, number of the line before the body) of every fenced block of a page."""
+    text = page.read_text(encoding="utf-8")
+    for found in FENCE.finditer(text):
+        yield found["language"], found["body"], text.count("\n", 0, found.start("body"))
+
+
+def blocks(page: Path) -> list[tuple[str, int]]:
+    return [(body, line) for language, body, line in fences(page) if language == "python"]
+
+
+def commands(page: Path) -> list[str]:
+    """Return the command lines of the shell blocks of a page, and what it names in backticks as a command."""
+    lines = [line for language, body, _ in fences(page) if language in SHELL for line in body.splitlines()]
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    lines += re.findall(r"`((?:make|python -m heliograph)[^`\n]*)`", prose)
+    return [line.split("#")[0].strip().removeprefix("$ ") for line in lines]
+
+
+def mentioned(pattern: str) -> list[str]:
+    """Return the first groups of a pattern in all commands of all pages, each once."""
+    return sorted({word for page in PAGES for line in commands(page) for word in re.findall(pattern, line)})
+
+
+def run(page: Path) -> None:
+    """Run the code of a page, as one module."""
+    module = ModuleType(f"docs_of_{page.stem.lower()}")
+    sys.modules[module.__name__] = module
+    try:
+        for body, line in blocks(page):
+            # Blank lines in front, so that a traceback points at the line of the page.
+            exec(compile("\n" * line + body, str(page), "exec", dont_inherit=True), vars(module))
+    finally:
+        del sys.modules[module.__name__]
+        vars(module).clear()
+
+
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning")  # of MLflow
+@pytest.mark.filterwarnings(r"ignore:.torch\.jit\.(script|interface). is deprecated:DeprecationWarning")  # of Ignite
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT asks for it
+@pytest.mark.filterwarnings("ignore:unclosed file .*shard-:ResourceWarning")  # webdataset closes none
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page) and page.stem not in WITH_VISION], ids=lambda page: page.name
+)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, "")
+    run(page)
+    gc.collect()  # here, where warnings of what a library leaves open are expected
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", WITH_VISION)
+def test_the_code_of_a_page_with_torchvision_runs(name: str, tmp_path: Path) -> None:
+    """In a process of its own: other libraries of the set-up would import torchvision where they see it."""
+    assert VISION.is_dir(), f"there is no {VISION}: `make test` makes it"
+    page = ROOT / "docs" / f"{name}.md"
+    line = [sys.executable, "-W", "error", "-m", "heliograph.packages.tests.vision", str(page)]
+    path = os.pathsep.join([str(VISION), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    environment = os.environ | {"PYTHONPATH": path, VARIABLE: ""}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=200, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["README", "getting_started", "writing_a_plugin", "builtins", "your_own_loop"])
+def test_pages_that_teach_have_code(name: str) -> None:
+    (page,) = [page for page in PAGES if page.stem == name]
+    assert blocks(page)
+
+
+def test_the_first_example_is_short_and_does_what_it_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    body, _ = blocks(PAGES[0])[0]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 15
+    module = ModuleType("the_first_example")
+    exec(compile(body, "README.md", "exec", dont_inherit=True), vars(module))
+    assert module.result.warnings == ()
+    assert module.result.metrics["validation/accuracy"] > 0.9
+    assert {"run.best", "run.last"} < {each.name for each in Path("runs/readme").iterdir()}
+
+
+@pytest.mark.parametrize("page", [PAGES[0], ROOT / "docs/getting_started.md"], ids=lambda page: page.name)
+def test_pages_for_beginners_begin_with_the_standard_plugins(page: Path) -> None:
+    assert re.search(r"Trainer\((?:h\.)?standard\(", blocks(page)[0][0])
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = mentioned(r"\bmake ([a-z]+)")
+    assert {"demo", "test", "docs"} <= set(named)
+    assert set(named) <= targets
+
+
+@pytest.mark.parametrize("command", mentioned(r"python -m heliograph ([a-z-]+)"))
+def test_subcommands_exist(command: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+
+
+def test_the_subcommands_are_documented() -> None:
+    assert {"demo", "events", "plugins", "verify-resume"} <= set(mentioned(r"python -m heliograph ([a-z-]+)"))
+
+
+def test_scripts_and_modules_in_commands_exist() -> None:
+    for path in mentioned(r"-m pytest (\S+)"):
+        assert (ROOT / path).is_file(), path
+
+
+def test_every_builtin_has_a_section_with_its_options() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs/builtins.md").read_text(encoding="utf-8")
+    for target in project["entry-points"]["heliograph.plugins"].values():
+        name = target.split(":")[1]
+        assert f"### {name}\n" in page
+        assert f".. autoclass:: heliograph.{name}\n" in page
+
+
+def test_every_public_name_is_documented() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    documented = set(re.findall(r"^\.\. auto\w+:: heliograph\.(\w+)(?:\.\w+)?$", text, re.MULTILINE))
+    documented |= {event.__name__ for event in heliograph.CATALOGUE}  # by the directive `event-table`
+    assert "{event-table}" in text
+    assert set(dir(heliograph)) <= documented
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", prose):
+        assert (page.parent / target).exists(), target
+
+
+def build_site(pages: Iterable[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Build a site that has a short page for each name, with the settings of ours."""
+    folder.mkdir()
+    names = sorted({"index", *pages})
+    for name in names:
+        (folder / f"{name}.md").write_text(f"# The page {name}\n")
+    toctree = "\n".join(["```{toctree}", *(name for name in names if name != "index"), "```"])
+    (folder / "index.md").write_text(f"# The page index\n\n{toctree}\n")
+    built = folder.with_name("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "-c", str(ROOT / "docs")]
+    return subprocess.run([*command, str(folder), str(built)], capture_output=True, text=True, timeout=120)
+
+
+def test_sphinx_overwrites_none_of_our_pages(tmp_path: Path) -> None:
+    """It writes pages of its own, such as search.html, after ours."""
+    ours = [page.stem for page in PAGES[1:]]
+    done = build_site(ours, tmp_path / "pages")
+    assert done.returncode == 0, done.stderr
+    for name in ours:
+        assert f"The page {name}" in (tmp_path / f"site/{name}.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["search", "genindex"])
+def test_a_page_that_sphinx_would_overwrite_is_refused(name: str, tmp_path: Path) -> None:
+    done = build_site([name], tmp_path / "pages")
+    assert done.returncode == 2
+    assert f"docs/{name}.md would be overwritten by Sphinx's {name}.html: rename the page." in done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_github_shows_no_directives(page: Path) -> None:
+    """They stand in comments, which the build of the site uncovers; a line above says what GitHub shows instead."""
+    shown = FOR_THE_SITE.sub("", page.read_text(encoding="utf-8"))
+    assert re.findall(r"^```\{(?!code-block\}).*$", shown, re.MULTILINE) == []
+    assert re.findall(r"\[\]\([^)]*\)", shown) == []  # a link without words
+
+
+def test_the_links_to_sources_lead_to_what_is_documented() -> None:
+    blocks = [found for page in PAGES for found in FOR_THE_SITE.finditer(page.read_text(encoding="utf-8"))]
+    checked = 0
+    for block in blocks:
+        names = re.findall(r"^\.\. auto\w+:: heliograph\.([\w.]+)$", block["body"], re.MULTILINE)
+        shorts = [name.rpartition(".")[2] for name in names]
+        linked = re.findall(r"\[`(\w+)`\]\(\.\./([\w/]+\.py)\)", block["instead"])
+        assert [short for short, _ in linked] == shorts, block["instead"]
+        for short, file in linked:
+            source = (ROOT / file).read_text(encoding="utf-8")
+            assert re.search(rf"^(?:class|def) {short}\b|^{short}\b.*= ", source, re.MULTILINE), (short, file)
+            checked += 1
+    assert checked > 80
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_drawings_fit_the_width_of_the_site(page: Path) -> None:
+    """A longer line is cut off until one scrolls."""
+    shown = [body for language, body, _ in fences(page) if language in {*SHELL, "text"}]
+    assert [line for body in shown for line in body.splitlines() if len(line) > 92] == []

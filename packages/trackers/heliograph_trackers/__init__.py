@@ -1,0 +1,5 @@
+"""Trackers of Heliograph runs: MLflow, Weights & Biases, Trackio, OpenTelemetry."""
+
+from heliograph.spi import lazy_names
+
+__getattr__, __dir__ = lazy_names(__name__, __file__)

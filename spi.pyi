@@ -1,0 +1,67 @@
+"""The public names for authors of larger plugins; `spi.py` imports each from its module when it is first used."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .builtin_callbacks.trackers.curves import precision_recall as precision_recall
+from .builtin_callbacks.trackers.records import AXES as AXES
+from .core.checkpoint.state.leaves import Leaf as Leaf
+from .core.checkpoint.state.leaves import Leaves as Leaves
+from .core.checkpoint.state.leaves import leaves as leaves
+from .core.checkpoint.state.rates import scale_optimizer as scale_optimizer
+from .core.checkpoint.state.rates import scale_scheduler as scale_scheduler
+from .core.checkpoint.state.schema import check_plain as check_plain
+from .core.checkpoint.state.schema import training_of as training_of
+from .core.checkpoint.storage import read_manifest as read_manifest
+from .core.checkpoint.storage.lock import Lock as Lock
+from .core.checkpoint.storage.manifest import Entry as Entry
+from .core.checkpoint.storage.manifest import clean as clean
+from .core.checkpoint.storage.store import Store as Store
+from .core.distributed.ranks.failure import is_broken_collective as is_broken_collective
+from .core.distributed.ranks.failure import on_main as on_main
+from .core.distributed.ranks.membership import membership as membership
+from .core.host import Host as Host
+from .core.host import current_host as current_host
+from .core.host import ended_for_good as ended_for_good
+from .core.host import hosted_by as hosted_by
+from .core.metrics.monitor import Monitor as Monitor
+from .core.metrics.rates import Rates as Rates
+from .core.program import MakeTrainer as MakeTrainer
+from .core.program import TrainerFactory as TrainerFactory
+from .core.program import UsageError as UsageError
+from .core.program import find_function as find_function
+from .core.system.extras import printable as printable
+from .core.system.extras import printable_lines as printable_lines
+from .core.system.extras import require as require
+from .core.system.extras import version as version
+from .events.alarms import Alarm as Alarm
+from .events.bus import Probe as Probe
+from .events.bus import Receiver as Receiver
+from .events.bus import Subscription as Subscription
+from .events.bus import current_owner as current_owner
+from .events.bus import is_within as is_within
+from .events.checks import check_flag as check_flag
+from .events.checks import check_number as check_number
+from .events.checks import check_whole_number as check_whole_number
+from .events.checks import describe as describe
+from .events.checks import is_number as is_number
+from .events.checks import is_whole_number as is_whole_number
+from .events.checks import known_names as known_names
+from .events.control import CHANGES as CHANGES
+from .events.control import COUNTED as COUNTED
+from .events.errors import count as count
+from .events.errors import describe_error as describe_error
+from .events.errors import is_interrupt as is_interrupt
+from .events.paths import check_path as check_path
+from .events.recorder import EventRecorder as EventRecorder
+from .events.verbs import EVALUATION_VERB as EVALUATION_VERB
+from .events.verbs import LOADED as LOADED
+from .events.verbs import TAKEN_BACK as TAKEN_BACK
+from .events.verbs import VERBS as VERBS
+from .events.verbs import WITHIN_A_BATCH as WITHIN_A_BATCH
+from .plugins.discovery import check_options as check_options
+from .plugins.discovery import find as find
+from .plugins.marks import marked_methods as marked_methods
+from .plugins.plugin import snake_case as snake_case
+
+def lazy_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]: ...

@@ -1,0 +1,324 @@
+"""`python -m heliograph plugins`: plugins of other packages, their versions and their health."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from inspect import signature
+from pathlib import Path
+
+import heliograph
+import pytest
+from heliograph.__main__ import main
+from heliograph.core.publishing.docstrings import argument_texts
+from heliograph.plugins.discovery import Discovered, discover
+
+WELL = '''
+from heliograph import EpochEnd, Plugin, on
+
+class Weather(Plugin):
+    """Look out of the window."""
+
+    @on(EpochEnd)
+    def look(self, run, event):
+        pass
+'''
+MISFIT = "from heliograph import Plugin\nclass Weather(Plugin): pass\n"
+NOT_A_PLUGIN = "class Weather:\n    def on_epoch_end(self, trainer): pass\n"
+WRONG_HANDLER = """
+from heliograph import EpochEnd, Plugin, on
+
+class Weather(Plugin):
+    @on(EpochEnd)
+    def look(self, run):
+        pass
+"""
+NEEDS_ARGUMENTS = '''
+from heliograph import EpochEnd, on
+
+class Weather:
+    """Look where it is said to."""
+
+    def __new__(cls, where):
+        return super().__new__(cls)
+
+    @on(EpochEnd)
+    def look(self, run, event):
+        pass
+'''
+Lay = Callable[..., None]
+
+
+@pytest.fixture
+def lay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lay:
+    """Lay a package into a folder, as an installer would: `lay(source, package="acme", plugin="weather")`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("HELIOGRAPH_PLUGINS", raising=False)
+
+    def write(source: str, package: str = "acme", plugin: str = "weather", metadata: str = "") -> None:
+        info = tmp_path / f"{package}-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n{metadata}")
+        (info / "entry_points.txt").write_text(f"[heliograph.plugins]\n{plugin} = {package}_plugin:Weather\n")
+        (tmp_path / f"{package}_plugin.py").write_text(source)
+
+    return write
+
+
+def table(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) -> list[list[str]]:
+    """Return the cells of the table of plugins of others."""
+    assert main(["plugins", *options]) == status
+    lines = capsys.readouterr().out.splitlines()
+    if not (heads := [number for number, line in enumerate(lines) if line.startswith("OF OTHER PACKAGES")]):
+        return []
+    rows = lines[heads[0] : lines.index("", heads[0]) if "" in lines[heads[0] :] else None]
+    assert rows[0].split("  ")[0] == "OF OTHER PACKAGES"
+    return [
+        [cell.strip() for cell in line.split("  ", 1)[:1] + line.split("  ", 1)[1].split(maxsplit=1)]
+        for line in rows[1:]
+    ]
+
+
+def test_without_others_there_is_one_table_and_nothing_to_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins"]) == 0
+    said = capsys.readouterr().out
+    assert "OF OTHER PACKAGES" not in said
+    assert "--check" not in said
+
+
+def test_nothing_of_others_is_imported_unless_that_is_asked_for(
+    lay: Lay, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay(f"open({str(tmp_path / 'imported')!r}, 'w').close()\n{WELL}", metadata="Summary: Forecasts.\n")
+    assert table(capsys) == [["acme:weather", "1.2", "not imported: Forecasts."]]
+    main(["plugins", "-v"])
+    said = capsys.readouterr().out
+    assert "weather (package acme 1.2, not imported)\n    Forecasts.\n    class: acme_plugin:Weather\n" in said
+    main(["plugins"])
+    assert capsys.readouterr().out.endswith(
+        "\n\n`python -m heliograph plugins --check` imports them, each in a process of its own.\n"
+    )
+    assert not (tmp_path / "imported").exists()
+    assert table(capsys, "--check") == [["acme:weather", "1.2", "available: Look out of the window."]]
+    assert (tmp_path / "imported").exists()
+    assert "acme_plugin" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("source", "health"),
+    [
+        ("raise RuntimeError('it rains')", "broken: RuntimeError: it rains"),
+        ("import no_such_module", "broken: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import sys; sys.exit(0)", "broken: it calls sys.exit(0) when it is imported"),
+        ("import os; os._exit(3)", "broken: its import ended the process, with exit status 3"),
+        ("other = 1", "broken: AttributeError: module 'acme_plugin' has no attribute 'Weather'"),
+        (MISFIT, "is not a plugin: register an object with methods marked @on"),
+        (NOT_A_PLUGIN, "is not a plugin: register an object with methods marked @on"),
+        (WRONG_HANDLER, "broken: Weather.look(run) cannot handle EpochEnd: a handler takes (run, event)"),
+        (NEEDS_ARGUMENTS, "available: Look where it is said to."),
+        ("def Weather(): pass", "available"),
+    ],
+    ids=[
+        "raises",
+        "lacks",
+        "exits",
+        "ends the process",
+        "misnamed",
+        "no handler",
+        "foreign",
+        "handler",
+        "new",
+        "function",
+    ],
+)
+def test_a_broken_one_is_named_with_the_reason_and_the_others_are_listed(
+    lay: Lay, source: str, health: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay(source)
+    lay(WELL, package="beta", plugin="window")
+    is_broken = not health.startswith("available")
+    broken, well = table(capsys, "--check", status=int(is_broken))
+    assert broken[:2] == ["acme:weather", "1.2"]
+    assert health in broken[2]
+    assert broken[2].startswith("broken: ") == is_broken
+    assert well == ["beta:window", "1.2", "available: Look out of the window."]
+
+
+@pytest.mark.parametrize(
+    ("needed", "health"),
+    [
+        ("heliograph>=999", f"broken: it needs heliograph>=999, and this is {heliograph.__version__}"),
+        ("heliograph <0.0.1", f"broken: it needs heliograph<0.0.1, and this is {heliograph.__version__}"),
+        ('heliograph>=999; extra == "test"', "available: Look out of the window."),
+        ("heliograph>=0.0.1", "available: Look out of the window."),
+        ("another>=999", "available: Look out of the window."),
+        ("not a requirement at all", "available: Look out of the window."),
+    ],
+)
+def test_one_that_needs_another_heliograph(
+    lay: Lay, needed: str, health: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay(WELL, metadata=f"Requires-Dist: {needed}\n")
+    assert table(capsys, "--check", status=int(health.startswith("broken"))) == [["acme:weather", "1.2", health]]
+
+
+def test_two_of_one_name_say_how_to_load_each(lay: Lay, capsys: pytest.CaptureFixture[str]) -> None:
+    lay(WELL, metadata="Summary: Forecasts.\n")
+    lay(WELL, package="beta")
+    lay(WELL, package="gamma", plugin="ema")
+    twin = "another package has this name, too: load it as"
+    assert table(capsys) == [
+        ["gamma:ema", "1.2", f"not imported: {twin} gamma:ema"],
+        ["acme:weather", "1.2", f"not imported: Forecasts. ({twin} acme:weather)"],
+        ["beta:weather", "1.2", f"not imported: {twin} beta:weather"],
+    ]
+
+
+def test_one_that_is_switched_off_is_not_imported(
+    lay: Lay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay("raise RuntimeError('it rains')")
+    monkeypatch.setenv("HELIOGRAPH_PLUGINS", "-weather")
+    assert table(capsys, "--check") == [
+        ["acme:weather", "1.2", "switched off: not imported: HELIOGRAPH_PLUGINS names it"]
+    ]
+
+
+OPTIONS = '''
+from __future__ import annotations
+from heliograph import EpochEnd, Plugin, on
+
+class Sky(Plugin):
+    """Know the sky.
+
+    Args:
+        where: which window.
+        unit: of the temperature.
+    """
+    def __init__(self, where: str, *panes: int, unit: str = "C", **others: int) -> None: ...
+
+class Weather(Sky):
+    """Look out of the window.
+
+    Twice a day.
+
+    Args:
+        where: the window, to look
+            out of.
+        **others: what else.
+
+    It draws nothing.
+
+    Raises:
+        ValueError: it rains.
+    """
+
+    asks = ("stop", "log")
+    needs = property(len)  # an object's own, not known of the class
+
+    @on(EpochEnd)
+    def look(self, run, event):
+        pass
+'''
+PAGE = """\
+weather (package acme 1.2)
+
+Look out of the window.
+
+Twice a day.
+
+It draws nothing.
+
+Options:
+    where: str (required)
+        the window, to look out of.
+    *panes: int
+    unit: str = 'C'
+        of the temperature.
+    **others: int
+        what else.
+
+Events: epoch_end
+Asks for: stop, log
+Class: acme_plugin:Weather
+In a program: trainer.plugins.load('weather', where=...)
+"""
+FUNCTION = """
+def Weather(where=1.5):
+    '''Make one.
+
+    Args:
+        where (float): the window.
+    '''
+"""
+
+
+@pytest.fixture
+def forget() -> Iterator[None]:
+    """Forget the modules that a command has imported."""
+    yield
+    for module in ("acme_plugin", "beta_plugin"):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.usefixtures("forget")
+@pytest.mark.parametrize("name", ["weather", "acme:weather", "Weather"])
+def test_one_plugin_is_shown_with_its_options(lay: Lay, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lay(OPTIONS)
+    assert main(["plugins", name]) == 0
+    assert capsys.readouterr().out == PAGE
+
+
+@pytest.mark.usefixtures("forget")
+def test_a_function_that_makes_one_has_options_too(
+    lay: Lay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay(FUNCTION)
+    monkeypatch.setenv("HELIOGRAPH_PLUGINS", "-weather")
+    assert main(["plugins", "weather"]) == 0
+    assert capsys.readouterr().out == (
+        "weather (package acme 1.2, switched off)\n\nMake one.\n\nOptions:\n    where = 1.5\n        the window.\n\n"
+        "Class: acme_plugin:Weather\nIn a program: trainer.plugins.load('weather')\n"
+    )
+
+
+OWN = [each for each in discover() if each.package == "heliograph"]
+
+
+@pytest.mark.parametrize("plugin", OWN, ids=lambda plugin: plugin.name)
+def test_every_option_of_ours_has_a_text(plugin: Discovered) -> None:
+    made_by = plugin.load()
+    assert argument_texts(made_by).keys() == signature(made_by).parameters.keys()
+
+
+@pytest.mark.usefixtures("forget")
+def test_an_unknown_name_names_the_nearest(lay: Lay, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, sentence in (
+        ("early_stoping", "No installed plugin is named 'early_stoping'. Did you mean 'early_stopping'? Known: "),
+        ("EarlyStoping", "No installed plugin is of a class 'EarlyStoping'. Did you mean 'EarlyStopping'? Known: "),
+        ("acme:weather", "No installed plugin is named 'acme:weather'."),
+    ):
+        assert main(["plugins", given]) == 2
+        assert capsys.readouterr().err.startswith(f"heliograph plugins: {sentence}")
+    lay(WELL)
+    lay(WELL, package="beta")
+    assert main(["plugins", "Weather"]) == 2
+    assert capsys.readouterr().err == (
+        "heliograph plugins: Several installed plugins are of a class 'Weather': say which, one of acme:weather, "
+        "beta:weather.\n"
+    )
+
+
+def test_one_that_lacks_an_extra_says_how_to_install_it(lay: Lay, capsys: pytest.CaptureFixture[str]) -> None:
+    lay("from heliograph.core.system.extras import require\nrequire('no_such_module', 'Weather', extra='wandb')")
+    assert main(["plugins", "weather"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("heliograph plugins: Plugin 'weather' of package acme 1.2 (acme_plugin:Weather) cannot be ")
+    assert said.endswith(": pip install 'heliograph[wandb]'\n")
+
+
+def test_one_plugin_is_neither_checked_nor_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "--check", "ema"]) == 2
+    assert capsys.readouterr().err == (
+        "heliograph plugins: -v and --check are for the list of all plugins: leave ema or these out.\n"
+    )
