@@ -143,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
     except LookupError as error:
         print(f"heliograph run: {error}", file=sys.stderr)
         return 2
-    _become(options.script, options.arguments, options.disable, options.enable)
+    return _become(options.script, options.arguments, options.disable, options.enable)
 
 
 def _become(script: Path, arguments: Sequence[str], disabled: Sequence[str], enabled: Sequence[str]) -> NoReturn:

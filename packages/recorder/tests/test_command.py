@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import json
 import os
@@ -11,9 +10,9 @@ import webbrowser
 from pathlib import Path
 
 import pytest
+from heliograph.__main__ import main
 from heliograph.packages.recorder.tests.explain.factory import Script, killed_and_resumed, recording
 from heliograph.packages.recorder.tests.recordings import write
-from heliograph_recorder.command import add_command
 from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.timeline.page import page
@@ -43,10 +42,7 @@ def test_explain_knows_whether_the_process_is_there(tmp_path: Path, capsys: pyte
 
 
 def command(*arguments: object) -> int:
-    parser = argparse.ArgumentParser()
-    add_command(parser.add_subparsers(dest="command"))
-    options = parser.parse_args([str(each) for each in arguments])
-    return int(options.run(options))
+    return main([str(argument) for argument in arguments])
 
 
 def test_explain_prints_the_story(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:

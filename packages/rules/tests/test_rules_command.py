@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
 import heliograph as h
 import pytest
+from heliograph.__main__ import main
 from heliograph.packages.rules.tests.scripted import EVAL, LOSS, STOP, Fired, controller, rules, train, written
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.plugin import Recorder
 from heliograph_recorder.replays.replay import replay
 from heliograph_rules.base import RuleMetric
-from heliograph_rules.command import add_command
 from heliograph_rules.controller import RuleController
 from heliograph_rules.dry_run import dry_run
 
@@ -22,10 +21,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def command(*arguments: Any) -> int:
-    parser = argparse.ArgumentParser()
-    add_command(parser.add_subparsers(required=True))
-    options = parser.parse_args(["rules", *map(str, arguments)])
-    return int(options.run(options))
+    return main(["rules", *map(str, arguments)])
 
 
 def test_a_good_file_is_described(tmp_path: Path, capsys: Captured) -> None:

@@ -46,8 +46,8 @@ class Remote(Plugin):
     """Let people ask for a stop, a save, a validation, a log, the end of an epoch, another learning rate, a plugin.
 
     They ask with `python -m heliograph ask runs/x stop --reason "..."`, or
-    `heliograph_recorder.attach("runs/x").stop("...")`. Each is an ordinary request to the control, in the name of who asks (`user@host`): in the history with its reason,
-    agreed on by all ranks, recorded. It is seen at the next batch and served at the boundary after it; in a validation,
+    `heliograph_recorder.attach("runs/x").stop("...")`. Each is an ordinary request to the control, in the name of who
+    asks (`user@host`): in the history with its reason, agreed on by all ranks, recorded. It is seen at the next batch and served at the boundary after it; in a validation,
     after that. A change of the run and the end of an epoch are saved at once, if a plugin writes saves: a kill would
     lose them. With a plugin that may go back to a checkpoint, such as `RollBack`, the next save is the first with them:
     a run that is changed as it goes wrong must not go back to that. While nobody asks, a batch costs the look whether

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,7 @@ from heliograph_recorder.replays.command import make_plugin, make_plugins, parse
 
 
 def call(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.add_command(parser.add_subparsers())
-    options = parser.parse_args(["replay", *arguments])
-    return int(options.run(options))
+    return command.replay(arguments)
 
 
 def test_the_report_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
