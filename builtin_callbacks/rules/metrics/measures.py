@@ -27,7 +27,6 @@ class Throughput(RuleMetric):
 
     events = (Log, EpochEnd)
     when_read = True
-    gives = dict
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -101,7 +100,6 @@ class Memory(RuleMetric):
     """
 
     when_read = True
-    gives = dict
 
     def validate(self) -> bool:
         """Return whether there is anything to report."""
