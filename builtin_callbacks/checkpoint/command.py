@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -189,12 +189,10 @@ def _pruned(store: Store, options: Namespace) -> list[str]:
         entries, passed_over = store.entries()
         entries = [each for each in entries if options.run_name in (None, each.family, each.run_name)]
         trainings = by_training(entries)
-        reasons = [_reasons_to_keep(store, training, options) for training in trainings]  # before any is removed
-        lines = [
-            _dealt_with(store, entry, of_training[entry.path], dry_run=options.dry_run)
-            for training, of_training in zip(trainings, reasons, strict=True)
-            for entry in training
-        ]
+        reasons: dict[Path, str] = {}  # all of them, before a checkpoint is removed
+        for training in trainings:
+            reasons |= _reasons_to_keep(store, training, options)
+        lines = [_dealt_with(store, each, reasons, options.dry_run) for training in trainings for each in training]
     finally:
         store.close()
     return [*notes, *lines, *(f"left     {line}" for line in passed_over)]
@@ -241,11 +239,11 @@ def _check_monitor(entries: list[Entry], passed_over: list[str], options: Namesp
         )
 
 
-def _dealt_with(store: Store, entry: Entry, reason: str, *, dry_run: bool) -> str:
+def _dealt_with(store: Store, entry: Entry, reasons: Mapping[Path, str], dry_run: bool) -> str:
     """Remove a checkpoint unless there is a reason to keep it; return the line to print."""
     path = entry.path
-    if reason:
-        return f"kept     {path}: {reason}"
+    if reasons[path]:
+        return f"kept     {path}: {reasons[path]}"
     if dry_run:
         return f"would be removed {path}"
     return f"removed  {path}" if store.remove(path, entry.training) else f"kept     {path}: pinned a moment ago"
