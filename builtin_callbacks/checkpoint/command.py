@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from ...core.checkpoint.conversion import consolidate, files_in, migrate_file
 from ...core.checkpoint.export import export_weights
 from ...core.checkpoint.storage import reader
-from ...core.checkpoint.storage.manifest import MANIFEST, SUFFIX, Entry, manifest_path
+from ...core.checkpoint.storage.manifest import MANIFEST, SUFFIX, Entry, manifest_path, pointer_path
 from ...core.checkpoint.storage.store import Store
 from ...core.checkpoint.weights_files import WHICH, Of, find_weights
 from ...core.metrics.monitor import Monitor
 from ...core.system.extras import printable, printable_lines
 from ...events.checks import known_names
 from .description import check_folder, content_of, describe, table
-from .removable import Verdict, by_training, judge, ranked
+from .retention import by_training, ranked, reasons_to_keep
 
 T = TypeVar("T")
 
@@ -170,7 +171,7 @@ def _prune(options: Namespace) -> int:
         options.parser.error("--keep-best M and --monitor METRIC go together: how many, and the best of what")
     if options.monitor is not None:
         try:
-            options.mode = Monitor(options.monitor, options.mode).mode
+            options.monitor = Monitor(options.monitor, options.mode)
         except ValueError as error:
             options.parser.error(str(error))
     try:
@@ -190,42 +191,65 @@ def _pruned(store: Store, options: Namespace) -> list[str]:
     try:
         entries, passed_over = store.entries()
         entries = [each for each in entries if options.run_name in (None, each.family, each.run_name)]
-        verdicts = (
-            judge(
-                each,
-                store.is_pinned,
-                keep_last=options.keep_last,
-                keep_best=options.keep_best or 0,
-                monitor=options.monitor,
-                mode=options.mode,
-            )
-            for each in by_training(entries)
-        )
-        lines = [_dealt_with(store, each, dry_run=options.dry_run) for each in chain.from_iterable(verdicts)]
+        trainings = by_training(entries)
+        reasons: dict[Path, str] = {}  # all of them, before a checkpoint is removed
+        for training in trainings:
+            reasons |= _reasons_to_keep(store, training, options)
+        lines = [_dealt_with(store, each, reasons, options.dry_run) for training in trainings for each in training]
     finally:
         store.close()
     return [*notes, *lines, *(f"left     {line}" for line in passed_over)]
+
+
+def _reasons_to_keep(store: Store, entries: list[Entry], options: Namespace) -> dict[Path, str]:
+    """Return why each checkpoint of a training is kept; the one that its run marked as the best always is."""
+    reasons = reasons_to_keep(
+        _judged(entries, options.monitor),
+        keep_last=options.keep_last,
+        keep_best=options.keep_best or 0,
+        monitor=options.monitor,
+        is_pinned=store.is_pinned,
+        damage_to=cache(_damage_to),  # it reads the whole file
+    )
+    best = reader.read_pointer(pointer_path(store.folder, entries[0].run_name, "best"))
+    return {path: reason or "called the best by its run" * (path.name == best) for path, reason in reasons.items()}
+
+
+def _judged(entries: list[Entry], monitor: Monitor | None) -> list[Entry]:
+    """Judge checkpoints by the metrics in their manifests, unless their run judged some of them by this metric."""
+    if monitor is None or ranked(entries, monitor):
+        return entries
+    name, mode = monitor.name, monitor.mode
+    return [replace(entry, judged_by=(name, mode, entry.metrics.get(name))) for entry in entries]
+
+
+def _damage_to(path: Path) -> str:
+    try:
+        reader.check(path)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _check_monitor(entries: list[Entry], passed_over: list[str], options: Namespace) -> None:
     """Raise ValueError where a run has no checkpoints, or none with the metric."""
     if not entries:
         raise ValueError(" ".join(passed_over) or f"There is no checkpoint in {options.folder}.")
-    if options.monitor is not None and not ranked(entries, options.monitor, options.mode):
-        known = {name for each in entries for name in each.metrics}
+    if options.monitor is not None and not ranked(_judged(entries, options.monitor), options.monitor):
+        name, known = options.monitor.name, {name for each in entries for name in each.metrics}
         raise ValueError(
-            f"No checkpoint of run {entries[0].run_name!r} has a metric {options.monitor!r}."
-            f"{known_names(options.monitor, known)}"
+            f"No checkpoint of run {entries[0].run_name!r} has a metric {name!r}.{known_names(name, known)}"
         )
 
 
-def _dealt_with(store: Store, verdict: Verdict, *, dry_run: bool) -> str:
-    path = verdict.entry.path
-    if verdict.stays is not None:
-        return f"kept     {path}: {verdict.stays}"
+def _dealt_with(store: Store, entry: Entry, reasons: Mapping[Path, str], dry_run: bool) -> str:
+    """Remove a checkpoint unless there is a reason to keep it; return the line to print."""
+    path = entry.path
+    if reasons[path]:
+        return f"kept     {path}: {reasons[path]}"
     if dry_run:
         return f"would be removed {path}"
-    return f"removed  {path}" if store.remove(path, verdict.entry.training) else f"kept     {path}: pinned a moment ago"
+    return f"removed  {path}" if store.remove(path, entry.training) else f"kept     {path}: pinned a moment ago"
 
 
 def _asked_names(folder: Path, run_name: str | None) -> list[str]:

@@ -1,8 +1,9 @@
-"""Which checkpoints of a training are kept: the newest, the best, and those that somebody pinned."""
+"""Which checkpoints are kept and which may be removed, in a run and by `checkpoint prune`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from ...core.checkpoint.storage import Entry
@@ -10,46 +11,104 @@ from ...core.checkpoint.storage.manifest import best_first
 from ...core.metrics.monitor import Monitor
 
 
-class Retention:
-    """A training's checkpoints in the order of writing, and which of them may go.
+def reasons_to_keep(
+    entries: Sequence[Entry],
+    *,
+    keep_last: int,
+    keep_best: int,
+    monitor: Monitor | None,
+    is_pinned: Callable[[Path], bool],
+    damage_to: Callable[[Path], str],
+) -> dict[Path, str]:
+    """Return why each checkpoint of a training is kept; an empty text if it may be removed.
 
-    Those that were written when trainings had no identity yet may be of several: they compete, but never go.
+    A checkpoint may be removed only if an intact one of the same training is newer and is kept.
 
     Args:
-        keep_last: how many of the newest stay; None is all.
-        keep_best: how many of the best stay besides.
-        monitor: the metric that makes the best; a checkpoint that was judged by another one does not compete.
+        entries: the checkpoints of one training, the newest first.
+        keep_last: how many of the newest intact ones are kept, at least one; pinned ones are not counted.
+        keep_best: how many of the best intact ones by `monitor` are kept as well.
+        monitor: the metric that ranks them, and its direction.
+        is_pinned: called with a path.
+        damage_to: called with a path; returns what is damaged, or an empty text. It may read the whole file, so it is
+            called only for checkpoints that would be kept.
+    """
+    intact = (entry.path for entry in ranked(entries, monitor) if not damage_to(entry.path))
+    best = set(islice(intact, keep_best))
+    reasons, room = dict[Path, str](), keep_last
+    for entry in entries:
+        path = entry.path
+        if monitor is not None and not room and path in best:
+            reasons[path] = f"among the best by {monitor.name}"
+        elif is_pinned(path):
+            reasons[path] = "pinned"
+        elif not entry.training_id:
+            reasons[path] = "without a training id, it may be of another training"
+        elif not room:
+            reasons[path] = ""
+        elif damage := damage_to(path):
+            is_newest = room == keep_last  # no newer one is known to be intact
+            reasons[path] = f"damaged, look at it: {damage}" if is_newest else ""
+        else:
+            reasons[path] = "among the newest"
+            room -= 1
+    return reasons
+
+
+def ranked(entries: Iterable[Entry], monitor: Monitor | None) -> list[Entry]:
+    """Return the checkpoints that were judged by a metric, the best first.
+
+    NaN is the worst, and of equal ones the earlier is better.
+    """
+    if monitor is None:
+        return []
+    judge = (monitor.name, monitor.mode)
+    values = {entry: entry.judged_by[2] for entry in entries if entry.judged_by and entry.judged_by[:2] == judge}
+    return best_first(values, monitor.mode)
+
+
+def by_training(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """Return the checkpoints grouped by training, in the given order."""
+    trainings: dict[str, list[Entry]] = {}
+    for entry in entries:
+        trainings.setdefault(entry.training, []).append(entry)
+    return list(trainings.values())
+
+
+class Retention:
+    """The checkpoints of a run's training, in the order of writing.
+
+    Args:
+        keep_last: see `reasons_to_keep`; None keeps all.
+        keep_best: see there.
+        monitor: see there.
     """
 
     def __init__(self, keep_last: int | None, keep_best: int, monitor: Monitor | None) -> None:
         self.keep_last, self.keep_best, self._monitor = keep_last, keep_best, monitor
-        self._ranking: list[Entry] | None = None
         self.begin(())
 
     def begin(self, entries: Iterable[Entry], damaged: Collection[Path] = ()) -> None:
-        """Begin with what there is of a training.
+        """Begin with the checkpoints on disk.
 
         Args:
-            entries: its checkpoints.
-            damaged: where some lie that cannot be read; they count for nothing, and go when others go.
+            entries: those of the training.
+            damaged: the paths of damaged ones.
         """
-        self._entries = {each.path: each for each in sorted(entries, key=lambda entry: entry.sequence)}
-        self._damaged, self._ranking = set(damaged), None
+        self._entries = {entry.path: entry for entry in sorted(entries, key=lambda entry: entry.order)}
+        self._damaged = set(damaged)
+        self._rank()
 
     def add(self, entry: Entry) -> None:
-        """Enter a new checkpoint; it takes the place of one with the same path."""
+        """Add a new checkpoint; it replaces one with the same path."""
         self._entries.pop(entry.path, None)
-        self._entries[entry.path], self._ranking = entry, None
+        self._entries[entry.path] = entry
         self._damaged.discard(entry.path)
+        self._rank()
 
     def entry(self, path: Path) -> Entry | None:
-        """Return the checkpoint that lies there, None where it is damaged or not known."""
+        """Return the checkpoint at a path; None if it is damaged or not known."""
         return None if path in self._damaged else self._entries.get(path)
-
-    @property
-    def best(self) -> Entry | None:
-        """The best: of equals the earlier; NaN is the worst."""
-        return next(iter(self._ranked_entries()), None)
 
     @property
     def rule(self) -> str:
@@ -60,33 +119,22 @@ class Retention:
         return f"keep_last={self.keep_last}{best}"
 
     def drop(self, is_pinned: Callable[[Path], bool]) -> list[Path]:
-        """Forget the checkpoints that are no longer kept and return where they lie, the oldest first.
-
-        Args:
-            is_pinned: whether a checkpoint stays whatever happens; such ones do not count among the newest.
-        """
+        """Forget the checkpoints that are no longer kept and return their paths, the oldest first."""
         if self.keep_last is None:
             return []
-        best = {entry.path for entry in self._ranked_entries()[: self.keep_best]}
-        room, doomed = self.keep_last, list[Path]()
-        for path, entry in reversed(self._entries.items()):
-            if not entry.training_id or (not room and path in best) or is_pinned(path):
-                continue
-            if room and path not in self._damaged:
-                room -= 1
-            elif path not in best:
-                doomed.append(path)
+        reasons = reasons_to_keep(
+            [*reversed(self._entries.values())],
+            keep_last=self.keep_last,
+            keep_best=self.keep_best,
+            monitor=self._monitor,
+            is_pinned=is_pinned,
+            damage_to=lambda path: "it cannot be read" if path in self._damaged else "",
+        )
+        doomed = [path for path in reversed(reasons) if not reasons[path]]
         for path in doomed:
             del self._entries[path]
-        self._ranking = None if doomed else self._ranking
-        return doomed[::-1]
+        return doomed
 
-    def _ranked_entries(self) -> list[Entry]:
-        if self._monitor is None:
-            return []
-        if self._ranking is None:  # else as it was: there may be thousands
-            judge = (self._monitor.name, self._monitor.mode)
-            good = [each for path, each in self._entries.items() if path not in self._damaged]
-            judged = {each: each.judged_by[2] for each in good if each.judged_by and each.judged_by[:2] == judge}
-            self._ranking = best_first(judged, self._monitor.mode)
-        return self._ranking
+    def _rank(self) -> None:
+        ranking = ranked((entry for path, entry in self._entries.items() if path not in self._damaged), self._monitor)
+        self.best = next(iter(ranking), None)

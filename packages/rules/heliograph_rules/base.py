@@ -78,15 +78,12 @@ class RuleMetric:
         events: the events at which it is computed; what comes of it stays the value until the next of them.
         when_read: whether it is also computed at any other event, just before a rule or an operation that reads it, so
             that it is never stale. At one event it is computed once.
-        gives: the type of its values, such as `dict`, where it is always the same: a rule that uses them otherwise is
-            refused when it is read. None where it is not known.
         parts: for an event that renews a part of the value only, what rules that read this part have in their text; a
             rule at an epoch's end waits for what is due there, such as a validation, and renews what it reads.
     """
 
     events: tuple[type[Event], ...] = ()
     when_read: bool = False
-    gives: type | None = None
     parts: Mapping[type[Event], tuple[str, ...]] = {}
 
     def __init__(self, name: str) -> None:

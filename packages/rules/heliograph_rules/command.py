@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     actions = parser.add_subparsers(dest="action", required=True)
     check = actions.add_parser(
         "check",
-        help="show everything that is wrong with a rule file",
+        help="show the unknown names, the wrong settings and the bad syntax in a rule file",
         description="Exit status 0: nothing is wrong; 1: something is; 2: the file or a module cannot be read.",
     )
     dry = actions.add_parser(

@@ -149,7 +149,7 @@ def test_what_cannot_be_read_is_distinguished(tmp_path: Path, capsys: Captured) 
     assert "No module named 'no_such_module_of_rules' is in" in capsys.readouterr().err
     assert command("check", tmp_path) == 2
     assert "is a folder: give the path of a rule file." in capsys.readouterr().err
-    assert command("dry-run", written(tmp_path, rules(controller("1"))), tmp_path) == 1
+    assert command("dry-run", written(tmp_path, rules(controller("lost"))), tmp_path) == 1
 
 
 def test_a_module_of_ones_own_is_imported(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

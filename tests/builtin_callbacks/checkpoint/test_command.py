@@ -312,16 +312,37 @@ def test_prune_keeps_something_of_every_training_of_a_name(
     assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run-2_3.pth", "run_4.pth"]
 
 
-def test_prune_spares_the_best_by_the_former_spelling_of_its_pointer(
-    command: Said, opened: Make, state: Make, tmp_path: Path
-) -> None:
-    store = opened("a b")
+def test_prune_removes_a_damaged_one_only_if_an_intact_one_is_newer(command: Said, write: Make, tmp_path: Path) -> None:
+    for step in (1, 2, 4):
+        write(step, 0.5)
+    damage(write(5, 0.5))
+    damage(tmp_path / "run_2.pth")
+    assert command("prune", tmp_path, "--keep-last", 2) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run_1.pth", "run_4.pth", "run_5.pth"]
+
+
+def test_prune_keeps_what_has_no_training_id(command: Said, opened: Make, state: Make, tmp_path: Path) -> None:
+    store = opened()
     for step in (1, 2):
-        store.save(f"a-b_{step}.pth", state(step, name="a b"))
+        store.save(f"run_{step}.pth", state(step, training_id=""))
     store.close()
-    (tmp_path / "a-b.best").write_text("a-b_1.pth\n")
     assert command("prune", tmp_path, "--keep-last", 1) == 0
-    assert f"kept     {tmp_path / 'a-b_1.pth'}: called the best by its run" in command.out
+    assert f"kept     {tmp_path / 'run_1.pth'}: without a training id" in command.out
+
+
+def test_prune_removes_nothing_if_a_checkpoint_cannot_be_read(
+    command: Said, write: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(1, 0.5)
+    write(2, 0.5)
+
+    def refused(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(storage.reader, "check", refused)
+    assert command("prune", tmp_path, "--keep-last", 1) == 1
+    assert "Permission denied" in command.error
+    assert len(list(tmp_path.glob("*.pth"))) == 2
 
 
 def test_prune_leaves_alone_what_has_no_manifest(command: Said, write: Make, tmp_path: Path) -> None:

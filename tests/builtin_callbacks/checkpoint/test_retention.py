@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import nan
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from heliograph.builtin_callbacks.checkpoint.retention import Retention
+from heliograph.builtin_callbacks.checkpoint.retention import Retention, ranked, reasons_to_keep
 from heliograph.core.checkpoint.storage import Entry
+from heliograph.core.checkpoint.storage.manifest import best_first
 from heliograph.core.metrics.monitor import Monitor
 
 LOSS = Monitor("validation/loss", "min")
@@ -169,3 +171,74 @@ def test_the_best_is_found_again_after_each_change() -> None:
 
     assert found == ["1.pth", "2.pth", "2.pth", "3.pth"]
     assert (drop(retention), best(retention)) == ([1], "3.pth")
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "order"),
+    [
+        ("min", [3.0, 1.0, 2.0], [2, 3, 1]),
+        ("max", [3.0, 1.0, 2.0], [1, 3, 2]),
+        ("min", [1.0, 1.0, 0.0, 1.0], [3, 1, 2, 4]),
+        ("max", [nan, 1.0, nan], [2, 1, 3]),
+        ("min", [None, 2.0, None, 1.0], [4, 2]),
+    ],
+)
+def test_the_best_come_first(mode: Literal["min", "max"], values: list[float | None], order: list[int]) -> None:
+    monitor = Monitor("validation/loss", mode)
+    entries = [entry(number, value, monitor) for number, value in enumerate(values, 1)]
+    retention = Retention(None, 1, monitor)
+    retention.begin(entries)
+
+    assert [entry.sequence for entry in ranked(entries[::-1], monitor)] == order
+    assert retention.best == entries[order[0] - 1]
+
+
+def test_the_order_in_which_they_are_given_does_not_matter() -> None:
+    twins = [entry(2, 1.0, name="b.pth"), entry(2, 1.0, name="a.pth"), entry(1, 1.0, name="c.pth")]
+
+    for entries in (twins, twins[::-1]):
+        ranking = best_first(dict.fromkeys(entries, 1.0), "min")
+        assert [entry.path.stem for entry in ranking] == ["c", "a", "b"]
+
+
+def kept(damaged: set[int], count: int = 5, keep_last: int = 2, keep_best: int = 1) -> list[int]:
+    """Return which of the checkpoints 1 to `count` are kept; the earlier, the better."""
+    reasons = reasons_to_keep(
+        [entry(sequence, float(sequence)) for sequence in range(count, 0, -1)],
+        keep_last=keep_last,
+        keep_best=keep_best,
+        monitor=LOSS,
+        is_pinned=lambda path: False,
+        damage_to=lambda path: "cut short" * (int(path.stem) in damaged),
+    )
+    return sorted(int(path.stem) for path, reason in reasons.items() if reason)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "expected"),
+    [
+        (set(), [1, 4, 5]),
+        ({5}, [1, 3, 4, 5]),
+        ({4}, [1, 3, 5]),
+        ({1}, [2, 4, 5]),
+        ({1, 4, 5}, [2, 3, 4, 5]),
+        ({2, 3, 4, 5}, [1, 2, 3, 4, 5]),
+        ({1, 2, 3, 4, 5}, [1, 2, 3, 4, 5]),
+    ],
+)
+def test_nothing_goes_unless_an_intact_one_is_newer(damaged: set[int], expected: list[int]) -> None:
+    assert kept(damaged) == expected
+
+
+def test_only_what_would_be_kept_is_verified() -> None:
+    verified = list[str]()
+
+    def damage_to(path: Path) -> str:
+        verified.append(path.stem)
+        return ""
+
+    entries = [entry(sequence, float(sequence)) for sequence in range(9, 0, -1)]
+    options = {"keep_last": 2, "keep_best": 1, "monitor": LOSS}
+    reasons_to_keep(entries, **options, is_pinned=lambda path: False, damage_to=damage_to)  # type: ignore[arg-type]
+
+    assert verified == ["1", "9", "8"]

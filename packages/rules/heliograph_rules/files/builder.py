@@ -140,13 +140,10 @@ class _Building:
     def _compile(self, spec: RuleSpec) -> Rule:
         with self._placed(spec.lines.get("rule", spec.line), spec.name):
             try:
-                return compile_rule(str(spec.rule), self._metric_names, self._metric_kinds())
+                return compile_rule(str(spec.rule), self._metric_names)
             except RuleSyntaxError as error:
                 problem = f"Rule for control {spec.name} is invalid: {error.problem}"
                 raise RuleSyntaxError(problem, column=error.column) from error.__cause__
-
-    def _metric_kinds(self) -> dict[str, type]:
-        return {name: metric.gives for name, metric in self._metrics.items() if metric.gives is not None}
 
     def _action(self, spec: RuleSpec, name: str, triggers: list[Trigger]) -> tuple[str, str] | None:
         owner, _, action = name.partition(".")

@@ -14,7 +14,7 @@ from heliograph.spi import known_names
 
 from ..base import RuleMetric, RuleOperation
 from ..errors import RuleError, RuleKeyError, RuleTypeError
-from ..language.kinds import ANY, SIGNATURES, name_kinds
+from ..language.kinds import SIGNATURES
 from ..text import show
 from .specs import RulePart
 
@@ -67,7 +67,7 @@ def check_metric(metric: RuleMetric, name: str) -> None:
     """Check that a metric that was made can be used.
 
     Raises:
-        RuleError: it says that it cannot be, it would never be computed, or its events or what it gives are none.
+        RuleError: it says that it cannot be, it would never be computed, or its events are none.
     """
     try:
         is_valid = metric.validate()
@@ -85,10 +85,6 @@ def check_metric(metric: RuleMetric, name: str) -> None:
             f"{type(metric).__name__} would never be computed: say at which events, as in events = (ValidationEnd,), "
             "or when_read = True."
         )
-    gives = metric.gives
-    if gives is not None and (not isinstance(gives, type) or gives not in ANY):
-        allowed = name_kinds(ANY - {type(None)})
-        raise RuleError(f"What {type(metric).__name__} gives is {allowed}, or None, which is any; got {show(gives)}.")
 
 
 def check_actions(operation: RuleOperation) -> None:

@@ -13,7 +13,7 @@ from heliograph.spi import known_names
 from ..errors import MetricUnavailable, RuleLimitError, RuleTypeError
 from .kinds import NONE
 from .limits import MAX_DEPTH, MAX_KEY_BITS, NODE, TUPLE, Budget, check_bits
-from .values import INCORRECT, MISSING, Held, Unavailable, admit, is_scalar
+from .values import INCORRECT, MISSING, Held, Unavailable, admit, describe, is_scalar
 
 SHOWN_KEYS = 20
 
@@ -89,6 +89,8 @@ class Reader:
             self.budget.charge(len(value) // 32)
             return value[self._index(key)]
         held = self._opened(value)
+        if type(key) is slice and held.base is dict:
+            raise RuleTypeError(f"{INCORRECT}: a dict has no slices.")
         if held.base is dict:
             return self._entry(held, self.key(key))
         if held.base in (set, frozenset):
@@ -117,7 +119,8 @@ class Reader:
             value = list(value)
         held = value if type(value) is Held else admit(value)
         if type(held) is not Held:
-            raise RuleTypeError(f"{INCORRECT}: a {type(held).__name__} holds nothing that could be looked at.")
+            kind = type(held).__name__
+            raise RuleTypeError(f"{INCORRECT}: a {kind} holds nothing that could be looked at, got {describe(held)}.")
         return held
 
     def _index(self, key: Any) -> int | slice:

@@ -13,7 +13,7 @@ from .access import Reader
 from .functions import Functions
 from .limits import NODE, WORK, Budget, check_format, check_length
 from .operators import Operators
-from .values import INCORRECT, Held, Unavailable, admit
+from .values import INCORRECT, Held, Unavailable, admit, describe
 
 NO_CONVERSION = -1
 CONVERSIONS: dict[int, Callable[[object], str]] = {ord("s"): str, ord("r"): repr, ord("a"): ascii}
@@ -72,7 +72,7 @@ class Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]  # it has no types
             and not (type(value) is Held and value.base is dict)
             and type(value) is not dict
         ):
-            raise RuleTypeError(f"{INCORRECT}: only a dict has keys, such as {node.attr!r}.")
+            raise RuleTypeError(f"{INCORRECT}: only a dict has keys, such as {node.attr!r}, got {describe(value)}.")
         return self.reader.at(value, node.attr)
 
     def _eval_dict(self, node: Any) -> dict[Any, Any]:

@@ -1,4 +1,4 @@
-"""The types that values have in rules, and what operators and functions make of them."""
+"""The types that values have in rules, and which of them operators and functions take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ NUMBERS: Kinds = WHOLE | {float}
 SEQUENCES: Kinds = frozenset({str, list, tuple})
 ITERABLES: Kinds = SEQUENCES | {dict, set}
 ANY: Kinds = NUMBERS | ITERABLES | {NONE}
-NEITHER: Kinds = frozenset()
 
 SHIFTS = (ast.LShift, ast.RShift)
 BITWISE = (ast.BitAnd, ast.BitOr, ast.BitXor)
@@ -42,39 +41,15 @@ SYMBOLS: dict[type[ast.AST], str] = {
 }
 
 
-def binary_kinds(operator: type[ast.operator], left: type, right: type) -> Kinds:
-    """Return what types `left operator right` can have; none where the two do not go together."""
+def can_combine(operator: type[ast.operator], left: type, right: type) -> bool:
+    """True if rules have `left operator right` for values of these types."""
     if left in NUMBERS and right in NUMBERS:
-        return _number_kinds(operator, left, right)
-    if operator is ast.Add and left is right and left in SEQUENCES:
-        return frozenset({left})
-    if operator is ast.Mult and left in SEQUENCES and right in WHOLE:
-        return frozenset({left})
-    if operator is ast.Mult and left in WHOLE and right in SEQUENCES:
-        return frozenset({right})
-    if (operator is ast.Sub or operator in BITWISE) and left is right is set:
-        return frozenset({set})
-    return NEITHER
-
-
-def _number_kinds(operator: type[ast.operator], left: type, right: type) -> Kinds:
-    is_whole = left in WHOLE and right in WHOLE
-    if operator in SHIFTS or operator in BITWISE:
-        if not is_whole:
-            return NEITHER
-        return frozenset({bool if left is right is bool and operator in BITWISE else int})
-    if operator is ast.Pow and is_whole:
-        return frozenset({int, float})
-    return frozenset({int if is_whole and operator is not ast.Div else float})
-
-
-def unary_kinds(operator: type[ast.unaryop], operand: type) -> Kinds:
-    """Return what types `operator operand` can have; none where it cannot be."""
-    if operator is ast.Not:
-        return frozenset({bool})
-    if operand in WHOLE:
-        return frozenset({int})
-    return frozenset({float}) if operand is float and operator is not ast.Invert else NEITHER
+        return operator not in SHIFTS + BITWISE or (left in WHOLE and right in WHOLE)
+    if operator is ast.Add:
+        return left is right and left in SEQUENCES
+    if operator is ast.Mult:
+        return (left in SEQUENCES and right in WHOLE) or (left in WHOLE and right in SEQUENCES)
+    return (operator is ast.Sub or operator in BITWISE) and left is right is set
 
 
 def can_compare(operator: type[ast.cmpop], left: type, right: type) -> bool:
@@ -92,13 +67,11 @@ class Signature:
 
     Attributes:
         takes: the types that its first argument may have.
-        gives: the types that its result can have.
         least: how many arguments it needs.
         most: how many it takes; None where there is no end.
     """
 
     takes: Kinds
-    gives: Kinds
     least: int = 1
     most: int | None = 1
 
@@ -117,30 +90,29 @@ class Signature:
         return ANY if self.most is None and count > 1 else self.takes  # `min(a, b)` takes any, `min(a)` a list
 
 
-REAL: Kinds = frozenset({int, float})
 SIGNATURES = {
-    "abs": Signature(NUMBERS, REAL),
-    "all": Signature(ITERABLES, frozenset({bool})),
-    "any": Signature(ITERABLES, frozenset({bool})),
-    "dict": Signature(ITERABLES - {str}, frozenset({dict}), least=0),
-    "float": Signature(NUMBERS | {str}, frozenset({float})),
-    "int": Signature(NUMBERS | {str}, frozenset({int}), most=2),
-    "len": Signature(ITERABLES, frozenset({int})),
-    "list": Signature(ITERABLES, frozenset({list}), least=0),
-    "math_ceil": Signature(NUMBERS, frozenset({int})),
-    "math_floor": Signature(NUMBERS, frozenset({int})),
-    "math_sqrt": Signature(NUMBERS, frozenset({float})),
-    "math_trunc": Signature(NUMBERS, frozenset({int})),
-    "max": Signature(ITERABLES, ANY, most=None),
-    "min": Signature(ITERABLES, ANY, most=None),
-    "rand": Signature(ANY, frozenset({float}), least=0, most=0),
-    "randint": Signature(NUMBERS, frozenset({int})),
-    "round": Signature(NUMBERS, REAL, most=2),
-    "set": Signature(ITERABLES, frozenset({set}), least=0),
-    "sorted": Signature(ITERABLES, frozenset({list})),
-    "str": Signature(ANY, frozenset({str})),
-    "sum": Signature(ITERABLES - {str}, REAL, most=2),
-    "tuple": Signature(ITERABLES, frozenset({tuple}), least=0),
+    "abs": Signature(NUMBERS),
+    "all": Signature(ITERABLES),
+    "any": Signature(ITERABLES),
+    "dict": Signature(ITERABLES - {str}, least=0),
+    "float": Signature(NUMBERS | {str}),
+    "int": Signature(NUMBERS | {str}, most=2),
+    "len": Signature(ITERABLES),
+    "list": Signature(ITERABLES, least=0),
+    "math_ceil": Signature(NUMBERS),
+    "math_floor": Signature(NUMBERS),
+    "math_sqrt": Signature(NUMBERS),
+    "math_trunc": Signature(NUMBERS),
+    "max": Signature(ITERABLES, most=None),
+    "min": Signature(ITERABLES, most=None),
+    "rand": Signature(ANY, least=0, most=0),
+    "randint": Signature(NUMBERS),
+    "round": Signature(NUMBERS, most=2),
+    "set": Signature(ITERABLES, least=0),
+    "sorted": Signature(ITERABLES),
+    "str": Signature(ANY),
+    "sum": Signature(ITERABLES - {str}, most=2),
+    "tuple": Signature(ITERABLES, least=0),
 }
 
 

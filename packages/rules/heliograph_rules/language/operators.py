@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import RuleTypeError
 from .access import Reader
-from .kinds import SEQUENCES, SYMBOLS, WHOLE, binary_kinds, can_compare, name_kinds, unary_kinds
+from .kinds import NUMBERS, SEQUENCES, SYMBOLS, WHOLE, can_combine, can_compare, name_kinds
 from .limits import check_bits, check_length
 from .values import INCORRECT, Held, Unavailable
 
@@ -76,7 +76,7 @@ class Operators:
             RuleTypeError: the two do not go together.
         """
         left, right = self.reader.plain(left), self.reader.plain(right)
-        if not binary_kinds(kind, type(left), type(right)):
+        if not can_combine(kind, type(left), type(right)):
             raise RuleTypeError(mismatch(kind, left, right))
         if kind in LIMITS:
             LIMITS[kind](left, right)
@@ -85,7 +85,7 @@ class Operators:
     def unary(self, kind: type[ast.unaryop], operand: Any) -> Any:
         """Return `operator operand`; raises as a binary one."""
         operand = self.reader.plain(operand)
-        if not unary_kinds(kind, type(operand)):
+        if type(operand) not in (WHOLE if kind is ast.Invert else NUMBERS):
             raise RuleTypeError(f"{INCORRECT}: {SYMBOLS[kind]} of {shortened(operand)} has no meaning.")
         return self.checked(UNARY[kind](operand))
 
@@ -146,7 +146,8 @@ def is_none(value: Any) -> bool:
 def mismatch(kind: type[ast.AST], left: Any, right: Any) -> str:
     """Return the sentence about two values that an operator cannot have."""
     types = " and ".join(name_kinds(frozenset({type(each)})) for each in (left, right))
-    return f"{INCORRECT}: {shortened(left)} {SYMBOLS[kind]} {shortened(right)} ({types}) has no meaning."
+    problem = f"{INCORRECT}: {shortened(left)} {SYMBOLS[kind]} {shortened(right)} ({types}) has no meaning."
+    return f"{problem} A dict is read by its keys, as in metric.key." if dict in (type(left), type(right)) else problem
 
 
 def _limit_sum(left: Any, right: Any) -> None:

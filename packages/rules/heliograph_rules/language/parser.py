@@ -67,6 +67,10 @@ class Source:
         line = self.text.strip()[start:].encode(errors="replace")[: node.col_offset]  # Python counts bytes
         return self._place(node.lineno, len(line.decode(errors="replace")))
 
+    def segment(self, node: Any) -> str:
+        """Return the text of a piece of the tree."""
+        return ast.get_source_segment(self.text.strip(), node) or self.text.strip()
+
     def _place(self, line: int | None, offset: int) -> int:
         start = self._lines[min(line or 1, len(self._lines)) - 1]
         return min(self._skipped + start + max(offset, 0), len(self.text)) + 1

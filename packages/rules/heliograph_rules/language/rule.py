@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from random import Random
-from types import MappingProxyType
+from reprlib import repr as shortened
 from typing import Any
 
 from heliograph.spi import require
 
 from ..errors import MetricUnavailable, RuleError, RuleEvaluationError, RuleLimitError, RuleTypeError
+from ..text import show
 from .kinds import name_kinds
 from .parser import Source
 from .values import INCORRECT
 
 
-def compile_rule(text: str, names: Collection[str], kinds: Mapping[str, type] = MappingProxyType({})) -> Rule:
+def compile_rule(text: str, names: Collection[str]) -> Rule:
     """Read a rule, and check all that can be checked before it is evaluated.
 
     Args:
         text: one expression that is true or false, such as `loss["loss"] < 1.0`.
         names: the metrics that it may read.
-        kinds: the types of the values of some of them, where these are known.
 
     Raises:
         ImportError: simpleeval is missing.
         RuleError: the rule is wrong; which subclass says how, and `column` where.
     """
     try:
-        return Rule(text, names, kinds)
+        return Rule(text, names)
     except RecursionError:
         raise RuleLimitError("The rule is nested too deeply to be read here.") from None
 
@@ -43,7 +43,6 @@ class Rule:
     Args:
         text: one expression.
         names: the metrics that it may read.
-        kinds: the types of the values of some of them.
 
     Attributes:
         text: as given.
@@ -55,14 +54,14 @@ class Rule:
         RuleError: the rule is wrong.
     """
 
-    def __init__(self, text: str, names: Collection[str], kinds: Mapping[str, type] = MappingProxyType({})) -> None:
+    def __init__(self, text: str, names: Collection[str]) -> None:
         require("simpleeval", "A rule", extra="rules")
         from .checks import Checker
         from .evaluator import Evaluator
 
         self._source = Source(text)
         self._tree = self._source.parse()
-        checker = Checker(self._source, names, kinds)
+        checker = Checker(self._source, names)
         checker.check(self._tree)
         self.text = text
         self.names = frozenset(checker.read)
@@ -88,13 +87,15 @@ class Rule:
             return self._truth(self._evaluator.result(self._tree, values))
         except MetricUnavailable:
             raise
+        except RuleTypeError as error:
+            raise self._type_error(error.problem) from error.__cause__
         except RuleError as error:
             error.column = self._column()
             raise
         except (RecursionError, MemoryError) as error:
             raise RuleLimitError("The rule, or a value, is nested too deeply or too large.") from error
         except TypeError as error:
-            raise RuleTypeError(f"{INCORRECT}: {error!s:.200}.", column=self._column()) from error
+            raise self._type_error(f"{INCORRECT}: {error!s:.200}.") from error
         except Exception as error:
             text = error.args[0] if isinstance(error, KeyError) and error.args else error
             problem = f"The rule failed: {type(error).__name__}: {text!s:.400}"
@@ -110,10 +111,14 @@ class Rule:
 
     def _truth(self, value: Any) -> bool:
         if type(value) is not bool:
-            raise RuleTypeError(
-                f"{INCORRECT}: the rule gave {name_kinds(frozenset({type(value)}))}, and it must give bool."
-            )
+            kind = name_kinds(frozenset({type(value)}))
+            raise RuleTypeError(f"{INCORRECT}: the rule gave {kind}, and it must give bool: {shortened(value)}.")
         return value
+
+    def _type_error(self, problem: str) -> RuleTypeError:
+        node = self._evaluator.node
+        expression = " ".join((self.text if node is None else self._source.segment(node)).split())
+        return RuleTypeError(f"{problem} The expression is {show(expression)}.", column=self._column())
 
     def _column(self) -> int | None:
         return None if self._evaluator.node is None else self._source.column(self._evaluator.node)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from ..errors import MetricUnavailable, RuleTypeError
+from ..text import show
 from .kinds import NONE
 
 CONTAINERS: tuple[type, ...] = (dict, list, tuple, deque, set, frozenset)
@@ -73,6 +74,12 @@ def admit(value: object) -> Any:
 def is_scalar(kind: type) -> bool:
     """Whether values of exactly this type are plain and hold nothing."""
     return kind is float or kind is int or kind is str or kind is bool or kind is NONE
+
+
+def describe(value: Any) -> str:
+    """Return a plain value as Python writes it; the type of a container, which may hold anything."""
+    kind = value.base if type(value) is Held else type(value)
+    return show(value) if is_scalar(kind) else f"a {kind.__name__}"
 
 
 def _item(value: object) -> object:

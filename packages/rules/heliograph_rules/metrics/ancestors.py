@@ -32,7 +32,6 @@ class Loss(RuleMetric):
 
     events = (Log,)
     when_read = True
-    gives = dict
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -65,7 +64,6 @@ class TrainingState(RuleMetric):
 
     events = (*LOGGED, *Ending.EVENTS)
     when_read = True
-    gives = dict
     parts: Mapping[type[Event], tuple[str, ...]] = {
         **dict.fromkeys(LOGGED, ("log_history",)),
         **dict.fromkeys(Ending.EVENTS, ("is_final",)),
@@ -127,7 +125,6 @@ class EvalMetrics(RuleMetric):
     """
 
     when_read = True
-    gives = dict
 
     def __init__(self, name: str, source_event: str = "on_evaluate") -> None:
         super().__init__(name)
@@ -159,7 +156,6 @@ class Metrics(RuleMetric):
 
     events = LOGGED
     when_read = True
-    gives = dict
 
     def compute(self, run: Run, event: Event) -> dict[str, float] | None:
         """Return the metrics, including those of the event."""
@@ -171,7 +167,6 @@ class PerProcessState(RuleMetric):
     """Which process this is, a dict: `rank`, from 0."""
 
     when_read = True
-    gives = dict
 
     def compute(self, run: Run, event: Event) -> dict[str, int]:
         """Return the rank."""

@@ -61,7 +61,6 @@ class HistoryBasedMetric(RuleMetric):
 
     events = (Log, ValidationEnd)
     when_read = True
-    gives = dict
     parts: Mapping[type[Event], tuple[str, ...]] = {Log: ("training_loss",), ValidationEnd: ("metrics",)}
 
     def __init__(self, name: str, window_size: int = 1) -> None:

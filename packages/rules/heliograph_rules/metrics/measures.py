@@ -28,7 +28,6 @@ class Throughput(RuleMetric):
 
     events = (Log, EpochEnd)
     when_read = True
-    gives = dict
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -102,7 +101,6 @@ class Memory(RuleMetric):
     """
 
     when_read = True
-    gives = dict
 
     def validate(self) -> bool:
         """Return whether there is anything to report."""

@@ -114,7 +114,6 @@ REFUSED = [
     ("max([1], default=x) == 1", RuleSyntaxError),
     ("abs(x)(x) == 1", RuleSyntaxError),
     ("[abs][0](x) == 1", RuleSyntaxError),
-    ("'%999999999d' % x == ''", RuleTypeError),
     ("b'a' * 9 == 1", RuleTypeError),
     ("1j ** 2 == 1", RuleTypeError),
     ("x > 1 \0", RuleSyntaxError),
@@ -341,10 +340,7 @@ def test_no_method_of_a_value_is_ever_called(base: str) -> None:
     TOUCHED.clear()
     made = TRAPS[base]()
     for text in texts:
-        try:
-            rule = compile_rule(text, ["m", "x"])
-        except RuleTypeError:  # nothing could make it right
-            continue
+        rule = compile_rule(text, ["m", "x"])
         for values in ({"m": made, "x": {"a": 1}}, {"m": {"a": made, 0: [made]}, "x": [1]}):
             with watch().watching() as seen, suppress(RuleError, MetricUnavailable):
                 assert rule.evaluate(values) in (True, False)

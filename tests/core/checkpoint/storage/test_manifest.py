@@ -23,6 +23,7 @@ from heliograph.core.checkpoint.storage.manifest import (
     decode,
     encode,
     manifest_path,
+    pointer_path,
     run_part,
 )
 
@@ -212,3 +213,8 @@ def test_files_of_different_runs_never_meet(tmp_path: Path) -> None:
 
     assert len(set(paths)) == 4 * 9
     assert {path.name[0] for path in paths} == {"."}
+
+
+def test_pointers_lie_beside_the_checkpoints() -> None:
+    assert pointer_path(Path("folder"), "run", "best") == Path("folder/run.best")
+    assert pointer_path(Path("folder"), "a run/1", "best") == Path("folder/a-run-1-495b8e4b.best")
