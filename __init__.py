@@ -2,11 +2,10 @@
 
 import os as _os
 import sys as _sys
+from importlib import import_module as _import_module
 from opcode import opname as _opname
 from pathlib import Path as _Path
 from typing import Any as _Any
-
-from .spi import lazy_names as _lazy_names
 
 if __name__ != "heliograph":
     raise ImportError(
@@ -17,6 +16,8 @@ if [_os.path.realpath(_Path(__file__).parents[1])] == [_os.path.realpath(each) f
     from .core.system.extras import warn_if_shadowing as _warn_if_shadowing
 
     _warn_if_shadowing()
+
+from .spi import lazy_names as _lazy_names  # after the check of the name
 
 _public, _names = _lazy_names(__name__, __file__)
 
@@ -30,8 +31,7 @@ def __getattr__(name: str) -> _Any:
         return version()
     if name in _names():
         return _public(name)
-    from . import events
-
+    events = _import_module(".events", __name__)
     if name in events.__all__:
         globals()[name] = getattr(events, name)
         return globals()[name]
@@ -46,6 +46,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    from . import events
-
-    return sorted({*_names(), *events.__all__})
+    return sorted({*_names(), *_import_module(".events", __name__).__all__})
