@@ -1,10 +1,11 @@
 """A cluster on this machine for the tests, with short intervals.
 
-What is not marked `whole` is the first lane, which `make test` runs on one cluster.
+What is not marked `whole` is the first lane, which `make test` runs with `run.py`, on one cluster if nothing fails.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +24,36 @@ TUNED = INTERVALS | {
 }
 
 
+JOURNAL = os.environ.get("HELIOGRAPH_JOURNAL")  # of `run.py`: the tests that began, and their outcomes
+OUTCOMES: dict[str, str] = {}
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ignore deprecation warnings about Ray's own code."""
+    """Ignore deprecation warnings about Ray's own code; leave out the tests that ran in an earlier process."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\."))
+    if JOURNAL:
+        begun = {line.partition(" ")[2] for line in Path(JOURNAL).read_text(encoding="utf-8").splitlines()}
+        items[:] = [item for item in items if item.nodeid not in begun]
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    note("begun", nodeid)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if OUTCOMES.get(report.nodeid, "passed") == "passed":
+        OUTCOMES[report.nodeid] = report.outcome
+    if report.when == "teardown":
+        note(OUTCOMES[report.nodeid], report.nodeid)
+
+
+def note(word: str, nodeid: str) -> None:
+    if JOURNAL:
+        with Path(JOURNAL).open("a", encoding="utf-8") as file:
+            file.write(f"{word} {nodeid}\n")
 
 
 @pytest.fixture(scope="session", autouse=True)
