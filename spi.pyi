@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from .builtin_callbacks.trackers.curves import precision_recall as precision_recall
 from .builtin_callbacks.trackers.records import AXES as AXES
 from .core.checkpoint.state.leaves import Leaf as Leaf
 from .core.checkpoint.state.leaves import Leaves as Leaves
@@ -17,6 +16,7 @@ from .core.checkpoint.storage.lock import Lock as Lock
 from .core.checkpoint.storage.manifest import Entry as Entry
 from .core.checkpoint.storage.manifest import clean as clean
 from .core.checkpoint.storage.store import Store as Store
+from .core.data.draws.rng import seed_all as seed_all
 from .core.distributed.ranks.failure import is_broken_collective as is_broken_collective
 from .core.distributed.ranks.failure import on_main as on_main
 from .core.distributed.ranks.membership import membership as membership
@@ -30,6 +30,7 @@ from .core.program import MakeTrainer as MakeTrainer
 from .core.program import TrainerFactory as TrainerFactory
 from .core.program import UsageError as UsageError
 from .core.program import find_function as find_function
+from .core.stepping.changes import LOADED as LOADED
 from .core.system.extras import printable as printable
 from .core.system.extras import printable_lines as printable_lines
 from .core.system.extras import require as require
@@ -54,11 +55,6 @@ from .events.errors import describe_error as describe_error
 from .events.errors import is_interrupt as is_interrupt
 from .events.paths import check_path as check_path
 from .events.recorder import EventRecorder as EventRecorder
-from .events.verbs import EVALUATION_VERB as EVALUATION_VERB
-from .events.verbs import LOADED as LOADED
-from .events.verbs import TAKEN_BACK as TAKEN_BACK
-from .events.verbs import VERBS as VERBS
-from .events.verbs import WITHIN_A_BATCH as WITHIN_A_BATCH
 from .plugins.discovery import check_options as check_options
 from .plugins.discovery import find as find
 from .plugins.marks import marked_methods as marked_methods

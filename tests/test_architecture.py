@@ -143,7 +143,6 @@ def test_the_page_on_architecture_names_every_folder() -> None:
 def test_a_verb_of_the_control_is_named_where_it_is_declared_described_and_used() -> None:
     assert modules_that_name("cut_validation") == {
         "heliograph.events.control",
-        "heliograph.events.verbs",
         "heliograph.core.evaluation",
         "heliograph.core.host",
         "heliograph.core.prediction",

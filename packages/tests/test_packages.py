@@ -27,7 +27,7 @@ PRIVATE = """
     core.checkpoint.storage.files.write_whole core.checkpoint.storage.manifest.SUFFIX
     core.checkpoint.storage.manifest.decode core.checkpoint.storage.manifest.manifest_path
     core.checkpoint.storage.manifest.run_part core.checkpoint.storage.manifest.shards_path
-    core.checkpoint.storage.reader core.checkpoint.storage.reader.is_complete
+    core.checkpoint.storage.reader
     core.checkpoint.unseen.attributes.package_of core.checkpoint.unseen.program.affects_training
     core.checkpoint.unseen.program.plugin_options core.checkpoint.unseen.values.MISSING
     core.checkpoint.unseen.values.Value core.checkpoint.unseen.values.differing core.checkpoint.unseen.values.encode
@@ -36,7 +36,7 @@ PRIVATE = """
     core.data.draws.memory.LEGACY core.data.draws.memory.Memory core.data.draws.memory.PYTHON
     core.data.draws.memory.State core.data.draws.memory.TORCH core.data.draws.memory.of_normal
     core.data.draws.memory.of_python core.data.draws.memory.of_torch core.data.draws.rng
-    core.data.draws.rng.seed_all core.data.draws.users_code.attributes_of core.data.loaders.evaluation_loader
+    core.data.draws.users_code.attributes_of core.data.loaders.evaluation_loader
     core.data.loaders.is_dataset core.data.loaders.make_loader core.data.loaders.params_of_one_process
     core.data.order.shares.ALONE core.data.order.shares.Share core.data.order.sizes.length_of
     core.data.sources.contract.Known core.data.sources.contract.Sourced core.data.sources.stateless.Reading

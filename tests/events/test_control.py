@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from typing import get_args
 
 import pytest
 from heliograph import Plugin, Trainer, TrainRun, on
@@ -27,8 +26,6 @@ from heliograph.events import (
     ValidationEnd,
 )
 from heliograph.events import control as control_module
-from heliograph.events.control import Verb
-from heliograph.events.verbs import EVALUATION_VERB, VERBS
 from heliograph.tests.kit import class_batches, go_through, make_run
 
 
@@ -702,12 +699,3 @@ def test_a_watcher_of_the_history_receives_each_request_but_not_each_repetition(
     for _ in range(3):
         control.hold_step("always", by="me")
     assert received == [1, 2]
-
-
-def test_the_facts_of_every_verb_are_known() -> None:
-    assert sorted(VERBS) == sorted(get_args(Verb))
-    assert VERBS[EVALUATION_VERB].mark == "validation cut short"
-    about = {
-        facts.about: {verb for verb, each in VERBS.items() if each.about == facts.about} for facts in VERBS.values()
-    }
-    assert (about["batch"], about["step"]) == ({"skip_batch", "hold_step", "scale_loss"}, {"skip_step"})

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from heliograph import Trainer
-from heliograph.core.data.draws.rng import seed_all
 from heliograph.core.settings import FitOptions
+from heliograph.spi import seed_all
 
 from .errors import ConfigurationError, is_refusal
 from .names import OBJECTS

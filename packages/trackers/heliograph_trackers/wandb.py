@@ -12,9 +12,10 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from heliograph import Lane, Page, Place, Run, RunClosed, Tracker, on
-from heliograph.spi import AXES, clean, precision_recall, require
+from heliograph.spi import AXES, clean, require
 from tqdm import tqdm
 
+from .curves import precision_recall
 from .wandb_file import last_steps
 
 MODES: Final = (None, "online", "offline", "disabled")

@@ -1,7 +1,7 @@
 """Run the tests that need a Ray cluster: after a failure or a hang, the rest run in a new process on a new cluster.
 
-A hung test leaves its interpreter in a state in which others fail too. Run `python packages/ray/tests/on_ray/run.py`, with any
-options of pytest. The exit status is 1 if a test failed.
+A hung test leaves its interpreter in a state in which others fail too. The script takes the options of pytest; its exit
+status is 1 if a test failed.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ from typing import Final
 
 from heliograph import Request
 from heliograph.events.types import Verb
-from heliograph.spi import CHANGES, VERBS, printable
+from heliograph.spi import CHANGES, printable
 
 from ..format.records import change_of
+from ..verbs import VERBS
 from . import words
 from .attempt_summary import AttemptSummary
 from .requests import RequestGroup, RequestOutcome, group_requests, incidents

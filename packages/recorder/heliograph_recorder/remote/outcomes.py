@@ -8,8 +8,9 @@ from typing import Any
 
 from heliograph import ChangeServed, Progress, Request, Run
 from heliograph.core.stepping.changes import RefusedChangeError, check_rate, check_switch
-from heliograph.spi import CHANGES, TAKEN_BACK, VERBS
+from heliograph.spi import CHANGES
 
+from ..verbs import TAKEN_BACK, VERBS
 from .clients import Asked
 from .messages import VERBS as WORDS
 from .messages import Command

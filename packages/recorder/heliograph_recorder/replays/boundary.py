@@ -7,9 +7,9 @@ from typing import Final
 from heliograph import Request, ShouldStop
 from heliograph.core.loop import SHOULD_STOP
 from heliograph.events.types import Verb
-from heliograph.spi import TAKEN_BACK
 
 from ..format.records import Entry, EventEntry
+from ..verbs import TAKEN_BACK
 from .entries import BATCHES, ENDS
 from .failure import RecordedFailure
 from .findings import Findings

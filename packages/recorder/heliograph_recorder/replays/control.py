@@ -8,7 +8,9 @@ from typing import Final
 
 from heliograph import Control, NotRecorded, Progress, Request
 from heliograph.events.types import Verb
-from heliograph.spi import CHANGES, EVALUATION_VERB, TAKEN_BACK
+from heliograph.spi import CHANGES
+
+from ..verbs import EVALUATION_VERB, TAKEN_BACK
 
 AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase", *CHANGES)
 

@@ -7,9 +7,9 @@ from contextlib import nullcontext
 
 from heliograph.core.evaluation import EVENTS
 from heliograph.events.types import Phase
-from heliograph.spi import EVALUATION_VERB
 
 from ..format.records import AttemptRecord, EventEntry
+from ..verbs import EVALUATION_VERB
 from .failure import RecordedFailure
 from .findings import Findings
 from .requests import RecordedRequests

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from heliograph import Request
-from heliograph.spi import EVALUATION_VERB, VERBS
 
 from ..format.records import AttemptRecord, RepeatEntry, RequestEntry
+from ..verbs import EVALUATION_VERB, VERBS
 from .entries import Entries
 from .run import ReplayRun
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heliograph.spi import CHANGES, VERBS
+from heliograph.spi import CHANGES
 
 from ..explain import words
 from ..explain.attempt_summary import AttemptSummary
@@ -14,6 +14,7 @@ from ..explain.attempts import who_changed
 from ..explain.lineage import Parent, ancestors, parting_clock
 from ..explain.requests import ROUTINE, RequestOutcome
 from ..explain.saves import Save, roles_of, saves_of
+from ..verbs import VERBS
 from .axis import Axis
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from heliograph import EpochEnd, Lane, Plugin, Run, RunResult, Supervised, Trainer, on
-from heliograph.core.data.draws.rng import seed_all
+from heliograph.spi import seed_all
 from torch import Tensor, nn
 
 MakePlugin = Callable[[], Any]

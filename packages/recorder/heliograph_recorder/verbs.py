@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from .control import Verb
+from heliograph.events.types import Verb
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,6 @@ VERBS: Final[Mapping[Verb, VerbFacts]] = {
 }
 # Events of a batch that is not counted yet.
 WITHIN_A_BATCH: Final = ("batch_start", "forward_end", "backward_end", "gradients_ready", "step_end")
-LOADED: Final = "the loaded state"  # by which a plugin is enabled or disabled when a state is loaded
 TAKEN_BACK: Final[Mapping[Verb, Verb]] = {
     "withdraw_stop": "stop",
     "withdraw_end_epoch": "end_epoch",
