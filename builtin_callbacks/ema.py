@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
-import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -33,7 +31,6 @@ from ..events.checks import check_number, check_whole_number
 from ..plugins import Plugin, on
 
 Weights = dict[str, dict[str, Tensor]]
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class EMA(Plugin):
@@ -50,7 +47,8 @@ class EMA(Plugin):
         every: optimizer steps from one update to the next.
         validate: validate and test with the averaged weights. `Checkpoint(load_best=...)` then loads the average of the
             best checkpoint, as that was measured. `trainer.validate` and `trainer.test` do so while the model has the
-            weights that the training left; if others were loaded, or it is another model, these are evaluated.
+            weights that the training left; if others were loaded, or it is another model, these are evaluated. Changes
+            through `parameter.data` are not noticed.
         load_at_end: at the end of a training that completed or was stopped, leave the model with the averaged weights,
             after the last save, and before other handlers of `RunClosed`; not together with `load_best`.
 
@@ -70,7 +68,7 @@ class EMA(Plugin):
         self.weights: Weights = {}
         self._updates: dict[str, int] = {}
         self._aside: list[tuple[Tensor, Tensor]] = []
-        self._trained: list[_Trained] = []
+        self._trained: list[tuple[ref[Tensor], int]] = []  # the parameters that a training left, and their versions
 
     def reset(self) -> None:
         """Forget the former run."""
@@ -129,7 +127,7 @@ class EMA(Plugin):
         """Give the trained weights back, whatever failed, and note which the training leaves."""
         self._swap_out()
         if run.optimizer is not None and self.validate and self.weights:
-            self._trained = [_Trained.of(parameter) for parameter in _parameters(run.modules)]
+            self._trained = [(ref(parameter), parameter._version) for parameter in _parameters(run.modules)]
 
     @on(RunClosed, lane=Lane.TRANSFORM)
     def load(self, run: Run, event: RunClosed) -> None:
@@ -191,21 +189,15 @@ class EMA(Plugin):
         self._copy_into(modules)
 
     def _swap_out(self) -> None:
-        if not self._aside:
-            return
-        with torch.no_grad():
-            while self._aside:
-                parameter, value = self._aside.pop()
-                parameter.copy_(value)
-        for each in self._trained:
-            each.renew()
+        while self._aside:
+            parameter, value = self._aside.pop()
+            parameter.data.copy_(value)
 
     def _copy_into(self, modules: Mapping[str, nn.Module]) -> None:
         self._check(modules)
-        with torch.no_grad():
-            for name, module in modules.items():
-                for key, parameter in module.named_parameters():
-                    parameter.copy_(self.weights[name][key])
+        for name, module in modules.items():
+            for key, parameter in module.named_parameters():
+                parameter.data.copy_(self.weights[name][key])  # keeps its version, unlike an optimizer or a load
 
     def _check(self, modules: Mapping[str, nn.Module]) -> None:
         try:
@@ -219,43 +211,12 @@ class EMA(Plugin):
             ) from None
 
     def _is_average_of(self, modules: Mapping[str, nn.Module]) -> bool:
-        """Return whether modules are those of the training, and have the weights that it left."""
+        """Return whether modules are those of the training, and nothing has written to their parameters since."""
         parameters = list(_parameters(modules))
-        pairs = zip(self._trained, parameters, strict=False)
-        return len(parameters) == len(self._trained) and all(each.is_in(parameter) for each, parameter in pairs)
-
-
-@dataclass(slots=True)
-class _Trained:
-    """A parameter as a training left it: known by its version, and by its content, as `.data` raises no version."""
-
-    parameter: ref[Tensor]
-    version: int
-    content: Tensor
-
-    @classmethod
-    def of(cls, parameter: Tensor) -> _Trained:
-        return cls(ref(parameter), parameter._version, _sums(parameter))
-
-    def is_in(self, parameter: Tensor) -> bool:
-        if self.parameter() is not parameter or self.version != parameter._version:
-            return False
-        return torch.equal(self.content, _sums(parameter))
-
-    def renew(self) -> None:
-        """Note that it has the same content, put back."""
-        if (parameter := self.parameter()) is not None:
-            self.version = parameter._version
-
-
-def _sums(parameter: Tensor) -> Tensor:
-    """Return sums of the bits of a parameter as whole numbers, on its device: of all, and of each second, third, ...
-
-    Values that have changed places are noticed, and no copy is made, for which there may be no memory.
-    """
-    parts = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
-    bits = parts.contiguous().view(INTEGERS[parts.element_size()]).flatten()
-    return torch.stack([bits[::stride].sum(dtype=torch.int64) for stride in (1, 2, 3, 5, 7)])
+        return len(parameters) == len(self._trained) and all(
+            trained() is parameter and version == parameter._version
+            for (trained, version), parameter in zip(self._trained, parameters, strict=True)
+        )
 
 
 def _parameters(modules: Mapping[str, nn.Module]) -> Iterator[nn.Parameter]:

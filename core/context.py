@@ -160,9 +160,7 @@ class RunContext(PayloadVerbs, ABC):
         self.progress = Progress()
         self.origin = self.progress.copy()
         self.metrics: dict[str, float] = Metrics()
-        self.data = TrainingData(
-            settings.train, engine, self.note, per_sample=settings.per_sample, as_ranks=settings.as_ranks
-        )
+        self.data = TrainingData(settings.train, engine, self.note, per_sample=settings.per_sample)
         self.hooks.closing.callback(self.data.close)
         if settings.schedulers or isinstance(settings.epochs, float):
             self.settings = settings = self.length.complete(settings)
@@ -213,7 +211,7 @@ class RunContext(PayloadVerbs, ABC):
         """The length that is planned."""
         from .length import Length
 
-        return Length(self.settings, self.data, self.plugins, self.engine.world_size, self.progress)
+        return Length(self.settings, self.data, self.plugins, self.progress)
 
     @property
     def epoch_is_over(self) -> bool:
@@ -398,11 +396,6 @@ class RunContext(PayloadVerbs, ABC):
         """Call `action` at every `settle()`."""
         if action not in self.hooks.settling:
             self.hooks.settling.append(action)
-
-    def when_exchanging(self, action: Action) -> None:
-        """Call `action` when the gradients of a window are complete, before they are divided by its counts."""
-        if action not in self.hooks.exchanging:
-            self.hooks.exchanging.append(action)
 
     def when_leaving(self, action: Action) -> None:
         """Call `action` before this rank leaves its group for an error: to wait for what uses the group in a thread."""

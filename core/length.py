@@ -40,13 +40,10 @@ class Length:
         settings: of the run.
         data: which it trains on.
         plugins: one of them may accumulate gradients.
-        world_size: the number of processes.
         progress: where the run is.
     """
 
-    def __init__(
-        self, settings: Settings, data: TrainingData, plugins: Plugins, world_size: int, progress: Progress
-    ) -> None:
+    def __init__(self, settings: Settings, data: TrainingData, plugins: Plugins, progress: Progress) -> None:
         self._data, self._progress, self._planned = data, progress, dict[str, Planned]()
         self._more = 0  # than epochs as they are now would have: those before a resume may have been of other lengths
         self._epochs, self._max_steps = settings.epochs, settings.steps
@@ -54,7 +51,7 @@ class Length:
         self._accumulates = plugins.declared("exclusive").get("accumulation")
         plugin = None if self._accumulates is None else plugins[self._accumulates]
         self._is_conditional = getattr(plugin, "condition", None) is not None
-        self._windows = {} if self._is_conditional else _windows(plugin, ceil(settings.epochs or 0), world_size)
+        self._windows = {} if self._is_conditional else _windows(plugin, ceil(settings.epochs or 0))
 
     @cached_property
     def unknown(self) -> str:
@@ -168,15 +165,15 @@ class Length:
         return next(number for first, number in reversed(self._windows.items()) if first <= epoch)
 
 
-def _windows(plugin: Any, epochs: int, world_size: int) -> dict[int, int]:
+def _windows(plugin: Any, epochs: int) -> dict[int, int]:
     """Return how many batches make a step, by the first epoch of which that is so; nothing where it is unknown."""
     if plugin is None:
         return {0: 1}
     if (number := getattr(plugin, "number", None)) is None:
         return {}
-    schedule, ahead = getattr(plugin, "schedule", None), (world_size,) * bool(getattr(plugin, "as_ranks", None))
+    schedule = getattr(plugin, "schedule", None)
     firsts = schedule if isinstance(schedule, Mapping) else range(max(1, epochs))
-    return {first: max(1, int(number(first, *ahead))) for first in firsts}
+    return {first: max(1, int(number(first))) for first in firsts}
 
 
 def epochs_done(progress: Progress, length: int | None) -> float | None:
@@ -208,8 +205,8 @@ def count_steps(
                 module.train(),
                 {**options, "loader_params": options["loader_params"] or module.loader_params},
             )
-        loaders, own, _ = training_loaders(train, options, engine.world_size)
-        data = TrainingData(loaders, engine, as_ranks=None if own is None else own.get("as_ranks"))
+        loaders = training_loaders(train, options, engine.world_size)[0]
+        data = TrainingData(loaders, engine)
         life.callback(data.close)
         settings = Settings("run", None, loaders, epochs=given[0], steps=given[1])
-        return Length(settings, data, plugins, engine.world_size, Progress()).steps_or_raise("planned_steps")
+        return Length(settings, data, plugins, Progress()).steps_or_raise("planned_steps")

@@ -172,7 +172,6 @@ class Hooks:
     Attributes:
         positioned: once, when the loader is at its position.
         settling: at every `run.settle()`.
-        exchanging: when the gradients of a window are complete, before they are divided by its counts.
         leaving: before this rank leaves its group for an error.
         closing: when the run is closed.
         apart: what handlers of observers run within.
@@ -180,7 +179,6 @@ class Hooks:
 
     positioned: list[Action] = field(default_factory=list)
     settling: list[Action] = field(default_factory=list)
-    exchanging: list[Action] = field(default_factory=list)
     leaving: list[Action] = field(default_factory=list)
     closing: ExitStack = field(default_factory=ExitStack)
     apart: Callable[[], AbstractContextManager[Any]] = nullcontext

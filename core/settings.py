@@ -78,7 +78,6 @@ class Settings:
     task: Any
     train: Sequence[Loader] = ()
     per_sample: bool = False
-    as_ranks: int | None = None
     evaluations: Mapping[Phase, Mapping[str, Loader]] = field(default_factory=dict)
     limits: Mapping[str, int | float] = field(default_factory=dict)  # of the sets of an evaluation
     every: Mapping[str, int] = field(default_factory=dict)  # of a set, which of the validations read it
@@ -143,7 +142,6 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         task=task,
         train=loaders,
         per_sample=(params or {}).get("draws_per") == "sample",
-        as_ranks=(params or {}).get("as_ranks"),
         evaluations={} if options.get("validation") is None else {"validation": sets},
         limits=limits,
         every=every,

@@ -41,9 +41,6 @@ class Data(Protocol):
     def doubt(self, guarantee: Guarantee, reason: str) -> None:
         """Lower what a resume of this run is worth, and say why."""
 
-    def reads_as(self, ranks: int) -> bool:
-        """Return whether batches come as so many ranks would read them; of loaders that are read as they are, yes."""
-
 
 class CheckpointSource(Protocol):
     """Where checkpoints of a run are besides its own folder, such as the storage of a cluster.
@@ -404,12 +401,6 @@ class Run(Protocol):
         """Call `action` at every `settle()`: it waits for what its plugin does in the background, and emits its events.
 
         It is called before the run rolls back, too. To give the same action again does nothing.
-        """
-
-    def when_exchanging(self, action: Callable[[], None]) -> None:
-        """Call `action` when a window's gradients are complete and its losses have counts, before they are divided.
-
-        For one who keeps parts of the gradients elsewhere. To give the same action again does nothing.
         """
 
     def when_leaving(self, action: Callable[[], None]) -> None:

@@ -10,13 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from heliograph import DDPEngine, GradientAccumulation, Run, Supervised, Task, Trainer
 from heliograph.tests.core.engines.parallel.test_ddp import (
-    State,
     assert_equal,
     difference,
-    made,
     micro_batches,
     trained,
 )
@@ -39,24 +36,6 @@ def test_four_ranks_give_the_same_bits_in_every_run_and_stay_close_to_one_proces
     if kind != "norm":  # whose statistics are those of whole batches in one process
         alone = ranks(1).run(trained, kind, STEPS, batches_per_step=8, merged=8)[0]
         assert 0.0 < difference(once[0], alone) <= 2e-6
-
-
-def added_up(kind: str, size: int) -> State:
-    """Train with four micro-batches per step, added up as by two ranks; return what is trained."""
-    model = made(kind)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    trainer = Trainer([GradientAccumulation(4, as_ranks=2)], engine=DDPEngine())
-    batches = micro_batches(4 * STEPS, size)
-    result = trainer.fit(Supervised(model, cross_entropy), batches, optimizer=optimizer, epochs=1)
-    assert result.progress.steps == STEPS
-    return {name: each.detach() for name, each in model.named_parameters()}
-
-
-@pytest.mark.parametrize("kind", ["mlp", "conv", "norm"])
-def test_two_ranks_give_the_bits_of_one_process_that_adds_up_as_they_do(ranks: Pool, kind: str) -> None:
-    alone = ranks(1).run(added_up, kind, 4)[0]
-    for state in ranks(2).run(added_up, kind, 4):
-        assert_equal(state, alone)
 
 
 # What is exchanged.

@@ -48,15 +48,11 @@ class Kill(alone.Kill):
 
 @dataclass(frozen=True)
 class Scenario(alone.Scenario):
-    """A run on two ranks. `several` trains two models, each with an optimizer; rank 1 may read `more` samples.
-
-    `as_ranks` is the option of that name.
-    """
+    """A run on two ranks. `several` trains two models, each with an optimizer; rank 1 may read `more` samples."""
 
     precision: PrecisionName = "fp32"
     several: bool = False
     more: int = 0
-    as_ranks: int | None = None
 
 
 # The training: the weights are the same on both ranks, what is drawn and asked for is not.
@@ -175,9 +171,6 @@ def optimizers_of(scenario: Scenario) -> dict[str, Any]:
 def plugins_of(scenario: Scenario, folder: Path) -> list[Any]:
     """Return the plugins of a run, all but those that watch and kill."""
     plugins = alone.plugins_of(replace(scenario, nudges=False, meddles=False), folder)
-    if scenario.as_ranks is not None:
-        plugins = [each for each in plugins if not isinstance(each, h.GradientAccumulation)]
-        plugins.append(h.GradientAccumulation(scenario.accumulation, as_ranks=scenario.as_ranks))
     meddling = [Meddle(), alone.Quarrel()] if scenario.meddles else []
     return plugins + [Nudge()] * scenario.nudges + meddling
 
@@ -460,53 +453,6 @@ def test_from_two_ranks_to_one_and_back_the_samples_come_in_the_same_order(
             "1 processes wrote the checkpoint, 2 resumed it",
             "rank 1 had no state of their own",
         ]
-
-
-class Steady(h.Task):
-    """A task whose steps draw nothing."""
-
-    def __init__(self) -> None:
-        self.model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-
-    def training_step(self, run: h.Run, batch: Tensor) -> Tensor:
-        outputs: Tensor = self.model(batch)
-        return (outputs - batch.sum(1, keepdim=True)).square().mean()
-
-    def validation_step(self, run: h.Run, batch: Tensor) -> dict[str, Tensor]:
-        return {"loss": (self.model(batch) - batch.sum(1, keepdim=True)).square().mean()}
-
-
-def add_up(scenario: Scenario, folder: Path, kill: Kill | None, number: int) -> dict[str, Any]:
-    """Return the final state but for random generators and positions."""
-    params = {"batch_size": scenario.batch_size, "shuffle": True, "as_ranks": 2, "collate_fn": alone.collate}
-    data: Any = {"train": alone.Samples(scenario.samples), "loader_params": params}
-    attempt = run_attempt(scenario, folder, kill, number=number, task=Steady(), **data)
-    check_end(kill, attempt)
-    parts = ("modules", "optimizers", "schedulers", "metrics.validation", "progress.steps", "progress.samples")
-    return {path: value for path, value in attempt.watch.final.items() if path.startswith(parts)}
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(("samples", "accumulation", "scheduler"), [(22, 2, "step"), (17, 4, "plateau")])
-def test_from_two_ranks_to_one_that_adds_up_as_two_and_back_is_exact(
-    ranks: Pool, tmp_path: Path, samples: int, accumulation: int, scheduler: Literal["step", "plateau"]
-) -> None:
-    scenario = Scenario(
-        samples=samples,
-        batch_size=2,
-        accumulation=accumulation,
-        as_ranks=2,
-        scheduler=scheduler,
-        save={"steps": 1},
-        validate={"steps": 2},
-        nudges=True,
-        epochs=3,
-    )
-    whole = ranks(2).run(add_up, scenario, tmp_path / "whole", None, 0)
-    ranks(2).run(add_up, scenario, tmp_path / "attempts", Kill(h.BatchStart, 5, ranks=(0,)), 1)
-    ranks(1).run(add_up, scenario, tmp_path / "attempts", Kill(h.BatchEnd, 9, ranks=(0,)), 2)
-    assert ranks(2).run(add_up, scenario, tmp_path / "attempts", None, 3) == whole
-    assert len(whole[0]) > 12
 
 
 def change_the_batch(folder: Path, size: int, epochs: int, change: BatchChange = "refuse") -> tuple[str, float]:

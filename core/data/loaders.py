@@ -15,9 +15,9 @@ from .order.samplers import RandomSampler, SequentialSampler
 from .order.sizes import check_loader, length_of
 from .sources.dataloader import shield_workers
 
-ONLY_TRAINING = ("shuffle", "sampler", "batch_sampler", "drop_last", "draws_per", "as_ranks")
+ONLY_TRAINING = ("shuffle", "sampler", "batch_sampler", "drop_last", "draws_per")
 INSTEAD = ("batch_size", "global_batch_size", "shuffle", "sampler", "drop_last")  # of which a batch sampler decides
-OURS = ("shuffle", "draws_per", "as_ranks", "columns")  # what torch's own loader does not take, or not so
+OURS = ("shuffle", "draws_per", "columns")  # what torch's own loader does not take, or not so
 
 
 class LoaderParams(TypedDict, total=False):
@@ -32,8 +32,6 @@ class LoaderParams(TypedDict, total=False):
             shuffle, sampler and drop_last.
         draws_per: what random draws in the dataset are keyed by: `batch` (the default, cheapest) or `sample`, which
             makes them independent of the batch size and of the number of processes too.
-        as_ranks: read what so many ranks would, one batch of each in turn: a multiple of the number of processes. With
-            `GradientAccumulation(n, as_ranks=...)` fewer processes continue what more of them began.
         columns: of a Ray dataset, the columns that make a batch, such as `("image", "label")` for (inputs, targets); by
             default a batch is a dict of all.
         num_workers: processes that load; their number changes no batch and no draw of a map-style dataset.
@@ -53,7 +51,6 @@ class LoaderParams(TypedDict, total=False):
     sampler: Sampler[Any] | Iterable[Any]
     batch_sampler: Sampler[list[int]] | Iterable[list[int]]
     draws_per: Literal["batch", "sample"]
-    as_ranks: int
     columns: Sequence[str]
     num_workers: int
     drop_last: bool
@@ -66,7 +63,7 @@ class LoaderParams(TypedDict, total=False):
     worker_init_fn: Callable[[int], None]
 
 
-NUMBERS = {"batch_size": 1, "global_batch_size": 1, "as_ranks": 1, "num_workers": 0, "prefetch_factor": 1}  # at least
+NUMBERS = {"batch_size": 1, "global_batch_size": 1, "num_workers": 0, "prefetch_factor": 1}  # at least
 
 
 class Phases:
@@ -103,7 +100,7 @@ def check_params(params: Any, given: Iterable[Any]) -> None:
     for name in ("shuffle", "drop_last", "pin_memory", "persistent_workers"):
         check_flag(f"loader_params[{name!r}]", params.get(name, False))
     for name, least in NUMBERS.items():
-        if params.get(name) is not None or name in ("global_batch_size", "as_ranks", "num_workers"):
+        if params.get(name) is not None or name in ("global_batch_size", "num_workers"):
             or_else = "None" if name in ("batch_size", "prefetch_factor") else ""
             check_whole_number(f"loader_params[{name!r}]", params.get(name, 1), at_least=least, or_else=or_else)
     if params.get("batch_sampler") is not None and (given_too := [name for name in INSTEAD if params.get(name)]):
@@ -141,25 +138,20 @@ def params_of_one_process(params: LoaderParams | None, world_size: int) -> Loade
     """Return checked parameters as one of so many processes goes by them, its part of a global batch as `batch_size`.
 
     Raises:
-        ValueError: the ranks cannot have equal parts of the global batch, or processes of the ranks.
+        ValueError: the ranks cannot have equal parts of the global batch.
     """
     if params is None:
         return None
-    ranks = params.get("as_ranks", world_size)
-    if ranks % world_size:
-        raise ValueError(
-            f"loader_params['as_ranks'] is a multiple of the number of processes, got {ranks} for {world_size} of them."
-        )
     own = cast(LoaderParams, {name: int(each) if is_whole_number(each) else each for name, each in params.items()})
     if "global_batch_size" in own:
         whole = own.pop("global_batch_size")
-        if whole % ranks:
-            nearest = max(1, round(whole / ranks)) * ranks
+        if whole % world_size:
+            nearest = max(1, round(whole / world_size)) * world_size
             raise ValueError(
-                f"loader_params['global_batch_size'] = {whole} cannot be shared equally by {ranks} ranks: give a "
+                f"loader_params['global_batch_size'] = {whole} cannot be shared equally by {world_size} ranks: give a "
                 f"multiple such as {nearest}, or another number of ranks."
             )
-        own["batch_size"] = whole // ranks
+        own["batch_size"] = whole // world_size
     return own
 
 

@@ -37,7 +37,7 @@ def resumed_progress(
     """
     (kind_before, layout_before, within), (kind, layout, cuts_batches) = before, now
     kind_before, kind = _without_limit(kind_before, kind, doubt)
-    if layout_before.is_read_alike(layout):
+    if layout_before.world_size == layout.world_size:
         prefer_saved(layout_before.batch_size, layout.batch_size)
         if not layout_before.shares_order(layout):
             kind_before = {**kind_before, "batch_size": layout_before.batch_size}
@@ -67,7 +67,7 @@ def _without_limit(
 
 def _doubt_batches(before: Layout, now: Layout, kind: Mapping[str, Any], doubt: Doubt) -> None:
     """Say what differs where the same samples in the same order meet in other batches."""
-    is_alone = before.ranks == now.ranks == 1
+    is_alone = before.world_size == now.world_size == 1
     if kind.get("draws_per") == "batch":
         key = "batch" if is_alone else "batch and the rank"
         was, is_now = (_read_by(each, is_alone=is_alone) for each in (before, now))
@@ -76,7 +76,7 @@ def _doubt_batches(before: Layout, now: Layout, kind: Mapping[str, Any], doubt: 
             f"random draws of loading, such as augmentation, go by the {key} and differ now: {was} before, {is_now} "
             f"now; a training that begins with loader_params={{'draws_per': 'sample'}} avoids that",
         )
-    if before.is_read_alike(now):
+    if before.world_size == now.world_size:
         doubt(
             "order-exact",
             f"batches of {before.batch_size} were read, now of {now.batch_size}: what is computed over a batch differs",
@@ -88,7 +88,7 @@ def _doubt_batches(before: Layout, now: Layout, kind: Mapping[str, Any], doubt: 
 
 
 def _read_by(layout: Layout, *, is_alone: bool) -> str:
-    ranks = "" if is_alone else f"{layout.ranks} {'rank' if layout.ranks == 1 else 'ranks'} with "
+    ranks = "" if is_alone else f"{layout.world_size} {'rank' if layout.world_size == 1 else 'ranks'} with "
     return f"{ranks}batches of {layout.batch_size}"
 
 
@@ -122,7 +122,7 @@ def convert_progress(
         ValueError: no batch of the present layout begins at the position, and none can be cut.
     """
     counters = dict(progress)
-    if before.is_read_alike(now) and not (before.shares_order(now) and before.batch_size != now.batch_size):
+    if before.deals_alike(now) or (before.world_size == now.world_size and not before.shares_order(now)):
         return counters, within
     if not (before.common and now.common):
         if progress["batch"]:
@@ -133,7 +133,7 @@ def convert_progress(
             )
         return counters, 0
     place = progress["batch"], within
-    counters["batch"], within = _place(place, before, now, cuts_batches=cuts_batches and now.ranks == 1)
+    counters["batch"], within = _place(place, before, now, cuts_batches=cuts_batches and now.world_size == 1)
     epochs, factor = progress["epoch"], _taken(before) / _taken(now)
     if before.batches and now.batches and progress["earlier_batches"] == epochs * before.batches:
         counters["earlier_batches"] = epochs * now.batches
@@ -157,10 +157,7 @@ def _place(place: tuple[int, int], before: Layout, now: Layout, *, cuts_batches:
         return now.batches, 0
     position = batch * _taken(before) + within
     count, rest = divmod(position, _taken(now))
-    mixed = not before.deals_alike(now)
-    if (rest and not cuts_batches) or (
-        mixed and (batch * before.world_size % before.ranks or count * now.world_size % now.ranks)
-    ):
+    if rest and not cuts_batches:
         raise ValueError(
             f"The checkpoint is {position} samples into the epoch, within a batch of now: {_describe(now)}. It was "
             f"written by {_describe(before)}. Choose numbers whose product is the same or divides {position}, or "
@@ -170,9 +167,8 @@ def _place(place: tuple[int, int], before: Layout, now: Layout, *, cuts_batches:
 
 
 def _describe(layout: Layout) -> str:
-    ranks = "" if layout.ranks == layout.world_size else f" as {layout.ranks} ranks"
     processes = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
-    return f"{processes}{ranks} x batch_size {layout.batch_size}"
+    return f"{processes} x batch_size {layout.batch_size}"
 
 
 class Facts(NamedTuple):

@@ -86,12 +86,11 @@ class Streams(Sourced):
 
     def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> Source:
         """Return what reads the share of a process."""
-        length = None if self.length is None else self.length * share.turns
         own: dict[str, Any] = {"mode": self.mode, "streams": sorted(self.loaders)}
         own |= {} if self.weights is None else {"weights": self.weights}
         own |= {} if self.length is None else {"length": self.length}
         weighted = self.mode == "weighted"
-        mixture = Weighted(self.weights, length, share.turns) if weighted else Mixture(self.mode, length)
+        mixture = Weighted(self.weights, self.length) if weighted else Mixture(self.mode, self.length)
         sources = {}
         for name, loader in self.loaders.items():
             keyed_by_sample = name in self._per_sample

@@ -36,7 +36,6 @@ class TrainingData:
         engine: connects the ranks; None for a process of its own.
         note: takes a line that the result shows.
         per_sample: whether draws are keyed by sample instead of by batch.
-        as_ranks: how many ranks to read as; as many as there are by default.
 
     Attributes:
         seed: of the order and of the draws; None until the first epoch begins.
@@ -52,13 +51,11 @@ class TrainingData:
         note: Callable[[str], None] = logger.info,
         *,
         per_sample: bool = False,
-        as_ranks: int | None = None,
     ) -> None:
         self._note, self._noted = note, set[str]()
         self._engine = engine if engine is not None and engine.world_size > 1 else None
         rank, world_size = (0, 1) if self._engine is None else (self._engine.rank, self._engine.world_size)
-        self._rank, self._world_size = rank, world_size
-        self._share = Share(rank, world_size, as_ranks or world_size)
+        self._share = Share(rank, world_size)
         share, engine = self._share, self._engine
         self._sources = [source_of(each, share, per_sample=per_sample, engine=engine) for each in loaders]
         if self._engine is not None and self._sources:
@@ -208,13 +205,6 @@ class TrainingData:
             level, reasons = weaker(level, doubt), (*reasons, reason)
         return level, reasons
 
-    def reads_as(self, ranks: int) -> bool:
-        """Return whether batches come in the order in which so many ranks would read them.
-
-        Whole batches do, whatever `as_ranks` is; of loaders that are read as they are it is the user's to see to.
-        """
-        return all(each.as_it_is or each.batch_size == 1 or each.layout.ranks == ranks for each in self._sources)
-
     def state_dict(self, progress: Progress) -> dict[str, Any]:
         """Return the position, as plain types."""
         self._collect()
@@ -273,7 +263,7 @@ class TrainingData:
     def _evaluations(self) -> EvaluationData:
         from .evaluation_data import EvaluationData
 
-        return EvaluationData(Share(self._rank, self._world_size, self._world_size), self.note_once, self._engine)
+        return EvaluationData(self._share, self.note_once, self._engine)
 
     @cached_property
     def _last(self) -> LastBatch:

@@ -94,8 +94,6 @@ def _check_params(common: Any, named: Named, phases: Iterable[Any], others: list
     check_params(common, [*(data for _, data in given), *others])
     for name, params in named.items():
         check_params(params, [data for each, data in given if each == name])
-        if "as_ranks" in params and params["as_ranks"] != (common or {}).get("as_ranks"):
-            raise ValueError(f"loader_params[{name!r}]['as_ranks'] is for all streams: loader_params['as_ranks'].")
     if common and not any(is_dataset(data) for _, data in given):
         for name in ONLY_TRAINING:
             if name in common:

@@ -169,8 +169,6 @@ class WindowCounts:
         if not window.size:  # its gradients were computed by the user's own loop
             return
         run.engine.unscale(window.optimizer)
-        for action in run.hooks.exchanging:
-            action()
         self.count, tokens = self._read()
         run.progress.tokens += round(tokens)
         if not self.count:

@@ -117,13 +117,13 @@ FAULTS = (
     # The data.
     Fault(
         "data: the ranks take the same positions",
-        "yield [(filled[rank::ranks], position + rank, ranks)",
-        "yield [(filled[rank::ranks], position, ranks)",
+        "yield filled[self.rank :: ranks], position + self.rank, ranks",
+        "yield filled[self.rank :: ranks], position, ranks",
     ),
     Fault(
         "data: a resumed epoch begins a round early",
-        "            if number < done:\n",
-        "            if number < done - 1:\n",
+        "            if number < self.batch:\n",
+        "            if number < self.batch - 1:\n",
     ),
     Fault(
         "data: batches of one rank are counted from one",

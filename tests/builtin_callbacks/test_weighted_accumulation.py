@@ -222,9 +222,9 @@ def test_toggled_in_a_window_it_says_that_weights_are_lacking() -> None:
 # On ranks.
 
 
-def trained_together(batches: list[Batch], n: int, **options: Any) -> list[Tensor]:
+def trained_together(batches: list[Batch], n: int) -> list[Tensor]:
     """Train on ranks that take the batches in turn."""
-    accumulation = GradientAccumulation(n, weight=tokens, **options)
+    accumulation = GradientAccumulation(n, weight=tokens)
     return trained_on(batches, accumulation, GradientClipping(0.3), engine=DDPEngine(device="cpu"))
 
 
@@ -235,10 +235,3 @@ def test_the_weights_of_all_ranks_count(ranks: Pool, n: int) -> None:
     expected = by_hand([batches[at : at + size] for at in range(0, len(batches), size)], clip=0.3)
     for found in ranks(2).run(trained_together, batches, n):
         assert difference(found, expected) < 3e-6
-
-
-def test_one_process_adds_up_weighted_windows_as_two_ranks_do(ranks: Pool) -> None:
-    batches = token_batches(COUNTS)
-    (alone,) = ranks(1).run(trained_together, batches, 4, as_ranks=2)
-    for found in ranks(2).run(trained_together, batches, 4, as_ranks=2):
-        assert difference(found, alone) == 0.0

@@ -212,8 +212,8 @@ def test_a_data_module_is_set_up_and_torn_down_for_it() -> None:
     assert calls == ["set up", "torn down"]
 
 
-def plan_and_fit(size: int, accumulation: Schedule, epochs: float, params: Any, as_ranks: int | None) -> list[int]:
-    trainer = Trainer([GradientAccumulation(accumulation, as_ranks=as_ranks)], engine="ddp", device="cpu")
+def plan_and_fit(size: int, accumulation: Schedule, epochs: float, params: Any) -> list[int]:
+    trainer = Trainer([GradientAccumulation(accumulation)], engine="ddp", device="cpu")
     planned = trainer.planned_steps(dataset(size), epochs=epochs, loader_params=params)
     result = fit(trainer, train=dataset(size), epochs=epochs, loader_params=params)
     return [planned, result.progress.steps, result.progress.batches]
@@ -227,14 +227,13 @@ def plan_and_fit(size: int, accumulation: Schedule, epochs: float, params: Any, 
         (1, 2, {"drop_last": True}, [4, 4, 4]),
         (1, 1.5, {}, [5, 5, 5]),
         ({0: 1, 1: 2}, 1.5, {}, [4, 4, 5]),
-        (2, 2, {"as_ranks": 2}, [6, 6, 6]),  # of which each rank adds up one
     ],
 )
 def test_on_two_ranks_each_reads_its_share(
     ranks: Pool, accumulation: Schedule, epochs: float, more: dict[str, Any], found: list[int]
 ) -> None:
     params = {"batch_size": 4, **more}
-    for each in ranks(2).run(plan_and_fit, 22, accumulation, epochs, params, more.get("as_ranks")):
+    for each in ranks(2).run(plan_and_fit, 22, accumulation, epochs, params):
         assert each == found
 
 

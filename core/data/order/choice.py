@@ -16,7 +16,7 @@ from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
 from ..draws.equality import same
 from ..draws.users_code import is_users, module_of
-from .dealt import DealtBatches, DealtSamples, OpaqueOrder, Order, RoundRobin, SeekableOrder, SingleOrder, knows_ranks
+from .dealt import DealtBatches, DealtSamples, OpaqueOrder, Order, SeekableOrder, SingleOrder, knows_ranks
 from .samplers import DistributedSampler, RandomSampler, SeekableSampler, SequentialSampler, is_seekable
 from .shares import ALONE, Share
 
@@ -42,19 +42,17 @@ def order_of(loader: DataLoader[Any], share: Share = ALONE) -> Order:
 
 
 def _seekable_order(sampler: SeekableSampler, size: int | None, *, drop_last: bool, share: Share) -> Order:
-    def order(sampler: SeekableSampler, rank: int, ranks: int) -> Order:
-        if size is None:
-            return SingleOrder(sampler, rank, ranks)
-        return SeekableOrder(sampler, size, drop_last=drop_last, rank=rank, world_size=ranks)
-
-    if share.ranks == 1 or knows_ranks(sampler):
-        whole = order(sampler, share.rank, share.world_size)
-        if not isinstance(sampler, DistributedSampler) and share.world_size > 1:  # how it deals out is unknown
-            whole.even = whole.common = False
-        return whole
-    parts = [DistributedSampler(sampler, rank, share.ranks, drop_last=drop_last) for rank in share.own]
-    orders = [order(part, part.rank, part.world_size) for part in parts]
-    return orders[0] if len(orders) == 1 else RoundRobin(orders)
+    rank, world_size = share.rank, share.world_size
+    if world_size > 1 and not knows_ranks(sampler):
+        sampler = DistributedSampler(sampler, rank, world_size, drop_last=drop_last)
+    order: Order
+    if size is None:
+        order = SingleOrder(sampler, rank, world_size)
+    else:
+        order = SeekableOrder(sampler, size, drop_last=drop_last, rank=rank, world_size=world_size)
+    if not isinstance(sampler, DistributedSampler) and world_size > 1:  # how it deals out is unknown
+        order.even = order.common = False
+    return order
 
 
 def seekable(sampler: Sampler[Any] | Iterable[Any]) -> SeekableSampler | None:

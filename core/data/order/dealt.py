@@ -6,7 +6,7 @@ out where the loader drops its last batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, cycle, islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -178,33 +178,6 @@ BLOCK = 256  # indices that a sampler is asked for under one key: more cost less
 Part = tuple[Any, int, int]  # what a rank takes of a round, the position of its first sample, and the stride
 
 
-class RoundRobin:
-    """The batches of several ranks, each in its turn: what a process reads that acts for them."""
-
-    def __init__(self, orders: Sequence[Order]) -> None:
-        self._orders = orders
-        first = orders[0]
-        self.draws, self.is_own = first.draws, first.is_own
-        self.unknown, self.kind = first.unknown, first.kind
-        self.batch_size, self.even, self.common = first.batch_size, first.even, first.common
-        self.length = None if first.length is None else first.length * len(orders)
-        self._turn = 0
-
-    def begin(self, seed: int, epoch: int, batch: int) -> None:
-        """Set seed, epoch and the first batch, of all that are read here."""
-        done, self._turn = divmod(batch, len(self._orders))
-        for number, order in enumerate(self._orders):
-            order.begin(seed, epoch, done + (number < self._turn))
-
-    def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
-        ranks = [iter(order) for order in self._orders]
-        for number in count(self._turn):
-            chosen = next(ranks[number % len(ranks)], None)
-            if chosen is None:  # of all of them: they are equally long
-                return
-            yield chosen
-
-
 AHEAD = -2  # a sampler that draws does so under keys of its own, below those of the batches
 
 
@@ -219,7 +192,7 @@ class OpaqueSampler(RankOrder):
 
     def __init__(self, inner: Any, share: Share) -> None:
         super().__init__(share.rank, share.world_size)
-        self.inner, self.share = inner, share
+        self.inner = inner
         self.unknown = _unknown(inner)
         self.held = HeldGenerators(inner)
         self.kind = _facts(inner)
@@ -294,21 +267,17 @@ class DealtOrder(OpaqueSampler):
     length: int | None
     even: bool
 
-    def rounds(self) -> Iterator[Sequence[Part]]:
-        """Yield the parts of all ranks, round by round."""
+    def rounds(self) -> Iterator[Part]:
+        """Yield the part of this rank, round by round."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
-        done, turn = divmod(self.batch, self.share.turns)
-        for number, parts in enumerate(self.rounds()):
-            if number < done:
+        for number, (indices, first, stride) in enumerate(self.rounds()):
+            if number < self.batch:
                 continue
-            for rank in self.share.own[turn:]:
-                indices, first, stride = parts[rank]
-                gone = self.left_out(number)
-                position = KeyedPosition((self.seed, self.epoch, number, rank), first + gone, stride)
-                yield keyed_batch(indices[gone:], position) if self.batched else KeyedIndex(indices, position)
-            turn = 0
+            gone = self.left_out(number)
+            position = KeyedPosition((self.seed, self.epoch, number, self.rank), first + gone, stride)
+            yield keyed_batch(indices[gone:], position) if self.batched else KeyedIndex(indices, position)
 
 
 class DealtSamples(DealtOrder):
@@ -325,18 +294,17 @@ class DealtSamples(DealtOrder):
         super().__init__(batches, share)
         self.batch_size, self._drop_last = batches.batch_size, batches.drop_last
         samples, drop_last = length_of(batches.sampler), batches.drop_last
-        of_each = None if samples is None else full_batches(samples, share.ranks, drop_last=drop_last)
-        full = None if of_each is None else full_batches(of_each, self.batch_size, drop_last=drop_last)
-        self.length = None if full is None else full * share.turns
+        of_each = None if samples is None else full_batches(samples, share.world_size, drop_last=drop_last)
+        self.length = None if of_each is None else full_batches(of_each, self.batch_size, drop_last=drop_last)
 
-    def rounds(self) -> Iterator[Sequence[Part]]:
+    def rounds(self) -> Iterator[Part]:
         """Yield the samples of each round, a rank's every so many of them."""
-        ranks, position = self.share.ranks, 0
+        ranks, position = self.world_size, 0
         indices, size = self.iterate_keyed(self.inner.sampler, BLOCK), self.batch_size * ranks
         beginning = chosen = list(islice(indices, size))
         while len(chosen) == size or (chosen and not self._drop_last):
             filled = [*chosen, *islice(cycle(beginning), -len(chosen) % ranks)]
-            yield [(filled[rank::ranks], position + rank, ranks) for rank in range(ranks)]
+            yield filled[self.rank :: ranks], position + self.rank, ranks
             position += size
             chosen = list(islice(indices, size))
 
@@ -360,19 +328,18 @@ class DealtBatches(DealtOrder):
         if is_seekable(inner):
             self.kind["order"] = algorithm_of(inner)
         batches = length_of(inner)
-        of_each = None if batches is None else full_batches(batches, share.ranks, drop_last=self._drop_last)
-        self.length = None if of_each is None else of_each * share.turns
+        self.length = None if batches is None else full_batches(batches, share.world_size, drop_last=self._drop_last)
 
-    def rounds(self) -> Iterator[Sequence[Part]]:
-        """Yield as many batches as there are ranks."""
-        indices, ranks, position = self._indices(), self.share.ranks, 0
+    def rounds(self) -> Iterator[Part]:
+        """Yield one of as many batches as there are ranks."""
+        indices, ranks, position = self._indices(), self.world_size, 0
         beginning = chosen = list(islice(indices, ranks))
         while len(chosen) == ranks or (chosen and not self._drop_last):
-            parts = []
+            parts: list[Part] = []
             for each in islice(chain(chosen, cycle(beginning)), ranks):
                 parts.append((each, position, 1))
                 position += len(each) if self.batched else 1
-            yield parts
+            yield parts[self.rank]
             chosen = list(islice(indices, ranks))
 
     def _indices(self) -> Iterator[Any]:

@@ -13,23 +13,10 @@ class Share:
     Attributes:
         rank: this process among `world_size`, from 0.
         world_size: how many processes read.
-        ranks: how many ranks the order is dealt out to: as many as there are processes, or a multiple, which these
-            then act for.
     """
 
     rank: int = 0
     world_size: int = 1
-    ranks: int = 1
-
-    @property
-    def own(self) -> range:
-        """The ranks whose batches this process reads in turn; the turns of all processes together go up by rank."""
-        return range(self.rank, self.ranks, self.world_size)
-
-    @property
-    def turns(self) -> int:
-        """How many ranks this process acts for."""
-        return self.ranks // self.world_size
 
 
 ALONE = Share()
@@ -41,7 +28,6 @@ class Layout:
 
     Attributes:
         world_size: how many processes read.
-        ranks: how many ranks the order is dealt out to; see `Share`.
         batch_size: what a batch takes of that order: its samples, or 1 where whole batches are dealt out; None where
             that is unknown.
         batches: of an epoch, on each process; None where that is unknown.
@@ -49,7 +35,6 @@ class Layout:
     """
 
     world_size: int
-    ranks: int
     batch_size: int | None
     batches: int | None
     common: bool
@@ -58,14 +43,10 @@ class Layout:
         """Return it as plain types."""
         return asdict(self)
 
-    def is_read_alike(self, other: Layout) -> bool:
-        """Return whether as many processes read as as many ranks."""
-        return (self.world_size, self.ranks) == (other.world_size, other.ranks)
-
     def shares_order(self, other: Layout) -> bool:
         """Return whether a position in one is known to the sample in the other, whatever the batches."""
         return self.common and other.common and None not in (self.batch_size, other.batch_size)
 
     def deals_alike(self, other: Layout) -> bool:
         """Return whether the same samples meet in the same batches, under the same keys."""
-        return (self.ranks, self.batch_size) == (other.ranks, other.batch_size)
+        return (self.world_size, self.batch_size) == (other.world_size, other.batch_size)

@@ -18,23 +18,17 @@ def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False, en
     """Return the source that reads a process's share of a loader, or all of it where nobody can deal it out.
 
     Raises:
-        ValueError: nothing is left for a rank, or one process is to read in the stead of several what cannot be dealt
-            out.
+        ValueError: nothing is left for a rank.
     """
     source: Source
     if type(loader) in (list, tuple):
         source = SequenceSource(loader, share)
     else:
         source = _choose_source(loader, share, engine, per_sample=per_sample)
-    if source.as_it_is and share.turns > 1:
+    if source.length == 0 and share.world_size > 1:
         raise ValueError(
-            f"loader_params['as_ranks'] deals one order out to {share.ranks} ranks, but a {type(loader).__name__} is "
-            f"read as it is: give a map-style dataset."
-        )
-    if source.length == 0 and share.ranks > 1:
-        raise ValueError(
-            f"The train loader has no batch for each of {share.ranks} ranks: give more samples, a smaller batch_size "
-            f"or drop_last=False."
+            f"The train loader has no batch for each of {share.world_size} ranks: give more samples, a smaller "
+            f"batch_size or drop_last=False."
         )
     return source
 

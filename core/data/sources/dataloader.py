@@ -84,7 +84,7 @@ class MapSource(Rewired):
         self._probe: Probe | None = None
         self._of_order: list[str] = []
         self._is_armed, self._trains = False, trains
-        if share.ranks > 1:
+        if share.world_size > 1:
             self.length = None if self._its_own_way else order.length
             plain = loader.collate_fn in (default_collate, default_convert)  # another may leave samples out
             self.even = order.even and plain and not self._its_own_way

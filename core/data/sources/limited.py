@@ -59,7 +59,7 @@ class Limited(Sourced):
     def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> Source:
         """Return what reads the share of a process."""
         inner = source_of(self.loader, share, per_sample=self.per_sample, engine=engine)
-        return LimitedSource(inner, self, share.turns)
+        return LimitedSource(inner, self)
 
 
 class LimitedSource(Compound):
@@ -68,11 +68,10 @@ class LimitedSource(Compound):
     Args:
         inner: the other source.
         limited: how much of it is read.
-        turns: how many ranks the process acts for, each of which has that limit.
     """
 
-    def __init__(self, inner: Source, limited: Limited, turns: int) -> None:
-        self._inner, self._limited, self._turns = inner, limited, turns
+    def __init__(self, inner: Source, limited: Limited) -> None:
+        self._inner, self._limited = inner, limited
         self.loader = inner.loader
         self.parts: Sequence[Source] = (inner,)
         self.own = {"limit": limited.limit}
@@ -84,15 +83,14 @@ class LimitedSource(Compound):
         self.even, self.as_it_is = inner.even, inner.as_it_is
         self.batch_size, self.cuts_batches = inner.batch_size, inner.cuts_batches
         self.kind = {**inner.kind, **self.own}
-        of_each = None if inner.length is None else inner.length // self._turns
-        self._most = limited_length(self._limited.limit, of_each, self._limited.what) * self._turns
+        self._most = limited_length(self._limited.limit, inner.length, self._limited.what)
         self.length = None if inner.length is None else min(inner.length, self._most)
 
     @property
     def layout(self) -> Layout:
         """How its epochs lie in the batches of all processes."""
         whole = self._inner.layout
-        return Layout(whole.world_size, whole.ranks, whole.batch_size, self.length, whole.common)
+        return Layout(whole.world_size, whole.batch_size, self.length, whole.common)
 
     def open(self, reading: Reading) -> Iterator[Any]:
         """Read from a position on, as far as the limit."""

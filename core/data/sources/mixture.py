@@ -76,12 +76,11 @@ class Weighted(Mixture):
     Args:
         weights: of each stream; in proportion to the batches of each where there are none.
         batches: of an epoch; those of all streams together where that is None.
-        turns: how many ranks the process acts for, each of which reads the same stream in its turn.
     """
 
-    def __init__(self, weights: Mapping[str, float] | None, batches: int | None, turns: int) -> None:
+    def __init__(self, weights: Mapping[str, float] | None, batches: int | None) -> None:
         super().__init__("weighted", batches)
-        self._weights, self._turns = weights, turns
+        self._weights = weights
         self._names: list[str] = []
         self._ends: npt.NDArray[np.float64] = np.zeros(0)
         self._chosen: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
@@ -97,19 +96,17 @@ class Weighted(Mixture):
     def begin(self, seed: int, epoch: int, length: int | None) -> None:
         """Draw the stream of each batch."""
         key = int.from_bytes(digest(seed, epoch, size=16, purpose=b"choice"), "little")
-        drawn = np.random.Generator(np.random.PCG64(key)).random(ceil((length or 0) / self._turns))
+        drawn = np.random.Generator(np.random.PCG64(key)).random(length or 0)
         chosen = np.searchsorted(self._ends[:-1], drawn * self._ends[-1], side="right")
         self._chosen = chosen.astype(np.int32)
 
     def chosen(self, batch: int) -> str | None:
         """Return what was drawn."""
-        return self._names[int(self._chosen[batch // self._turns])]
+        return self._names[int(self._chosen[batch])]
 
     def taken(self, stream: str, batch: int) -> int:
         """Count what was drawn."""
-        number, (rounds, rest) = self._names.index(stream), divmod(batch, self._turns)
-        before = int(np.count_nonzero(self._chosen[:rounds] == number))
-        return before * self._turns + (rest if rest and self._chosen[rounds] == number else 0)
+        return int(np.count_nonzero(self._chosen[:batch] == self._names.index(stream)))
 
     def _of_all(self, lengths: Sequence[int]) -> int:
         return sum(lengths)

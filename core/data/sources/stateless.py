@@ -64,7 +64,7 @@ class Stateless:
     def layout(self) -> Layout:
         """How its epochs lie in the batches of all processes."""
         share = self.share
-        return Layout(share.world_size, share.ranks, self.batch_size, self.length, self.common)
+        return Layout(share.world_size, self.batch_size, self.length, self.common)
 
     def worth(self) -> Worth:
         """Say that it is exact."""
@@ -99,17 +99,17 @@ class SequenceSource(Stateless):
 
     def __init__(self, loader: Sequence[Any], share: Share = ALONE, *, fills_up: bool = True) -> None:
         super().__init__(loader, {"source": "sequence", "batches": len(loader)}, share)
-        if share.ranks > 1:
+        if share.world_size > 1:
             from ..order.dealt import full_batches
 
-            rounds = full_batches(len(loader), share.ranks, drop_last=False)
-            self._end = rounds * share.ranks if fills_up else len(loader)
+            rounds = full_batches(len(loader), share.world_size, drop_last=False)
+            self._end = rounds * share.world_size if fills_up else len(loader)
             self.length = len(range(share.rank, self._end, share.world_size))
             self.even = self._end == len(loader) and len(set(map(batch_size, loader))) == 1
 
     def open(self, reading: Reading) -> Iterator[Any]:
         """Begin at the position."""
-        if self.share.ranks == 1:
+        if self.share.world_size == 1:
             return islice(self.loader, reading.batch, None) if reading.batch else iter(self.loader)
         first, apart_by = reading.batch * self.share.world_size + self.share.rank, self.share.world_size
         return (self.loader[number % len(self.loader)] for number in range(first, self._end, apart_by))

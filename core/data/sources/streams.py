@@ -145,7 +145,7 @@ class StreamsSource(Compound):
     def layout(self) -> Layout:
         """How its epochs lie in the batches of all processes."""
         share = self._share
-        return Layout(share.world_size, share.ranks, self.batch_size, self.length, self._common)
+        return Layout(share.world_size, self.batch_size, self.length, self._common)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -289,8 +289,8 @@ class StreamsSource(Compound):
             size, length = stream.source.batch_size, stream.source.length
             kind |= {f"{name} {fact}": value for fact, value in stream.source.kind.items()}
             if self._mixture.wraps:
-                kind[f"{name} global_batch"] = None if size is None else size * share.ranks
-                kind[f"{name} batches"] = None if length is None else length // share.turns
+                kind[f"{name} global_batch"] = None if size is None else size * share.world_size
+                kind[f"{name} batches"] = length
             else:
                 kind[f"{name} part of a batch"] = None if size is None else size // least
         draws = [str(each.kind["draws_per"]) for each in self.parts if "draws_per" in each.kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from itertools import accumulate
@@ -88,7 +88,22 @@ def stream(dataset: Executed, batch_size: int, *, drop_last: bool = False, **opt
     return RayStream(dataset, batch_size, drop_last=drop_last, **{"columns": None, "collate_fn": None} | options)
 
 
-def ids(batches: Iterator[Any]) -> list[list[int]]:
+def read_on(rank: int, ranks: int, loader: RayStream, position: int = 0, epoch: int = 0) -> list[Any]:
+    """Return the batches of a rank, whose requests go to a distributor in this process."""
+
+    def start(dataset: Any, engine: Any, *, prefetch: int) -> Any:
+        made = RowDistributor(dataset, 1)
+        methods = {"read_piece": made.read_piece, "digest_first_row": made.digest_first_row}
+        return SimpleNamespace(**{name: SimpleNamespace(remote=method) for name, method in methods.items()})
+
+    engine: Any = SimpleNamespace(is_main=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streaming, "start_shared_distributor", start)
+        source = source_of(loader, Share(rank, ranks), engine=engine)
+        return list(source.open(reading(position, epoch)))
+
+
+def ids(batches: Iterable[Any]) -> list[list[int]]:
     return [batch["id"].tolist() for batch in batches]
 
 
@@ -101,21 +116,27 @@ def test_a_stream_is_distributed_as_a_map_style_dataset_is(
     sizes: list[int], batch_size: int, ranks: int, *, drop_last: bool, data: st.DataObject
 ) -> None:
     """From any position on; the blocks that the rows came in show nowhere."""
-    rows, share = sum(sizes), Share(0, 1, ranks)
+    rows = sum(sizes)
     assume(drop_last or rows >= ranks)  # a map-style dataset of fewer samples than ranks is another matter
-    order: list[list[int]] = []
+    orders: list[list[list[int]]] = [[]] * ranks
     if not drop_last or rows // ranks >= batch_size:
         loader = DataLoader(TensorDataset(torch.arange(rows)), batch_size, drop_last=drop_last)
-        order = [numbers.tolist() for (numbers,) in source_of(loader, share).open(reading())]
-    source = source_of(stream(Executed(*sizes), batch_size, drop_last=drop_last), share)
-    position = data.draw(st.integers(0, len(order)))
+        sources = [source_of(loader, Share(rank, ranks)) for rank in range(ranks)]
+        orders = [[numbers.tolist() for (numbers,) in source.open(reading())] for source in sources]
+    streams = [stream(Executed(*sizes), batch_size, drop_last=drop_last) for _ in range(ranks)]
+    position = data.draw(st.integers(0, len(orders[0])))
 
-    assert ids(source.open(reading())) == order
-    assert ids(source.open(reading(position, epoch=1))) == order[position:]
+    def read(position: int, epoch: int) -> list[list[list[int]]]:
+        """Return the batches of all ranks, as far as every rank has one: they vote on each."""
+        found = [ids(read_on(rank, ranks, own, position, epoch)) for rank, own in enumerate(streams)]
+        return [batches[: min(map(len, found))] for batches in found]
+
+    assert read(0, epoch=0) == orders
+    assert read(position, epoch=1) == [order[position:] for order in orders]
 
 
 def test_fewer_rows_than_ranks_are_read_again() -> None:
-    assert ids(source_of(stream(Executed(2), 4), Share(0, 1, 5)).open(reading())) == [[0], [1], [0], [1], [0]]
+    assert [ids(read_on(rank, 5, stream(Executed(2), 4))) for rank in range(5)] == [[[0]], [[1]], [[0]], [[1]], [[0]]]
 
 
 def test_an_evaluation_distributes_whole_batches() -> None:
@@ -154,11 +175,11 @@ def test_an_execution_that_failed_is_not_at_its_end() -> None:
     dataset = Executed(2, 2)
     dataset.blocks[1:] = [None]
     distributor, order = RowDistributor(dataset, 1), DatasetPass(1, 0, 0, 0, 1, 1, fills_up=True)
-    assert distributor.read_piece(order, 0, [0]) is not None
+    assert distributor.read_piece(order, 0, 0) is not None
     for number in (2, 1):
         with pytest.raises(TypeError, match="NoneType"):
-            distributor.read_piece(order, number, [0])
-    assert distributor.read_piece(replace(order, number=2), 0, [0]) is not None
+            distributor.read_piece(order, number, 0)
+    assert distributor.read_piece(replace(order, number=2), 0, 0) is not None
 
 
 @pytest.mark.parametrize(
@@ -211,12 +232,12 @@ def test_what_a_collate_function_draws_is_keyed_by_batch_and_rank() -> None:
     def drawing(columns: dict[str, Any]) -> tuple[list[int], float]:
         return columns["id"].tolist(), float(torch.rand(()))
 
-    whole = list(source_of(stream(Executed(5, 7), 2, collate_fn=drawing), Share(0, 1, 2)).open(reading()))
+    whole = [read_on(rank, 2, stream(Executed(5, 7), 2, collate_fn=drawing)) for rank in range(2)]
     state = torch.get_rng_state().tolist()
-    rest = list(source_of(stream(Executed(12), 2, collate_fn=drawing), Share(0, 1, 2)).open(reading(batch=3)))
+    rest = [read_on(rank, 2, stream(Executed(12), 2, collate_fn=drawing), position=1) for rank in range(2)]
 
-    assert rest == whole[3:]
-    assert len({draw for _, draw in whole}) == len(whole)
+    assert rest == [batches[1:] for batches in whole]
+    assert len({draw for batches in whole for _, draw in batches}) == 6
     assert torch.get_rng_state().tolist() == state
 
 
@@ -348,7 +369,7 @@ def test_the_main_rank_kills_the_shared_actor(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(streaming, "start_shared_distributor", lambda dataset, engine, *, prefetch: f"of {engine.rank}")
     for rank in range(2):
         engine: Any = SimpleNamespace(is_main=rank == 0, rank=rank)
-        source = stream(Executed(8), 2).source(Share(rank, 2, 2), engine, fills_up=True)
+        source = stream(Executed(8), 2).source(Share(rank, 2), engine, fills_up=True)
         source.close()
         source._connect()
         source.close()

@@ -2,8 +2,8 @@
 
 `schema_3` holds those of commit a326ba4, with the first schema of checkpoints that was given to others: a
 checkpoint from the border of an epoch, one from the middle of the next, the recording of that run, its rules file, and
-in `ranks` the same of two ranks. The tests resume, explain and replay them, so they stay as they are. A later version
-whose files differ gets a folder of its own.
+in `ranks` the same of two ranks. The tests resume, explain and replay them, so they stay as they are, except that
+`ranks` was removed from the layout of the data when nothing used it any more.
 """
 
 from __future__ import annotations

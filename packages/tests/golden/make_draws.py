@@ -3,7 +3,7 @@
 `draws_1` holds those of commit cf23987: of one process, of one with two loader workers, and of two ranks, each stopped
 in its second epoch, with its checkpoints, its recording and, in `whole.json`, the losses and the weights of the run
 that nothing stops. Whatever loading becomes later, the tests resume them and compare to the last bit; so they stay as
-they are.
+they are, except that `ranks` was removed from the layout of the data when nothing used it any more.
 
 All numbers are small multiples of a power of two, so that every sum is exact, in whatever order: the files are right on
 any machine and with any torch.

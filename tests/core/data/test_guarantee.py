@@ -318,7 +318,7 @@ def test_the_state_is_plain_and_comes_back(drawing: Make) -> None:
             "samples": 22,
             "drop_last": False,
         },
-        "layout": {"world_size": 1, "ranks": 1, "batch_size": 4, "batches": 6, "common": True},
+        "layout": {"world_size": 1, "batch_size": 4, "batches": 6, "common": True},
         "last_batch": None,
         "state": {},
     }

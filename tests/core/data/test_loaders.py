@@ -118,7 +118,6 @@ def test_an_iterable_dataset(flowing: Make, fit: Make) -> None:
 def test_a_rank_s_part_of_a_global_batch(drawing: Make) -> None:
     (loader,) = training_loaders(drawing(), {"global_batch_size": 12, "draws_per": "sample"}, 3)
     assert (loader.batch_size, len(loader)) == (4, 6)  # of all ranks: the run deals it out
-    assert params_of_one_process({"global_batch_size": 12, "as_ranks": 4}, 2) == {"batch_size": 3, "as_ranks": 4}
     assert params_of_one_process({"batch_size": 5}, 3) == {"batch_size": 5}
     assert params_of_one_process(None, 3) is None
 
@@ -163,11 +162,10 @@ def test_parameters_are_checked(drawing: Make, flowing: Make) -> None:
     assert refused(data, {"shuffle": "yes"}) == "TypeError: loader_params['shuffle'] is True or False, got 'yes'."
     assert refused(data, 32).startswith("TypeError: loader_params= takes a dict such as {'batch_size': 32")
     assert refused(data, {"draws_per": "epoch"}).endswith("['draws_per'] is 'batch' or 'sample', got 'epoch'.")
-    for name in ("global_batch_size", "as_ranks"):
-        for number in (0, 2.0, True, None):
-            assert refused(data, {name: number}).endswith(
-                f"[{name!r}] must be a whole number, at least 1; got {number!r}."
-            )
+    for number in (0, 2.0, True, None):
+        assert refused(data, {"global_batch_size": number}).endswith(
+            f"['global_batch_size'] must be a whole number, at least 1; got {number!r}."
+        )
     for name, least in (("batch_size", 1), ("prefetch_factor", 1)):
         for number in (0, 2.0, True):
             assert refused(data, {name: number}).endswith(
@@ -191,7 +189,7 @@ def test_parameters_are_checked(drawing: Make, flowing: Make) -> None:
 
 
 def test_integers_of_numpy_are_welcome(drawing: Make) -> None:
-    params: Any = {"batch_size": np.int64(4), "num_workers": np.int32(0), "as_ranks": np.uint8(1)}
+    params: Any = {"batch_size": np.int64(4), "num_workers": np.int32(0)}
     (loader,) = training_loaders(drawing(), params)
     assert (loader.batch_size, type(loader.batch_size)) == (4, int)
     whole: Any = {"global_batch_size": np.int64(6)}
@@ -211,8 +209,6 @@ def test_unequal_parts_are_refused(drawing: Make) -> None:
         training_loaders(drawing(), {"global_batch_size": 10}, 4)
     with pytest.raises(ValueError, match=r"= 1 cannot be shared equally by 4 ranks: give a multiple such as 4, or"):
         training_loaders(drawing(), {"global_batch_size": 1}, 4)
-    with pytest.raises(ValueError, match=r"as_ranks'\] is a multiple of the number of processes, got 3 for 2 of them"):
-        training_loaders(drawing(), {"as_ranks": 3}, 2)
 
 
 def test_parameters_for_an_evaluation_are_checked(drawing: Make, noisy: Make) -> None:

@@ -191,8 +191,6 @@ def test_a_dataset_is_dealt_out_with_the_global_batch_that_was_asked_for(ranks: 
         ValueError, match=r"global_batch_size'\] = 9 cannot be shared equally by 2 ranks: give a multiple"
     ):
         ranks(2).run(by_params, global_batch_size=9)
-    with pytest.raises(ValueError, match=r"as_ranks'\] is a multiple of the number of processes, got 3 for 2"):
-        ranks(2).run(by_params, as_ranks=3)
 
 
 def unseeded() -> tuple[Reported, int | None]:
@@ -529,26 +527,6 @@ def test_where_that_fails_no_rank_waits(ranks: Pool) -> None:
 
 
 # Other numbers of ranks.
-
-
-def accumulated(n: int, **options: Any) -> Reported:
-    params = {"batch_size": 2, "shuffle": True, "as_ranks": 2}
-    return trained(Drawing(), RNGCapture(5), GradientAccumulation(n, as_ranks=2), loader_params=params, **options)
-
-
-@pytest.mark.parametrize("n", [2, 4])
-def test_from_two_ranks_to_one_and_back_is_exact(n: int, ranks: Pool) -> None:
-    whole = ranks(2).run(accumulated, n)
-    first = ranks(2).run(accumulated, n, cut_at=2)[0]["cut"]
-    alone = accumulated(n, saved=first, cut_at=4)
-    rest = ranks(2).run(accumulated, n, saved=alone["cut"])
-    before = whole[0]["steps"].count(4) and whole[0]["steps"].index(4) + 1
-
-    assert rest[0]["weights"] == rest[1]["weights"] == alone["weights"] == whole[0]["weights"]
-    assert [reported["batches"] for reported in rest] == [reported["batches"][before:] for reported in whole]
-    assert rest[0]["progress"]["samples"] == alone["progress"]["samples"] == whole[0]["progress"]["samples"]
-    assert rest[0]["places"] == whole[0]["places"][before:]
-    assert rest[0]["resume"].guarantee == "order-exact"
 
 
 def test_a_larger_number_of_ranks_reports_what_drew_otherwise(ranks: Pool) -> None:

@@ -373,12 +373,6 @@ WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]]
         ValueError,
         "loader_params= says how to read a dataset, but list is a loader, made already",
     ),
-    "ranks of one stream": (
-        lambda: {"a": Samples(2)},
-        {"loader_params": {"batch_size": 2, "a": {"as_ranks": 2}}},
-        ValueError,
-        "loader_params['a']['as_ranks'] is for all streams: loader_params['as_ranks']",
-    ),
     "one generator for two": (
         lambda: dict.fromkeys("ab", iter([1, 2])),
         {},

@@ -134,24 +134,6 @@ def test_ranks_with_other_streams_are_refused(what: str, ranks: Pool) -> None:
         assert DIFFERENCES[what] in text, text
 
 
-def as_ranks(world: int) -> Reported:
-    params = {"batch_size": 2, "shuffle": True, "as_ranks": 2, "draws_per": "sample"}
-    own = h.GradientAccumulation(2, as_ranks=2)
-    seen: list[Any] = []
-    trainer = h.Trainer([h.RNGCapture(6691), own], device="cpu")
-    trainer.bus.on(h.BatchEnd, lambda run, event: seen.append((run.stream, named(run))))
-    streams = made("weighted")
-    result = trainer.fit(Two(), streams, loader_params=params, optimizer=sgd(), epochs=1, limit_train=4)
-    assert result.progress.batches == 4 * 2 // world
-    return {"seen": seen}
-
-
-def test_one_process_reads_as_two_ranks_in_turn(ranks: Pool) -> None:
-    two = ranks(2).run(as_ranks, 2)
-    (one,) = ranks(1).run(as_ranks, 1)
-    assert one["seen"] == [row for pair in zip(two[0]["seen"], two[1]["seen"], strict=True) for row in pair]
-
-
 def validated(limit: Any) -> tuple[dict[str, float], int, int]:
     trainer = h.Trainer([h.RNGCapture(1)], device="cpu")
     own = []

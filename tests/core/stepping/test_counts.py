@@ -469,19 +469,6 @@ def test_the_ranks_exchange_counts_once_a_step(ranks: Pool) -> None:
     assert counted == {**plain, "reduce": plain["reduce"] + 3}
 
 
-def fit_as_ranks(batches: list[Batch], n: int) -> list[Tensor]:
-    accumulation = GradientAccumulation(n, as_ranks=2)
-    return fit(accumulation, GradientClipping(0.3), train=batches, engine=DDPEngine(device="cpu"))[1]
-
-
-def test_one_process_adds_up_counts_as_two_ranks_do(ranks: Pool) -> None:
-    batches = token_batches()
-    (alone,) = ranks(1).run(fit_as_ranks, batches, 4)
-    assert off(alone, by_hand(windows(batches, 4), clip=0.3)[1]) < 3e-6
-    for found in ranks(2).run(fit_as_ranks, batches, 4):
-        assert off(found, alone) == 0.0
-
-
 # What is logged.
 
 

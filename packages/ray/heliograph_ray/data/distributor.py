@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 from threading import Lock
@@ -68,8 +68,8 @@ class RowDistributor:
         self._first: Any = None  # the first block of the pass
         self._failure: Exception | None = None
 
-    def read_piece(self, dataset_pass: DatasetPass, number: int, own: Sequence[int]) -> list[Any] | None:
-        """Return the rows of the ranks `own` in a piece, which is a block; None after the last one."""
+    def read_piece(self, dataset_pass: DatasetPass, number: int, rank: int) -> list[Any] | None:
+        """Return the rows of a rank in a piece, which is a block, as the one item of a list; None after the last."""
         with self._lock:
             if self._pass is None or dataset_pass.number > self._pass.number:
                 self._start(dataset_pass)
@@ -83,7 +83,7 @@ class RowDistributor:
             parts, readers = self._pieces.pop(number)
             if readers > 1:
                 self._pieces[number] = parts, readers - 1
-            return [parts[rank] for rank in own]
+            return [parts[rank]]
 
     def digest_first_row(self, dataset_pass: DatasetPass) -> str | None:
         """Return a digest of the first row; None if it is not known yet, or the pass was abandoned."""

@@ -17,7 +17,7 @@ from .distributor import PURPOSE, block_columns
 from .execution import copy_dataset
 from .stream import RayStream
 
-ALLOWED = ("batch_size", "shuffle", "sampler", "drop_last", "as_ranks", "draws_per", "columns", "collate_fn")
+ALLOWED = ("batch_size", "shuffle", "sampler", "drop_last", "draws_per", "columns", "collate_fn")
 DIGEST_ROWS = 1000  # in the digest of a dataset, evenly spaced
 
 

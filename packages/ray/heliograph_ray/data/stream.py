@@ -101,15 +101,15 @@ class StreamSource(Stateless):
         if reading.is_over:
             return iter(())
         self._connect()
-        dataset_pass = self._make_pass(reading.epoch, reading.batch // self.share.turns)
-        rounds = self._rounds(self._check_head(self._pieces(dataset_pass), dataset_pass))
+        dataset_pass = self._make_pass(reading.epoch, reading.batch)
+        batches = self._rows(self._check_head(self._pieces(dataset_pass), dataset_pass))
         context = isolated() if reading.apart else nullcontext()
         if reading.batch:
             reading.report(0, reading.batch)
             with context:
-                rounds = chain([each for each in [next(rounds, None)] if each is not None], rounds)
+                batches = chain([each for each in [next(batches, None)] if each is not None], batches)
             reading.report(reading.batch, reading.batch)
-        return self._batches(rounds, reading, context)
+        return self._batches(batches, reading, context)
 
     def state_dict(self, batch: int) -> dict[str, Any]:
         """Return the digest of the epoch's first row, which has to be the same when the epoch is executed again."""
@@ -129,35 +129,34 @@ class StreamSource(Stateless):
         self._distributor = None
 
     def _make_pass(self, epoch: int, done: int) -> DatasetPass:
-        ranks, size = self.share.ranks, self._size
+        ranks, size = self.share.world_size, self._size
         consumed = done * ranks * size
         min_rows = (done - 1) * ranks * size + 1 if done else 0
         turn, fills_up = 1 if self._fills_up else size, self._fills_up and not self.loader.drop_last
         return DatasetPass(self._passes, epoch, consumed, min_rows, ranks, turn, fills_up)
 
-    def _pieces(self, dataset_pass: DatasetPass) -> Iterator[list[Columns | None]]:
-        """Yield the rows of this process's ranks in each piece of the dataset."""
-        own, distributor = list(self.share.own), self._distributor
+    def _pieces(self, dataset_pass: DatasetPass) -> Iterator[Columns | None]:
+        """Yield this rank's rows in each piece of the dataset."""
+        rank, distributor = self.share.rank, self._distributor
         if self.share.world_size == 1:
-            numbers = count()
-            yield from iter(lambda: distributor.read_piece(dataset_pass, next(numbers), own), None)
-            return
-        requests = deque(distributor.read_piece.remote(dataset_pass, number, own) for number in range(PREFETCH))
+            for number in count():
+                if (parts := distributor.read_piece(dataset_pass, number, rank)) is None:
+                    return
+                yield parts[0]
+        requests = deque(distributor.read_piece.remote(dataset_pass, number, rank) for number in range(PREFETCH))
         for number in count(PREFETCH):
             parts = get_object(requests.popleft())
             if parts is None:
                 return
-            requests.append(distributor.read_piece.remote(dataset_pass, number, own))
-            yield [None if part is None else get_object(part) for part in parts]
+            requests.append(distributor.read_piece.remote(dataset_pass, number, rank))
+            yield None if parts[0] is None else get_object(parts[0])
 
-    def _check_head(
-        self, pieces: Iterator[list[Columns | None]], dataset_pass: DatasetPass
-    ) -> Iterator[list[Columns | None]]:
+    def _check_head(self, pieces: Iterator[Columns | None], dataset_pass: DatasetPass) -> Iterator[Columns | None]:
         """Yield all pieces; after the first one of a training, compare the first row with that of the checkpoint."""
-        for number, parts in enumerate(pieces):
+        for number, rows in enumerate(pieces):
             if number == 0 and self._fills_up:
                 self._compare_head(dataset_pass)
-            yield parts
+            yield rows
 
     def _compare_head(self, dataset_pass: DatasetPass) -> None:
         distributor = self._distributor
@@ -168,33 +167,28 @@ class StreamSource(Stateless):
         self._has_changed = self._has_changed or self._expected not in (None, head)
         self._head, self._expected = head, None
 
-    def _rounds(self, pieces: Iterator[list[Columns | None]]) -> Iterator[list[Columns]]:
-        """Yield the rows of a batch for each of this process's ranks."""
-        ranks = [RowBuffer() for _ in self.share.own]
-        for parts in pieces:
-            for rank, part in zip(ranks, parts, strict=True):
-                rank.add(part)
-            while all(rank.rows >= self._size for rank in ranks):
-                yield [rank.pop(self._size) for rank in ranks]
-        if not self.loader.drop_last and all(rank.rows for rank in ranks):
-            yield [rank.pop(self._size) for rank in ranks]
+    def _rows(self, pieces: Iterator[Columns | None]) -> Iterator[Columns]:
+        """Yield the rows of each batch of this rank."""
+        buffer = RowBuffer()
+        for rows in pieces:
+            buffer.add(rows)
+            while buffer.rows >= self._size:
+                yield buffer.pop(self._size)
+        if not self.loader.drop_last and buffer.rows:
+            yield buffer.pop(self._size)
 
     def _batches(
-        self, rounds: Iterator[list[Columns]], reading: Reading, context: AbstractContextManager[object]
+        self, batches: Iterator[Columns], reading: Reading, context: AbstractContextManager[object]
     ) -> Iterator[Any]:
-        first, turn = divmod(reading.batch, self.share.turns)
-        for number in count(first):
+        for number in count(reading.batch):
             with context:
-                parts = next(rounds, None)
-            if parts is None:
-                return
-            for rank, rows in list(zip(self.share.own, parts, strict=True))[turn:]:
-                with context:
-                    if reading.apart:
-                        self._held.seed(reading.seed, reading.epoch, number, rank)
-                    batch = self._collate(rows)
-                yield batch
-            turn = 0
+                rows = next(batches, None)
+                if rows is None:
+                    return
+                if reading.apart:
+                    self._held.seed(reading.seed, reading.epoch, number, self.share.rank)
+                batch = self._collate(rows)
+            yield batch
 
     def _connect(self) -> None:
         """Create or find the distributor. The first call on several ranks is a collective."""

@@ -26,7 +26,7 @@ from .sizes import Sizes
 
 logger = logging.getLogger("heliograph")
 
-Start = Callable[[Call, int | tuple[int, int]], Fit]
+Start = Callable[[Call], Fit]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Setup:
     Attributes:
         address: of the cluster; None for any, or one that is started.
         variables: the environment variables that Ray Train reads when it starts a run.
-        sizes: makes the allowed numbers of workers, anew for each call.
+        sizes: the allowed numbers of workers.
         scaling: makes the configuration of so many workers for Ray Train.
         run_config: makes the configuration of a run with this name for Ray Train.
         name: the name of the run in the storage; None for a new one.
@@ -47,7 +47,7 @@ class Setup:
 
     address: str | None
     variables: Mapping[str, str]
-    sizes: Callable[[], Sizes]
+    sizes: Sizes
     scaling: Callable[..., Any]
     run_config: Callable[..., Any]
     name: str | None
@@ -57,9 +57,7 @@ class Setup:
 
     def connect(self) -> AbstractContextManager[None]:
         """Return the connection to the cluster, as a context."""
-        sizes = self.sizes()
-        fewest = sizes.allowed[0]
-        needed = {name: amount * fewest for name, amount in sizes.resources.items()}
+        needed = {name: amount * self.sizes.least for name, amount in self.sizes.resources.items()}
         return connect(self.address, needed=needed, cpus=math.ceil(needed.get("CPU", 0)))
 
     def new_run_config(self) -> Any:
@@ -73,12 +71,13 @@ class Setup:
         check_storage_path(made.storage_path)
         return made
 
-    def trainer(self, function: Callable[[], object], asked: int | tuple[int, int], run_config: Any) -> Any:
+    def trainer(self, function: Callable[[], object], run_config: Any) -> Any:
         """Return Ray's trainer, whose workers call a function."""
         train = require("ray.train.torch", "RayLauncher", extra="ray")
         if warning := repair_record(run_config.storage_path, run_config.name):
             logger.warning(warning)
-        return train.TorchTrainer(function, scaling_config=self.scaling(num_workers=asked), run_config=run_config)
+        scaling = self.scaling(num_workers=self.sizes.asked)
+        return train.TorchTrainer(function, scaling_config=scaling, run_config=run_config)
 
     def run(
         self,
@@ -97,8 +96,7 @@ class Setup:
             channel: connects this process with the workers.
             payload: the function and its arguments, pickled.
             run_config: names the storage.
-            start: starts workers for an attempt of the call, of which so many are asked for, or gives it to those that
-                wait.
+            start: starts workers for an attempt of the call, or gives it to those that wait.
             on_message: called with (rank, object) for what is put into the ranks' queues; None keeps it.
             on_report: called with each report; returns (name, reason) to stop the runs, or None.
             keeps: whether the workers wait for another call after it.
@@ -108,21 +106,20 @@ class Setup:
         """
         messages: list[tuple[int, Any]] = []
         on_message = on_message or (lambda *message: messages.append(message))
-        tracker, sizes = GroupTracker(), self.sizes()
+        tracker = GroupTracker()
         call = partial(
             Call,
             uuid4().hex,
             mailbox=channel.mailbox,
             payload=payload,
             grace=self.grace,
-            sizes=sizes.allowed,
             has_own_storage=self.name is None,
         )
         job = RayJob(
             DriverLoop(channel, tracker, self.grace, on_message, on_report, keeps=keeps),
             tracker,
-            sizes,
-            lambda fit: start(call(fit=fit), sizes.asked),
+            self.sizes,
+            lambda fit: start(call(fit=fit)),
             max_failures=self.max_failures,
             backoff=self.backoff,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 import signal
 import threading
@@ -30,8 +29,6 @@ INTERVAL = 0.2  # seconds until a signal, or the end of Ray's run, is noticed
 END_TIMEOUT = 30.0  # seconds for Ray's run to end after its workers have
 CALLER_ENDS = "the process that called RayLauncher.run is to end"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-logger = logging.getLogger("heliograph")
 
 OnMessage = Callable[[int, Any], object]
 OnReport = Callable[[Reported], tuple[str, str] | None]
@@ -68,14 +65,13 @@ class DriverLoop:
         self._commands = Commands()
         self._deadline: float | None = None
         self._dismissed = ""  # the id of the last group whose waiting workers were ended
-        self._resizes = False  # whether the workers have to exit so that another number of them can continue
         self.error: Exception | None = None
         self.signals: set[int] = set()
 
     @property
     def is_stopping(self) -> bool:
         """Whether the workers were asked to end, so that their end is not a failure."""
-        return self._commands.stop is not None or (self._commands.exit is not None and not self._resizes)
+        return self._commands.stop is not None or self._commands.exit is not None
 
     @property
     def is_ending(self) -> bool:
@@ -96,19 +92,12 @@ class DriverLoop:
         finally:
             hook.restore()
 
-    def withdraw_exit(self) -> None:
-        """Withdraw the request to exit for another number of workers, before those start."""
-        if self._resizes:
-            self._resizes = False
-            self._command(replace(self._commands, exit=None))
-
     def run_fit(self, fit: Fit, sizes: Sizes) -> BaseException | None:
         """Process messages until Ray's run ends, or its workers wait for another call; return what Ray raised."""
         monitor, is_served = StartupMonitor(sizes), False
         while fit.is_alive and not is_served and not self._is_late():
             self._process(self._channel.receive(INTERVAL))
             is_served = self._is_served()
-            self._grow(sizes)
             if self._tracker.group is None:
                 self._call(monitor.check)
         if is_served:
@@ -130,7 +119,7 @@ class DriverLoop:
     def _is_late(self) -> bool:
         """Return whether the workers were asked to end and have not ended in time, or there are none."""
         if self.is_ending and self._deadline is None:
-            self._deadline, self._resizes = monotonic() + self._grace, False
+            self._deadline = monotonic() + self._grace
             self._command(replace(self._commands, exit=Notice(LAUNCHER, CALLER_ENDS)))
         return self._deadline is not None and (self._tracker.group is None or monotonic() >= self._deadline)
 
@@ -145,16 +134,6 @@ class DriverLoop:
             self._dismissed = self._tracker.group_id
             self._channel.dismiss()
         return False
-
-    def _grow(self, sizes: Sizes) -> None:
-        """Ask the workers to save and exit if the cluster has room for more of them."""
-        group = self._tracker.group
-        if group is None or self._commands.exit is not None or self._commands.stop is not None:
-            return
-        if (reason := self._call(partial(sizes.grow, group.world_size))) is not None:
-            logger.warning("%s instead of %d: the run saves, and continues with them", reason, group.world_size)
-            self._resizes = True
-            self._command(replace(self._commands, exit=Notice(LAUNCHER, reason)))
 
     def _handle_signal(self, signum: int) -> None:
         if signum == signal.SIGINT and signum in self.signals:

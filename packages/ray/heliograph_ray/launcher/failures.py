@@ -13,12 +13,10 @@ from heliograph.core.distributed.ranks.failure import chain
 from heliograph.core.system.errors import SEEN
 from heliograph.spi import describe_error, is_broken_collective, require
 
-from ..session import LAUNCHER
-
 if TYPE_CHECKING:
     from .attempts import WorkerGroup
 
-Kind = Literal["lost", "hung", "preempted", "resized", "failed"]
+Kind = Literal["lost", "hung", "preempted", "failed"]
 # Ray's own errors, by name, that mean that another process, or an object that it held, is gone.
 LOSSES = ("RayActorError", "NodeDiedError", "LocalRayletDiedError", "OwnerDiedError", "ObjectLostError")
 FACT = re.compile(r"^\t(\w+): (.*)$", re.MULTILINE)  # of a dead worker, in Ray's message
@@ -41,8 +39,8 @@ class AttemptFailure:
     """How an attempt failed.
 
     Attributes:
-        kind: `lost` (a worker, or its machine), `hung` (a worker), `preempted` or `resized` (the workers exited because
-            another number of them will continue): another attempt may follow; `failed`: none follows.
+        kind: `lost` (a worker, or its machine), `hung` (a worker), `preempted` (the machine of a worker is taken away):
+            another attempt may follow; `failed`: none follows.
         text: what happened, for people.
         errors: what to raise if no other attempt follows, the first cause first.
         cause: Ray's error.
@@ -86,7 +84,7 @@ def classify_failure(
     if any(not each.is_no_failure for each in causes):
         return _failed([*causes, *others], error)
     if notice is not None and not is_stopping:
-        return AttemptFailure("resized" if notice.by == LAUNCHER else "preempted", notice.reason, (), error)
+        return AttemptFailure("preempted", notice.reason, (), error)
     if _is_preempted(error):
         return AttemptFailure("preempted", str(error), (), error)
     seen = next((each for failure in others for each in chain(failure.error) if isinstance(each, RankFailed)), None)

@@ -68,7 +68,6 @@ class RayJob:
         Raises:
             BaseException: what ends the call without another attempt.
         """
-        self._loop.withdraw_exit()
         fit = self._start(self._tracker.start_fit())
         error = self._loop.run_fit(fit, self._sizes)
         group, is_stopping = self._tracker.group, self._loop.is_stopping
@@ -78,7 +77,7 @@ class RayJob:
             self._tracker.end_fit("completed")
             return group
         failure = classify_failure(group, explain_start_timeout(error, self._sizes), is_stopping=is_stopping)
-        self._tracker.end_fit(failure.kind, None if failure.kind == "resized" else failure.text)
+        self._tracker.end_fit(failure.kind, failure.text)
         self._raise_driver_error(failure)
         if fit.is_reused and failure.kind in ("lost", "hung") and not (group is not None and group.has_started):
             logger.warning("the workers that were kept are gone, and others start: %s", failure.text)
@@ -94,10 +93,6 @@ class RayJob:
             BaseException: no attempt follows.
         """
         number = len(self._tracker.groups)
-        if failure.kind == "resized":
-            self._sizes.update(self._tracker.groups[-1].world_size)
-            logger.warning("attempt %d ends for another number of workers: %s", number, failure.text)
-            return 0.0
         if failure.kind == "preempted":
             logger.warning("attempt %d was preempted, and another one follows: %s", number, failure.text)
             return 0.0

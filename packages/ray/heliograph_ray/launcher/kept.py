@@ -108,13 +108,13 @@ class KeptWorkers:
 
     def _is_outgrown(self) -> bool:
         """Return whether the cluster has room for more workers; look for it as seldom as during a call."""
-        sizes = self._setup.sizes()
+        sizes = self._setup.sizes
         if monotonic() < self._checked + sizes.interval:
             return False
         self._checked = monotonic()
-        return bool(sizes.larger(self._world_size))
+        return sizes.has_room_for_more(self._world_size)
 
-    def _start(self, call: Call, asked: int | tuple[int, int]) -> Fit:
+    def _start(self, call: Call) -> Fit:
         """Give a call to the workers; start them, unless they wait for it."""
         channel = self._channel
         assert channel is not None
@@ -125,7 +125,7 @@ class KeptWorkers:
         self._fit_id, self._checked = uuid4().hex, monotonic()
         channel.assign(self._fit_id, call)
         function = partial(serve_calls, channel.mailbox, self._fit_id)
-        self._fit = Fit(self._setup.trainer(function, asked, self._run_config).fit)
+        self._fit = Fit(self._setup.trainer(function, self._run_config).fit)
         return self._fit
 
     def _end_workers(self, *, at_once: bool = False) -> None:

@@ -20,7 +20,7 @@ from .fit import Fit
 from .kept import KeptWorkers
 from .mailbox import Call, DriverChannel
 from .options import check_address, check_failures, check_intervals, check_resources, check_storage, check_workers
-from .sizes import NEVER, Sizes
+from .sizes import Sizes
 from .worker import run_worker
 
 START_TRIES = 10  # of Ray, to start the workers of an attempt
@@ -41,10 +41,7 @@ class RayLauncher:
         num_workers: the number of workers; `(least, most)` for as many as the cluster has room for (a cluster that is
             started for the call has as many CPUs as this machine has cores). Ray then checks every `resize_interval`
             seconds for room for more, and restarts all workers with them. The function has to handle different
-            numbers: see `as_ranks`.
-        as_ranks: use only numbers of workers that divide this one: pass the `as_ranks` that the function gives to its
-            data and to `GradientAccumulation`. If there is room for seven of eight, four are started; when there is
-            room for more, the run saves before the restart.
+            numbers.
         use_gpu: whether each worker gets a GPU.
         resources_per_worker: what Ray reserves for a worker, by name; by default 1 CPU, or 1 GPU.
         max_failures: how many times lost or hung workers are replaced; -1 for any number.
@@ -78,7 +75,6 @@ class RayLauncher:
         self,
         num_workers: int | tuple[int, int] = 1,
         *,
-        as_ranks: int | None = None,
         use_gpu: bool = False,
         resources_per_worker: Mapping[str, float] | None = None,
         max_failures: int = 0,
@@ -93,7 +89,7 @@ class RayLauncher:
         resize_interval: float | None = None,
         idle: float = 60.0,
     ) -> None:
-        least, most = check_workers(num_workers, as_ranks)
+        least, most = check_workers(num_workers)
         check_resources(use_gpu, resources_per_worker)
         check_failures(max_failures, backoff, grace)
         check_storage(storage_path, name, keep)
@@ -102,12 +98,11 @@ class RayLauncher:
             check_interval=check_interval, start_timeout=start_timeout, resize_interval=resize_interval, idle=idle
         )
         train = require("ray.train", "RayLauncher", extra="ray")
-        interval = NEVER if as_ranks is not None else resize_interval
         scaling = partial(
             train.ScalingConfig,
             use_gpu=use_gpu,
             resources_per_worker=None if resources_per_worker is None else dict(resources_per_worker),
-            **({} if interval is None else {"elastic_resize_monitor_interval_s": interval}),
+            **({} if resize_interval is None else {"elastic_resize_monitor_interval_s": resize_interval}),
         )
         each: Mapping[str, float] = scaling(num_workers=1).total_resources
         run_options = {
@@ -121,7 +116,7 @@ class RayLauncher:
         self._setup = Setup(
             address=address,
             variables=intervals(check_interval, start_timeout),
-            sizes=partial(Sizes, least, most, as_ranks, each, resize_interval),
+            sizes=Sizes(least, most, each, resize_interval),
             scaling=scaling,
             run_config=partial(train.RunConfig, **run_options),
             name=name,
@@ -129,7 +124,6 @@ class RayLauncher:
             backoff=float(backoff),
             grace=float(grace),
         )
-        self._setup.sizes()  # raises if no number is allowed
         self._idle = float(idle)
 
     def run(
@@ -174,8 +168,8 @@ class RayLauncher:
         payload, setup = pickle_call(fn, args, kwargs, on_message), self._setup
         run_config = setup.new_run_config()
 
-        def start(call: Call, asked: int | tuple[int, int]) -> Fit:
-            return Fit(setup.trainer(partial(run_worker, call), asked, run_config).fit)
+        def start(call: Call) -> Fit:
+            return Fit(setup.trainer(partial(run_worker, call), run_config).fit)
 
         with setup.connect(), environment(setup.variables), closing(DriverChannel()) as channel:
             return setup.run(channel, payload, run_config, start, on_message, on_report=self._on_report)

@@ -27,7 +27,6 @@ class Call:
         mailbox: the handle of the actor between the workers and the caller.
         payload: the function and its arguments, pickled.
         grace: seconds that the other workers have to end after one has failed.
-        sizes: the allowed numbers of workers.
         has_own_storage: whether what other calls have stored there is not to be resumed.
     """
 
@@ -36,7 +35,6 @@ class Call:
     mailbox: Any
     payload: bytes
     grace: float
-    sizes: tuple[int, ...]
     has_own_storage: bool = False
 
 

@@ -13,7 +13,7 @@ from heliograph.spi import check_number, check_whole_number, is_number, is_whole
 ADDRESS = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,5})")
 
 
-def check_workers(num_workers: Any, as_ranks: Any) -> tuple[int, int]:
+def check_workers(num_workers: Any) -> tuple[int, int]:
     """Return the least and the most workers.
 
     Raises:
@@ -25,8 +25,6 @@ def check_workers(num_workers: Any, as_ranks: Any) -> tuple[int, int]:
         raise TypeError(f"num_workers is a whole number, or (least, most) of them; got {num_workers!r}.")
     if not 1 <= pair[0] <= pair[1]:
         raise ValueError(f"num_workers is at least 1, and (least, most) are in this order; got {num_workers!r}.")
-    if as_ranks is not None:
-        check_whole_number("as_ranks", as_ranks, at_least=1, or_else="None")
     return pair
 
 

@@ -9,7 +9,6 @@ from heliograph.core.distributed.launch.exceptions import Carried, carry
 from heliograph.core.distributed.launch.queue import open_queue
 from heliograph.spi import describe_error, hosted_by, require
 
-from ..session import LAUNCHER, Notice
 from .failures import WorkerFailed, is_secondary
 from .host import RayHost
 from .mailbox import Call, Exited, Failed, QueueItem, Started, Value
@@ -58,12 +57,7 @@ def run_worker(call: Call) -> bool:
     number = ray.get(call.mailbox.register_group.remote(group))
     channel = WorkerChannel(call.mailbox, call.fit, group, rank)
     try:
-        size = context.get_world_size()
-        channel.send(Started(size, ray.get_runtime_context().get_node_id()))
-        if size not in call.sizes:
-            channel.send(Exited(Notice(LAUNCHER, f"there was room for {size} workers, which do not divide as_ranks")))
-            channel.flush()
-            return False
+        channel.send(Started(context.get_world_size(), ray.get_runtime_context().get_node_id()))
         messages = _call_function(call, channel, rank, ray, is_restart=number > 1)
         for each in messages:
             channel.send(each)

@@ -125,7 +125,7 @@ def test_a_call_passes_the_launchers_options_to_ray(
 @pytest.mark.usefixtures("channel")
 @pytest.mark.parametrize(
     ("options", "cpus"),
-    [({"num_workers": (2, 8)}, 2), ({"num_workers": (3, 8), "as_ranks": 8}, 4), ({"num_workers": 8}, 8)],
+    [({"num_workers": (2, 8)}, 2), ({"num_workers": 8}, 8)],
 )
 def test_a_cluster_of_the_calls_own_needs_room_for_the_least_number(
     connections: list[tuple[str | None, int]], tmp_path: Path, options: dict[str, Any], cpus: int

@@ -13,7 +13,7 @@ from ray.train import ControllerError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
 THERE = {"CPU": 2.0, "memory": 4e9, "object_store_memory": 1e9, "node:192.0.2.2": 1.0, "GPU": 1.0}
-UNICORNS = Sizes(1, 2, None, {"unicorn": 1.0, "CPU": 0.0}, None)
+UNICORNS = Sizes(1, 2, {"unicorn": 1.0, "CPU": 0.0}, None)
 LINE = "the cluster has {'CPU': 2.0, 'GPU': 1.0}, of which {'CPU': 1.0} are free"
 
 
@@ -56,7 +56,7 @@ def test_what_placement_groups_have_reserved_is_not_in_it(
 
 
 def test_memory_is_in_the_warning_if_a_worker_takes_it(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
-    wait, cluster.now = StartupMonitor(Sizes(2, 2, None, {"memory": 8e9}, None)), 20.0
+    wait, cluster.now = StartupMonitor(Sizes(2, 2, {"memory": 8e9}, None)), 20.0
     wait.check()
     assert "waiting for 2 workers of {'memory': 8000000000.0}: the cluster has {'CPU': 2.0," in caplog.text
     assert "of which {'CPU': 1.0, 'memory': 4000000000.0} are free" in caplog.text

@@ -113,7 +113,7 @@ class Story:
         self._job = RayJob(
             self.loop,
             self.tracker,
-            options.get("sizes", Sizes(1, 2, None, {"CPU": 1.0}, None)),
+            Sizes(1, 2, {"CPU": 1.0}, None),
             self._start,
             max_failures=options.get("max_failures", 0),
             backoff=options.get("backoff", 1.0),
@@ -253,24 +253,6 @@ def test_an_error_of_the_user_ends_the_job_at_once() -> None:
     assert caught.value.__cause__ is None
     assert caught.value.__notes__[0].startswith("heliograph: raised on rank 1:")
     assert "also failed: rank 0, with RankFailed: rank 1 failed with KeyError" in caught.value.__notes__[1]
-
-
-def test_workers_exit_for_more_of_them_and_the_command_is_withdrawn() -> None:
-    def leave(story: Story, fit: str) -> None:
-        story.begin(fit)
-        while not story.channel.commands:
-            Flag().wait(0.01)
-        story.send(fit, Exited(Notice("launcher", "there is room")))
-
-    class Roomy(Sizes):
-        def grow(self, world_size: int) -> str | None:
-            return "there is room"
-
-    story = Story(leave, complete, sizes=Roomy(1, 2, None, {"CPU": 1.0}, None))
-    assert story.run() == [b"v", b"v"]
-    assert story.pauses == [0.0]
-    assert [(each.kind, each.failure) for each in story.attempts] == [("resized", None), ("completed", None)]
-    assert [each.exit for each in story.channel.commands][:2] == [Notice("launcher", "there is room"), None]
 
 
 def test_a_preemption_is_no_failure_and_has_no_delay() -> None:

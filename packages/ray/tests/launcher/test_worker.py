@@ -91,12 +91,10 @@ def channels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeChannel]]:
     assert current_host() is None
 
 
-def call(
-    function: Callable[..., Any], *args: Any, number: int = 1, sizes: tuple[int, ...] = (1, 2), **kwargs: Any
-) -> Call:
+def call(function: Callable[..., Any], *args: Any, number: int = 1, **kwargs: Any) -> Call:
     """Return a call of a function."""
     mailbox = SimpleNamespace(register_group=SimpleNamespace(remote=lambda group: number))
-    return Call("call", "fit", mailbox, pickle.dumps((function, args, kwargs)), 3.0, sizes)
+    return Call("call", "fit", mailbox, pickle.dumps((function, args, kwargs)), 3.0)
 
 
 def test_a_worker_sends_its_start_and_its_value(channels: list[FakeChannel]) -> None:
@@ -114,13 +112,6 @@ def test_a_worker_sends_its_start_and_its_value(channels: list[FakeChannel]) -> 
 def test_in_all_but_the_first_group_it_is_a_restart(channels: list[FakeChannel]) -> None:
     run_worker(call(put_and_return, 3, factor=2, number=2))
     assert channels[0].sent[-1] == Value(pickle.dumps((6, "call", True)))
-
-
-def test_workers_of_a_number_that_is_not_allowed_exit_at_once(channels: list[FakeChannel]) -> None:
-    run_worker(call(fail, KeyError("label"), sizes=(1, 4)))
-    reason = "there was room for 2 workers, which do not divide as_ranks"
-    assert channels[0].sent == [Started(2, "node"), Exited(Notice("launcher", reason))]
-    assert channels[0].done == ["flushed", "closed"]
 
 
 def test_a_kept_worker_runs_one_call_after_another(channels: list[FakeChannel]) -> None:
@@ -197,7 +188,7 @@ def test_what_cannot_be_pickled_is_an_error(
     channels: list[FakeChannel], payload: bytes | None, message: str | None
 ) -> None:
     given = call(generate)
-    given = given if payload is None else Call("call", "fit", given.mailbox, payload, 3.0, (2,))
+    given = given if payload is None else Call("call", "fit", given.mailbox, payload, 3.0)
     if message is None:
         run_worker(given)
         return

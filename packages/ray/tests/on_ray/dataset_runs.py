@@ -55,7 +55,6 @@ def train(
     model = nn.Linear(1, 1)
     plugins = [
         h.RNGCapture(),
-        h.GradientAccumulation(RANKS, as_ranks=RANKS),
         h.SaveSchedule(h.Every(steps=3)),
         h.ValidationSchedule(h.Every(epochs=1)),
         h.Checkpoint(folder, resume="auto"),
@@ -71,7 +70,7 @@ def train(
         h.Supervised(model, nn.functional.mse_loss),
         dataset,
         validation=dataset,
-        loader_params=cast("h.LoaderParams", {"batch_size": BATCH_SIZE, "as_ranks": RANKS, **params}),
+        loader_params=cast("h.LoaderParams", {"global_batch_size": BATCH_SIZE * RANKS, **params}),
         optimizer=sgd(),
         epochs=2,
         steps=steps,

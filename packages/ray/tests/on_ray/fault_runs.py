@@ -61,7 +61,6 @@ class Scenario:
         holds: (step, number of ranks): so many ranks wait after that step until the folder has the file `open`, or a
             machine is to be taken away.
         timeout: seconds that the ranks wait for each other in a collective.
-        ranks: the number of ranks that share a global batch.
     """
 
     folder: Path
@@ -72,7 +71,6 @@ class Scenario:
     resume: str | None = None
     holds: tuple[tuple[int, int], ...] = ()
     timeout: float = 60.0
-    ranks: int = RANKS
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Outcome:
 
 
 class TrainLog(h.Plugin):
-    """Logs the samples of each step and the rank that reads them: a line for each micro-batch."""
+    """Logs the samples of each step and the rank that reads them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,8 +96,7 @@ class TrainLog(h.Plugin):
 
     @h.on(h.BatchStart, lane=h.Lane.REPORT)
     def write(self, run: h.Run, event: h.BatchStart) -> None:
-        position = run.engine.rank if run.engine.world_size == RANKS else run.progress.batch % RANKS
-        line = [run.progress.steps, position, run.batch[2].tolist(), run.engine.world_size]
+        line = [run.progress.steps, run.engine.rank, run.batch[2].tolist(), run.engine.world_size]
         with self.path.open("a") as file:
             file.write(f"{json.dumps(line)}\n")
 
@@ -162,7 +159,7 @@ class Net(nn.Module):
 
 
 def train(scenario: Scenario) -> Outcome:
-    """Train on any number of processes, with the global batch of the scenario's ranks.
+    """Train on one process or two, with the same global batch.
 
     Each process has a folder of its own for its checkpoints, so that it cannot see those of another one.
     """
@@ -173,12 +170,10 @@ def train(scenario: Scenario) -> Outcome:
     if scenario.save_every is not None:
         folder = tempfile.mkdtemp(prefix="checkpoints-", dir=scenario.folder)
         saving = [h.SaveSchedule(h.Every(steps=scenario.save_every)), h.Checkpoint(folder, resume=scenario.resume)]
-    accumulation = h.GradientAccumulation(scenario.ranks, as_ranks=scenario.ranks)
     plugins = [
         h.RNGCapture(),
         h.LearningRate("epoch"),
         h.LogSchedule(h.Every(epochs=1)),
-        accumulation,
         *saving,
         TrainLog(scenario.folder),
         FaultInjector(scenario),
@@ -187,7 +182,7 @@ def train(scenario: Scenario) -> Outcome:
     result = h.Trainer(plugins, engine=h.DDPEngine(device="cpu", timeout=scenario.timeout)).fit(
         model,
         data,
-        loader_params={"batch_size": BATCH_SIZE, "shuffle": True, "as_ranks": scenario.ranks},
+        loader_params={"global_batch_size": BATCH_SIZE * RANKS, "shuffle": True},
         optimizer=sgd(0.05, momentum=0.9),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, STEPS_PER_EPOCH),
         epochs=scenario.epochs,
@@ -206,19 +201,19 @@ def train_after_others_exited(scenario: Scenario) -> Outcome:
 
 
 def read_samples(folder: Path) -> dict[tuple[int, int], list[int]]:
-    """Return the samples that all processes read, by step and position in the global batch.
+    """Return the samples that all processes read, by step and rank.
 
     Raises:
         AssertionError: a repeated step read other samples.
     """
     read: dict[tuple[int, int], list[int]] = {}
-    for step, position, samples, _ in read_lines(folder):
-        assert read.setdefault((step, position), samples) == samples, f"step {step} was repeated with other samples"
+    for step, rank, samples, _ in read_lines(folder):
+        assert read.setdefault((step, rank), samples) == samples, f"step {step} was repeated with other samples"
     return read
 
 
 def read_lines(folder: Path, of: str = "*") -> Iterator[tuple[int, int, list[int], int]]:
-    """Yield step, position, samples and world size of each logged line, without lines that a death has truncated.
+    """Yield step, rank, samples and world size of each logged line, without lines that a death has truncated.
 
     Args:
         folder: of the logs.
@@ -227,8 +222,8 @@ def read_lines(folder: Path, of: str = "*") -> Iterator[tuple[int, int, list[int
     for path in sorted(folder.glob(f"{of}-*.log")):
         for line in path.read_text().splitlines(keepends=True):
             if line.endswith("\n"):
-                step, position, samples, size = json.loads(line)
-                yield step, position, samples, size
+                step, rank, samples, size = json.loads(line)
+                yield step, rank, samples, size
 
 
 def count_repeated_steps(folder: Path) -> dict[int, int]:
@@ -247,7 +242,7 @@ def count_faults(folder: Path) -> int:
 
 
 def count_batches(epochs: int) -> int:
-    """Return how many micro-batches a run without faults reads."""
+    """Return how many batches the two ranks of a run without faults read."""
     return epochs * STEPS_PER_EPOCH * RANKS
 
 

@@ -241,9 +241,6 @@ class ReplayRun(PayloadVerbs):
         if action not in self._settling:
             self._settling.append(action)
 
-    def when_exchanging(self, action: Callable[[], None]) -> None:
-        """Do nothing: a replay has no gradients."""
-
     def when_leaving(self, action: Callable[[], None]) -> None:
         """Do nothing: a replay has no other ranks."""
 

@@ -148,7 +148,3 @@ class RecordedData:
     def doubt(self, guarantee: Guarantee, reason: str) -> None:
         """Raise `NotRecorded`."""
         raise NotRecorded("the guarantee of a resume")
-
-    def reads_as(self, ranks: int) -> bool:
-        """Raise `NotRecorded`."""
-        raise NotRecorded("how the samples were distributed over ranks")

@@ -261,7 +261,7 @@ def test_a_subclass_that_iterates_in_its_own_way_is_read_again(drawing: Make, re
 
 
 def test_batches_of_a_batch_sampler_draw_by_their_samples_positions(drawing: Make) -> None:
-    order = OpaqueOrder(Growing(), Share(1, 2, 2), batched=True)
+    order = OpaqueOrder(Growing(), Share(1, 2), batched=True)
     order.begin(5, 0, 2)
     places = [chosen.position for chosen in order]
 

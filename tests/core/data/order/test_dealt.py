@@ -10,8 +10,8 @@ import pytest
 import torch
 from heliograph import DistributedSampler, RandomSampler
 from heliograph.core.data.order.choice import order_of
-from heliograph.core.data.order.dealt import EveryNth, OpaqueOrder, RoundRobin, SeekableOrder, knows_ranks
-from heliograph.core.data.order.shares import ALONE, Layout, Share
+from heliograph.core.data.order.dealt import EveryNth, OpaqueOrder, knows_ranks
+from heliograph.core.data.order.shares import Layout, Share
 from heliograph.core.data.position import convert_progress
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Source
@@ -64,8 +64,8 @@ def loader_of(kind: str, size: int, batch_size: int, *, drop_last: bool = False)
     return DataLoader(Numbers(size), batch_size, sampler=SAMPLERS[kind](size), drop_last=drop_last)
 
 
-def shares(world_size: int, ranks: int | None = None) -> list[Share]:
-    return [Share(rank, world_size, ranks or world_size) for rank in range(world_size)]
+def shares(world_size: int) -> list[Share]:
+    return [Share(rank, world_size) for rank in range(world_size)]
 
 
 def read(source: Source, epoch: int = 1, batch: int = 0) -> list[list[int]]:
@@ -193,8 +193,8 @@ def test_so_do_those_of_a_list() -> None:
     assert [read(source) for source in sources] == [[[0], [2], [4]], [[1], [3], [0]]]
     assert [read(source, batch=2) for source in sources] == [[[4]], [[0]]]
     assert [(source.length, source.even, source.as_it_is) for source in sources] == [(3, False, False)] * 2
-    assert source_of(batches[:4], Share(1, 2, 2)).even
-    assert not source_of([torch.zeros(1), torch.zeros(2)], Share(1, 2, 2)).even
+    assert source_of(batches[:4], Share(1, 2)).even
+    assert not source_of([torch.zeros(1), torch.zeros(2)], Share(1, 2)).even
 
 
 @pytest.mark.parametrize("sampler", [None, WeightedRandomSampler([1.0] * 7, 7)])
@@ -226,7 +226,7 @@ class OwnShare(Sampler[int]):
 def test_samplers_that_know_their_rank_are_left_alone() -> None:
     torchs: TorchDistributedSampler[Any] = TorchDistributedSampler(Numbers(9), 2, 1, shuffle=False)
     ours = DistributedSampler(RandomSampler(9), 1, 2)
-    data, share = Numbers(9), Share(1, 2, 2)
+    data, share = Numbers(9), Share(1, 2)
     kept = {
         "torch's": (DataLoader(data, 2, sampler=torchs), [[1, 3], [5, 7], [0]]),
         "ours": (DataLoader(data, 5, sampler=ours), [list(ours.indices(5, 1, 0))]),
@@ -251,10 +251,7 @@ def test_and_their_facts_do_not_show_the_rank() -> None:
             RandomSampler(9),
             WeightedRandomSampler([1.0] * 9, 9),
         ]
-        return [
-            source_of(DataLoader(Numbers(9), 2, sampler=each), Share(rank, world_size, world_size)).kind
-            for each in samplers
-        ]
+        return [source_of(DataLoader(Numbers(9), 2, sampler=each), Share(rank, world_size)).kind for each in samplers]
 
     assert kinds(0, 2) == kinds(1, 2) == kinds(2, 3)
 
@@ -266,46 +263,9 @@ def test_who_knows_ranks() -> None:
     assert not knows_ranks(None)
 
 
-# One process in the stead of several.
-
-
-@pytest.mark.parametrize("kind", ["shuffled", "weighted", "lazy"])
-@pytest.mark.parametrize(("world_size", "ranks"), [(1, 2), (1, 3), (2, 4), (2, 6)])
-def test_as_ranks(kind: str, world_size: int, ranks: int) -> None:
-    """The rounds of its processes, one after the other, hold the batches of the ranks in their order."""
-
-    def sources(world_size: int) -> list[Source]:
-        return [source_of(loader_of(kind, 50, 3), share) for share in shares(world_size, ranks)]
-
-    of_ranks = [read(source) for source in sources(ranks)]
-    turns = ranks // world_size
-    of_processes = [read(source) for source in sources(world_size)]
-
-    assert [batch for row in zip(*of_processes, strict=True) for batch in row] == [
-        batch for row in zip(*of_ranks, strict=True) for batch in row
-    ]
-    assert sources(world_size)[0].length == (None if kind == "lazy" else turns * len(of_ranks[0]))
-    for start in range(len(of_processes[0]) + 1):
-        assert [read(source, batch=start) for source in sources(world_size)] == [each[start:] for each in of_processes]
-
-
-def test_as_ranks_draws_as_they_would(drawing: Make) -> None:
-    def batches(share: Share) -> list[Any]:
-        reading = Reading(5, 1, 0, True, lambda done, batches: None)
-        return [batch.tolist() for batch in source_of(DataLoader(drawing(), 4, shuffle=True), share).open(reading)]
-
-    of_ranks = [batches(share) for share in shares(2)]
-    assert batches(Share(0, 1, 2)) == [batch for row in zip(*of_ranks, strict=True) for batch in row]
-
-
-def test_what_is_read_as_it_is_cannot_be_read_as_ranks(flowing: Make) -> None:
-    with pytest.raises(ValueError, match=r"as_ranks.* deals one order out to 2 ranks, but a DataLoader is read as it"):
-        source_of(DataLoader(flowing()), Share(0, 1, 2))
-
-
 def test_nothing_left_for_a_rank_is_an_error() -> None:
     with pytest.raises(ValueError, match="no batch for each of 2 ranks: give more samples, a smaller batch_size"):
-        source_of(DataLoader(Numbers(10), 8, drop_last=True), Share(0, 2, 2))
+        source_of(DataLoader(Numbers(10), 8, drop_last=True), Share(0, 2))
 
 
 # Evaluations.
@@ -341,9 +301,7 @@ def test_and_draws_what_one_process_would(drawing: Make) -> None:
 
 
 def layout(world_size: int, batch_size: int | None, batches: int | None = None, **more: Any) -> Layout:
-    return Layout(
-        **{"ranks": world_size, "common": True, **more}, world_size=world_size, batch_size=batch_size, batches=batches
-    )
+    return Layout(**{"common": True, **more}, world_size=world_size, batch_size=batch_size, batches=batches)
 
 
 def moved(batch: int, before: Layout, now: Layout, **more: Any) -> dict[str, Any]:
@@ -355,10 +313,6 @@ def test_a_position_is_the_same_to_the_sample() -> None:
     assert moved(3, layout(2, 4), layout(1, 4))["batch"] == 6
     assert moved(6, layout(1, 4), layout(4, 2))["batch"] == 3
     assert moved(3, layout(2, 4, 3), layout(1, 4, 5))["batch"] == 5  # the end is the end, filled up or not
-    assert moved(5, layout(1, 4, ranks=2), layout(1, 4, ranks=2))["batch"] == 5
-    assert moved(4, layout(1, 4, ranks=2), layout(2, 4))["batch"] == 2
-    assert moved(2, layout(2, 4), layout(1, 4, ranks=2))["batch"] == 4
-    assert moved(4, layout(1, 4, ranks=4), layout(2, 4, ranks=4))["batch"] == 2
 
 
 def test_what_was_counted_in_batches_is_counted_again() -> None:
@@ -383,13 +337,6 @@ def test_during_a_batch_no_run_continues() -> None:
     )
     with pytest.raises(ValueError, match=reported.replace(".", r"\.")):
         moved(3, layout(2, 4), layout(4, 4))
-    for before, now in (
-        (layout(1, 4, ranks=2), layout(2, 4)),
-        (layout(1, 4, ranks=2), layout(1, 4)),
-        (layout(1, 4), layout(1, 2, ranks=4)),
-    ):
-        with pytest.raises(ValueError, match="within a batch of now"):
-            moved(3, before, now)
 
 
 def test_nor_where_ranks_read_orders_of_their_own() -> None:
@@ -400,16 +347,3 @@ def test_nor_where_ranks_read_orders_of_their_own() -> None:
         moved(3, before, layout(1, None, common=False))
     assert moved(3, before, layout(2, None, common=False))["batch"] == 3
     assert moved(0, before, layout(1, None, common=False))["batch"] == 0
-
-
-def test_in_turn_ends_with_the_first_that_does() -> None:
-    orders = [SeekableOrder(DistributedSampler(RandomSampler(7), rank, 2), 2, drop_last=False) for rank in (0, 1)]
-    both = RoundRobin(orders)
-    both.begin(5, 0, 0)
-    assert len(list(both)) == both.length == 4
-    assert next(iter(both)) == next(iter(orders[0]))
-
-
-def test_alone_is_one_rank_of_one() -> None:
-    assert (ALONE.turns, list(ALONE.own)) == (1, [0])
-    assert (Share(1, 2, 6).turns, list(Share(1, 2, 6).own)) == (3, [1, 3, 5])

@@ -143,8 +143,7 @@ def test_ranks_share_the_batches_of_one_order(ranks: int) -> None:
     sampler = h.TokenBudgetBatchSampler(texts.lengths, 14)
     whole = list(sampler.indices(5, 1, 0))
     shares = [
-        source_of(DataLoader(texts, batch_sampler=sampler, collate_fn=pad), Share(rank, ranks, ranks))
-        for rank in range(ranks)
+        source_of(DataLoader(texts, batch_sampler=sampler, collate_fn=pad), Share(rank, ranks)) for rank in range(ranks)
     ]
     read = [
         [numbers.tolist() for _, numbers in each.open(Reading(5, 1, 0, True, lambda done, total: None))]

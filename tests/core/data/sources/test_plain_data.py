@@ -12,7 +12,6 @@ import pytest
 import torch
 from heliograph.core.data.draws import generators, held_generators
 from heliograph.core.data.draws.plain_data import Plainness
-from heliograph.core.data.order.shares import Share
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.stateless import Reading
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset, TensorDataset
@@ -118,16 +117,6 @@ def test_of_the_first_batch_only_the_rest_is_read() -> None:
 
     assert rest[0][0].tolist() == whole[0][0].tolist()[3:]
     assert texts(rest[1:]) == texts(whole[1:])
-
-
-@pytest.mark.usefixtures("unkeyed")
-def test_one_process_reads_plain_data_for_several_ranks() -> None:
-    for how in ({"batch_size": 4}, {"batch_size": None}):
-        ranks = [source_of(DataLoader(tensors(), shuffle=True, **how), Share(rank, 2, 2)) for rank in range(2)]
-        in_turn = [each for pair in zip(*(one.open(READING) for one in ranks), strict=True) for each in pair]
-        alone = source_of(DataLoader(tensors(), shuffle=True, **how), Share(0, 1, 2))
-
-        assert texts(alone.open(READING)) == texts(in_turn)
 
 
 def drawing_rows() -> list[Row]:

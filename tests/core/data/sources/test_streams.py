@@ -12,7 +12,7 @@ import torch
 from heliograph import Streams
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Source
-from heliograph.core.data.sources.mixture import MODES, Mode, Weighted
+from heliograph.core.data.sources.mixture import MODES, Mode
 from heliograph.core.data.sources.stateless import Reading
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -303,13 +303,3 @@ def test_what_is_read_again_is_compared_with_the_streams_that_were() -> None:
         compared.clear()
         source.open(reading(0, position, check=compared.append))
         assert compared == ([parts] if parts else [])
-
-
-def test_two_ranks_in_turn_read_the_same_stream() -> None:
-    """With `as_ranks`, one process reads a batch of each rank."""
-    mixture = Weighted({"a": 1, "b": 1}, 40, turns=2)
-    mixture.begin(1, 0, mixture.length({"a": 6, "b": 8}))
-    chosen = [mixture.chosen(number) for number in range(40)]
-    assert chosen[::2] == chosen[1::2]
-    for position in range(41):
-        assert mixture.taken("a", position) == chosen[:position].count("a")

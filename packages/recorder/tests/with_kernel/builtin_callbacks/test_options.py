@@ -18,7 +18,7 @@ OF_NUMPY: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (h.Checkpoint, {"folder": ".", "keep_last": ONE, "keep_best": ONE, "monitor": "validation/loss"}),
     (h.EarlyStopping, {"patience": ONE}),
     (h.FileLog, {"folder": ".", "level": np.int32(logging.INFO)}),
-    (h.GradientAccumulation, {"n": {np.int32(0): ONE}, "as_ranks": ONE}),
+    (h.GradientAccumulation, {"n": {np.int32(0): ONE}}),
     (h.GradientClipping, {"norm": REAL, "value": REAL, "norm_type": REAL}),
     (h.GradientNorm, {"every": ONE, "norm_type": REAL}),
     (h.NaNGuard, {"max_skips": ONE}),
