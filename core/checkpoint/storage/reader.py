@@ -153,6 +153,14 @@ def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Ent
     return entry
 
 
+def is_complete(entry: Entry) -> bool:
+    """Return whether the files of a checkpoint have the sizes in its manifest; only `check` verifies their content."""
+    shards = {shards_path(entry.path) / name: size for name, (size, _) in entry.shards.items()}
+    return all(
+        path.is_file() and path.stat().st_size == size for path, size in {entry.path: entry.size, **shards}.items()
+    )
+
+
 def _check_bytes(path: Path, size: int, sha256: str, what: str, files: Files) -> None:
     found = files.patiently(path.stat).st_size
     if found != size:

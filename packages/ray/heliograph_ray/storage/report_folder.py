@@ -11,6 +11,7 @@ from pathlib import Path
 
 from heliograph import Progress
 from heliograph.core.checkpoint.storage.manifest import manifest_path, run_part, shards_path
+from heliograph.core.checkpoint.storage.reader import is_complete
 from heliograph.spi import Entry, read_manifest
 
 
@@ -66,7 +67,7 @@ def contains_all(metrics: Mapping[str, float], others: Mapping[str, float]) -> b
 
 def _read_complete(path: Path) -> Entry:
     entry = read_manifest(path)
-    if not _is_complete(entry):
+    if not is_complete(entry):
         shards = " Shards must be in a folder that all ranks share; without one, Checkpoint(..., sharded=False) "
         raise ValueError(
             f"The checkpoint {path} cannot be reported: files of its manifest are missing, or have another size."
@@ -91,11 +92,3 @@ def _link(old: Path, new: Path) -> None:
         os.link(old, new)
     except OSError:
         shutil.copyfile(old, new)
-
-
-def _is_complete(entry: Entry) -> bool:
-    """Return whether the files of a checkpoint have the sizes in its manifest; only `check` verifies their content."""
-    shards = {shards_path(entry.path) / name: size for name, (size, _) in entry.shards.items()}
-    return all(
-        path.is_file() and path.stat().st_size == size for path, size in {entry.path: entry.size, **shards}.items()
-    )
