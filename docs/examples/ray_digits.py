@@ -4,7 +4,8 @@
     python docs/examples/ray_digits.py --lose-a-worker
     python docs/examples/ray_digits.py --address auto --workers 8 --storage s3://bucket/runs
 
-Every machine needs `pip install 'heliograph[ray,examples]'`, and workers on several machines a storage that all reach.
+Every machine needs `pip install ./packages/ray './packages/recorder[demo]'`; workers on several machines need a
+storage that all reach.
 """
 
 from __future__ import annotations

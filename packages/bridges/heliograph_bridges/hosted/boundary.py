@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from heliograph import Bus, CheckpointSaved, Lane, Run, SavePoint
+from heliograph import events as ev
 from heliograph.core.loop import SHOULD_STOP, publish
 from heliograph.core.metrics.means import Means, added
 from heliograph.core.metrics.values import Metrics
-from heliograph.events import catalogue as ev
 
 from .batches import BatchMoments, closes_on_error
 

@@ -35,8 +35,8 @@ from typing import Any
 
 import torch
 from heliograph import Bus, DeviceEngine, LoopEngine, Plugins, RunResult
+from heliograph import events as ev
 from heliograph.core.run_end import close_run
-from heliograph.events import catalogue as ev
 from heliograph.spi import describe_error
 
 from .batches import closes_on_error
