@@ -4,21 +4,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .bus import Bus, Handle, Lane, OrderedSignal
+from .bus import FunctionName as FunctionName
+from .bus import PluginName as PluginName
 from .catalogue import *  # noqa: F403  # an event is named where it is declared and where it is emitted, nowhere else
 from .catalogue import CATALOGUE
+from .catalogue import Phase as Phase
+from .catalogue import Status as Status
 from .control import Control, History, Request
+from .control import Pending as Pending
+from .control import Verb as Verb
 from .progress import Progress
 
 if TYPE_CHECKING:
     from .engine import Engine as Engine
+    from .engine import Reduction as Reduction
+    from .guarantee import Guarantee as Guarantee
+    from .run import CheckpointSource as CheckpointSource
     from .run import Run as Run
 
 __all__ = [kind.__name__ for kind in CATALOGUE]
 __all__ += ["CATALOGUE", "Bus", "Control", "Engine", "Event", "Handle", "History", "Lane", "OrderedSignal", "Progress", "Request", "Run"]  # fmt: skip  # noqa: E501, F405
 
+# Protocols and types that a run itself does not need: imported when they are first used.
+_LAZY = {"CheckpointSource": "run", "Engine": "engine", "Guarantee": "guarantee", "Reduction": "engine", "Run": "run"}
+
 
 def __getattr__(name: str) -> Any:
-    """Import the protocols, which a run itself does not need, where they are asked for."""
-    if name not in ("Engine", "Run"):
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{name.lower()}", __name__), name)
+    return getattr(import_module(f".{_LAZY[name]}", __name__), name)

@@ -11,8 +11,7 @@ from uuid import uuid4
 
 import torch
 from heliograph import Bus, Run, RunClosed, RunFailed
-from heliograph.events import Event
-from heliograph.events.types import Phase
+from heliograph.events import Event, Phase
 from heliograph.spi import describe_error, version
 
 from .format.plain import NAME, shorten, to_plain, to_plain_metrics

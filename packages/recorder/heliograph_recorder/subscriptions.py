@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heliograph import Lane, Log, OrderedSignal, Run
-from heliograph.events import CATALOGUE, Event
-from heliograph.events.types import PluginName
+from heliograph.events import CATALOGUE, Event, PluginName
 from heliograph.spi import Receiver, Subscription
 
 

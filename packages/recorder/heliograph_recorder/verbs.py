@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from heliograph.events.types import Verb
+from heliograph.events import Verb
 
 
 @dataclass(frozen=True, slots=True)

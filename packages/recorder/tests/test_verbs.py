@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from heliograph.events.types import Verb
+from heliograph.events import Verb
 from heliograph_recorder.verbs import EVALUATION_VERB, VERBS
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heliograph import Control, Progress, Request
-from heliograph.events.types import Verb
+from heliograph.events import Verb
 
 from .host import MENDS, Host
 from .refusals import DONE_BY_ALL

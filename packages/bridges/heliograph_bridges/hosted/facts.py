@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from heliograph import LoopEngine
 from heliograph.core.data.training_data import TrainingData
-from heliograph.events.types import Guarantee
+from heliograph.events import Guarantee
 from torch import nn
 
 

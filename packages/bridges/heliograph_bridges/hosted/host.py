@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from heliograph.events import Event
-from heliograph.events.types import Verb
+from heliograph.events import Event, Verb
 
 # What can be used in place of what no loop but ours does; a host may know better.
 MENDS: Mapping[str, str] = {

@@ -6,7 +6,7 @@ import torch
 from heliograph import Request
 from heliograph.core.distributed.ranks.shared_control import SharedControl, SharedRun
 from heliograph.core.engines.parallel.processes import ProcessEngine
-from heliograph.events.types import Verb
+from heliograph.events import Verb
 
 from .control import check_verb
 from .host import Host

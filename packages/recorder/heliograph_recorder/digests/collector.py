@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, OrderedSignal, Run
-from heliograph.events.types import PluginName
+from heliograph.events import PluginName
 from heliograph.spi import Receiver, Subscription
 from torch import Tensor
 

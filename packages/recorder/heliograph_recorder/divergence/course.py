@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from heliograph import Request
-from heliograph.events.types import Verb
+from heliograph.events import Verb
 from heliograph.spi import COUNTED, LOADED
 
 from ..format.digests import COLUMNS, DigestBlock

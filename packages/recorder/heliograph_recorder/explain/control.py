@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from heliograph import Request
-from heliograph.events.types import Verb
+from heliograph.events import Verb
 from heliograph.spi import CHANGES, printable
 
 from ..format.records import change_of

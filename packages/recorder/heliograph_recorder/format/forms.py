@@ -8,7 +8,7 @@ from math import isfinite
 from types import NoneType
 from typing import Any, get_args
 
-from heliograph.events.types import Phase, Status, Verb
+from heliograph.events import Phase, Status, Verb
 
 Form = Callable[[Any], bool]
 LIMIT = 2**52  # larger than any real counter or clock

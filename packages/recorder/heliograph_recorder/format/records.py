@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from heliograph import Request
-from heliograph.events.types import Phase, Status
+from heliograph.events import Phase, Status
 
 from .digests import DigestBlock
 

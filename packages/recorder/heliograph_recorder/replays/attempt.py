@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heliograph import Bus, GradientsReady, LastBoundary, StepEnd
-from heliograph.events import Event
-from heliograph.events.types import Verb
+from heliograph.events import Event, Verb
 from heliograph.plugins.filters import plan_filters
 from heliograph.spi import CHANGES
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from heliograph import Request, ShouldStop
 from heliograph.core.loop import SHOULD_STOP
-from heliograph.events.types import Verb
+from heliograph.events import Verb
 
 from ..format.records import Entry, EventEntry
 from ..verbs import TAKEN_BACK

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from heliograph import Control, NotRecorded, Progress, Request
-from heliograph.events.types import Verb
+from heliograph.events import Verb
 from heliograph.spi import CHANGES
 
 from ..verbs import EVALUATION_VERB, TAKEN_BACK

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from heliograph.core.evaluation import EVENTS
-from heliograph.events.types import Phase
+from heliograph.events import Phase
 
 from ..format.records import AttemptRecord, EventEntry
 from ..verbs import EVALUATION_VERB

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from heliograph import Request
-from heliograph.events.types import Verb
+from heliograph.events import Verb
 
 from .report import Ending, ReplayedRequest
 

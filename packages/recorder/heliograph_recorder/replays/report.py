@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heliograph import Request
-from heliograph.events.types import Status
+from heliograph.events import Status
 from heliograph.spi import printable
 
 SHOWN = 20  # requests of one plugin, in full

@@ -14,8 +14,7 @@ from heliograph.core.metrics.payload_verbs import PayloadVerbs
 from heliograph.core.metrics.values import Metrics
 from heliograph.core.result import check_line
 from heliograph.core.stepping.optimizers import SINGLE
-from heliograph.events import Event
-from heliograph.events.types import CheckpointSource, Phase
+from heliograph.events import CheckpointSource, Event, Phase
 from heliograph.spi import describe_error, is_within
 from torch import Tensor
 

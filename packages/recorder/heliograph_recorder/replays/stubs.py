@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from heliograph import NotRecorded
-from heliograph.events.types import Guarantee, Reduction
+from heliograph.events import Guarantee, Reduction
 
 
 class Unrecorded:

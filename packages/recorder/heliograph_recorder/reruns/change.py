@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from heliograph import BatchStart, Bus, Lane, OrderedSignal, Run, Trainer
-from heliograph.events.types import FunctionName
+from heliograph.events import FunctionName
 from heliograph.spi import Subscription, describe, find_function
 
 from ..explain.lineage import BETWEEN, CHANGE, PARENT

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from heliograph import Bus, Lane, Log, PluginChanged, Run, RunResult
 from heliograph.core.data.draws import rng
-from heliograph.events import CATALOGUE, Event
-from heliograph.events.types import FunctionName
+from heliograph.events import CATALOGUE, Event, FunctionName
 from heliograph.spi import Subscription, describe
 
 Wanted = Callable[[Run, Event], bool]

@@ -9,7 +9,7 @@ from typing import Any
 
 from heliograph import Checkpoint, CheckpointLoaded, Lane, Preemption, Run, Trainer
 from heliograph.core.rehearsal.stage import cannot_be_redirected, left_out, redirect
-from heliograph.events.types import FunctionName
+from heliograph.events import FunctionName
 from heliograph.spi import Subscription, TrainerFactory, UsageError, describe, describe_error, find_function
 
 from ..digests.options import Digests

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from heliograph import CheckpointLoaded, Lane, Request, Run, Trainer
 from heliograph.core.stepping.changes import RefusedChangeError
-from heliograph.events import CATALOGUE, Event
-from heliograph.events.types import FunctionName
+from heliograph.events import CATALOGUE, Event, FunctionName
 from heliograph.spi import Subscription
 
 from ..divergence.course import Begin

@@ -31,8 +31,7 @@ from heliograph import (
     ValidationEnd,
     ValidationStart,
 )
-from heliograph.events import Event
-from heliograph.events.types import Pending
+from heliograph.events import Event, Pending
 from heliograph.spi import describe
 
 from ..base import RuleFiring, RuleOperation

@@ -15,8 +15,7 @@ import torch
 from heliograph import Lane, Log, Run, SavePoint, Streams, Trainer, ValidationEnd
 from heliograph.builtin_callbacks.checkpoint.repeated.rows import Rows
 from heliograph.builtin_callbacks.checkpoint.repeated.suspects import listeners_to_epoch_start
-from heliograph.events import CATALOGUE, Event
-from heliograph.events.types import Guarantee
+from heliograph.events import CATALOGUE, Event, Guarantee
 from heliograph.spi import Leaf, Leaves, leaves
 
 from .facts import Fact

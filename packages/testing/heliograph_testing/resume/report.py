@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from heliograph.events.types import Guarantee
+from heliograph.events import Guarantee
 
 from .differences import Difference
 from .moments import Moment

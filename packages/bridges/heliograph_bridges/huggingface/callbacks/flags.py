@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from heliograph import Control
-from heliograph.events.types import Pending
+from heliograph.events import Pending
 
 
 class Flag(NamedTuple):
