@@ -1,0 +1,119 @@
+"""The wheels: what is in them, the kernel installed alone, and the kernel with every package."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from zipfile import ZipFile
+
+import heliograph
+import pytest
+from heliograph.plugins.first_party import DISTRIBUTIONS, PACKAGES
+
+ROOT = Path(heliograph.__file__).parent
+README = re.findall(
+    r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
+RECORDED = """
+import torch
+from heliograph import Supervised, Trainer
+from heliograph_recorder import Recorder
+task = Supervised(torch.nn.Linear(3, 1), torch.nn.functional.mse_loss)
+batches = [(torch.randn(8, 3), torch.randn(8, 1))] * 4
+result = Trainer([Recorder("run")]).fit(task, batches, optimizer=torch.optim.SGD, epochs=1)
+assert "completed" in result.explain(), result.explain()
+"""
+
+
+def build(folder: Path) -> list[Path]:
+    """Build a wheel of every distribution in a copy of the tracked files, where no former build is left."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in listed.rstrip("\0").split("\0"):
+        if (ROOT / name).is_file() and not name.startswith(("tests/", "docs/")):
+            (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / "source" / name)
+    sources = [".", *(f"./packages/{package}" for package in PACKAGES)]
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", str(folder / "wheels"), *sources], cwd=folder / "source", check=True)
+    return sorted((folder / "wheels").glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return build(tmp_path_factory.mktemp("wheels"))
+
+
+class Environment:
+    """A virtual environment with some of the wheels, and the other libraries of this one."""
+
+    def __init__(self, folder: Path, wheels: list[Path]) -> None:
+        self.folder = folder
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+        site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+        for entry in Path(sysconfig.get_path("purelib")).iterdir():
+            if "heliograph" not in entry.name:
+                (site / entry.name).symlink_to(entry)
+        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install"]
+        subprocess.run([*pip, "--quiet", "--no-index", "--no-deps", *map(str, wheels)], check=True)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        ours = ("PYTHON", "PIP_", "COV", "HELIOGRAPH_", "PYTEST")
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+        command = [str(self.folder / "bin/python"), *arguments]
+        return subprocess.run(command, cwd=self.folder, env=clean, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def kernel(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    alone = [wheel for wheel in wheels if wheel.name.startswith("heliograph-")]
+    return Environment(tmp_path_factory.mktemp("kernel"), alone)
+
+
+@pytest.fixture(scope="module")
+def everything(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return Environment(tmp_path_factory.mktemp("everything"), wheels)
+
+
+def test_every_distribution_has_a_wheel_with_its_types_and_data(wheels: list[Path]) -> None:
+    assert {wheel.name.split("-")[0].replace("_", "-") for wheel in wheels} == DISTRIBUTIONS
+    files = {name for wheel in wheels for name in ZipFile(wheel).namelist()}
+    assert {f"heliograph_{package}/py.typed" for package in PACKAGES} <= files
+    assert {"heliograph/__init__.pyi", "heliograph/spi.pyi", "heliograph_recorder/__init__.pyi"} <= files
+    assert {"heliograph_recorder/timeline/page.html"} <= files
+    assert not [name for name in files if "/tests/" in name or name.startswith(("tests/", "heliograph/packages/"))]
+
+
+def test_the_kernel_alone_trains_and_says_what_to_install(kernel: Environment) -> None:
+    done = kernel.run("-W", "error", "-c", README[0])
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
+
+    missing = "It is in heliograph-recorder: pip install ./packages/recorder\n"
+    command = kernel.run("-m", "heliograph", "explain", "runs/readme")
+    assert (command.returncode, command.stderr) == (2, f"heliograph has no command 'explain'. {missing}")
+    name = kernel.run("-c", "from heliograph import Recorder")
+    assert name.stderr.endswith(f"ImportError: heliograph has no 'Recorder'. {missing}")
+    result = kernel.run("-c", f"{README[0]}\nresult.explain()")
+    assert result.stderr.endswith(f"ImportError: Nothing installed explains runs. {missing}")
+
+    plugins = kernel.run("-m", "heliograph", "plugins").stdout
+    assert "\ncheckpoint " in plugins
+    assert "\nrecorder " not in plugins
+
+
+def test_with_all_wheels_every_command_can_be_imported(everything: Environment) -> None:
+    help_text = everything.run("-m", "heliograph", "--help").stdout
+    assert {"explain", "fit", "rules", "verify-resume"} <= {line.split()[0] for line in help_text.splitlines() if line}
+    assert "cannot be imported" not in help_text
+    assert everything.run("-m", "heliograph", "plugins", "--check").returncode == 0
+
+
+def test_with_all_wheels_a_run_is_recorded_and_drawn(everything: Environment) -> None:
+    assert everything.run("-c", RECORDED).stderr == ""
+    timeline = everything.run("-m", "heliograph", "timeline", "run", "--output", "page.html")
+    assert timeline.returncode == 0, timeline.stderr
+    assert (everything.folder / "page.html").stat().st_size > 10_000
