@@ -19,7 +19,6 @@ from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.builtin_callbacks.remote.outcomes import KEEPS
 from heliograph.builtin_callbacks.trackers.tracker import Tracker
 from heliograph.core.checkpoint import conversion
-from heliograph.core.checkpoint.state.schema import training_of
 from heliograph.core.distributed.ranks.failure import on_main
 from heliograph.core.result import RunResult
 from heliograph.core.trainer import Trainer
@@ -203,7 +202,7 @@ class Fork(Plugin):
             return
         state = share_state(run.engine, path, conversion.load_any(path) if run.engine.is_main else None)
         former = {"forked_from": state["forked_from"]} if "forked_from" in state else {}
-        origin = {"training": training_of(state), **parent, **former}
+        origin = {"training": state["training_id"], **parent, **former}
         pages = [each.name for each in run.plugins if isinstance(each, PAGES)]  # they are its parent's
         plugins = {name: own for name, own in state["plugins"].items() if name not in pages}
         run.resume({**state, "training_id": identity, "forked_from": origin, "plugins": plugins}, path)

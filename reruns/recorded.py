@@ -184,8 +184,8 @@ class RecordedRun:
             ]:
                 skipped.append(f"{found} is of another run: it has other counters than those that were recorded")
                 continue
-            if trainings and entry.training_id and entry.training_id not in trainings:
-                skipped.append(f"{found} is of another training, {entry.training_id}")
+            if trainings and entry.training not in trainings:
+                skipped.append(f"{found} is of another training, {entry.training}")
                 continue
             return Origin(found, counters.steps, (counters.epoch, counters.batch), skipped)
         return Origin(skipped=skipped)

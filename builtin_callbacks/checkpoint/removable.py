@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.checkpoint.storage import reader
-from ...core.checkpoint.storage.manifest import Entry, Mode, best_first, clean, pointer_path
+from ...core.checkpoint.storage.manifest import Entry, Mode, best_first, pointer_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,8 @@ def _keep(entries: Sequence[Entry], number: int, reason: str, reasons: dict[Path
 def _pointed(entries: Sequence[Entry]) -> list[Path]:
     """Return the checkpoint that the run calls its best."""
     for each in entries[:1]:
-        named = pointer_path(each.path.parent, each.run_name, "best")
-        pointers = (named, named.with_name(f"{clean(each.run_name)}.best"))  # as names were spelled before, too
-        names = {reader.read_pointer(pointer) for pointer in pointers}
-        return [other.path for other in entries if other.path.name in names]
+        name = reader.read_pointer(pointer_path(each.path.parent, each.run_name, "best"))
+        return [other.path for other in entries if other.path.name == name]
     return []
 
 

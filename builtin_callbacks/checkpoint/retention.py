@@ -70,7 +70,7 @@ class Retention:
         best = {entry.path for entry in self._ranked_entries()[: self.keep_best]}
         room, doomed = self.keep_last, list[Path]()
         for path, entry in reversed(self._entries.items()):
-            if not entry.training_id or (not room and path in best) or is_pinned(path):
+            if entry.is_of_helios or (not room and path in best) or is_pinned(path):
                 continue
             if room and path not in self._damaged:
                 room -= 1

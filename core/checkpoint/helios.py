@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -56,6 +57,7 @@ def convert(saved: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[
         "versions": {"helios": version},
         "world": {"size": 1},
         "run_name": run_name,
+        "training_id": hashlib.sha256(f"heliograph training {run_name}".encode()).hexdigest()[:32],
         "progress": progress,
         "control": {"due": [], "end_epoch": False},
         "modules": parts["modules"],

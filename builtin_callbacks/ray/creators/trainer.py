@@ -10,7 +10,6 @@ from typing import Any, NoReturn, Protocol, Unpack, runtime_checkable
 
 from ....core.checkpoint import storage
 from ....core.checkpoint.state.ranks import join_shards
-from ....core.checkpoint.state.schema import training_of
 from ....core.distributed.ranks.membership import membership
 from ....core.engines.contract import LoopEngine
 from ....core.engines.options import EngineOptions
@@ -246,7 +245,7 @@ class CreatorTrainer:
             ValueError: the name is not that of a checkpoint.
         """
         path, state = check_file(path), unpack_state(self._trained())
-        store = storage.Store(path.parent, state["run_name"], training_of(state))
+        store = storage.Store(path.parent, state["run_name"], state["training_id"])
         store.open()
         try:
             return store.save(path.name, state).path

@@ -23,8 +23,7 @@ from heliograph.core.checkpoint.storage import Store
 from heliograph.core.checkpoint.storage.manifest import encode
 from heliograph.tests.kit import damage
 
-GOLDEN = Path(__file__).parents[2] / "golden" / f"schema_{SCHEMA}"
-OLD = "golden_epoch_1_iter_6.pth"
+OLD, OTHER = "golden_epoch_1_iter_6.pth", "golden_epoch_1_iter_4.pth"
 Make = Callable[..., Any]
 Names = Callable[[], list[str]]
 
@@ -95,18 +94,19 @@ def test_inspect_reports_what_a_checkpoint_holds(command: Said, write: Make) -> 
     assert lines[-1].strip() == "early_stopping: best, count"
 
 
-def test_inspect_reports_checkpoints_without_a_manifest_too(command: Said, tmp_path: Path) -> None:
-    shutil.copy(GOLDEN / OLD, tmp_path)
-    assert command("inspect", tmp_path / OLD) == 0
+def test_inspect_reports_checkpoints_without_a_manifest_too(command: Said, write: Make) -> None:
+    path = write(12, 0.25)
+    path.with_suffix(".json").unlink()
+    assert command("inspect", path) == 0
     assert f"layout      schema {SCHEMA}, without a manifest: run `checkpoint migrate` on it" in command.out
-    assert "position    epoch 1, batch 2, step 6" in command.out
+    assert "position    epoch 1, batch 2, step 12" in command.out
 
 
-def test_inspect_lists_a_folder_by_run_the_newest_first(command: Said, write: Make, tmp_path: Path) -> None:
+def test_inspect_lists_a_folder_by_run_the_newest_first(command: Said, write: Make, old: Path, tmp_path: Path) -> None:
     write(1, 0.5, name="b")
     write(9, 0.5)
     write(10, nan)
-    shutil.copy(GOLDEN / OLD, tmp_path)
+    (old / OTHER).unlink()
     assert command("inspect", tmp_path) == 0
     head, *rows, unreadable = command.out.splitlines()
     assert head.split() == ["FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METRICS"]
@@ -212,7 +212,7 @@ def test_migrate_prints_what_it_changed(command: Said, old: Path, tmp_path: Path
     assert command("migrate", tmp_path) == 0
     assert (
         f"{tmp_path / OLD}: migrated to schema {SCHEMA}, the former file is {OLD}.backup\n"
-        f"    schema {SCHEMA - 1} to {SCHEMA}: 'place' is called 'data'\n" in command.out
+        "    read the layout of Helios 1.1.0; the run is called 'golden', after the file\n" in command.out
     )
     assert command("migrate", tmp_path / OLD) == 0
     assert command.out == f"{tmp_path / OLD}: up to date (schema {SCHEMA})\n"
@@ -312,21 +312,8 @@ def test_prune_keeps_something_of_every_training_of_a_name(
     assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run-2_3.pth", "run_4.pth"]
 
 
-def test_prune_spares_the_best_by_the_former_spelling_of_its_pointer(
-    command: Said, opened: Make, state: Make, tmp_path: Path
-) -> None:
-    store = opened("a b")
-    for step in (1, 2):
-        store.save(f"a-b_{step}.pth", state(step, name="a b"))
-    store.close()
-    (tmp_path / "a-b.best").write_text("a-b_1.pth\n")
-    assert command("prune", tmp_path, "--keep-last", 1) == 0
-    assert f"kept     {tmp_path / 'a-b_1.pth'}: called the best by its run" in command.out
-
-
-def test_prune_leaves_alone_what_has_no_manifest(command: Said, write: Make, tmp_path: Path) -> None:
+def test_prune_leaves_alone_what_has_no_manifest(command: Said, write: Make, old: Path, tmp_path: Path) -> None:
     write(1, 0.5)
-    shutil.copy(GOLDEN / OLD, tmp_path)
     assert command("prune", tmp_path, "--keep-last", 1) == 0
     assert command.out.splitlines()[-1].startswith(f"left     The checkpoint {tmp_path / OLD} has no manifest")
     assert (tmp_path / OLD).exists()
@@ -379,8 +366,8 @@ def test_usage_errors(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
     assert fault in capsys.readouterr().err
 
 
-def test_it_runs_as_a_module(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "heliograph", "checkpoint", "inspect", str(GOLDEN / OLD)]
+def test_it_runs_as_a_module(write: Make, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "heliograph", "checkpoint", "inspect", str(write(12, 0.25))]
     done = call(words, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert "run         golden" in done.stdout
+    assert "run         run" in done.stdout
     assert done.stderr == ""
