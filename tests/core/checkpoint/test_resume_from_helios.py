@@ -48,7 +48,7 @@ def write(folder: Path) -> None:
     """Write what Helios saves after an epoch."""
     model = make_model()
     with torch.no_grad():
-        model[0].weight.fill_(0.125)
+        next(model.parameters()).fill_(0.125)
     optimizer = make_optimizer(list(model.parameters()))
     parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": make_scheduler(optimizer)}
     saved = {
