@@ -3,7 +3,6 @@
 import os as _os
 import sys as _sys
 from importlib import import_module as _import_module
-from opcode import opname as _opname
 from pathlib import Path as _Path
 from typing import Any as _Any
 
@@ -31,19 +30,17 @@ def __getattr__(name: str) -> _Any:
         return version()
     if name in _names():
         return _public(name)
-    events = _import_module(".events", __name__)
-    if name in events.__all__:
-        globals()[name] = getattr(events, name)
+    if name in _event_names():
+        globals()[name] = getattr(_import_module(".events", __name__), name)
         return globals()[name]
-    from .events.checks import known_names
-    from .plugins.providers import how_to_import
+    from .plugins.providers import missing_name
 
-    hint = how_to_import(name) or known_names(name, __dir__()).partition(" Known:")[0].strip()
-    # An import statement replaces an AttributeError by one of its own, so that its reader would not see this sentence.
-    caller = _sys._getframe(1)
-    is_import = _opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM"
-    raise (ImportError if is_import else AttributeError)(f"heliograph has no {name!r}. {hint}".rstrip())
+    raise missing_name(name, __dir__(), _sys._getframe(1))
 
 
 def __dir__() -> list[str]:
-    return sorted({*_names(), *_import_module(".events", __name__).__all__})
+    return sorted(_event_names().union(_names()))
+
+
+def _event_names() -> set[str]:
+    return {"CATALOGUE", "Event", *(kind.__name__ for kind in _import_module(".events", __name__).CATALOGUE)}

@@ -107,7 +107,7 @@ class EarlyStopping(Plugin):
         """Continue counting."""
         self.best, self.failed_readings = state["best"], state["failed_readings"]
         self._stopped_by_nan = state["stopped_by_nan"]
-        self._judged = state.get("judges", self._judges)  # older states do not say
+        self._judged = state["judges"]
 
     def _judge(self, run: Run, metrics: Mapping[str, float]) -> None:
         value = self.monitor.read(metrics)

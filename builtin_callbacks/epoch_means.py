@@ -74,5 +74,4 @@ class EpochMeans(Plugin):
         self.reset()
         if state:
             self._sums, self._weights = dict(state["sums"]), dict(state["weights"])
-            # a state without it was saved when every epoch was taken for a whole one
-            self._is_whole, self._epoch_ended = state.get("is_whole", True), state["epoch_ended"]
+            self._is_whole, self._epoch_ended = state["is_whole"], state["epoch_ended"]

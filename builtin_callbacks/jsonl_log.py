@@ -124,7 +124,7 @@ class JsonlLog(Plugin):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after them."""
-        self._position, self._last = state["position"], state.get("last", "")  # older checkpoints have no line
+        self._position, self._last = state["position"], state["last"]
         self._loaded = True
 
     def close(self) -> None:
@@ -226,8 +226,8 @@ def _record(line: str) -> dict[str, Any]:
     """Return what a line says of its place; nothing, where a kill cut it short."""
     try:
         record = json.loads(line)
-        place = {name: record[name] for name in ("event", "epoch", "step", "attempt")}
-        return place | {"path": record.get("path"), "training": record.get("training", "")}  # older lines have none
+        place = {name: record[name] for name in ("event", "epoch", "step", "attempt", "training")}
+        return place | {"path": record.get("path")}
     except (ValueError, KeyError, TypeError):
         return {}
 

@@ -68,7 +68,6 @@ class RNGCapture(Plugin):
     """
 
     exclusive = ("rng",)
-    state_version = 2  # words of generators as bytes
     resume_ignores = ("seed",)  # a resumed run keeps that of its checkpoint
 
     def __init__(self, seed: int | None = None, *, isolate_validation: bool = True, probe: bool = True) -> None:
@@ -176,10 +175,6 @@ class RNGCapture(Plugin):
         """Keep the state until everybody has taken his; that of another rank is none for this one."""
         self._is_new = state.get("rank", 0) != self._rank
         self._saved = None if self._is_new else state or None
-
-    def migrate_state(self, state: State, version: int) -> State:
-        """Return it as it is: generators take states of both forms."""
-        return state
 
     def close(self) -> None:
         """Let go of a validation that never ended, and let torch say what it was seeded with before the run."""

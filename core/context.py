@@ -42,7 +42,6 @@ from ..plugins import Plugins
 from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
 from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
-from .metrics.payload_verbs import PayloadVerbs
 from .metrics.values import Metrics
 from .result import check_line
 from .settings import Settings
@@ -63,6 +62,46 @@ def part_of(path: str) -> Any:
     owner, _, name = path.rpartition(".")
     holder = attrgetter(owner)
     return property(attrgetter(path), lambda run, value: setattr(holder(run), name, value))
+
+
+class PayloadVerbs:
+    """The `log_...` verbs of a run; the protocol `heliograph.Run` documents them."""
+
+    def log_image(self: Any, name: str, image: Any) -> None:
+        """Show an image in every tracker."""
+        from .metrics import payloads
+
+        payloads.log_image(self, name, image)
+
+    def log_figure(self: Any, name: str, figure: Any) -> None:
+        """Show a figure in every tracker."""
+        from .metrics import payloads
+
+        payloads.log_figure(self, name, figure)
+
+    def log_text(self: Any, name: str, text: str) -> None:
+        """Show a text in every tracker."""
+        from .metrics import payloads
+
+        payloads.log_text(self, name, text)
+
+    def log_histogram(self: Any, name: str, values: Any) -> None:
+        """Show the distribution of values in every tracker."""
+        from .metrics import payloads
+
+        payloads.log_histogram(self, name, values)
+
+    def log_curve(self: Any, name: str, labels: Any, scores: Any) -> None:
+        """Show a precision-recall curve in every tracker."""
+        from .metrics import payloads
+
+        payloads.log_curve(self, name, labels, scores)
+
+    def log_file(self: Any, name: str, path: str | Path) -> None:
+        """Keep a file with the run in every tracker."""
+        from .metrics import payloads
+
+        payloads.log_file(self, name, path)
 
 
 class HotSignals:

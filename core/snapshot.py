@@ -31,7 +31,6 @@ from .checkpoint.state.schema import (
     check_plain,
     check_resumable,
     check_schema,
-    training_of,
     versions,
 )
 from .checkpoint.storage import read_manifest
@@ -126,13 +125,13 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Continue a run from a snapshot; return this rank's part of it.
 
     Raises:
-        ValueError: the snapshot is of a newer schema, incomplete, of other modules or, within an epoch, of other data.
+        ValueError: the snapshot is of another schema, incomplete, of other modules or, within an epoch, of other data.
     """
     resumption = run.resumption
     check_schema(saved)
     check_resumable(saved, resumption.path)
     if resumption.is_resume:  # a run that goes back stays the training that it is
-        run.training_id, run.forked_from = training_of(saved), saved.get("forked_from")
+        run.training_id, run.forked_from = saved["training_id"], saved.get("forked_from")
     if "frozen" in saved:
         from .checkpoint.state.frozen import with_frozen
 

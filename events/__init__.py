@@ -3,16 +3,10 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .bus import Bus, Handle, Lane, OrderedSignal
-from .bus import FunctionName as FunctionName
-from .bus import PluginName as PluginName
+from .bus import Bus, FunctionName, Handle, Lane, OrderedSignal, PluginName
 from .catalogue import *  # noqa: F403  # an event is named where it is declared and where it is emitted, nowhere else
-from .catalogue import CATALOGUE
-from .catalogue import Phase as Phase
-from .catalogue import Status as Status
-from .control import Control, History, Request
-from .control import Pending as Pending
-from .control import Verb as Verb
+from .catalogue import CATALOGUE, Phase, Status
+from .control import Control, History, Pending, Request, Verb
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -23,7 +17,8 @@ if TYPE_CHECKING:
     from .run import Run as Run
 
 __all__ = [kind.__name__ for kind in CATALOGUE]
-__all__ += ["CATALOGUE", "Bus", "Control", "Engine", "Event", "Handle", "History", "Lane", "OrderedSignal", "Progress", "Request", "Run"]  # fmt: skip  # noqa: E501, F405
+__all__ += ["CATALOGUE", "Bus", "CheckpointSource", "Control", "Engine", "Event", "FunctionName", "Guarantee", "Handle", "History"]  # fmt: skip  # noqa: E501, F405
+__all__ += ["Lane", "OrderedSignal", "Pending", "Phase", "PluginName", "Progress", "Reduction", "Request", "Run", "Status", "Verb"]  # fmt: skip  # noqa: E501
 
 # Protocols and types that a run itself does not need: imported when they are first used.
 _LAZY = {"CheckpointSource": "run", "Engine": "engine", "Guarantee": "guarantee", "Reduction": "engine", "Run": "run"}

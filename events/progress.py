@@ -84,9 +84,7 @@ class Progress:
             ValueError: a counter is missing, unknown or negative.
         """
         streams, expected = dict(state.get("streams", {})), Progress().state_dict().keys()
-        counters = {"tokens": 0} | {
-            name: value for name, value in state.items() if name != "streams"
-        }  # as of older ones
+        counters = {name: value for name, value in state.items() if name != "streams"}
         if counters.keys() != expected or any(value < 0 for value in (*counters.values(), *streams.values())):
             raise ValueError(f"Progress needs counters of at least 0 for {sorted(expected)}, got {state}.")
         for name, value in counters.items():

@@ -14,7 +14,6 @@ from .first_party import DISTRIBUTIONS
 
 VARIABLE = "HELIOGRAPH_PLUGINS"
 OF_RUN = "HELIOGRAPH_RUN"  # what the command `run` was given, in the same form
-FORMER = "HELIOGRAPH_DISABLE_PLUGINS"
 CALLED = {VARIABLE: VARIABLE, OF_RUN: "`heliograph run`"}
 OF_OTHERS = frozenset({"all", "1"})  # every plugin of another package, where it is loaded by name
 BY_POSITION_OR_NAME = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -127,8 +126,6 @@ def _words() -> tuple[list[str], list[str]]:
     Raises:
         ValueError: a word begins with neither `+` nor `-`, or a plugin is both added and disabled.
     """
-    if os.environ.get(FORMER):
-        raise ValueError(f"{FORMER} is not read any more: set {VARIABLE}, with a minus before each name, {_form()}.")
     (added, off), (more_added, more_off) = _words_of(VARIABLE), _words_of(OF_RUN)
     added, off = added + more_added, off + more_off
     for name in added:

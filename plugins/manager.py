@@ -455,7 +455,7 @@ class Plugins:
 
 
 def _heeds_environment() -> bool:
-    return any(map(os.environ.get, ("HELIOGRAPH_PLUGINS", "HELIOGRAPH_RUN", "HELIOGRAPH_DISABLE_PLUGINS")))
+    return any(map(os.environ.get, ("HELIOGRAPH_PLUGINS", "HELIOGRAPH_RUN")))
 
 
 def _check_in_no_run(entry: PluginEntry) -> None:

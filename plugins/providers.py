@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
+from opcode import opname
+from types import FrameType
+
+from ..events.checks import known_names
+
+
+def missing_name(name: str, names: Iterable[str], caller: FrameType) -> AttributeError | ImportError:
+    """Return the error for a name that `heliograph` does not have.
+
+    Args:
+        name: the missing name.
+        names: those that there are.
+        caller: the frame that needs the name. An import statement replaces an AttributeError by an error of its own,
+            without our sentence, so it gets an ImportError.
+    """
+    hint = how_to_import(name) or known_names(name, names).partition(" Known:")[0].strip()
+    is_import = opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM"
+    return (ImportError if is_import else AttributeError)(f"heliograph has no {name!r}. {hint}".rstrip())
 
 
 def how_to_import(name: str) -> str:

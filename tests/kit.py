@@ -6,9 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,6 @@ from heliograph import (
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]
-GOLDEN = Path(__file__).with_name("golden")  # files of former versions, and what wrote them
 
 
 def random_batches(count: int = 5, size: int = 4, *, inputs: int = 4, outputs: int = 2, seed: int = 0) -> list[Batch]:
@@ -105,16 +102,6 @@ def go_through(run: TrainRun) -> TrainRun:
 def saving(folder: Path, every: Every, **options: Any) -> list[Plugin]:
     """Return the plugins of a training that can be resumed exactly; `options` are those of the `Checkpoint`."""
     return [RNGCapture(), SaveSchedule(every, at_end=False), Checkpoint(folder, **options)]
-
-
-def load_golden(name: str) -> ModuleType:
-    """Return what wrote golden files, as a module outside of the package, as a user's are."""
-    spec = spec_from_file_location(f"golden_{name}", GOLDEN.parents[1] / f"packages/tests/golden/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @contextmanager

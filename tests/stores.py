@@ -1,22 +1,22 @@
-"""The least that counts as a state, stores that are closed when their test ends, and a schema before the present."""
+"""The least that counts as a state, stores that are closed when their test ends, and checkpoints of Helios."""
 
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from heliograph.core.checkpoint.state.schema import SCHEMA, STEPS, training_named
-from heliograph.core.checkpoint.storage import Files, Store, read_manifest
-from heliograph.core.checkpoint.storage.manifest import encode, manifest_path
+from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.storage import Files, Store
 
-GOLDEN = Path(__file__).parent / "golden" / f"schema_{SCHEMA}"
+
+def training_named(run_name: str) -> str:
+    """Return the training id of the states of a name."""
+    return hashlib.sha256(run_name.encode()).hexdigest()[:32]
 
 
 @pytest.fixture
@@ -66,32 +66,15 @@ def names(tmp_path: Path) -> Callable[[], list[str]]:
 
 
 @pytest.fixture
-def older(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Let there be a schema before the present one, which called `data` otherwise; return what makes a state of it."""
-
-    def migrate(state: dict[str, Any]) -> list[str]:
-        state["data"] = state.pop("place")
-        return ["'place' is called 'data'"]
-
-    def make(state: dict[str, Any]) -> dict[str, Any]:
-        old = {**state, "schema": SCHEMA - 1, "place": state["data"]}
-        del old["data"]
-        return old
-
-    monkeypatch.setitem(STEPS, SCHEMA - 1, migrate)
-    return make
-
-
-@pytest.fixture
-def old(tmp_path: Path, older: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
-    """Return a folder with the golden checkpoints, as the older schema would have had them."""
-    for path in GOLDEN.glob("golden*"):
-        shutil.copy2(path, tmp_path)
-    for path in tmp_path.glob("*.pth"):
-        entry = read_manifest(path)
-        torch.save(older(torch.load(path, weights_only=True)), path)
-        content = path.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        former = replace(entry, schema=SCHEMA - 1, size=len(content), sha256=digest)
-        manifest_path(path).write_bytes(encode(former))
+def old(tmp_path: Path) -> Path:
+    """Return a folder with checkpoints of Helios: one from the border of an epoch, one from the middle of the next."""
+    for epoch, steps in ((1, 4), (2, 6)):
+        counters = {"current_iteration": steps, "global_iteration": steps, "global_epoch": epoch}
+        saved = {
+            "version": "1.1.0",
+            "training_state": counters | {"validation_cycles": 1, "dataset_iter": steps - 4},
+            "model": {"model": {"0.weight": torch.full((3, 2), float(steps))}},
+            "rng": {},
+        }
+        torch.save(saved, tmp_path / f"golden_epoch_1_iter_{steps}.pth")
     return tmp_path

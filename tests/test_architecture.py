@@ -121,9 +121,8 @@ def test_no_circle_of_imports() -> None:
 
 
 def test_what_a_minimal_training_loads() -> None:
-    """2,986 lines in 44 modules before every run compared what was asked for with what happened."""
     loaded = loaded_by_a_minimal_training()
-    assert sum(loaded.values()) < 4000
+    assert sum(loaded.values()) <= 3997
     assert len(loaded) <= 46
 
 

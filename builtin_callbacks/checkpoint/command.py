@@ -44,9 +44,7 @@ def _parser() -> ArgumentParser:
         "inspect", help="show what a checkpoint holds and whether it is intact, or list a folder"
     )
     verify = commands.add_parser("verify", help="check every byte against its digest, and load it")
-    migrate = commands.add_parser(
-        "migrate", help="convert older checkpoints, and those of Helios, to the current schema"
-    )
+    migrate = commands.add_parser("migrate", help="convert checkpoints of Helios, or write lost manifests again")
     for each, act in ((inspect, _inspect), (verify, _verify), (migrate, _migrate)):
         each.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="a checkpoint or a folder of them")
         each.set_defaults(run=act)

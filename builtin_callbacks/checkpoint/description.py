@@ -12,7 +12,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from ...core.checkpoint.conversion import files_in, read_any
-from ...core.checkpoint.state.schema import WEIGHTS_ONLY, training_of
+from ...core.checkpoint.state.schema import WEIGHTS_ONLY
 from ...core.checkpoint.storage import reader
 from ...core.checkpoint.storage.manifest import PINNED, Entry, Label, manifest_path, pointer_path, shards_path
 from ...core.system.extras import printable
@@ -100,7 +100,7 @@ def _facts(path: Path, state: Mapping[str, Any], entry: Entry | None) -> Iterato
     name = asked if entry is None else entry.run_name
     place, versions = state["progress"], sorted(state["versions"].items())
     yield "run", name if name == asked else f"{name}, asked for as {asked}"
-    yield "training", training_of(state)
+    yield "training", state["training_id"]
     if origin := state.get("forked_from"):
         yield "fork of", f"training {origin['training']} at step {origin['step']}, {origin['recording']}"
     if state.get(WEIGHTS_ONLY):

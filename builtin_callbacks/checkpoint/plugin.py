@@ -463,8 +463,8 @@ class Checkpoint(Plugin):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; which checkpoints there are is read from the folder."""
-        self._proof.returns = max(self._proof.returns, state.get("returns", 0))
-        self._value, self._value_at = state.get("value"), state.get("measured_at", -1)
+        self._proof.returns = max(self._proof.returns, state["returns"])
+        self._value, self._value_at = state["value"], state["measured_at"]
         self._requests.load_state_dict(state)
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ...core.checkpoint import conversion, storage
 from ...core.checkpoint.shared_state import share
-from ...core.checkpoint.state.schema import training_of
 from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError
@@ -60,7 +59,7 @@ class ResumePoint:
         if self.path is None or self.state is None:
             return fresh_id, run_name, self.notes
         if self.asked_name == run_name:
-            return training_of(self.state), self.name, self.notes
+            return self.state["training_id"], self.name, self.notes
         note = f"{self.path} is of run {self.asked_name!r}: run {run_name!r} begins there as a training of its own"
         return fresh_id, run_name, [*self.notes, note]
 
@@ -76,7 +75,7 @@ def find(store: storage.Store, resume: str | Path | None, source: CheckpointSour
     Raises:
         FileNotFoundError: there is no such file.
         OSError: the system refuses to read what may be a checkpoint of the run, also when that is tried again.
-        ValueError: it is damaged, or of a newer version.
+        ValueError: it is damaged, or has another schema.
     """
     try:
         resume, notes = (resume, []) if source is None else source.fetch(store, resume)

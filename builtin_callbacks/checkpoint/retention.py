@@ -42,8 +42,8 @@ def reasons_to_keep(
             reasons[path] = f"among the best by {monitor.name}"
         elif is_pinned(path):
             reasons[path] = "pinned"
-        elif not entry.training_id:
-            reasons[path] = "without a training id, it may be of another training"
+        elif entry.is_of_helios:
+            reasons[path] = "written by Helios, it may be of another training"
         elif not room:
             reasons[path] = ""
         elif damage := damage_to(path):

@@ -32,7 +32,6 @@ class TensorBoard(Tracker):
     rehearses = True
     patience = 2.0  # a disk answers at once, or it is full
     is_local = True
-    state_version = 2
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
@@ -53,10 +52,6 @@ class TensorBoard(Tracker):
         """Write the curves elsewhere."""
         former, self.folder = self.folder, folder
         return [former]
-
-    def migrate_state(self, state: dict[str, Any], version: int) -> Mapping[str, Any]:
-        """Take the folder from a state of the first version."""
-        return {"page": state["folder"], "attempt": 1, "rollbacks": 0, "waiting": [], "left_out": {}}
 
     def prepare(self, run: Run) -> None:
         """Import what shows hyper-parameters, if there are some."""

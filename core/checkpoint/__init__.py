@@ -1,1 +1,1 @@
-"""What a resumed run needs: the state of a run, its files, and the conversion of older files."""
+"""What a resumed run needs: the state of a run, its files, and the conversion of those of Helios."""

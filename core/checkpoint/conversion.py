@@ -1,4 +1,4 @@
-"""Conversion of checkpoints on disk: older schemas, those of Helios, and shards become one file of ours."""
+"""Conversion of checkpoints on disk: those of Helios, and shards become one file of ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from . import helios
 from .state.ranks import join_shards
-from .state.schema import SCHEMA, check_schema, migrate_state, training_of
+from .state.schema import SCHEMA, check_schema
 from .storage import reader, untrusted_files
 from .storage.manifest import SUFFIX, Entry, MissingManifestError, manifest_path
 from .storage.reader import State
@@ -29,18 +29,16 @@ class Upgraded:
     """A checkpoint converted to the present schema.
 
     Attributes:
-        origin: its former schema.
+        origin: its version of Helios, or its schema.
         state: its state.
         changes: what was changed, in sentences.
         sequence: that of a checkpoint of Helios, None for others.
-        is_current: it has the present schema already, and only lacks its manifest.
     """
 
     origin: str
     state: State
     changes: list[str]
     sequence: int | None = None
-    is_current: bool = False
 
     @property
     def is_of_helios(self) -> bool:
@@ -51,11 +49,11 @@ class Upgraded:
 def migrate(
     path: Path | str, *, keep_backup: bool = True, dry_run: bool = False, as_data: Collection[str] = ()
 ) -> list[str]:
-    """Convert a checkpoint, or all in a folder, to the present schema, and write its manifest.
+    """Convert a checkpoint of Helios, or all in a folder, to the present schema, and write its manifest.
 
     The former file is kept as `<name>.pth.backup`. The new one replaces it in one step, as every save does, so nothing
     is lost if the process is killed: run it again. A checkpoint that is up to date is not changed; if only its manifest
-    is missing, that is written. Reads checkpoints of Helios, too.
+    is missing, that is written.
 
     Args:
         path: a data file or a folder.
@@ -97,28 +95,20 @@ def migrate_file(
         return [f"{path}: up to date (schema {SCHEMA})"]
     found = read_any(backup_of(path) if _was_interrupted(path) else path, as_data)
     if dry_run:
-        would = "its manifest would be written again" if found.is_current else f"would be migrated to schema {SCHEMA}"
+        would = f"would be migrated to schema {SCHEMA}" if found.is_of_helios else "its manifest would be written again"
         return [f"{path}: {would}", *_indent(found.changes)]
-    store = Store(path.parent, found.state["run_name"], training_of(found.state))
+    store = Store(path.parent, found.state["run_name"], found.state["training_id"])
     notes = store.open()
     try:
         if is_current(path):  # opening has finished a killed migration
             return [f"{path}: up to date (schema {SCHEMA})", *_indent(notes)]
-        entries = store.entries()[0]
-        former = next((each for each in entries if each.path == path), None)
-        sequence, judged_by = found.sequence, None
-        if former is not None:
-            sequence, judged_by = former.sequence, former.judged_by
-            store.write_as(former.training, former.run_name)
-        if sequence is None:
-            sequence = _among(entries, found.state["saved_at"])
-        if found.is_current and path.exists():
-            store.adopt(path.name, found.state, sequence)
+        if found.sequence is None:
+            store.adopt(path.name, found.state, _among(store.entries()[0], found.state["saved_at"]))
             return [f"{path}: wrote its manifest again", *_indent([*notes, *found.changes])]
         if store.is_pinned(path):
             raise ValueError(f"{path} is pinned, and so is not replaced: remove the pin, migrate, and pin it again.")
         backup = back_up(path)
-        store.save(path.name, found.state, judged_by=judged_by, sequence=sequence, replace_unknown=True)
+        store.save(path.name, found.state, sequence=found.sequence, replace_unknown=True)
     finally:
         store.close()
     if not keep_backup:
@@ -131,15 +121,16 @@ def is_current(path: Path) -> bool:
     """Return whether a checkpoint has the present schema, and a manifest that matches.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: it is damaged, or has another schema.
     """
     if not path.exists() or not manifest_path(path).exists():
         return False
-    return reader.check(path).schema == SCHEMA
+    reader.check(path)
+    return True
 
 
 def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
-    """Return a checkpoint of any schema, or of Helios, converted to the present schema.
+    """Return a checkpoint, or one of Helios, in the present schema.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -162,14 +153,14 @@ def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
 
 
 def load_any(path: Path, *, with_shards: bool = True) -> State:
-    """Return the state in a checkpoint of any schema, or of Helios, in the present schema; see `load`.
+    """Return the state in a checkpoint, or in one of Helios, in the present schema; see `load`.
 
     A checkpoint of Helios, which has no manifest, is verified by the checksums in the file. The file is not changed.
 
     Raises:
         FileNotFoundError: there is no such file.
         OSError: it cannot be read.
-        ValueError: it is damaged, no checkpoint, has lost its manifest, or has a newer schema.
+        ValueError: it is damaged, no checkpoint, has lost its manifest, or has another schema.
     """
     try:
         return reader.load(path, with_shards=with_shards)
@@ -205,13 +196,9 @@ def _upgrade(saved: Any, path: Path) -> Upgraded:
         return Upgraded(f"Helios {state['versions']['helios']}", state, notes, sequence=helios.sequence_of(state))
     if not isinstance(saved, Mapping):
         raise ValueError(f"it holds a {type(saved).__name__}, where a checkpoint is a dict.")
-    state, changes = migrate_state(saved)
-    check_schema(state)
-    origin = f"schema {saved['schema']}"
-    if saved["schema"] < SCHEMA:
-        return Upgraded(origin, state, changes)
+    check_schema(saved)
     held = "the checksums in the file hold; by which metric it was judged is not known any more"
-    return Upgraded(origin, state, [held], is_current=True)
+    return Upgraded(f"schema {SCHEMA}", dict(saved), [held])
 
 
 def backup_of(path: Path) -> Path:

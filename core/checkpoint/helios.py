@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -11,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ...plugins.discovery import discover
+from ..data.draws.rng import pack_numpy, pack_python, pack_torch
 from .state.schema import SCHEMA, brief, check_plain
 from .storage.manifest import SUFFIX
 
@@ -56,6 +58,7 @@ def convert(saved: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[
         "versions": {"helios": version},
         "world": {"size": 1},
         "run_name": run_name,
+        "training_id": hashlib.sha256(f"heliograph training {run_name}".encode()).hexdigest()[:32],
         "progress": progress,
         "control": {"due": [], "end_epoch": False},
         "modules": parts["modules"],
@@ -109,6 +112,7 @@ def _progress(counters: Any) -> tuple[dict[str, int | float], list[str]]:
         "skipped_steps": 0,
         "skipped_batches": 0,
         "samples": 0,
+        "tokens": 0,
         "validations": validations,
         "evaluated": 0,
         "earlier_seconds": 0.0,
@@ -190,14 +194,11 @@ def _plugins(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _generators(rng: Mapping[str, Any]) -> dict[str, Any]:
     """Return the random generators as RNGCapture saves them."""
-    version, internal, gauss = rng["rand"]
-    key = np.random.RandomState(0).get_state(legacy=False)
-    legacy = key | {"state": key["state"] | {"key": {"dtype": "uint32", "values": key["state"]["key"].tolist()}}}
     return {
         "globals": {
-            "python": [version, list(internal), gauss],
-            "numpy": legacy,
-            "torch": rng["torch"],
+            "python": pack_python(rng["rand"]),
+            "numpy": pack_numpy(np.random.RandomState(0).get_state(legacy=False)),
+            "torch": pack_torch(rng["torch"]),
             "cuda": [rng["cuda"]] if "cuda" in rng else [],
         },
         "generator": rng["numpy"],

@@ -18,7 +18,7 @@ from .state.frozen import FROZEN
 from .state.ranks import join_weights
 from .storage import reader
 from .storage.folder import Manifests
-from .storage.manifest import SUFFIX, Entry, MissingManifestError, TooNewError, best_first, manifest_path
+from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first, manifest_path
 from .storage.untrusted_files import as_plain, check_content, read_with_stand_ins
 
 Which = Literal["last", "best"]
@@ -106,7 +106,7 @@ def find_weights(path: Path, which: Which | None = None, of: Of = EVERYBODY) -> 
                 found = read_weights(entry.path)
             except FileNotFoundError:  # just removed: list the folder again
                 break
-            except TooNewError:
+            except SchemaError:
                 raise
             except ValueError as error:
                 skipped.append(str(error))
@@ -177,7 +177,7 @@ def _newest_training(folder: Path, of: Of) -> list[Entry]:
     own = [each for each in entries if each in of]
     for each in found:
         is_candidate = of.run_name is None or each.claim is None or each.claim[0] == of.run_name
-        if isinstance(each.problem, OSError | TooNewError) and is_candidate:
+        if isinstance(each.problem, OSError | SchemaError) and is_candidate:
             raise each.problem
         if each.problem is not None and not (isinstance(each.problem, MissingManifestError) and _is_foreign(each.path)):
             logger.warning("skipped: %s", each.problem)

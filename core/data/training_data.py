@@ -246,7 +246,7 @@ class TrainingData:
             counters, within = resumed_progress(progress, (before, layout, state.get("within", 0)), now, self.doubt)
             self._within = counters["epoch"], counters["batch"], within
             if layout == self.source.layout:  # else the position is another process's, or another batch
-                self._expected = state.get("last_batch")
+                self._expected = state["last_batch"]
                 self._last.set_position(progress["batch"], self._expected)
         if before is not None and before["source"] == self.source.kind["source"]:
             self.source.load_state_dict(state["state"])

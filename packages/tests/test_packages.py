@@ -63,7 +63,7 @@ PRIVATE = """
     core.evaluation.EVENTS core.length.epochs_done core.length.part_done core.loop.BACKWARD_END core.loop.BATCH_END
     core.loop.BATCH_START core.loop.FORWARD_END core.loop.GRADIENTS_READY core.loop.SHOULD_STOP core.loop.STEP_END
     core.loop.publish core.metrics.log_rows.LONGEST core.metrics.means.Means core.metrics.means.added
-    core.metrics.payload_verbs.PayloadVerbs core.metrics.values.Metrics core.metrics.window_losses.Fetched
+    core.context.PayloadVerbs core.metrics.values.Metrics core.metrics.window_losses.Fetched
     core.rehearsal.objects.KeptObjects core.rehearsal.stage.cannot_be_redirected core.rehearsal.stage.left_out
     core.rehearsal.stage.redirect core.result.check_line core.run_end.close_run core.settings.FitOptions
     core.settings.NEEDS core.settings.Settings core.settings.check_name core.stepping.changes.RefusedChangeError

@@ -61,6 +61,7 @@ def ended(tmp_path: Path) -> Callable[..., Path]:
             "schema": SCHEMA,
             "saved_at": clock,
             "run_name": NAME,
+            "training_id": f"{clock}",
             "progress": {"steps": 12, "earlier_seconds": clock},
             "metrics": {"train/samples_per_second": clock},
             "modules": {"model": {"weight": torch.full((4,), weight)}},

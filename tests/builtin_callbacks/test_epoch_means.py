@@ -102,11 +102,3 @@ def test_a_log_says_what_its_means_are_of() -> None:
     trainer.bus.on(h.Log, lambda run, event: weights.append(dict(event.weights)))
     trainer.fit(linear_classifier(), uneven(), optimizer=sgd(), epochs=1)
     assert weights == [{"train/loss": 13}]
-
-
-def test_a_state_of_before_it_knew_parts_of_epochs_is_of_a_whole_one() -> None:
-    means = h.EpochMeans()
-    means.load_state_dict({"sums": {"train/loss": 2.0}, "weights": {"train/loss": 1.0}, "epoch_ended": False})
-    assert means.state_dict() == {
-        "sums": {"train/loss": 2.0}, "weights": {"train/loss": 1.0}, "is_whole": True, "epoch_ended": False
-    }  # fmt: skip

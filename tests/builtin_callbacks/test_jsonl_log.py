@@ -180,16 +180,6 @@ def test_a_resumed_run_finds_its_own_file(task: Make, batches: Make, sgd: Any, t
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_lines_of_before_trainings_had_names_are_continued(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
-    def strip() -> None:
-        records = [{key: each for key, each in line.items() if key != "training"} for line in read(tmp_path / "log")]
-        (tmp_path / "log").write_text("".join(json.dumps(each) + "\n" for each in records))
-
-    resumable(task, batches, sgd, tmp_path / "log", 3, between=strip)
-    assert [step for event, step in places(tmp_path / "log") if event == "log"] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert not (tmp_path / "log-2").exists()
-
-
 def test_lines_that_are_lost_are_a_warning(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = JsonlLog(path)

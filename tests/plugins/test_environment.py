@@ -25,7 +25,6 @@ class Counts(Plugin):
 
 @pytest.fixture
 def variable(monkeypatch: pytest.MonkeyPatch) -> Set:
-    monkeypatch.delenv("HELIOGRAPH_DISABLE_PLUGINS", raising=False)
     return lambda value: monkeypatch.setenv("HELIOGRAPH_PLUGINS", value)
 
 
@@ -163,12 +162,6 @@ def test_a_misspelt_name_of_the_command_is_an_error_that_names_it(
 def test_what_cannot_be_read(variable: Set, value: str, sentence: str) -> None:
     variable(value)
     with pytest.raises(ValueError, match=sentence):
-        Trainer(device="cpu")
-
-
-def test_the_former_variable_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HELIOGRAPH_DISABLE_PLUGINS", "progress")
-    with pytest.raises(ValueError, match=r"^HELIOGRAPH_DISABLE_PLUGINS is not read any more: set HELIOGRAPH_PLUGINS"):
         Trainer(device="cpu")
 
 

@@ -270,7 +270,7 @@ def _all(names: Names) -> set[str]:
 def _refusal(name: str, change: str, then: Names | None, added: set[str]) -> str:
     """Return why the groups cannot be restored, and what to do."""
     if then is None:
-        why = "it was written by a version that did not save which parameters they held"
+        why = "it does not say which parameters they held"
     elif added:
         why = f"they did not hold {', '.join(sorted(added)[:5])}"
     else:

@@ -1,11 +1,10 @@
-"""The schema of a saved state: its version, its keys, the training it belongs to, the plain types it may hold."""
+"""The schema of a saved state: its version, its keys, the plain types it may hold."""
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ SCHEMA = 3
 
 
 REQUIRED = (
-    "schema", "run_name", "progress", "modules", "optimizers", "plugins", "metrics", "data", "control", "world",
-    "ranks",
+    "schema", "run_name", "training_id", "progress", "modules", "optimizers", "plugins", "metrics", "data", "control",
+    "world", "ranks",
 )  # fmt: skip
 
 
@@ -34,25 +33,18 @@ def versions() -> dict[str, str]:
 _SOFTWARE = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": str(np.__version__)}
 
 
-def training_of(saved: Mapping[str, Any]) -> str:
-    """Return the training id of a snapshot."""
-    return saved.get("training_id") or training_named(saved["run_name"])
-
-
-def training_named(run_name: str) -> str:
-    """Return the training id of snapshots of a name that were saved before trainings had ids."""
-    return hashlib.sha256(f"heliograph training {run_name}".encode()).hexdigest()[:32]
-
-
 def check_schema(saved: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a loaded object is a snapshot that this version reads."""
-    schema = saved.get("schema") if isinstance(saved, Mapping) else None
-    if isinstance(schema, int) and schema != SCHEMA:
-        mend = "update heliograph" if schema > SCHEMA else "run `python -m heliograph checkpoint migrate` on the file"
-        raise ValueError(f"The checkpoint has schema {schema}, this version reads {SCHEMA}: {mend}.")
+    """Raise ValueError unless a loaded object is a snapshot of the schema that this version reads."""
+    if isinstance(saved, Mapping) and saved.get("schema", SCHEMA) != SCHEMA:
+        raise ValueError(f"The checkpoint has {describe_schema(saved['schema'])}")
     lacking = [key for key in REQUIRED if key not in saved] if isinstance(saved, Mapping) else list(REQUIRED)
     if lacking:
         raise ValueError(f"This is not a checkpoint of heliograph: it lacks {', '.join(lacking)}.")
+
+
+def describe_schema(schema: object) -> str:
+    """Return the end of an error message about a schema that this version does not read."""
+    return f"schema {brief(schema)}, this version reads {SCHEMA}: update heliograph, or use the version that wrote it."
 
 
 WEIGHTS_ONLY = "weights_only"  # in a state that no run can resume
@@ -71,51 +63,6 @@ def check_resumable(saved: Mapping[str, Any], path: Path | None) -> None:
             f"optimizer, position and random generators: it cannot be resumed. Give resume= the path of a full "
             f"checkpoint; or begin a new training with these weights: resume=None, and load_weights(task, path)."
         )
-
-
-State = dict[str, Any]
-
-
-NEEDED = ("schema", "run_name", "progress", "modules", "optimizers", "plugins", "metrics")  # by every schema
-
-
-STEPS: dict[int, Callable[[State], list[str]]] = {}
-"""By schema, a function that changes a state into the next schema, in place, and returns what it changed."""
-
-
-def migrate_state(state: Mapping[str, Any]) -> tuple[State, list[str]]:
-    """Return a state in the present schema, and a sentence for each change.
-
-    Args:
-        state: a state of any schema; it is not changed.
-
-    Raises:
-        ValueError: it is not a state of heliograph, or of a schema that this version does not read.
-    """
-    schema = state.get("schema")
-    if not isinstance(schema, int) or not _oldest() <= schema <= SCHEMA:
-        raise ValueError(
-            f"The state has schema {brief(schema)}, this version reads {_oldest()} to {SCHEMA}: update heliograph, or "
-            f"check where the file comes from."
-        )
-    lacking = [key for key in NEEDED if key not in state]
-    if lacking:
-        raise ValueError(f"The state says schema {schema}, but lacks {', '.join(lacking)}.")
-    migrated, changes = dict(state), []
-    for number in range(schema, SCHEMA):
-        changes += [f"schema {number} to {number + 1}: {change}" for change in STEPS[number](migrated)]
-        migrated["schema"] = number + 1
-    return migrated, changes
-
-
-def is_older(state: Mapping[str, Any]) -> bool:
-    """Return whether a state has an older schema."""
-    schema = state.get("schema")
-    return isinstance(schema, int) and schema < SCHEMA
-
-
-def _oldest() -> int:
-    return min(STEPS, default=SCHEMA)
 
 
 MAPPINGS = (dict, OrderedDict, Counter)

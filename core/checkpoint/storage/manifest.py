@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self
 
-from ..state.schema import SCHEMA, training_named
+from ..state.schema import SCHEMA, describe_schema
 
 SUFFIX = ".pth"
 MANIFEST = ".json"
@@ -126,8 +126,8 @@ class MissingManifestError(ValueError):
         )
 
 
-class TooNewError(ValueError):
-    """A checkpoint was written by a newer version: it is not damaged, but this version cannot read it."""
+class SchemaError(ValueError):
+    """A checkpoint has another schema: it is not damaged, but this version cannot read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Entry:
         world: how many ranks wrote it, and what else its global batch is made of.
         judged_by: metric, mode and value by which it is ranked for the best; None if it is not.
         shards: bytes and digest of each file in its folder of shards, by name; empty without such a folder.
-        training_id: the id of its training; empty if it was written before trainings had ids.
+        training: the id of its training.
         asked_name: the name that the program gave the run; the files may have it with a number added.
         replaces: the digest of the file without a valid manifest that it replaces; else empty.
         weights_only: whether it holds no more than weights, so that no run can resume it.
@@ -168,7 +168,7 @@ class Entry:
     world: Mapping[str, int | None] = field(default_factory=dict, hash=False)
     judged_by: JudgedBy | None = None
     shards: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
-    training_id: str = ""
+    training: str = ""
     asked_name: str = ""
     replaces: str = ""
     weights_only: bool = False
@@ -185,9 +185,9 @@ class Entry:
         return self.sequence, self.saved_at, self.path.name
 
     @property
-    def training(self) -> str:
-        """The id of its training; without one, all checkpoints of its name count as one training."""
-        return self.training_id or training_named(self.run_name)
+    def is_of_helios(self) -> bool:
+        """Whether Helios wrote it: all of a name count as one training, but may be of several."""
+        return "helios" in self.versions
 
     @property
     def family(self) -> str:
@@ -226,6 +226,8 @@ def encode(entry: Entry) -> bytes:
             "format": FORMAT,
             "schema": entry.schema,
             "run_name": entry.run_name,
+            "asked_name": entry.family,
+            "training_id": entry.training,
             "sequence": entry.sequence,
             "saved_at": entry.saved_at,
             "files": {entry.path.name: {"bytes": entry.size, "sha256": entry.sha256}},
@@ -235,7 +237,6 @@ def encode(entry: Entry) -> bytes:
             "world": dict(entry.world),
             "judged_by": judged_by,
             **({"shards": shards} if shards else {}),
-            **({"training_id": entry.training_id, "asked_name": entry.family} if entry.training_id else {}),
             **({"replaces": entry.replaces} if entry.replaces else {}),
             **({"weights_only": True} if entry.weights_only else {}),
             **({"forked_from": entry.forked_from} if entry.forked_from else {}),
@@ -252,7 +253,7 @@ def decode(content: bytes, path: Path, data: Path | None = None) -> Entry:
         data: the path of the data file, used if the name is the same: creating a path takes time.
 
     Raises:
-        TooNewError: a newer version wrote it.
+        SchemaError: it has another schema.
         ValueError: it is not a manifest, or damaged.
     """
     if MARK not in content:
@@ -266,12 +267,10 @@ def decode(content: bytes, path: Path, data: Path | None = None) -> Entry:
     if not _checksum_matches(content):
         raise ValueError(f"The manifest {path} is damaged: its bytes do not match its own digest.")
     try:
-        if (schema := _typed(facts["schema"], "schema", int)) > SCHEMA:
-            raise TooNewError(
-                f"The checkpoint of {path} has schema {schema}, this version reads up to {SCHEMA}: update heliograph."
-            )
+        if (schema := _typed(facts["schema"], "schema", int)) != SCHEMA:
+            raise SchemaError(f"The checkpoint of {path} has {describe_schema(schema)}")
         return _entry(facts, path, data)
-    except TooNewError:
+    except SchemaError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ValueError(f"The manifest {path} cannot be used: {error}.") from None
@@ -285,7 +284,7 @@ def claim_of(content: bytes) -> Claim | None:
         return None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         return None
-    asked_name, sequence = facts.get("asked_name", facts.get("run_name")), facts.get("sequence")
+    asked_name, sequence = facts.get("asked_name"), facts.get("sequence")
     return (asked_name, sequence) if type(asked_name) is str and type(sequence) is int else None
 
 
@@ -309,8 +308,8 @@ def _entry(facts: Mapping[str, Any], path: Path, data: Path | None) -> Entry:
         world=_each(facts["world"], "world", int, NoneType),
         judged_by=_judged_by(facts["judged_by"]),
         shards={_bare(name): _shard(each) for name, each in _each(facts.get("shards", {}), "shards", dict).items()},
-        training_id=_typed(facts.get("training_id", ""), "training_id", str),
-        asked_name=_typed(facts.get("asked_name", ""), "asked_name", str),
+        training=_typed(facts["training_id"], "training_id", str),
+        asked_name=_typed(facts["asked_name"], "asked_name", str),
         replaces=_typed(facts.get("replaces", ""), "replaces", str),
         weights_only=_typed(facts.get("weights_only", False), "weights_only", bool),
         forked_from=_typed(facts.get("forked_from", ""), "forked_from", str),

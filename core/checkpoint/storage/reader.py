@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ....events.checks import known_names
-from ..state.schema import check_schema, is_older, migrate_state
+from ..state.schema import check_schema
 from .files import SYSTEM, Files, WatchedReader
 from .folder import FoundFile, Manifests
 from .manifest import (
@@ -23,7 +23,7 @@ from .manifest import (
     SUFFIX,
     Entry,
     MissingManifestError,
-    TooNewError,
+    SchemaError,
     decode,
     manifest_path,
     run_part,
@@ -43,9 +43,7 @@ class OfOthers(str):
 
 
 def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Files = SYSTEM) -> State:
-    """Return the state in a checkpoint, in the present schema; shards are not loaded.
-
-    If it has an older schema, `migrated` in the state lists what was changed; the file is not changed.
+    """Return the state in a checkpoint; shards are not loaded.
 
     Args:
         path: the data file.
@@ -56,16 +54,13 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
     Raises:
         FileNotFoundError: there is no such file.
         OSError: it cannot be read, not even when retried.
-        ValueError: it is damaged, has no manifest, is not a checkpoint, holds more than plain types, or has a newer
+        ValueError: it is damaged, has no manifest, is not a checkpoint, holds more than plain types, or has another
             schema; the message says what to do.
     """
     if verify:
         check(path, with_shards=with_shards, files=files)
     state = read(path, files=files)
     try:
-        if isinstance(state, dict) and is_older(state):
-            state, changes = migrate_state(state)
-            state["migrated"] = changes
         check_schema(state)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -114,7 +109,7 @@ def read_manifest(path: Path, *, files: Files = SYSTEM) -> Entry:
 
     Raises:
         FileNotFoundError: neither exists.
-        ValueError: there is no manifest, it is damaged, or a newer version wrote it.
+        ValueError: there is no manifest, it is damaged, or it has another schema.
     """
     path = path.with_suffix(SUFFIX) if path.suffix == MANIFEST else path
     place = manifest_path(path)
@@ -274,7 +269,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
 
     Raises:
         OSError: the folder, or what may be a checkpoint of the run, cannot be read, not even when retried.
-        TooNewError: a newer version wrote a checkpoint of the run.
+        SchemaError: a checkpoint of the run has another schema.
     """
     manifests, gone = _manifests(folder), set[Path]()
     while True:
@@ -305,7 +300,7 @@ def _check_listed(manifests: Manifests, run_name: str) -> None:
     for each in manifests.seen:
         of_another = each.claim is not None and each.claim[0] != run_name
         is_candidate = each.has_data or _is_named_after(run_name, each.path)
-        if isinstance(each.problem, OSError | TooNewError) and is_candidate and not of_another:
+        if isinstance(each.problem, OSError | SchemaError) and is_candidate and not of_another:
             raise each.problem
 
 

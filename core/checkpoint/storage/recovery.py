@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .files import Files
 from .folder import Manifests
-from .manifest import MOST, SUFFIX, Entry, Hidden, TooNewError, decode, manifest_path, shards_path
+from .manifest import MOST, SUFFIX, Entry, Hidden, SchemaError, decode, manifest_path, shards_path
 
 
 def sweep(files: Files, folder: Path, run_name: str) -> list[str]:
@@ -18,7 +18,7 @@ def sweep(files: Files, folder: Path, run_name: str) -> list[str]:
     The caller holds the lock of the run, and those of the names that `interrupted_names` returns.
 
     Raises:
-        TooNewError: a newer version was interrupted, and only that version can finish its save.
+        SchemaError: a version with another schema was interrupted, and only that version can finish its save.
         OSError: a file could not be renamed or removed.
     """
     hidden = Hidden.of(folder, run_name)
@@ -32,7 +32,7 @@ def interrupted_names(files: Files, folder: Path, run_name: str) -> set[str]:
     """Return the names under which a killed process of the run was saving or removing checkpoints.
 
     Raises:
-        TooNewError: a newer version was interrupted.
+        SchemaError: a version with another schema was interrupted.
         OSError: a file cannot be read.
     """
     hidden = Hidden.of(folder, run_name)
@@ -102,7 +102,7 @@ def _entry_in_place(files: Files, hidden: Hidden, folder: Path) -> Entry | None:
     digest = _digest(files, hidden.data)
     manifests = []
     for found in Manifests(folder, files).look():
-        if isinstance(found.problem, OSError | TooNewError) and found.path.name.startswith(hidden.prefix):
+        if isinstance(found.problem, OSError | SchemaError) and found.path.name.startswith(hidden.prefix):
             raise found.problem  # it may be the one
         manifests += [] if found.entry is None else [found.entry]
     of_data = (each for each in manifests if each.sha256 == digest)
@@ -219,11 +219,11 @@ def _read(files: Files, place: Path) -> Entry | None:
     """Return the entry in a manifest; None if it is missing or truncated.
 
     Raises:
-        TooNewError: a newer version wrote it.
+        SchemaError: it has another schema.
     """
     try:
         return decode(files.read(place, MOST), place)
-    except TooNewError:
+    except SchemaError:
         raise
     except (FileNotFoundError, ValueError):
         return None
@@ -233,5 +233,5 @@ def _there(files: Files, place: Path) -> Entry | None:
     """Return the entry in a manifest of any run; None if it cannot be used."""
     try:
         return _read(files, place)
-    except TooNewError:
+    except SchemaError:
         return None

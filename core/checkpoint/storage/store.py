@@ -13,7 +13,7 @@ from stat import S_ISREG
 from time import time
 from typing import Any
 
-from ..state.schema import SCHEMA, WEIGHTS_ONLY, training_of
+from ..state.schema import SCHEMA, WEIGHTS_ONLY
 from . import reader
 from .files import NOT_THERE, SYSTEM, Files, megabytes, prepare_folder
 from .folder import Manifests
@@ -152,7 +152,7 @@ class Store:
             name: the file name, which ends in `.pth`.
             state: plain types and tensors.
             judged_by: metric, mode and value by which it is ranked for the best.
-            sequence: its number in the order of writing, for older checkpoints; by default the next.
+            sequence: its number in the order of writing, for those of Helios; by default the next.
             shards: bytes and digest, by name, of the files in the folder that `begin_shards` returned.
             replace_unknown: replace a file without a valid manifest, too.
             read_back: read the data again before it gets its name.
@@ -163,7 +163,7 @@ class Store:
             ValueError: the name is not valid, or the state is of another training.
         """
         newest = self._highest(state["run_name"])
-        training = training_of(state)
+        training = state["training_id"]
         if training != (self.training_id or training):
             raise ValueError(f"A state of training {training} was given to the store of {self.training_id}.")
         path, is_new = self._free_path(self.folder / check_name(name), training, replace_unknown)
@@ -226,7 +226,7 @@ class Store:
             OSError: the file could not be read, or the manifest not written.
             ValueError: the name is not valid, or the state is of another run.
         """
-        newest, training = self._highest(state["run_name"]), training_of(state)
+        newest, training = self._highest(state["run_name"]), state["training_id"]
         names = (each.run_name for each in self.entries()[0] if each.training == training)
         entry = self._entry(self.folder / check_name(name), state, sequence, None)
         entry = replace(entry, run_name=next(names, self.name))
@@ -382,12 +382,11 @@ class Store:
 
     def _entry(self, path: Path, state: Mapping[str, Any], sequence: int, judged_by: JudgedBy | None) -> Entry:
         """Return the entry of a state; size and digest are not known yet."""
-        training_id = state.get("training_id", "")
         return Entry(
             path=path,
             run_name=self.name,
-            asked_name=self.run_name if training_id else "",
-            training_id=training_id,
+            asked_name=self.run_name,
+            training=state["training_id"],
             sequence=sequence,
             saved_at=state.get("saved_at", time()),
             size=0,
@@ -420,7 +419,7 @@ class Store:
             return False
         try:
             there = reader.read_manifest(path, files=self._files)
-            return there.training == training and (there.training_id == training or replace_unknown)
+            return there.training == training and (replace_unknown or not there.is_of_helios)
         except (ValueError, FileNotFoundError):
             return replace_unknown and not manifest_path(path).is_dir()
         except OSError:  # its training is unknown

@@ -113,7 +113,7 @@ class UnseenState:
             more = f", and {len(restored) - MAX_NAMES} more" * (len(restored) > MAX_NAMES)
             run.note(f"restored what no state_dict holds: {', '.join(restored[:MAX_NAMES])}{more}")
         if not is_roll_back:
-            self._doubt_numbers(run, saved.get("numbers", {}))
+            self._doubt_numbers(run, saved["numbers"])
         return restored
 
     def _doubt_numbers(self, run: Run, saved: Mapping[str, Mapping[str, Any]]) -> None:
@@ -137,7 +137,7 @@ class UnseenState:
         if not is_roll_back:
             for level, change in compare_programs(saved, describe_program(run)):
                 run.data.doubt(level, change)
-            for change in sorted(list_overridden(saved.get("options", {}), self.options, encode_options(run))):
+            for change in sorted(list_overridden(saved["options"], self.options, encode_options(run))):
                 run.note(change)
                 logger.warning(change)
         self.at_start, self.saved = _encode_all(run), saved
@@ -158,8 +158,6 @@ class UnseenState:
 
 
 def _listener_changes(run: Run, saved: Mapping[str, Any]) -> list[str]:
-    if "listening" not in saved:
-        return []
     plugins = describe_program(run)["plugins"]
     return list(compare_listeners(saved["listening"], describe_listeners(run), saved["plugins"], plugins))
 

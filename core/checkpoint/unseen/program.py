@@ -66,7 +66,7 @@ def compare_programs(before: Program, now: Program) -> Iterator[tuple[Guarantee,
     """Yield each difference between the saved and the present program, with the guarantee that a resume still has."""
     same_ranks = before["settings"]["ranks"] == now["settings"]["ranks"]  # else another engine is expected
     for name, value in now["settings"].items():
-        was = before["settings"].get(name, value)
+        was = before["settings"][name]
         if was != value and name in WORDS and (name != "engine" or same_ranks):
             yield "not exact" if name in DECIDES else "order-exact", f"{WORDS[name]} was {was} and is {value}"
     plugins, saved, alike = now["plugins"], before["plugins"], _steps(before) == _steps(now) != {}
@@ -82,7 +82,7 @@ def compare_programs(before: Program, now: Program) -> Iterator[tuple[Guarantee,
 
 def _steps(program: Program) -> dict[int, int]:
     """Return how many samples a step has, from each epoch on at which that changes; empty where it is unknown."""
-    batch = program["settings"].get("batch")
+    batch = program["settings"]["batch"]
     numbers = [each[ACCUMULATES] for each in program["plugins"].values() if ACCUMULATES in each and each["enabled"]]
     if batch is None or len(numbers) > 1:
         return {}

@@ -83,8 +83,6 @@ def equal(one: Value, other: Value) -> bool:
         return _same(one["value"], other["value"])
     if one.keys() & NOT_SEEN or other.keys() & NOT_SEEN:
         return True
-    if "value" in one and "digest" in other:
-        return bool(_digest(one["value"]) == other["digest"])  # of an older checkpoint
     return one.get("digest") == other.get("digest") and one.keys() == other.keys()
 
 

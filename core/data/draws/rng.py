@@ -34,9 +34,9 @@ def name_seed(seed: int) -> None:
 def capture() -> dict[str, Any]:
     """Return the state of every global generator."""
     return {
-        "python": _packed(random.getstate()),
-        "numpy": _plain(np.random.get_state(legacy=False)),
-        "torch": _bytes(torch.get_rng_state()),
+        "python": pack_python(random.getstate()),
+        "numpy": pack_numpy(np.random.get_state(legacy=False)),
+        "torch": pack_torch(torch.get_rng_state()),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
 
@@ -63,17 +63,17 @@ def kept() -> Iterator[None]:
 def generator_state(generator: Generator) -> Any:
     """Return the state of one generator, of any kind, as plain types and tensors."""
     if isinstance(generator, np.random.Generator):
-        return _plain(generator.bit_generator.state)
+        return pack_numpy(generator.bit_generator.state)
     if isinstance(generator, np.random.BitGenerator):
-        return _plain(generator.state)
+        return pack_numpy(generator.state)
     if isinstance(generator, np.random.SeedSequence):
         entropy = np.asarray(generator.entropy, dtype=object).tolist()  # a number, or several
         return [entropy, list(generator.spawn_key), generator.pool_size, generator.n_children_spawned]
     if isinstance(generator, np.random.RandomState):
-        return _plain(generator.get_state(legacy=False))
+        return pack_numpy(generator.get_state(legacy=False))
     if isinstance(generator, torch.Generator):
-        return _bytes(generator.get_state())
-    return _packed(generator.getstate())
+        return pack_torch(generator.get_state())
+    return pack_python(generator.getstate())
 
 
 def set_generator_state(generator: Generator, state: Any) -> None:
@@ -95,44 +95,39 @@ def set_generator_state(generator: Generator, state: Any) -> None:
         generator.setstate(_unpacked(state))
 
 
-def _packed(state: tuple[int, Any, float | None]) -> list[Any]:
+def pack_python(state: tuple[int, Any, float | None]) -> list[Any]:
     """Return a state of python's as plain types: its words as bytes, of which nothing must look at each."""
     version, words, gauss = state
     return [version, struct.pack(f"<{len(words)}I", *words), gauss]
 
 
 def _unpacked(state: Any) -> tuple[int, Any, float | None]:
-    """Return a state for python; in older checkpoints, its words are a list."""
     version, words, gauss = state
-    words = struct.unpack(f"<{len(words) // 4}I", words) if isinstance(words, bytes) else tuple(words)
-    return version, words, gauss
+    return version, struct.unpack(f"<{len(words) // 4}I", words), gauss
 
 
-def _bytes(state: Tensor) -> bytes:
+def pack_torch(state: Tensor) -> bytes:
+    """Return a state of torch's as bytes."""
     return state.numpy().tobytes()
 
 
-def _tensor(state: Any) -> Tensor:
-    """Return a state for torch; in older checkpoints, it is a tensor."""
-    return torch.frombuffer(bytearray(state), dtype=torch.uint8) if isinstance(state, bytes) else state
+def _tensor(state: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
-def _plain(value: Any) -> Any:
+def pack_numpy(value: Any) -> Any:
     """Return nested NumPy states as dicts, numbers and bytes."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: pack_numpy(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return {"dtype": value.dtype.name, "values": value.astype(_little(value.dtype)).tobytes()}
     return value
 
 
 def _from_plain(value: Any) -> Any:
-    """Return nested states for NumPy; in older checkpoints, words are lists."""
     if isinstance(value, Mapping) and value.keys() == {"dtype", "values"}:
-        words, dtype = value["values"], np.dtype(value["dtype"])
-        return (
-            np.frombuffer(words, _little(dtype)).astype(dtype) if isinstance(words, bytes) else np.array(words, dtype)
-        )
+        dtype = np.dtype(value["dtype"])
+        return np.frombuffer(value["values"], _little(dtype)).astype(dtype)
     return {key: _from_plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from heliograph_recorder.explain.requests import requests_of
 from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import EventEntry, Recording, RequestEntry
-from heliograph_recorder.replays.entries import make_event
 from heliograph_recorder.timeline.axis import Axis
 from heliograph_recorder.timeline.marks import marks
 from heliograph_recorder.timeline.page import write_timeline
@@ -102,12 +100,6 @@ def test_a_change_to_what_is_so_already_is_not_counted(tmp_path: Path) -> None:
     text = " ".join(story(recorded).split())
     assert "1 change of the learning rate and 1 plugin disabled" in text
     assert "step 3; epoch 0, batch 5, step 5, 1 of them changed nothing: it jumps" in text
-
-
-def test_an_older_recording_does_not_say_whether_anything_changed(recording: Recording) -> None:
-    entry = next(each for each in entries(recording, EventEntry) if each.event == "change_served")
-    older = replace(entry, data={name: value for name, value in entry.data.items() if name != "changed"})
-    assert make_event(older) == h.ChangeServed("set_learning_rate", "", 0.05, "changes", "it jumps")
 
 
 def test_the_timeline_marks_them(recording: Recording, tmp_path: Path) -> None:

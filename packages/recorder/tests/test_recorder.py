@@ -168,7 +168,7 @@ def test_the_data_of_events(tmp_path: Path) -> None:
     assert of["validation_start"] == {"batches": 5, "asked": [2]}
     assert of["validation_end"]["batches"] == {"a": 2, "b": 3}
     assert result.last_checkpoint is not None
-    training = read_manifest(result.last_checkpoint).training_id
+    training = read_manifest(result.last_checkpoint).training
     assert of["checkpoint_saved"] == {"path": str(result.last_checkpoint), "is_best": False, "training": training}
     assert of["log"]["metrics"].keys() == {"train/loss"}
     assert of["run_closed"] == {

@@ -86,7 +86,7 @@ def _state(path: Path) -> dict[str, Any]:
     """Return a state without what depends on the clock, or names a file by the date."""
     state = storage.load(path)
     del state["saved_at"], state["progress"]["earlier_seconds"]
-    state.pop("training_id", None)
+    del state["training_id"]
     for name in ("file_log", "jsonl_log", "recorder", "tensorboard"):  # dates, and the names of attempts
         state["plugins"].pop(name, None)
     state["metrics"].pop(SPEED, None)
@@ -100,7 +100,7 @@ def _manifest(path: Path) -> Any:
     progress = {name: value for name, value in entry.progress.items() if name != "earlier_seconds"}
     metrics = {name: value for name, value in entry.metrics.items() if name != SPEED}
     return replace(
-        entry, path=Path(path.name), saved_at=0, size=0, sha256="", training_id="", progress=progress, metrics=metrics
+        entry, path=Path(path.name), saved_at=0, size=0, sha256="", training="", progress=progress, metrics=metrics
     )
 
 

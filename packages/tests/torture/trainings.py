@@ -32,7 +32,7 @@ from unittest.mock import patch
 import torch
 from heliograph import Checkpoint
 from heliograph.builtin_callbacks.checkpoint import command as commands
-from heliograph.core.checkpoint.state.schema import SCHEMA, training_of
+from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store, load
 from heliograph.core.checkpoint.storage.files import SYSTEM
 from heliograph.core.checkpoint.storage.folder import Manifests
@@ -152,8 +152,7 @@ def make_state(name: str, training_id: str, steps: int) -> dict[str, Any]:
     parts = ("control", "data", "optimizers", "schedulers", "plugins", "metrics")
     state: dict[str, Any] = {"schema": SCHEMA, "run_name": name, "ranks": [{}], "world": {"size": 1}}
     state |= {part: {} for part in parts} | {"progress": {"steps": steps}, "saved_at": float(steps)}
-    state |= {"modules": {"model": {"weight": torch.full((3,), float(steps))}}}
-    return state | ({"training_id": training_id} if training_id else {})
+    return state | {"modules": {"model": {"weight": torch.full((3,), float(steps))}}, "training_id": training_id}
 
 
 @dataclass
@@ -232,9 +231,8 @@ def look(folder: Path, names: Collection[str] = NAMES) -> Good:
         if each.entry is not None and each.has_data:
             with suppress(ValueError):
                 state = load(each.entry.path)
-                assert training_of(state) == each.entry.training, "a manifest is of another training than its data"
-                key = each.entry.training_id or f"{each.entry.sha256}, without an identity"
-                found.setdefault(key, []).append(each.entry)
+                assert state["training_id"] == each.entry.training, "a manifest is of another training than its data"
+                found.setdefault(each.entry.training, []).append(each.entry)
     return found
 
 
@@ -251,15 +249,14 @@ class Folder:
     def live(self) -> None:
         """Do a few random things; AssertionError where the law does not hold."""
         for _ in range(self.random.randint(3, 8)):
-            others = (self.damage, self.remove, self.write_old, self.pin, self.copy, self.prune)
+            others = (self.damage, self.remove, self.pin, self.copy, self.prune)
             act = self.random.choice(others) if self.random.random() < 0.25 else self.train
             act()
 
     def check(self, may_go: Callable[[str], bool] = lambda training: False) -> None:
         """Compare with what was good before."""
         now = look(self.path)
-        kept = now.keys() | {each.training for good in now.values() for each in good}  # of some, none has an identity
-        lost = [training for training in self.good if training not in kept and not may_go(training)]
+        lost = [training for training in self.good if training not in now and not may_go(training)]
         assert not lost, f"lost {[(each, self.good[each]) for each in lost]}"
         self.good = now
 
@@ -335,7 +332,7 @@ class Folder:
 
     def _save(self, checkpoint: Checkpoint, run: FakeRun) -> None:
         if run.saved is not None:
-            run.training_id, run.progress.steps = training_of(run.saved), run.saved["progress"]["steps"]
+            run.training_id, run.progress.steps = run.saved["training_id"], run.saved["progress"]["steps"]
             checkpoint.note_kept(run, CheckpointLoaded(run.resumed_from))  # type: ignore[arg-type]
         for _ in range(self.random.randint(0, 3)):
             run.progress.steps += self.random.choice([0, 1, 1])
@@ -369,17 +366,6 @@ class Folder:
                 each.unlink(missing_ok=True)
             self.good = look(self.path)
 
-    def write_old(self) -> None:
-        """Write as it was when trainings had no identity."""
-        name = self.random.choice(NAMES)
-        self.steps.append(f"write {name!r} without an identity")
-        store = Store(self.path, name)
-        with contextlib.closing(store):
-            store.open()
-            step = self.random.randint(0, 3)
-            store.save(f"{name.replace(' ', '-')}_epoch_0_iter_{step}.pth", make_state(name, "", step))
-        self.check()
-
     def pin(self) -> None:
         """Pin, or let go."""
         if (path := self._any()) is not None:
@@ -406,7 +392,7 @@ class Folder:
         self.steps.append("prune")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             commands.main(["prune", str(self.path), "--keep-last", "1"])
-        self.check(lambda training: training.endswith("without an identity"))  # all of a name are one then
+        self.check()
 
 
 def live(seed: int, root: Path) -> Counter[str]:

@@ -367,14 +367,6 @@ def test_names_that_clean_alike_are_two(fit: Make, tmp_path: Path, one: str, oth
         assert (resumed.resume.epoch, storage.read_manifest(resumed.last_checkpoint).run_name) == (1, name)
 
 
-def test_checkpoints_with_the_former_spelling_are_found(fit: Make, tmp_path: Path) -> None:
-    path = fit(Checkpoint(tmp_path), epochs=1, name="a b").last_checkpoint
-    for suffix in (".pth", ".json"):
-        path.with_suffix(suffix).rename(tmp_path / f"a-b_epoch_1_iter_3{suffix}")
-
-    assert fit(Checkpoint(tmp_path, resume="auto"), name="a b").resume.path == tmp_path / "a-b_epoch_1_iter_3.pth"
-
-
 def test_a_training_whose_newest_is_damaged_never_becomes_another_one(fit: Make, tmp_path: Path) -> None:
     former = fit(Checkpoint(tmp_path), epochs=3)
     newest = fit(Checkpoint(tmp_path), epochs=1)

@@ -305,7 +305,7 @@ def test_one_of_a_newer_version_is_not_passed_over(fit: Make, tmp_path: Path, mo
         newer.setattr("heliograph.core.checkpoint.storage.store.SCHEMA", 99)
         fit(Checkpoint(tmp_path, keep_last=None, resume="auto"), epochs=2)
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=r"has schema 99, this version reads up to 3: update heliograph"):
+    with pytest.raises(ValueError, match=r"has schema 99, this version reads 3: update heliograph"):
         fit(Checkpoint(tmp_path, resume="auto"), epochs=3)
 
     assert contents(tmp_path) == before

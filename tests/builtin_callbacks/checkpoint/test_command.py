@@ -23,8 +23,7 @@ from heliograph.core.checkpoint.storage import Store
 from heliograph.core.checkpoint.storage.manifest import encode
 from heliograph.tests.kit import damage
 
-GOLDEN = Path(__file__).parents[2] / "golden" / f"schema_{SCHEMA}"
-OLD = "golden_epoch_1_iter_6.pth"
+OLD, OTHER = "golden_epoch_1_iter_6.pth", "golden_epoch_1_iter_4.pth"
 Make = Callable[..., Any]
 Names = Callable[[], list[str]]
 
@@ -95,18 +94,19 @@ def test_inspect_reports_what_a_checkpoint_holds(command: Said, write: Make) -> 
     assert lines[-1].strip() == "early_stopping: best, count"
 
 
-def test_inspect_reports_checkpoints_without_a_manifest_too(command: Said, tmp_path: Path) -> None:
-    shutil.copy(GOLDEN / OLD, tmp_path)
-    assert command("inspect", tmp_path / OLD) == 0
+def test_inspect_reports_checkpoints_without_a_manifest_too(command: Said, write: Make) -> None:
+    path = write(12, 0.25)
+    path.with_suffix(".json").unlink()
+    assert command("inspect", path) == 0
     assert f"layout      schema {SCHEMA}, without a manifest: run `checkpoint migrate` on it" in command.out
-    assert "position    epoch 1, batch 2, step 6" in command.out
+    assert "position    epoch 1, batch 2, step 12" in command.out
 
 
-def test_inspect_lists_a_folder_by_run_the_newest_first(command: Said, write: Make, tmp_path: Path) -> None:
+def test_inspect_lists_a_folder_by_run_the_newest_first(command: Said, write: Make, old: Path, tmp_path: Path) -> None:
     write(1, 0.5, name="b")
     write(9, 0.5)
     write(10, nan)
-    shutil.copy(GOLDEN / OLD, tmp_path)
+    (old / OTHER).unlink()
     assert command("inspect", tmp_path) == 0
     head, *rows, unreadable = command.out.splitlines()
     assert head.split() == ["FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METRICS"]
@@ -212,7 +212,7 @@ def test_migrate_prints_what_it_changed(command: Said, old: Path, tmp_path: Path
     assert command("migrate", tmp_path) == 0
     assert (
         f"{tmp_path / OLD}: migrated to schema {SCHEMA}, the former file is {OLD}.backup\n"
-        f"    schema {SCHEMA - 1} to {SCHEMA}: 'place' is called 'data'\n" in command.out
+        "    read the layout of Helios 1.1.0; the run is called 'golden', after the file\n" in command.out
     )
     assert command("migrate", tmp_path / OLD) == 0
     assert command.out == f"{tmp_path / OLD}: up to date (schema {SCHEMA})\n"
@@ -321,13 +321,13 @@ def test_prune_removes_a_damaged_one_only_if_an_intact_one_is_newer(command: Sai
     assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run_1.pth", "run_4.pth", "run_5.pth"]
 
 
-def test_prune_keeps_what_has_no_training_id(command: Said, opened: Make, state: Make, tmp_path: Path) -> None:
+def test_prune_keeps_what_helios_wrote(command: Said, opened: Make, state: Make, tmp_path: Path) -> None:
     store = opened()
     for step in (1, 2):
-        store.save(f"run_{step}.pth", state(step, training_id=""))
+        store.save(f"run_{step}.pth", state(step, versions={"helios": "1.1.0"}))
     store.close()
     assert command("prune", tmp_path, "--keep-last", 1) == 0
-    assert f"kept     {tmp_path / 'run_1.pth'}: without a training id" in command.out
+    assert f"kept     {tmp_path / 'run_1.pth'}: written by Helios" in command.out
 
 
 def test_prune_removes_nothing_if_a_checkpoint_cannot_be_read(
@@ -345,9 +345,8 @@ def test_prune_removes_nothing_if_a_checkpoint_cannot_be_read(
     assert len(list(tmp_path.glob("*.pth"))) == 2
 
 
-def test_prune_leaves_alone_what_has_no_manifest(command: Said, write: Make, tmp_path: Path) -> None:
+def test_prune_leaves_alone_what_has_no_manifest(command: Said, write: Make, old: Path, tmp_path: Path) -> None:
     write(1, 0.5)
-    shutil.copy(GOLDEN / OLD, tmp_path)
     assert command("prune", tmp_path, "--keep-last", 1) == 0
     assert command.out.splitlines()[-1].startswith(f"left     The checkpoint {tmp_path / OLD} has no manifest")
     assert (tmp_path / OLD).exists()
@@ -400,8 +399,8 @@ def test_usage_errors(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
     assert fault in capsys.readouterr().err
 
 
-def test_it_runs_as_a_module(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "heliograph", "checkpoint", "inspect", str(GOLDEN / OLD)]
+def test_it_runs_as_a_module(write: Make, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "heliograph", "checkpoint", "inspect", str(write(12, 0.25))]
     done = call(words, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert "run         golden" in done.stdout
+    assert "run         run" in done.stdout
     assert done.stderr == ""

@@ -20,7 +20,7 @@ ACCURACY = Monitor("validation/accuracy", "max")
 def entry(sequence: int, value: float | None = None, monitor: Monitor = LOSS, name: str | None = None) -> Entry:
     judged_by = None if value is None else (monitor.name, monitor.mode, value)
     path = Path(name or f"{sequence}.pth")
-    return Entry(path, "run", sequence, 0.0, 0, "", judged_by=judged_by, training_id="1" * 32)
+    return Entry(path, "run", sequence, 0.0, 0, "", judged_by=judged_by, training="1" * 32)
 
 
 def drop(retention: Retention, *pinned: int) -> list[int]:
@@ -128,11 +128,11 @@ def test_beginning_forgets() -> None:
     assert drop(retention) == []
 
 
-def test_what_has_no_identity_competes_and_never_goes() -> None:
+def test_what_helios_wrote_competes_and_never_goes() -> None:
     """It may be of several trainings of one name."""
     retention = Retention(1, 1, LOSS)
     old = [entry(1, 0.1), entry(2, 0.5)]
-    retention.begin([*(replace(each, training_id="") for each in old), entry(3, 0.9), entry(4, 0.8)])
+    retention.begin([*(replace(each, versions={"helios": "1.1.0"}) for each in old), entry(3, 0.9), entry(4, 0.8)])
 
     assert best(retention) == "1.pth"
     assert drop(retention) == [3]

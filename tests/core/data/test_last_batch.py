@@ -217,21 +217,3 @@ def test_what_is_sought_is_not_compared(tmp_path: Path) -> None:
     assert result.last_checkpoint is not None
     assert torch.load(result.last_checkpoint, weights_only=True)["data"]["last_batch"] is None
     assert guarantee(train(tmp_path, 6, make)) == ("exact", False)
-
-
-def test_a_checkpoint_of_before_is_not_compared(tmp_path: Path) -> None:
-    make = lambda model: Rollout(model, by_model=False)  # noqa: E731
-    result = train(tmp_path, 4, make)
-    assert result.last_checkpoint is not None
-    state = torch.load(result.last_checkpoint, weights_only=True)
-    del state["data"]["last_batch"]
-
-    class Resume(h.Plugin):
-        affects_training = False
-
-        @h.on(h.TrainStart)
-        def go_on(self, run: h.Run, event: h.TrainStart) -> None:
-            run.resume(state)
-
-    result = train(tmp_path / "other", 6, make, None, Resume())
-    assert guarantee(result) == ("replayed", False), result.resume

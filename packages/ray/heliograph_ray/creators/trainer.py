@@ -13,7 +13,7 @@ from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.ranks import join_shards
 from heliograph.core.engines.options import EngineOptions
 from heliograph.core.system.errors import SEEN
-from heliograph.spi import check_whole_number, known_names, membership, training_of
+from heliograph.spi import check_whole_number, known_names, membership
 
 from .packed_state import pack_state, unpack_state
 from .parts import by_name, load_weights, make_model
@@ -244,7 +244,7 @@ class CreatorTrainer:
             ValueError: the name is not that of a checkpoint.
         """
         path, state = check_file(path), unpack_state(self._trained())
-        store = storage.Store(path.parent, state["run_name"], training_of(state))
+        store = storage.Store(path.parent, state["run_name"], state["training_id"])
         store.open()
         try:
             return store.save(path.name, state).path

@@ -37,11 +37,12 @@ def opened() -> Iterator[Open]:
         store.close()
 
 
-def save(store: Store, steps: int, *, name: str | None = None, shards: bool = False) -> Entry:
+def save(store: Store, steps: int, *, name: str | None = None, shards: bool = False, training: str = "1" * 32) -> Entry:
     progress = {"steps": steps, "epoch": 1}
     state: dict[str, Any] = {
         "schema": SCHEMA,
         "run_name": store.run_name,
+        "training_id": training,
         "progress": progress,
         "metrics": {"validation/loss": 1.0 / steps},
         "modules": {"model": {"weight": torch.full((3,), float(steps))}},
@@ -238,8 +239,8 @@ def test_another_file_with_its_name_is_kept(tmp_path: Path, opened: Open) -> Non
     entry = save(first, 4, shards=True)
     report(session, first, entry.path)
     second = opened(tmp_path / "second")
-    save(second, 3)
-    former = save(second, 4)
+    save(second, 3, training="2" * 32)
+    former = save(second, 4, training="2" * 32)
     path, _ = fetch_newest(session, second, "auto")
     assert path == tmp_path / "second" / "run_epoch_1_iter_4-2.pth"
     assert storage.verify(path).sha256 == entry.sha256

@@ -88,8 +88,8 @@ class AttemptSummary:
 
     @property
     def warnings(self) -> list[str]:
-        """What was asked for and did not happen; none in a recording of before they were recorded."""
-        return [] if self.ending is None else list(self.ending.data.get("warnings", ()))
+        """What was asked for and did not happen."""
+        return [] if self.ending is None else list(self.ending.data["warnings"])
 
     @cached_property
     def timed_seconds(self) -> float:

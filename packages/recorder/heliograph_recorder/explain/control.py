@@ -78,7 +78,7 @@ def _count_granted(attempts: Iterable[AttemptSummary], *, lost: bool = False) ->
                 counts[GRANTED_BY[entry.event]] += 1
             elif entry.event == "epoch_end" and entry.data.get("asked"):
                 counts["end_epoch"] += 1
-            elif entry.event == "change_served" and entry.data.get("changed", not entry.data["refusal"]):
+            elif entry.event == "change_served" and entry.data["changed"]:
                 counts[change_of(entry.data).verb] += 1
     return counts
 

@@ -29,7 +29,7 @@ class Follower:
 
         Raises:
             OSError: it cannot be read.
-            ValueError: it is not a recording, or has a newer format.
+            ValueError: it is not a recording, or has another format.
         """
         before = self._parser.size, self._tail
         if self.path.stat().st_size < self._parser.size:

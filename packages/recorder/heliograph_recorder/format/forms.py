@@ -101,10 +101,8 @@ def _are_metrics(value: Any) -> bool:
 
 
 def _is_origin(value: Any) -> bool:
-    names = (*COUNTERS, "seconds")
-    if type(value) is not dict or value.keys() - {"tokens"} != {*names}:
-        return False
-    return is_counters([*(value[name] for name in names), value.get("tokens", 0)])  # older recordings lack them
+    names = (*COUNTERS, "seconds", "tokens")
+    return type(value) is dict and value.keys() == {*names} and is_counters([value[name] for name in names])
 
 
 def _is_status(value: Any) -> bool:
@@ -127,15 +125,18 @@ COUNTS = _by_name(is_count)
 COUNTED = {"batches": _or_none(is_count)}
 MEASURED = {"metrics": METRICS, "batches": COUNTS}
 EVENTS: Mapping[str, Mapping[str, Form]] = {
-    "checkpoint_loaded": {"path": _or_none(is_text), "origin": _is_origin},
-    "checkpoint_saved": {"path": is_text, "is_best": is_flag},
+    "checkpoint_loaded": {
+        "path": _or_none(is_text), "origin": _is_origin, "in_boundary": is_flag, "planned_steps": _or_none(is_count),
+        "training": is_text,
+    },
+    "checkpoint_saved": {"path": is_text, "is_best": is_flag, "training": is_text},
     "checkpoint_pruned": {"path": is_text, "reason": is_text},
     "epoch_start": {"epoch": is_count, "resumed": is_flag, **COUNTED},
     "epoch_end": {"epoch": is_count},
     "replay": {"done": is_count, "batches": is_count},
     "change_served": {
         "verb": is_text, "target": is_text, "value": _or_none(is_number), "by": is_text, "reason": is_text,
-        "refusal": is_text,
+        "refusal": is_text, "changed": is_flag,
     },
     "log": {"metrics": METRICS},
     "validation_start": COUNTED,
@@ -155,27 +156,20 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
     "run_closed": {
         "status": _is_status, "reason": is_text, "by": _or_none(is_text), "rank": _or_none(is_count),
         "metrics": METRICS, "best": _or_none(is_text), "last": _or_none(is_text), "notes": _each(is_text),
+        "warnings": _each(is_text),
     },
 }  # fmt: skip
-ADDED: Mapping[str, dict[str, Form]] = {  # older recordings lack them
-    "change_served": {"changed": is_flag},
-    "checkpoint_loaded": {
-        "planned_steps": _or_none(is_count),
-        "forked_from": _by_name(lambda _: True),
-        "training": is_text,
-    },
-    "checkpoint_saved": {"training": is_text},
-    "plugin_changed": {"ends_recording": is_flag},
-    "run_closed": {"warnings": _each(is_text)},
-}
 OPTIONAL: Mapping[str, Form] = {"asked": _each(is_count), "emission": is_count, "added": _each(is_text)}
-OPTIONAL_OF = {event: {**OPTIONAL, **forms} for event, forms in ADDED.items()}
+OPTIONAL_OF: Mapping[str, Mapping[str, Form]] = {
+    "checkpoint_loaded": {**OPTIONAL, "forked_from": _by_name(lambda _: True)},
+    "plugin_changed": {**OPTIONAL, "ends_recording": is_flag},
+}
 NO_FORMS: Mapping[str, Form] = {}
 ATTEMPT: Mapping[str, Form] = {
     "name": is_text, "phase": _is_phase, "began": _is_moment, "run": is_text, "world_size": is_count,
     "max_epochs": _or_none(_is_length), "max_steps": _or_none(is_count), "validation_sets": _each(is_text),
     "optimizers": _each(is_text), "hyper_parameters": _by_name(lambda _: True), "versions": _by_name(is_text),
-    "losses": is_flag, "plan": _by_name(_each(is_text)),
+    "losses": is_flag, "plan": _by_name(_each(is_text)), "planned_steps": _or_none(is_count),
 }  # fmt: skip
 
 
@@ -194,6 +188,6 @@ def check_attempt(about: Any) -> None:
     """Raise ValueError unless an attempt has all its fields."""
     if type(about) is not dict or not about.keys() >= ATTEMPT.keys():
         raise ValueError("an attempt with fields missing")
-    for name, form in {**ATTEMPT, "planned_steps": _or_none(is_count)}.items():  # older recordings lack the last
-        if not form(about.get(name)):
+    for name, form in ATTEMPT.items():
+        if not form(about[name]):
             raise ValueError(f"an attempt with {name!r} of another type")

@@ -136,7 +136,7 @@ def decode_attempt(items: list[Any]) -> AttemptRecord:
     """
     about: Any = items[1] if len(items) == 2 else None
     check_attempt(about)
-    values: dict[str, Any] = {name: tuple(about[name]) if name in _TUPLES else about.get(name) for name in _ABOUT}
+    values: dict[str, Any] = {name: tuple(about[name]) if name in _TUPLES else about[name] for name in _ABOUT}
     values["plan"] = {event: tuple(names) for event, names in about["plan"].items()}
     return AttemptRecord(**values, entries=())
 

@@ -140,7 +140,7 @@ class Parser:
             is_end: whether nothing follows: a last line without a newline was cut short. Else it is left for later.
 
         Raises:
-            ValueError: it is not a recording, or has a newer format.
+            ValueError: it is not a recording, or has another format.
         """
         if not is_end:
             data = data[: data.rfind(b"\n") + 1]
@@ -205,13 +205,16 @@ def _check_head(path: Path, lines: Sequence[bytes]) -> bool:
     """Return whether the first line is damaged, if the file is a recording nevertheless.
 
     Raises:
-        ValueError: it is not a recording, or has a newer format.
+        ValueError: it is not a recording, or has another format.
     """
     match _parse_head(lines[0]):
-        case ["recording", int(version)] if 0 < version <= FORMAT:
+        case ["recording", int(version)] if version == FORMAT:
             return False
-        case ["recording", int(version)] if version > FORMAT:
-            raise ValueError(f"{path} has format {version}, this version reads {FORMAT}: update heliograph.")
+        case ["recording", int(version)]:
+            raise ValueError(
+                f"{path} has format {version}, this version reads {FORMAT}: update heliograph, or use the version that "
+                f"wrote it."
+            )
     if any(map(is_intact, lines[1:])):
         return True
     what = "is not a recording of heliograph" if any(lines) else "is empty: the run was killed before it began"
@@ -219,7 +222,7 @@ def _check_head(path: Path, lines: Sequence[bytes]) -> bool:
 
 
 def _parse_head(line: bytes) -> list[Any]:
-    """Return the first line's array, else an empty one; a newer format may have another checksum."""
+    """Return the first line's array, else an empty one; another format may have another checksum."""
     try:
         return parse_array(line.partition(b"\t")[0])
     except ValueError:

@@ -26,7 +26,7 @@ def read(path: str | Path) -> Recording:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: the file is not a recording, or has a newer format.
+        ValueError: the file is not a recording, or has another format.
         TypeError: `path` is not a path.
     """
     if not isinstance(path, str | PathLike):
@@ -71,7 +71,7 @@ def read_leftover(path: Path) -> list[str]:
     """Return the lines of a killed run that are in the tail but not in the recording.
 
     Raises:
-        ValueError: it is not a recording, has a newer format, or the tail is damaged.
+        ValueError: it is not a recording, has another format, or the tail is damaged.
     """
     rows = parse_tail(read_tail(path))
     attempts = _parse_file(path, path.read_bytes())
@@ -104,7 +104,7 @@ def _parse_file(path: Path, content: bytes) -> list[ParsedAttempt]:
     """Parse each line of a file on its own.
 
     Raises:
-        ValueError: it is not a recording, or has a newer format.
+        ValueError: it is not a recording, or has another format.
     """
     parser = Parser(path)
     parser.add(content, is_end=True)

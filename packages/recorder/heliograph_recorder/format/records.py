@@ -56,21 +56,19 @@ class EventEntry:
             `epoch_start`: `batches`, the epoch's length or None;
             `change_served`, `log`, `validation_start`, `save_point`, `epoch_end`, `train_end`: `asked`, the numbers of
             the requests that they serve;
-            `change_served`: `changed`, too (missing in older recordings);
-            `log`, `validation_end`, `test_end`, `predict_end`: `added`, the metrics that plugins have added (missing in
-            older recordings, and where there are none);
+            `log`, `validation_end`, `test_end`, `predict_end`: `added`, the metrics that plugins have added (missing if
+            there are none);
             `validation_start`, `test_start`, `predict_start`: `batches`, the number to come or None;
             `validation_end`, `validation_cut`, `test_end`, `predict_end`: `batches`, the number done by set;
             `checkpoint_loaded`: `origin`, the counters at which the run continues, and `in_boundary`, whether only
-            `ShouldStop` was left of its boundary, and `planned_steps` from there (both missing in older recordings),
-            and of a fork `forked_from`, as the run has it; `training`, the id of the training;
-            `checkpoint_saved`: `training`, too (both missing in older recordings);
+            `ShouldStop` was left of its boundary, and `planned_steps` from there, and of a fork `forked_from`, as the
+            run has it; `training`, the id of the training;
+            `checkpoint_saved`: `training`, too;
             `plugin_changed`: `ends_recording`, true where it was this recorder, which was switched off;
             `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`, `batches` (the number done by set in
             the last validation or test), and of the current batch `in_hand` (whether there was one), `is_last`,
             `window` and `loss` (None if losses are not recorded);
-            `run_closed`: `reason`, `by`, `rank`, `metrics`, `best`, `last`, `notes`, `warnings` (missing in older
-            recordings).
+            `run_closed`: `reason`, `by`, `rank`, `metrics`, `best`, `last`, `notes`, `warnings`.
     """
 
     event: str
@@ -240,7 +238,7 @@ class AttemptRecord:
         plan: by event, the names of its handlers' owners, in the order in which they run.
         entries: what happened, in order.
         damage: what could not be read, in words.
-        planned_steps: the optimizer steps that were planned, None where they were not known; older recordings lack it.
+        planned_steps: the optimizer steps that were planned, None where they were not known.
     """
 
     name: str

@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .lines import ROWS, Items, block_items, check_items, counter_values
-from .old_tail import parse_old_tail
 from .records import Counters
 
 HEAD = struct.Struct("<8s16s9qddqq")  # magic, attempt, counters, clock, tokens, number
@@ -276,7 +275,7 @@ def parse_tail(data: bytes) -> Rows | None:
     Raises:
         ValueError: it is damaged.
     """
-    parsed = _parse(data) if data.startswith(MAGIC) else parse_old_tail(data)
+    parsed = _parse(data) if data.startswith(MAGIC) else None
     if parsed is None:
         return None
     (_, attempt, *first, clock, tokens, number), table = parsed

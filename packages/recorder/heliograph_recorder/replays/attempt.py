@@ -184,8 +184,8 @@ class AttemptReplay:
         if rolls_back := self._has_begun:
             self._discard_epoch()
         run.start_from(origin)
-        run.in_boundary = entry.data.get("in_boundary", False)
-        run.planned_steps = entry.data.get("planned_steps", run.planned_steps)
+        run.in_boundary = entry.data["in_boundary"]
+        run.planned_steps = entry.data["planned_steps"]
         plan_filters(run.bus, run)
         snapshot = self._snapshots.find(path, run.progress.state_dict())
         if snapshot is None:

@@ -141,9 +141,8 @@ def make_event(entry: EventEntry) -> Event | None:
     kind = KINDS.get(entry.event)
     if kind is None:
         return None
-    recorded = [each for each in fields(kind) if each.default_factory is MISSING]  # type: ignore[arg-type]  # a dataclass
-    names = [each.name for each in recorded if each.name in entry.data or each.default is MISSING]
-    values = {name: _field(name, entry.data) for name in names}
+    recorded = [each.name for each in fields(kind) if each.default_factory is MISSING]  # type: ignore[arg-type]  # a dataclass
+    values = {name: _field(name, entry.data) for name in recorded}
     return kind(**values)
 
 

@@ -36,7 +36,7 @@ def replay(recording: str | Path | Recording, plugins: Iterable[Any]) -> Replaye
 
     Raises:
         FileNotFoundError: there is no recording.
-        ValueError: it is not a recording, or of a newer format; plugins contradict each other.
+        ValueError: it is not a recording, or of another format; plugins contradict each other.
         TypeError: the recording is not a path, a plugin is not one, or a handler does not fit its event.
     """
     source = recording if isinstance(recording, Recording) else read(recording)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from heliograph import Bus, Control, NotRecorded, Progress, Request, TrainStart
+from heliograph.core.context import PayloadVerbs
 from heliograph.core.length import epochs_done, part_done
-from heliograph.core.metrics.payload_verbs import PayloadVerbs
 from heliograph.core.metrics.values import Metrics
 from heliograph.core.result import check_line
 from heliograph.core.stepping.optimizers import SINGLE

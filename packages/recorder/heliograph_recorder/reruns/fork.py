@@ -28,7 +28,7 @@ from heliograph import (
 )
 from heliograph.builtin_callbacks.checkpoint.resume import share_state
 from heliograph.core.checkpoint import conversion
-from heliograph.spi import TrainerFactory, UsageError, check_flag, check_path, describe, on_main, training_of
+from heliograph.spi import TrainerFactory, UsageError, check_flag, check_path, describe, on_main
 
 from ..divergence.report import Difference
 from ..explain.lineage import BETWEEN, CHANGE, PARENT
@@ -202,7 +202,7 @@ class Fork(Plugin):
             return
         state = share_state(run.engine, path, conversion.load_any(path) if run.engine.is_main else None)
         former = {"forked_from": state["forked_from"]} if "forked_from" in state else {}
-        origin = {"training": training_of(state), **parent, **former}
+        origin = {"training": state["training_id"], **parent, **former}
         pages = [each.name for each in run.plugins if isinstance(each, PAGES)]  # they are its parent's
         plugins = {name: own for name, own in state["plugins"].items() if name not in pages}
         run.resume({**state, "training_id": identity, "forked_from": origin, "plugins": plugins}, path)

@@ -177,8 +177,8 @@ class RecordedRun:
             ]:
                 skipped.append(f"{found} is of another run: it has other counters than those that were recorded")
                 continue
-            if trainings and entry.training_id and entry.training_id not in trainings:
-                skipped.append(f"{found} is of another training, {entry.training_id}")
+            if entry.training not in trainings:
+                skipped.append(f"{found} is of another training, {entry.training}")
                 continue
             return Origin(found, counters.steps, (counters.epoch, counters.batch), skipped)
         return Origin(skipped=skipped)
@@ -219,9 +219,9 @@ class RecordedRun:
 
 
 def _trainings_of(entry: EventEntry) -> set[str]:
-    """Return the id that the training of a checkpoint has; a fork loads one of its parent, or its own; none if old."""
+    """Return the ids that the training of a checkpoint may have: a fork loads one of its parent, or its own."""
     parent = entry.data.get("forked_from") or {}
-    return {str(each) for each in (entry.data.get("training"), parent.get("training")) if each}
+    return {str(each) for each in (entry.data["training"], parent.get("training")) if each}
 
 
 def _ranks(number: int) -> str:

@@ -195,7 +195,7 @@ class Verdicts(Plugin):
         if state:
             self._useful = self._kept = state["useful"]
             self._start = state["start"]
-            self._training = state.get("training", "")  # former versions did not save it
+            self._training = state["training"]
 
     def _begin(self, run: Run) -> None:
         self._clock.take()

@@ -103,11 +103,12 @@ class Script:
     def save(self, path: str, *, best: bool = False) -> None:
         asked = self.request("save", "save_schedule", "every 4 steps")
         self.emit("save_point", asked=[asked])
-        self.emit("checkpoint_saved", 0.2, path=path, is_best=best)
+        self.emit("checkpoint_saved", 0.2, path=path, is_best=best, training="")
 
     def load(self, path: str | None, counters: Counters) -> None:
         self.counters = replace(counters, seconds=counters.seconds)
-        self.emit("checkpoint_loaded", path=path, origin=asdict(counters))
+        more = {"in_boundary": False, "planned_steps": None, "training": ""}
+        self.emit("checkpoint_loaded", path=path, origin=asdict(counters), **more)
 
     def add_time(self, plugin: str, event: str, seconds: float, *, timed: int = 10, emissions: int = 10) -> None:
         row = HandlerTime(plugin, event, timed, emissions, seconds, seconds / 2)
@@ -115,6 +116,7 @@ class Script:
 
     def close(self, status: str, reason: str, **more: Any) -> None:
         defaults: dict[str, Any] = {"by": None, "rank": None, "metrics": {}, "best": None, "last": None, "notes": []}
+        defaults["warnings"] = []
         self.emit("run_closed", status=status, reason=reason, **defaults | more)
 
     def attempt(self) -> AttemptRecord:

@@ -92,7 +92,7 @@ def test_what_was_served_after_the_last_save_is_lost_in_the_kill() -> None:
     first.batches(2)
     asked = first.request("set_learning_rate", "ann@home", "too slow", value=0.02)
     change = {"verb": "set_learning_rate", "target": "", "value": 0.02, "by": "ann@home", "reason": "too slow"}
-    first.emit("change_served", **change, refusal="", asked=[asked])
+    first.emit("change_served", **change, refusal="", changed=True, asked=[asked])
     first.request("log", "ann@home", "now")
     second.emit("train_start")
     second.load("c/step_2.pth", saved)

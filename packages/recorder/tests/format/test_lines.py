@@ -130,17 +130,17 @@ def test_any_line_is_an_entry_or_a_value_error(kind: str, rest: list[Any]) -> No
 
 CLOSED: dict[str, Any] = {
     "status": "completed", "reason": "", "by": None, "rank": None, "metrics": {}, "best": None, "last": None,
-    "notes": [],
+    "notes": [], "warnings": ["One."],
 }  # fmt: skip
 
 
-def test_the_end_of_an_older_recording_has_no_warnings() -> None:
-    for data in (CLOSED, CLOSED | {"warnings": ["One."]}):
-        entry = EventEntry("run_closed", 1.0, Counters(), data)
-        assert decode(parse_line(encode(entry).encode())) == entry
-    wrong = EventEntry("run_closed", 1.0, Counters(), CLOSED | {"warnings": "One."})
-    with pytest.raises(ValueError, match="'run_closed' with 'warnings' of another type"):
-        decode(parse_line(encode(wrong).encode()))
+def test_the_end_has_its_warnings() -> None:
+    entry = EventEntry("run_closed", 1.0, Counters(), CLOSED)
+    assert decode(parse_line(encode(entry).encode())) == entry
+    for data in (CLOSED | {"warnings": "One."}, {name: CLOSED[name] for name in CLOSED if name != "warnings"}):
+        wrong = EventEntry("run_closed", 1.0, Counters(), data)
+        with pytest.raises(ValueError, match="'run_closed' with 'warnings' missing or of another type"):
+            decode(parse_line(encode(wrong).encode()))
     own = EventEntry("storm", 1.0, Counters(), {"warnings": 3})
     assert decode(parse_line(encode(own).encode())) == own
 

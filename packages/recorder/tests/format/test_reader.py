@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -204,19 +203,6 @@ def test_a_tail_that_is_cut_short_is_read_as_far_as_it_goes(size: int, tmp_path:
     tail_path(path).write_bytes(tail_path(path).read_bytes()[:size])
     whole = max(0, min(3, (size - FIRST_ROW) // ROW.size))
     assert read(path).attempts[0].entries == ((START, block(0, whole)) if whole else (START,))
-
-
-@pytest.mark.parametrize(("magic", "tokens"), [(b"HelioRow", ()), (b"HelioRo2", (0,))], ids=["no tokens", "rows only"])
-def test_the_tail_of_an_older_version_is_read(magic: bytes, tokens: tuple[int, ...], tmp_path: Path) -> None:
-    """It was killed, and this one continues its recording."""
-    path = write(tmp_path / "x.recording", attempt(START))
-    row = struct.Struct(f"<{7 + len(tokens)}q")
-    head = struct.pack("<8s16s9qdd", magic, b"a1", *[0] * 9, 0.0, 0.0) + struct.pack(f"<{1 + len(tokens)}q", *tokens, 1)
-    rows = b"".join(row.pack(batch, batch, 0, 0, batch, 0, *tokens, batch) for batch in (1, 2, 3))
-    tail_path(path).write_bytes(head.ljust(BEGIN, b"\0") + rows + bytes(3 * row.size + 5))
-    assert read(path).attempts[0].entries == (START, block(0, 3))
-    tail_path(path).write_bytes(head)
-    assert read(path).attempts[0].entries == (START,)
 
 
 @pytest.mark.parametrize("note", [b"[1]", b"[[1]]", b"[", b'[["happened"]]', b'[["behind",1]]', b'{"a":1}', b"\xff"])

@@ -136,7 +136,9 @@ def test_another_training_of_the_same_name_is_not_taken_for_a_parent(
 
     gone = {"recording": str(tmp_path / "old/one.recording"), "step": 7, "training": "a"}
     origin = asdict(Counters())
-    loaded = event("checkpoint_loaded", origin=origin, in_boundary=False, training="c", forked_from=gone)
+    loaded = event(
+        "checkpoint_loaded", origin=origin, in_boundary=False, planned_steps=None, training="c", forked_from=gone
+    )
     write(tmp_path / "two.recording", attempt(loaded))
     for name, entries in {"new": [save("b")], "unsaved": []}.items():
         (tmp_path / name).mkdir()

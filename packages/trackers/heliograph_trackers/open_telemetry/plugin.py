@@ -189,7 +189,7 @@ class OpenTelemetry(Plugin):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the trace; a roll back is within it."""
         if "run" not in self._spans:
-            self._parent = state.get("parent", "")
+            self._parent = state["parent"]
 
     def close(self) -> None:
         """End what is open, and send it."""

@@ -280,8 +280,7 @@ WAYS = r"Give fit an optimizer with the checkpoint's groups, and add others .* o
 def test_a_checkpoint_without_the_names_says_how_many_and_how_to_continue(tmp_path: Path) -> None:
     what = (
         r"^The 'optimizer' of the checkpoint has 2 parameter groups of 2 and 2 parameters, the program's has 1 "
-        r"parameter group of 2 parameters, and it was written by a version that did not save which parameters they "
-        r"held\. "
+        r"parameter group of 2 parameters, and it does not say which parameters they held\. "
     )
     with pytest.raises(ValueError, match=what + WAYS):
         Ended(*edited(tmp_path, groups={}))

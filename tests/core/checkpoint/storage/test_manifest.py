@@ -30,6 +30,8 @@ from heliograph.core.checkpoint.storage.manifest import (
 ENTRY = Entry(
     path=Path("/somewhere/a.pth"),
     run_name="Läufe 1",
+    asked_name="Läufe 1",
+    training="1" * 32,
     sequence=7,
     saved_at=1e-05,
     size=12,
@@ -116,8 +118,10 @@ def test_what_is_no_manifest(content: bytes) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"schema": SCHEMA + 1}, f"schema {SCHEMA + 1}, this version reads up to {SCHEMA}: update heliograph"),
+        ({"schema": SCHEMA + 1}, f"schema {SCHEMA + 1}, this version reads {SCHEMA}: update heliograph"),
+        ({"schema": SCHEMA - 1}, f"schema {SCHEMA - 1}, this version reads {SCHEMA}: .*use the version that wrote it"),
         ({"schema": "9"}, "cannot be used"),
+        ({"training_id": "leave out"}, "cannot be used: 'training_id'"),
         ({"files": {}}, "cannot be used"),
         ({"files": {"../../evil.pth": {"bytes": 1, "sha256": ""}}}, "bare, visible file name"),
         ({"files": {"/etc/evil.pth": {"bytes": 1, "sha256": ""}}}, "bare, visible file name"),
@@ -139,7 +143,7 @@ def test_the_sequence_is_read_of_damaged_ones_too() -> None:
     assert claim_of(content) == ("Läufe 1", 7)
     assert claim_of(damaged) == ("Läufe 1", 7)
     assert claim_of(sealed(sequence="x")) is None
-    assert claim_of(sealed(run_name=[])) is None
+    assert claim_of(sealed(asked_name=[])) is None
 
 
 def test_the_manifest_of_a_name_with_dots() -> None:

@@ -15,7 +15,7 @@ from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Store, manifest
 from heliograph.core.checkpoint.storage import store as stores
 from heliograph.core.checkpoint.storage.files import digest_of
-from heliograph.core.checkpoint.storage.manifest import TooNewError
+from heliograph.core.checkpoint.storage.manifest import SchemaError
 from heliograph.tests.core.checkpoint.storage.faulty import Death, Faulty
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -220,7 +220,7 @@ def test_what_a_newer_version_was_writing_is_left_to_it(
             put_aside(paths[1])
         store.close()
     before = contents(tmp_path, ".run.*.tmp")
-    with pytest.raises(TooNewError, match=r"has schema \d+, this version reads up to \d+: update heliograph"):
+    with pytest.raises(SchemaError, match=r"has schema \d+, this version reads \d+: update heliograph"):
         opened()
 
     assert contents(tmp_path, ".run.*.tmp") == before

@@ -333,13 +333,10 @@ def test_what_is_of_another_training_is_neither_replaced_nor_removed(
     assert not (tmp_path / ".run-2.lock").exists()
 
 
-def test_what_has_no_identity_is_never_written_over(opened: Make, state: Make) -> None:
+def test_what_helios_wrote_is_never_written_over(opened: Make, state: Make) -> None:
     store = opened()
-    old = state(1)
-    del old["training_id"]
-    former = store.save("a.pth", old)
+    former = store.save("a.pth", state(1, versions={"helios": "1.1.0"}))
 
-    assert (former.training_id, former.training) == ("", state()["training_id"])
     assert store.save("a.pth", state(2)).path.name == "a-2.pth"
     assert storage.verify(former.path) == former
 

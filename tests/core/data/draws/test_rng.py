@@ -71,23 +71,6 @@ def test_capture_is_a_copy() -> None:
     assert draw() == first
 
 
-def test_states_of_older_checkpoints_are_restored() -> None:
-    rng.seed_all(1)
-    draw()
-    python, numpy = random.getstate(), np.random.get_state(legacy=False)
-    key = {"dtype": "uint32", "values": numpy["state"]["key"].tolist()}
-    older = {
-        "python": [python[0], list(python[1]), python[2]],
-        "numpy": {**numpy, "state": {**numpy["state"], "key": key}},
-        "torch": torch.get_rng_state(),
-        "cuda": [],
-    }
-    first = draw()
-    rng.restore(older)
-
-    assert draw() == first
-
-
 def test_the_state_has_few_values_to_look_at() -> None:
     state, count = [rng.capture()], 0
     while state:

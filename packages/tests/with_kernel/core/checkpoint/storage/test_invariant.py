@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from heliograph.builtin_callbacks.checkpoint import run_names
-from heliograph.builtin_callbacks.checkpoint.retention import Retention
 from heliograph.core.checkpoint.storage import Entry, Files, Store, reader, save_steps
 from heliograph.packages.tests.torture.trainings import REFUSALS, Death, Fault, live, look, make_state, under
 
@@ -88,15 +87,6 @@ def replaces_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heliograph.builtin_callbacks.checkpoint.plugin.claim_name", claim_name)
 
 
-def prunes_what_has_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes all old checkpoints of a name for one training's."""
-
-    def drop(self: Retention, is_pinned: Callable[[Path], bool]) -> list[Path]:
-        return [path for path in list(self._entries)[:-1] if not is_pinned(path)]
-
-    monkeypatch.setattr(Retention, "drop", drop)
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "spoil",
@@ -105,7 +95,6 @@ def prunes_what_has_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
         owns_the_folder,
         passes_over_what_is_refused,
         replaces_at_once,
-        prunes_what_has_no_identity,
     ],
 )
 def test_the_sequences_find_what_is_wrong(
