@@ -29,7 +29,6 @@ from .core.program import MakeTrainer as MakeTrainer
 from .core.program import TrainerFactory as TrainerFactory
 from .core.program import UsageError as UsageError
 from .core.program import find_function as find_function
-from .core.stepping.changes import LOADED as LOADED
 from .core.system.extras import printable as printable
 from .core.system.extras import printable_lines as printable_lines
 from .core.system.extras import require as require
@@ -49,6 +48,7 @@ from .events.checks import is_whole_number as is_whole_number
 from .events.checks import known_names as known_names
 from .events.control import CHANGES as CHANGES
 from .events.control import COUNTED as COUNTED
+from .events.control import LOADED as LOADED
 from .events.errors import count as count
 from .events.errors import describe_error as describe_error
 from .events.errors import is_interrupt as is_interrupt

@@ -17,6 +17,7 @@ Pending = Literal["stop", "end_epoch", "log", "validation", "save"]  # what can 
 Counter = Literal["skipped_steps", "skipped_batches"]  # of the progress
 # Of the run, at a boundary before all else there.
 CHANGES: tuple[Verb, ...] = ("set_learning_rate", "enable_plugin", "disable_plugin")
+LOADED = "the loaded state"  # the name by which a loaded state enables and disables plugins
 COUNTED = ("hold_step", "scale_loss", "veto_stop", "veto_save")  # for every batch or boundary: counted, not listed
 # The verbs that have an effect from handlers of one event only.
 _ONLY_IN: Mapping[Verb, tuple[str, str]] = {

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...events import Request, Run
 from ...events.checks import known_names
+from ...events.control import LOADED
 from ...plugins.environment import switched_off
 from ..checkpoint.state.rates import scale_optimizer, scale_scheduler, set_rate
-
-LOADED: Final = "the loaded state"  # the name by which a loaded state enables and disables plugins
 
 
 class RefusedChangeError(Exception):

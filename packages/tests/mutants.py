@@ -13,18 +13,19 @@ import shutil
 import subprocess
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ROOMS = ("builtin_callbacks", "core", "events", "plugins")
 CAUGHT = (1, 2)  # pytest's status when a test failed, without and with pytest-xdist
 MISSED = 0
 ALL = (
     "tests",
+    "packages",
     "--ignore=packages/ray/tests/on_ray",
     "--ignore=packages/tests/test_mutants.py",
 )  # that looks for the texts of all faults
@@ -193,7 +194,8 @@ def copy_with(fault: Fault | None) -> Iterator[Path]:
 def run_in(copy: Path, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a command in a copy, whose package it imports, with temporary files beside it."""
     beside = str(copy.parent)
-    environment = {**os.environ, "PYTHONPATH": beside, "TMPDIR": beside, "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([beside, *(str(folder.parent) for folder in copy.glob("packages/*/heliograph_*"))])
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": beside, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -203,14 +205,20 @@ def find(fault: Fault, root: Path) -> Path:
     Raises:
         ValueError: it is not there once.
     """
-    sources = (path for room in ROOMS for path in sorted((root / room).rglob("*.py")))
-    found = [path for path in sources for _ in range(path.read_text(encoding="utf-8").count(fault.text))]
+    kernel = (path for room in ROOMS for path in sorted((root / room).rglob("*.py")))
+    packages = sorted(root.glob("packages/*/heliograph_*/**/*.py"))
+    found = _with_text(kernel, fault.text) or _with_text(packages, fault.text)
     if len(found) != 1:
         places = ", ".join(str(path.relative_to(root)) for path in found) or "nowhere"
         raise ValueError(
             f"The text of {fault.name!r} is to be in one place, and is in {places}: adapt it in {__file__}."
         )
     return found[0]
+
+
+def _with_text(sources: Iterable[Path], text: str) -> list[Path]:
+    """Return each file as often as it has the text."""
+    return [path for path in sources for _ in range(path.read_text(encoding="utf-8").count(text))]
 
 
 def _tracked() -> list[str]:

@@ -7,19 +7,29 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
-from pathlib import Path
+from importlib.util import find_spec
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
+from ....plugins.first_party import MODULES
 from .generators import KINDS
 
-_ROOMS: Final = ("core", "events", "plugins", "builtin_callbacks", "bridges", "testing")
-_PACKAGE: Final = sys.modules[__name__.partition(".")[0]].__path__[0]
+_ROOMS: Final = ("core", "events", "plugins", "builtin_callbacks")  # in a checkout, other folders are beside them
 _PATHS: Final = ("stdlib", "platstdlib", "purelib", "platlib")
+
+
+def _first_party_folders() -> Iterator[str]:
+    """Yield the folders of our sources: those of an editable install are not among the libraries."""
+    for name in sorted(MODULES):
+        spec = find_spec(name)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            yield from (f"{folder}/{room}/" for room in _ROOMS) if name == "heliograph" else (f"{folder}/",)
+
+
 _LIBRARIES: Final = (
     "<frozen",
     *(f"{sysconfig.get_path(name)}/" for name in _PATHS),
-    *(f"{Path(_PACKAGE) / room}/" for room in _ROOMS),
+    *_first_party_folders(),
 )
 _MAKING: Final = ("__init__", "__new__", "__post_init__", "__setstate__", "__del__")
 _READ: Final = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")

@@ -15,6 +15,7 @@ from heliograph_recorder import Recorder
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.replays.replay import replay
 from heliograph_recorder.replays.report import Replayed
+from heliograph_rules import RuleController
 from torch import Tensor, nn
 
 Facts = tuple[str, str, str, int, int, int, int, str]
@@ -80,7 +81,12 @@ class Scenario:
 
     def make_plugins(self) -> list[Any]:
         """Return new objects of the plugins."""
-        return [getattr(h, kind)(**_make_options(options)) for kind, options in self.plugins]
+        return [plugin_class(kind)(**_make_options(options)) for kind, options in self.plugins]
+
+
+def plugin_class(name: str) -> Any:
+    """Return the class of a plugin, of the kernel or of the package of rules."""
+    return RuleController if name == "RuleController" else getattr(h, name)
 
 
 def _make_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,15 @@ from typing import Any
 
 import heliograph as h
 import pytest
-from heliograph.packages.recorder.tests.replay_scenarios import Action, End, Replays, Scenario, Spec, train
+from heliograph.packages.recorder.tests.replay_scenarios import (
+    Action,
+    End,
+    Replays,
+    Scenario,
+    Spec,
+    plugin_class,
+    train,
+)
 from hypothesis import HealthCheck, assume, given, seed, settings
 from hypothesis import strategies as st
 
@@ -111,7 +119,7 @@ def actions(draw: st.DrawFn, names: list[str]) -> Action:
 def scenarios(draw: st.DrawFn) -> Scenario:
     sets = draw(st.sampled_from([None, {"": 1}, {"": 2}, {"a": 1, "b": 2}]))
     chosen = draw(plugins(sets))
-    names = [getattr(h, kind).name for kind, _ in chosen]
+    names = [plugin_class(kind).name for kind, _ in chosen]
     numbers = st.floats(0, 2, width=16)
     return Scenario(
         sizes=tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=6))),
@@ -137,7 +145,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 
 def check(scenario: Scenario) -> None:
-    names = [getattr(h, kind).name for kind, _ in scenario.plugins]
+    names = [plugin_class(kind).name for kind, _ in scenario.plugins]
     with tempfile.TemporaryDirectory() as folder:
         attempts = train(scenario, Path(folder))
         replays = Replays(Path(folder))

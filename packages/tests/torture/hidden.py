@@ -27,7 +27,7 @@ _KINDS: dict[str, Hidden] = {}
 def kinds() -> dict[str, Hidden]:
     """Return all kinds by their names."""
     for home in HOMES:
-        import_module(f"heliograph.tests.torture.hidden_{home}")
+        import_module(f"heliograph.packages.tests.torture.hidden_{home}")
     return _KINDS
 
 

@@ -53,8 +53,8 @@ DEFECTS = (
     ),
     defect(
         "one: the newest are removed, not the oldest",
-        "for path, entry in reversed(self._entries.items()):",
-        "for path, entry in list(self._entries.items()):",
+        "[*reversed(self._entries.values())],",
+        "[*self._entries.values()],",
     ),
     defect(
         "one: what was there is not counted after a resume",

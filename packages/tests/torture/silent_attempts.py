@@ -188,8 +188,9 @@ class Attempts:
             task = task_of(program, ref(notebook), OTHER)
         modules = modules_of(task)
         if program.then == "test changed":
-            for parameter in (each for module in modules.values() for each in module.parameters()):
-                parameter.data.fill_(0.3)
+            with torch.no_grad():
+                for parameter in (each for module in modules.values() for each in module.parameters()):
+                    parameter.fill_(0.3)
         batches = random_batches(VALIDATION, TEST)
         given = _loss(task, batches)
         loads = program.loads_average or (program.keeps is not None and program.keeps.load_best is not None)

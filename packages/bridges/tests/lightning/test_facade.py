@@ -156,7 +156,7 @@ def test_a_lightning_module_as_the_task_is_refused_with_the_bridge() -> None:
     sentence = (
         r"^Classifier\.training_step\(batch.*\) -> .* does not fit: it is called with \(run, batch\)\. A "
         r"LightningModule trains in Lightning's Trainer, with our plugins in its callbacks: "
-        r"HeliographCallback\(\[\.\.\.\]\) of heliograph\.bridges\.lightning\. To train it here, put it into a Task "
+        r"HeliographCallback\(\[\.\.\.\]\) of heliograph_bridges\.lightning\. To train it here, put it into a Task "
         r"that has training_step\(self, run, batch\)\.$"
     )
     with pytest.raises(TypeError, match=sentence):

@@ -351,12 +351,13 @@ def test_a_link_in_the_place_of_a_socket_is_not_followed(tmp_path: Path, monkeyp
 
 KILLED = """
 import os, sys, heliograph as h
+from heliograph_recorder import Remote
 from heliograph.tests import kit
 class Die(h.Plugin):
     @h.on(h.BatchEnd)
     def die(self, run, event):
         os.kill(os.getpid(), 9)
-kit.fit(heliograph_recorder.Remote(sys.argv[1], tcp=0), Die())
+kit.fit(Remote(sys.argv[1], tcp=0), Die())
 """
 
 
@@ -393,8 +394,9 @@ def test_two_runs_in_one_folder_do_not_disturb_each_other(tmp_path: Path) -> Non
 
 LIVING = """
 import sys, heliograph as h
+from heliograph_recorder import Remote
 from heliograph.tests import kit
-remote = heliograph_recorder.Remote(sys.argv[1])
+remote = Remote(sys.argv[1])
 class Say(h.Plugin):
     @h.on(h.TrainStart, after=("remote",))
     def say(self, run, event):

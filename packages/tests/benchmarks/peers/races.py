@@ -45,7 +45,10 @@ def loops(kind: str) -> Loops:
     """Return the loops of these peers."""
     warnings.filterwarnings("ignore", "pkg_resources is deprecated")  # TorchTNT imports it
     names = installed(kind)
-    return {name: getattr(import_module(f"heliograph.tests.benchmarks.peers.{FILES[name]}"), kind) for name in names}
+    return {
+        name: getattr(import_module(f"heliograph.packages.tests.benchmarks.peers.{FILES[name]}"), kind)
+        for name in names
+    }
 
 
 def _torchtnt_is_installed() -> bool:
