@@ -22,9 +22,9 @@ TEST_LIMIT = 300  # seconds for a test without a mark of its own; pytest-timeout
 QUIET_LIMIT = 600  # seconds without a finished test, for an interpreter in which that timeout cannot act
 
 
-def main(options: Sequence[str]) -> int:
+def main(options: Sequence[str], tests: Path = FOLDER) -> int:
     """Run every test once; return the exit status."""
-    command = [sys.executable, "-m", "pytest", str(FOLDER), "--exitfirst", f"--timeout={TEST_LIMIT}"]
+    command = [sys.executable, "-m", "pytest", str(tests), "--exitfirst", f"--timeout={TEST_LIMIT}"]
     command += ["--timeout-method=thread", f"--sample-seed={random.randrange(10**6)}", *options]
     with TemporaryDirectory() as folder:
         journal = Path(folder, "journal")
