@@ -35,6 +35,7 @@ NO_PATH = (
 NO_SUBCLASS = r"(?:Import path|Expected) '?([\w.]+)'? (?:does not correspond to|to be) a subclass of (?:<class ')?(\w+)"
 CLASS, NAME = re.compile(r"<class '(?:\w+\.)*(\w+)'>"), r"\1"
 MODULES = re.compile(r"\b(?:[a-z_]\w*\.)+(?=\w)")
+HINT = r"(?: Did you mean '\w+'\?| It is in heliograph-\w+: (?:from \w+ import \w+|import \w+|pip install \S+))?"
 PLACES = ("heliograph", "torch.optim", "torch.optim.lr_scheduler", "torch.nn", "torch.nn.functional")  # of short names
 
 
@@ -168,7 +169,7 @@ def _place(given: str) -> str:
 SENTENCES: dict[str, Words] = {
     r"No module named '([\w.]+)'": _no_module,
     r"module '([\w.]+)' has no attribute '(\w+)'": _no_attribute,
-    r"heliograph has no '\w+'\.(?: Did you mean '\w+'\?)?": lambda found: found[0],
+    rf"heliograph has no '\w+'\.{HINT}": lambda found: found[0],
     r"Not of type \w+: (.+?)(?:\. Got value|$)": lambda found: shown(found[1]),
     r"following arguments are required: (.+?)(?:\. Got|$)": _required,
     r"Expected '([\w.]+)' to be a function that returns (.+?)\.": _returns,

@@ -26,6 +26,7 @@ MISTAKES = [
     ("--trainer.plugins+={log_schedule: {when: {step: 3}}}", "plugins.when: Unknown counter 'step'. Did you mean"),
     ("--trainer.plugins+={file_log: }", "trainer.plugins: heliograph.FileLog needs folder."),
     ("--trainer.plugins+=heliograph.EarlyStoping", "heliograph has no 'EarlyStoping'. Did you mean 'EarlyStopping'?"),
+    ("--trainer.plugins+=heliograph.Recorder", "It is in heliograph-recorder: from heliograph_recorder import Recorder"),
     ("--trainer.plugins={progress: , progress: }", "--trainer.plugins: the key 'progress' is given twice, in line 1"),
     ("--loader_params={shuffle: true, shuffle: false}", "--loader_params: the key 'shuffle' is given twice"),
     ("--trainer.plugins.monitor=x", "--trainer.plugins.monitor does not name one of the plugins of this configuration"),
