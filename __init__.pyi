@@ -52,7 +52,6 @@ from .core.engines.choice.engine_choice import choose_engine as choose_engine
 from .core.engines.contract import LoopEngine as LoopEngine
 from .core.engines.device import DeviceEngine as DeviceEngine
 from .core.engines.movers import register_mover as register_mover
-from .core.engines.parallel.accelerate import AccelerateEngine as AccelerateEngine
 from .core.engines.parallel.data_parallel import DataParallelEngine as DataParallelEngine
 from .core.engines.parallel.ddp import DDPEngine as DDPEngine
 from .core.engines.sharded.fsdp import FSDPEngine as FSDPEngine

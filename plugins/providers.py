@@ -54,8 +54,10 @@ COMMANDS = _packages(
         "testing": "chaos verify-resume",
     }
 )
+ENGINES = {"accelerate": "bridges"}
 NAMES = _packages(
     {
+        "bridges": "AccelerateEngine",
         "optuna": "Optuna open_study",
         "ray": "CreatorTrainer LocalLauncher RayLauncher RayReport ray",
         "recorder": "Difference Digests Divergence Drill NotExact PausedRun Recorder Remote RemoteAnswer RemoteRun "

@@ -67,7 +67,7 @@ LAYERS = [
     "__main__",
 ]
 PUBLIC = """
-    AccelerateEngine At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE CSVLog ChangeServed
+    At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE CSVLog ChangeServed
     Checkpoint CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CutMix DDPEngine DataModule
     DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart Event
     Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
