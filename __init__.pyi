@@ -21,7 +21,6 @@ from .builtin_callbacks.nan_guard import NaNGuard as NaNGuard
 from .builtin_callbacks.phase_times import PhaseTimes as PhaseTimes
 from .builtin_callbacks.prediction_writer import PredictionWriter as PredictionWriter
 from .builtin_callbacks.preemption import Preemption as Preemption
-from .builtin_callbacks.profile.plugin import Profile as Profile
 from .builtin_callbacks.progress_bar import ProgressBar as ProgressBar
 from .builtin_callbacks.rng_capture import RNGCapture as RNGCapture
 from .builtin_callbacks.roll_back import RollBack as RollBack

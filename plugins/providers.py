@@ -64,6 +64,6 @@ NAMES = _packages(
         "Replayed StepCheck StepChecked StepDiffers Verdicts attach diverge drill fork goto replay",
         "rules": "RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart RulePatience RuleSet "
         "RuleSpec register_function register_metric register_operation",
-        "trackers": "MLflow OpenTelemetry Trackio WandB",
+        "trackers": "MLflow OpenTelemetry Profile Trackio WandB",
     }
 )
