@@ -51,7 +51,7 @@ COMMANDS = _packages(
         "cli": "fit predict test validate",
         "recorder": "ask demo diverge explain fork goto replay timeline watch",
         "rules": "rules",
-        "testing": "chaos verify-resume",
+        "testing": "chaos new-plugin verify-resume",
     }
 )
 ENGINES = {"accelerate": "bridges"}
