@@ -21,7 +21,6 @@ from .builtin_callbacks.nan_guard import NaNGuard as NaNGuard
 from .builtin_callbacks.phase_times import PhaseTimes as PhaseTimes
 from .builtin_callbacks.prediction_writer import PredictionWriter as PredictionWriter
 from .builtin_callbacks.preemption import Preemption as Preemption
-from .builtin_callbacks.profile.plugin import Profile as Profile
 from .builtin_callbacks.progress_bar import ProgressBar as ProgressBar
 from .builtin_callbacks.rng_capture import RNGCapture as RNGCapture
 from .builtin_callbacks.roll_back import RollBack as RollBack
@@ -52,7 +51,6 @@ from .core.engines.choice.engine_choice import choose_engine as choose_engine
 from .core.engines.contract import LoopEngine as LoopEngine
 from .core.engines.device import DeviceEngine as DeviceEngine
 from .core.engines.movers import register_mover as register_mover
-from .core.engines.parallel.accelerate import AccelerateEngine as AccelerateEngine
 from .core.engines.parallel.data_parallel import DataParallelEngine as DataParallelEngine
 from .core.engines.parallel.ddp import DDPEngine as DDPEngine
 from .core.engines.sharded.fsdp import FSDPEngine as FSDPEngine

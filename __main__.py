@@ -23,7 +23,6 @@ GROUP = "heliograph.commands"
 KERNEL = {  # these work in a checkout that is not installed, too
     "checkpoint": "heliograph.builtin_callbacks.checkpoint.command:main",
     "events": "heliograph.__main__:events",
-    "new-plugin": "heliograph.core.publishing.command:new_plugin",
     "plugins": "heliograph.core.publishing.command:plugins",
     "run": "heliograph.__main__:run",
 }

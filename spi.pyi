@@ -16,9 +16,12 @@ from .core.checkpoint.storage.manifest import Entry as Entry
 from .core.checkpoint.storage.manifest import clean as clean
 from .core.checkpoint.storage.store import Store as Store
 from .core.data.draws.rng import seed_all as seed_all
+from .core.distributed.ranks.exchange import average_gradients as average_gradients
 from .core.distributed.ranks.failure import is_broken_collective as is_broken_collective
 from .core.distributed.ranks.failure import on_main as on_main
 from .core.distributed.ranks.membership import membership as membership
+from .core.engines.parallel.processes import Backend as Backend
+from .core.engines.parallel.processes import ProcessEngine as ProcessEngine
 from .core.host import Host as Host
 from .core.host import current_host as current_host
 from .core.host import ended_for_good as ended_for_good

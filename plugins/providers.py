@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from opcode import opname
 from types import FrameType
@@ -41,68 +41,29 @@ def how_to_install(package: str) -> str:
     return f"It is in heliograph-{package}: pip install ./packages/{package}"
 
 
-COMMANDS = {
-    "ask": "recorder",
-    "chaos": "testing",
-    "demo": "recorder",
-    "diverge": "recorder",
-    "explain": "recorder",
-    "fit": "cli",
-    "fork": "recorder",
-    "goto": "recorder",
-    "predict": "cli",
-    "replay": "recorder",
-    "rules": "rules",
-    "test": "cli",
-    "timeline": "recorder",
-    "validate": "cli",
-    "verify-resume": "testing",
-    "watch": "recorder",
-}
-NAMES = {
-    "CreatorTrainer": "ray",
-    "Difference": "recorder",
-    "Digests": "recorder",
-    "Divergence": "recorder",
-    "Drill": "recorder",
-    "LocalLauncher": "ray",
-    "MLflow": "trackers",
-    "NotExact": "recorder",
-    "OpenTelemetry": "trackers",
-    "Optuna": "optuna",
-    "PausedRun": "recorder",
-    "RayLauncher": "ray",
-    "RayReport": "ray",
-    "Recorder": "recorder",
-    "Remote": "recorder",
-    "RemoteAnswer": "recorder",
-    "RemoteRun": "recorder",
-    "Replayed": "recorder",
-    "RuleController": "rules",
-    "RuleError": "rules",
-    "RuleFired": "rules",
-    "RuleFiring": "rules",
-    "RuleMetric": "rules",
-    "RuleOperation": "rules",
-    "RulePart": "rules",
-    "RulePatience": "rules",
-    "RuleSet": "rules",
-    "RuleSpec": "rules",
-    "StepCheck": "recorder",
-    "StepChecked": "recorder",
-    "StepDiffers": "recorder",
-    "Trackio": "trackers",
-    "Verdicts": "recorder",
-    "WandB": "trackers",
-    "attach": "recorder",
-    "diverge": "recorder",
-    "drill": "recorder",
-    "fork": "recorder",
-    "goto": "recorder",
-    "open_study": "optuna",
-    "ray": "ray",
-    "register_function": "rules",
-    "register_metric": "rules",
-    "register_operation": "rules",
-    "replay": "recorder",
-}
+def _packages(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the package of each name, given the names of each package."""
+    return {name: package for package, text in names.items() for name in text.split()}
+
+
+COMMANDS = _packages(
+    {
+        "cli": "fit predict test validate",
+        "recorder": "ask demo diverge explain fork goto replay timeline watch",
+        "rules": "rules",
+        "testing": "chaos new-plugin verify-resume",
+    }
+)
+ENGINES = {"accelerate": "bridges"}
+NAMES = _packages(
+    {
+        "bridges": "AccelerateEngine",
+        "optuna": "Optuna open_study",
+        "ray": "CreatorTrainer LocalLauncher RayLauncher RayReport ray",
+        "recorder": "Difference Digests Divergence Drill NotExact PausedRun Recorder Remote RemoteAnswer RemoteRun "
+        "Replayed StepCheck StepChecked StepDiffers Verdicts attach diverge drill fork goto replay",
+        "rules": "RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart RulePatience RuleSet "
+        "RuleSpec register_function register_metric register_operation",
+        "trackers": "MLflow OpenTelemetry Profile Trackio WandB",
+    }
+)

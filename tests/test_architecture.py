@@ -60,14 +60,13 @@ LAYERS = [
     "builtin_callbacks.checkpoint.repeated",
     "builtin_callbacks.checkpoint",
     "builtin_callbacks.export",
-    "builtin_callbacks.profile",
     "builtin_callbacks.progress_bar",
     "builtin_callbacks.trackers",
     "builtin_callbacks.standard",
     "__main__",
 ]
 PUBLIC = """
-    AccelerateEngine At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE CSVLog ChangeServed
+    At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE CSVLog ChangeServed
     Checkpoint CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CutMix DDPEngine DataModule
     DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart Event
     Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
@@ -75,7 +74,7 @@ PUBLIC = """
     LearningRateSearch LengthGroupedSampler LoaderParams Log LogCurve LogFile LogHistogram LogImage LogSchedule
     LogText LoopEngine Mixup NaNGuard NotRecorded Once OrderedSignal Overfitting Page Periodic PhaseTimes Phases
     Place Plugin PluginChanged PluginFailed Plugins PredictBatchEnd PredictBatchStart PredictEnd PredictStart
-    PredictionWriter Preemption Profile Progress ProgressBar RNGCapture RandomSampler RankFailed Rehearsal Replay
+    PredictionWriter Preemption Progress ProgressBar RNGCapture RandomSampler RankFailed Rehearsal Replay
     Request ResumeDiffers ResumeReport ResumeVerified RollBack Run RunClosed RunFailed RunResult SavePoint
     SaveSchedule SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task
     TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker TrainEnd TrainRun

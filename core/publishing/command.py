@@ -1,11 +1,10 @@
-"""`python -m heliograph plugins` and `python -m heliograph new-plugin my_plugin`."""
+"""`python -m heliograph plugins`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from shutil import get_terminal_size
 
 from ...plugins.discovery import NOT_INSTALLED, discover
@@ -24,14 +23,6 @@ def plugins(arguments: Sequence[str]) -> int:
         "--check", action="store_true", help="import those of other packages, each in a process of its own"
     )
     return show_plugins(parser.parse_args(arguments))
-
-
-def new_plugin(arguments: Sequence[str]) -> int:
-    """Write a package with a plugin, its tests and a readme."""
-    parser = argparse.ArgumentParser(prog="heliograph new-plugin")
-    parser.add_argument("name", help="of the plugin, such as loss_report: the package is heliograph-loss-report")
-    parser.add_argument("--folder", type=Path, default=Path(), help="where to make its folder (the current one)")
-    return write_plugin(parser.parse_args(arguments))
 
 
 def show_plugins(options: argparse.Namespace) -> int:
@@ -65,22 +56,3 @@ def list_plugins(options: argparse.Namespace) -> int:
         print(f"heliograph plugins: {NOT_INSTALLED}", file=sys.stderr)
         return 1
     return int(options.check and any(state.word == "broken" for state in states))
-
-
-def write_plugin(options: argparse.Namespace) -> int:
-    """Write a package, say what to do with it, and return the exit status."""
-    from .new_package import write_package
-
-    try:
-        folder, names = write_package(options.name, options.folder)
-    except (ValueError, OSError) as error:
-        print(f"heliograph new-plugin: {error}", file=sys.stderr)
-        return 2
-    print(
-        f"{folder} has the plugin {names.name!r}, with its tests. Next:\n"
-        f"  cd {folder}\n"
-        f"  pip install -e '.[test]'\n"
-        f"  pytest\n"
-        f"In a program, trainer.plugins.load({names.name!r}) uses it. How to publish it: docs/publishing.md."
-    )
-    return 0

@@ -17,6 +17,7 @@ import torch
 from heliograph.packages.tests.waits import NoWaits, WaitedError, no_reads, usual_plugins
 from heliograph.tests.kit import dropout_task, random_batches, sgd
 from heliograph_recorder import Digests, Recorder
+from heliograph_trackers import Profile
 from torch import Tensor, nn
 
 Plugins = Callable[[Path], list[Any]]
@@ -27,7 +28,7 @@ OTHERS: dict[str, Plugins] = {
     "times": lambda folder: [h.HandlerTimes(), h.PhaseTimes()],
     "records": lambda folder: [Recorder(folder / "records", losses=True)],
     "digests": lambda folder: [Recorder(folder / "records", digests=Digests(gradients=1, weights=1))],
-    "profile": lambda folder: [h.Profile(folder / "profile", wait=1, warmup=1, active=1)],
+    "profile": lambda folder: [Profile(folder / "profile", wait=1, warmup=1, active=1)],
     "transform": lambda folder: [h.BatchTransform(lambda batch: (batch[0] * 2, batch[1]))],
     "usual": lambda folder: [*usual_plugins(folder), h.LearningRate("step")],
 }

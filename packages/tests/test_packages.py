@@ -16,7 +16,7 @@ from typing import Any
 import heliograph
 import pytest
 from heliograph.plugins.first_party import PACKAGES as FIRST_PARTY
-from heliograph.plugins.providers import COMMANDS
+from heliograph.plugins.providers import COMMANDS, ENGINES
 from heliograph.plugins.providers import NAMES as PROVIDED
 
 PACKAGES = Path(__file__).parents[1]
@@ -59,7 +59,7 @@ PRIVATE = """
     core.distributed.launch.queue.child_queue core.distributed.launch.queue.open_queue
     core.distributed.ranks.failure.chain core.distributed.ranks.shared_control.SharedControl
     core.distributed.ranks.shared_control.SharedRun core.engines.options.EngineOptions
-    core.engines.parallel.processes.ProcessEngine core.engines.weights.check_fits core.engines.weights.load_module
+    core.engines.options.PrecisionName core.engines.weights.check_fits core.engines.weights.load_module
     core.evaluation.EVENTS core.length.epochs_done core.length.part_done core.loop.BACKWARD_END core.loop.BATCH_END
     core.loop.BATCH_START core.loop.FORWARD_END core.loop.GRADIENTS_READY core.loop.SHOULD_STOP core.loop.STEP_END
     core.loop.publish core.metrics.log_rows.LONGEST core.metrics.means.Means core.metrics.means.added
@@ -146,13 +146,14 @@ def test_the_readme_has_an_example_and_says_how_to_install(package: str) -> None
     assert re.search(r"^```(python|bash|toml|yaml)$", readme, re.MULTILINE)
 
 
-def test_the_table_of_commands_is_that_of_the_entry_points() -> None:
+@pytest.mark.parametrize(("group", "table"), [("heliograph.commands", COMMANDS), ("heliograph.engines", ENGINES)])
+def test_the_tables_of_commands_and_engines_are_those_of_the_entry_points(group: str, table: dict[str, str]) -> None:
     points = {
         name: package
         for package in NAMES
-        for name in project(PACKAGES / package).get("entry-points", {}).get("heliograph.commands", {})
+        for name in project(PACKAGES / package).get("entry-points", {}).get(group, {})
     }
-    assert points == COMMANDS
+    assert points == table
 
 
 @pytest.mark.parametrize("name", sorted(PROVIDED))

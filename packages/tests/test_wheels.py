@@ -97,6 +97,8 @@ def test_the_kernel_alone_trains_and_says_what_to_install(kernel: Environment) -
     assert (command.returncode, command.stderr) == (2, f"heliograph has no command 'explain'. {missing}")
     name = kernel.run("-c", "from heliograph import Recorder")
     assert name.stderr.endswith(f"ImportError: heliograph has no 'Recorder'. {missing}")
+    engine = kernel.run("-c", "from heliograph import Trainer; Trainer(engine='accelerate')")
+    assert engine.stderr.endswith("It is in heliograph-bridges: pip install ./packages/bridges\n")
     result = kernel.run("-c", f"{README[0]}\nresult.explain()")
     assert result.stderr.endswith(f"ImportError: Nothing installed explains runs. {missing}")
 

@@ -36,7 +36,6 @@ BUILT_IN = {
     "phase_times": "phase_times:PhaseTimes",
     "prediction_writer": "prediction_writer:PredictionWriter",
     "preemption": "preemption:Preemption",
-    "profile": "profile.plugin:Profile",
     "progress": "progress_bar:ProgressBar",
     "rng_capture": "rng_capture:RNGCapture",
     "roll_back": "roll_back:RollBack",

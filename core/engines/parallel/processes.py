@@ -224,6 +224,18 @@ class ProcessEngine(DeviceEngine, ABC):
             )
         return self.group
 
+    def refuse_several_losses(self, task: Any, optimizers: Collection[str]) -> None:
+        """Raise ValueError if a training step yields several losses, each with the name of its optimizer."""
+        if set(optimizers) - {"optimizer"} or isgeneratorfunction(getattr(task, "training_step", None)):
+            self.refuse_several()
+
+    def refuse_several(self) -> NoReturn:
+        """Raise ValueError: several losses are for another engine."""
+        raise ValueError(
+            f"{type(self).__name__} takes one loss per step, the training step yields several: their gradients would "
+            f"have to be exchanged one by one. DDPEngine does that, and DeviceEngine in one process."
+        )
+
     # Joining and leaving.
 
     def _join(self) -> None:
@@ -277,21 +289,6 @@ class ProcessEngine(DeviceEngine, ABC):
             watch.close()
         if group is not None:
             group.leave(aborting=aborting)
-
-
-def refuse_several_losses(engine: Any, task: Any, optimizers: Collection[str]) -> None:
-    """Raise ValueError where a training step yields several losses, each with the name of its optimizer."""
-    if set(optimizers) - {"optimizer"} or isgeneratorfunction(getattr(task, "training_step", None)):
-        refuse_several(engine)
-
-
-def refuse_several(engine: Any) -> NoReturn:
-    """Raise ValueError: several losses are for another engine."""
-    name = type(engine).__name__
-    raise ValueError(
-        f"{name} takes one loss per step, the training step yields several: their gradients would have to be exchanged "
-        f"one by one. DDPEngine does that, and DeviceEngine in one process."
-    )
 
 
 Backend = Literal["gloo", "nccl"]

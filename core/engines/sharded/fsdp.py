@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...distributed.ranks.exchange import broadcast_tensors
 from ..options import PrecisionName
-from ..parallel.processes import Backend, ProcessEngine, refuse_several, refuse_several_losses
+from ..parallel.processes import Backend, ProcessEngine
 from ..precision import DTYPES
 from ..weights import load_module
 from .modules import Sharding, check_trained, check_wrap, forget_forwards, roots, whole
@@ -137,7 +137,7 @@ class FSDPEngine(ProcessEngine):
             ValueError: as `ProcessEngine`; a parameter could not be gathered where it is used, or an optimizer has one
                 that is not of the modules.
         """
-        refuse_several_losses(self, task, optimizers)
+        self.refuse_several_losses(task, optimizers)
         self.refuse_shared(modules)
         self._check_same(modules)
         for optimizer in optimizers.values():
@@ -256,7 +256,7 @@ class FSDPEngine(ProcessEngine):
 
     def backward_for(self, loss: Tensor, scale: float, parameters: Sequence[Tensor]) -> None:
         """Refuse: the shards of some parameters only cannot be reached by a backward pass."""
-        refuse_several(self)
+        self.refuse_several()
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Exchange what the last micro-batches have left unexchanged, and make the gradients true ones."""

@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 from heliograph import (
-    AccelerateEngine,
     At,
     BatchEnd,
     BatchStart,
@@ -378,10 +376,7 @@ def fit_together(batches: list[Batch], n: int, form: Form, engine: Any) -> tuple
     return found, result.progress.tokens, logs.values
 
 
-NEEDS_ACCELERATE = pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
-
-
-@pytest.mark.parametrize("engine", [DDPEngine, FSDPEngine, pytest.param(AccelerateEngine, marks=NEEDS_ACCELERATE)])
+@pytest.mark.parametrize("engine", [DDPEngine, FSDPEngine])
 @pytest.mark.parametrize("form", ["pair", "weighed"])
 @pytest.mark.parametrize("n", [1, 2])
 def test_the_tokens_of_all_ranks_count(ranks: Pool, n: int, form: Form, engine: Any) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from heliograph import Request
 from heliograph.core.distributed.ranks.shared_control import SharedControl, SharedRun
-from heliograph.core.engines.parallel.processes import ProcessEngine
 from heliograph.events import Verb
+from heliograph.spi import ProcessEngine
 
 from .control import check_verb
 from .host import Host

@@ -17,7 +17,7 @@ from heliograph_ray import RayReport
 from heliograph_recorder import Recorder, Remote, StepCheck, Verdicts
 from heliograph_rules import RuleController
 from heliograph_testing import check_plugin
-from heliograph_trackers import MLflow, OpenTelemetry, Trackio, WandB
+from heliograph_trackers import MLflow, OpenTelemetry, Profile, Trackio, WandB
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -72,7 +72,7 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "optuna": lambda folder: Optuna(trial()),
     "prediction_writer": lambda folder: h.PredictionWriter(folder, overwrite=True),
     "preemption": lambda folder: h.Preemption(deadline=600),
-    "profile": lambda folder: h.Profile(folder, wait=1, warmup=1, active=1),
+    "profile": lambda folder: Profile(folder, wait=1, warmup=1, active=1),
     "progress": lambda folder: h.ProgressBar(plain=False, interval=0),
     "ray_report": lambda folder: RayReport(),
     "open_telemetry": lambda folder: OpenTelemetry(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from heliograph import DataParallelEngine, DDPEngine, DeviceEngine, FSDPEngine, Trainer, choose_engine
 from heliograph.core.distributed.ranks.membership import Membership
+from heliograph.core.engines.choice import device_choice
 from heliograph.core.engines.choice.device_choice import choose_device, engines, find_engine
 
 ALONE = Membership()
@@ -163,7 +164,7 @@ def test_an_engine_object_is_used_as_it_is() -> None:
 
 def test_the_built_in_engines_are_found_as_any_other() -> None:
     ours = {each.name for each in engines() if each.package == "heliograph"}
-    assert ours == {"accelerate", "data_parallel", "ddp", "device", "fsdp"}
+    assert ours == {"data_parallel", "ddp", "device", "fsdp"}
     assert find_engine("device") is DeviceEngine
     assert find_engine("heliograph:data_parallel") is DataParallelEngine
     assert find_engine("ddp") is DDPEngine
@@ -188,10 +189,15 @@ def test_what_an_engine_does_not_take_is_refused() -> None:
 
 
 def test_an_unknown_engine_is_named_with_the_nearest() -> None:
-    with pytest.raises(
-        LookupError, match=r"No installed engine is named 'dpp'. Did you mean 'ddp'\? Known: acc.*, fsdp"
-    ):
+    with pytest.raises(LookupError, match=r"No installed engine is named 'dpp'. Did you mean 'ddp'\? Known: .*, fsdp"):
         Trainer(engine="dpp")
+
+
+def test_an_engine_of_a_package_that_is_not_installed_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = [engine for engine in engines() if engine.package == "heliograph"]
+    monkeypatch.setattr(device_choice, "engines", lambda: kernel)
+    with pytest.raises(LookupError, match=r"'accelerate'\. It is in heliograph-bridges: pip install ./packages/bridg"):
+        Trainer(engine="accelerate")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from heliograph.tests.kit import fit
 from heliograph_recorder import Recorder
+from heliograph_trackers import Profile
 
 ONE, REAL = np.int64(1), np.float32(0.5)
 OF_NUMPY: list[tuple[Callable[..., Any], dict[str, Any]]] = [
@@ -23,7 +24,7 @@ OF_NUMPY: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (h.GradientNorm, {"every": ONE, "norm_type": REAL}),
     (h.NaNGuard, {"max_skips": ONE}),
     (h.Preemption, {"deadline": REAL, "requeue": ONE}),
-    (h.Profile, {"folder": ".", "wait": ONE, "warmup": ONE, "active": ONE, "repeat": ONE, "skip_first": ONE}),
+    (Profile, {"folder": ".", "wait": ONE, "warmup": ONE, "active": ONE, "repeat": ONE, "skip_first": ONE}),
     (h.ProgressBar, {"interval": REAL, "plain_interval": REAL}),
     (Recorder, {"folder": ".", "sample": ONE}),
     (h.RNGCapture, {"seed": np.uint64(7)}),

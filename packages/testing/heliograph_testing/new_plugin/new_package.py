@@ -10,8 +10,7 @@ from string import Template
 from tempfile import TemporaryDirectory
 
 import heliograph
-
-from ...plugins.discovery import discover
+from heliograph.plugins import discover
 
 TEMPLATE = Path(__file__).parent / "template"
 LONGEST = 30  # else lines of the template become too long

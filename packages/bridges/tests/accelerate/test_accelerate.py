@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from heliograph.core.engines.choice.device_choice import find_engine
 from heliograph.core.engines.device import DeviceEngine
 from heliograph.core.engines.options import PrecisionName
-from heliograph.core.engines.parallel.accelerate import AccelerateEngine
 from heliograph.core.engines.parallel.ddp import DDPEngine
-from heliograph.core.engines.prepared import check_accelerator
 from heliograph.tests.core.engines.training import (
     Fitting,
     Generating,
@@ -27,8 +26,20 @@ from heliograph.tests.core.engines.training import (
     net,
     weights,
 )
+from heliograph.tests.core.stepping.test_counts import (
+    COUNTS,
+    Form,
+    by_hand,
+    fit_together,
+    mean_loss,
+    model,
+    off,
+    token_batches,
+    windows,
+)
 from heliograph.tests.kit import sgd
 from heliograph.tests.ranks_pool import Pool
+from heliograph_bridges.accelerate import AccelerateEngine, check_accelerator
 from torch import Tensor, nn
 
 pytest.importorskip("accelerate", reason="the extra accelerate is not installed")
@@ -148,6 +159,18 @@ def test_a_window_that_ends_unforeseen_is_exchanged(ranks: Pool) -> None:
     foreseen, unforeseen = ranks(2).run(cut_window, True), ranks(2).run(cut_window, False)
     torch.testing.assert_close(foreseen[0], unforeseen[0])
     assert equal(unforeseen[0], unforeseen[1])
+
+
+@pytest.mark.parametrize("form", ["pair", "weighed"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_tokens_of_all_ranks_count(ranks: Pool, n: int, form: Form) -> None:
+    batches = token_batches()
+    of_steps = windows(batches, 2 * n)
+    _, expected = by_hand(of_steps, clip=0.3)
+    for found, tokens, losses in ranks(2).run(fit_together, batches, n, form, AccelerateEngine):
+        assert off(found, expected) < 3e-6
+        assert tokens == sum(COUNTS)
+        assert losses[0] == pytest.approx(mean_loss(model(), of_steps[0]), abs=1e-6)
 
 
 @pytest.mark.usefixtures("alone")
@@ -280,6 +303,11 @@ def test_an_accelerator_is_given_or_made() -> None:
     given = SimpleNamespace(device=torch.device("cpu"))
     with pytest.raises(ValueError, match="Give an accelerator or precision=, not both"):
         AccelerateEngine(given, precision="bf16")
+
+
+def test_it_is_found_by_its_name() -> None:
+    assert find_engine("accelerate") is AccelerateEngine
+    assert find_engine("heliograph-bridges:accelerate") is AccelerateEngine
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,9 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.builtin_callbacks.profile import trace as tracing
-from heliograph.builtin_callbacks.profile.plugin import Profile
+from heliograph_testing import check_plugin
+from heliograph_trackers import Profile
+from heliograph_trackers.profile import trace as tracing
 
 Make = Callable[..., Any]
 EVERY: dict[str, Any] = {"wait": 0, "warmup": 0, "active": 1, "repeat": 0}
@@ -373,3 +374,7 @@ def test_bad_options_are_refused(options: dict[str, Any], error: type[Exception]
 def test_only_one_may_claim_the_profiler(fit: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="both claim profiler"):
         fit(Profile(tmp_path), Profile(tmp_path).named("second"))
+
+
+def test_it_keeps_the_rules_of_plugins(tmp_path: Path) -> None:
+    check_plugin(lambda: Profile(tmp_path, **EVERY))

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...core.system.extras import require
-from ...events import Run
+from heliograph import Run
+from heliograph.spi import require
 
 
 class Trace:

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ...events import BatchEnd, EpochStart, Event, Lane, Run, RunClosed
-from ...events.bus import Receiver, current_owner
-from ...events.checks import check_flag, check_whole_number
-from ...plugins import Plugin, on
+from heliograph import BatchEnd, EpochStart, Event, Lane, Plugin, Run, RunClosed, on
+from heliograph.spi import Receiver, check_flag, check_whole_number, current_owner
+
 from .trace import Trace, kinds, torch_profiler
 
 Phase = Literal["wait", "warmup", "active", "over"]

@@ -12,8 +12,8 @@ from pathlib import Path
 import heliograph
 import pytest
 from heliograph.__main__ import main
-from heliograph.core.publishing import new_package
-from heliograph.core.publishing.new_package import LONGEST, TEMPLATE, names_of, write_package
+from heliograph_testing.new_plugin import new_package
+from heliograph_testing.new_plugin.new_package import LONGEST, TEMPLATE, names_of, write_package
 
 ROOT = Path(heliograph.__file__).parent
 LONG = "z" * LONGEST
@@ -125,12 +125,12 @@ def test_mypy_finds_nothing(tmp_path: Path) -> None:
 
 def test_a_wheel_has_the_template(tmp_path: Path) -> None:
     left_out = shutil.ignore_patterns(".*", "tests", "docs", "build", "runs", "__pycache__", "*.egg-info")
-    shutil.copytree(ROOT, tmp_path / "copy", ignore=left_out)
+    shutil.copytree(ROOT / "packages/testing", tmp_path / "copy", ignore=left_out)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     done = subprocess.run([*command, "-w", str(tmp_path), str(tmp_path / "copy")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     held = {
-        name.rpartition("template/")[2] for name in zipfile.ZipFile(wheel).namelist() if "publishing/template" in name
+        name.rpartition("template/")[2] for name in zipfile.ZipFile(wheel).namelist() if "new_plugin/template" in name
     }
     assert held == {path.name for path in TEMPLATE.iterdir()}

@@ -1,0 +1,1 @@
+from .accelerate import AccelerateEngine as AccelerateEngine
