@@ -17,7 +17,7 @@ from heliograph.events import CATALOGUE
 from heliograph.events.checks import known_names
 from heliograph.plugins.discovery import discover, find
 from heliograph.plugins.environment import OF_RUN
-from heliograph.plugins.providers import COMMANDS, how_to_install
+from heliograph.plugins.providers import ENTRY_POINTS, how_to_install
 
 GROUP = "heliograph.commands"
 KERNEL = {  # these work in a checkout that is not installed, too
@@ -72,8 +72,8 @@ def _kernel_command(name: str) -> Command:
 def _refuse(name: str, names: set[str]) -> int:
     if not name:
         print(_help(), file=sys.stderr)
-    elif name in COMMANDS:
-        print(f"heliograph has no command {name!r}. {how_to_install(COMMANDS[name])}", file=sys.stderr)
+    elif name in ENTRY_POINTS[GROUP]:
+        print(f"heliograph has no command {name!r}. {how_to_install(ENTRY_POINTS[GROUP][name])}", file=sys.stderr)
     else:
         print(f"heliograph has no command {name!r}.{known_names(name, names)}", file=sys.stderr)
     return 2

@@ -18,6 +18,7 @@ from typing import Any
 from ..events.checks import known_names
 from ..events.errors import describe_error
 from .environment import switched_off
+from .providers import ENTRY_POINTS, how_to_install
 
 GROUP = "heliograph.plugins"
 KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -104,9 +105,14 @@ def find(name: str, group: str = GROUP) -> Discovered:
     package, installed = re.sub(r"[-_.]+", "-", package).lower(), discover(group)
     matches = [each for each in installed if each.name == short and package in ("", each.package)]
     if not matches:
-        known = known_names(name, {f"{each.package}:{each.name}" if package else each.name for each in installed})
-        mend = known if any(each.package == "heliograph" for each in installed) else f" {NOT_INSTALLED}"
-        raise LookupError(f"No installed {_kind(group)} is named {name!r}.{mend}")
+        provider = ENTRY_POINTS.get(group, {}).get(short)
+        if not any(each.package == "heliograph" for each in installed):
+            hint = f" {NOT_INSTALLED}"
+        elif provider is not None and package in ("", f"heliograph-{provider}"):
+            hint = f" {how_to_install(provider)}"
+        else:
+            hint = known_names(name, {f"{each.package}:{each.name}" if package else each.name for each in installed})
+        raise LookupError(f"No installed {_kind(group)} is named {name!r}.{hint}")
     if len(matches) > 1:
         packages = ", ".join(f"{each.package}:{short}" for each in matches)
         article = "an" if _kind(group)[0] in "aeiou" else "a"

@@ -1,4 +1,4 @@
-"""The first-party package that provides a name or a command, so that an error can say what to install."""
+"""The package that provides a name or an entry point, so that an error can say what to install."""
 
 from __future__ import annotations
 
@@ -46,15 +46,26 @@ def _packages(names: Mapping[str, str]) -> dict[str, str]:
     return {name: package for package, text in names.items() for name in text.split()}
 
 
-COMMANDS = _packages(
-    {
-        "cli": "fit predict test validate",
-        "recorder": "ask demo diverge explain fork goto replay timeline watch",
-        "rules": "rules",
-        "testing": "chaos new-plugin verify-resume",
-    }
-)
-ENGINES = {"accelerate": "bridges"}
+ENTRY_POINTS = {  # by group, the names of the packages' entry points
+    "heliograph.commands": _packages(
+        {
+            "cli": "fit predict test validate",
+            "recorder": "ask demo diverge explain fork goto replay timeline watch",
+            "rules": "rules",
+            "testing": "chaos new-plugin verify-resume",
+        }
+    ),
+    "heliograph.engines": {"accelerate": "bridges"},
+    "heliograph.plugins": _packages(
+        {
+            "optuna": "optuna",
+            "ray": "ray_report",
+            "recorder": "recorder remote step_check verdicts",
+            "rules": "rule_controller",
+            "trackers": "mlflow open_telemetry profile trackio wandb",
+        }
+    ),
+}
 NAMES = _packages(
     {
         "bridges": "AccelerateEngine",

@@ -16,7 +16,7 @@ from typing import Any
 import heliograph
 import pytest
 from heliograph.plugins.first_party import PACKAGES as FIRST_PARTY
-from heliograph.plugins.providers import COMMANDS, ENGINES
+from heliograph.plugins.providers import ENTRY_POINTS
 from heliograph.plugins.providers import NAMES as PROVIDED
 
 PACKAGES = Path(__file__).parents[1]
@@ -146,14 +146,14 @@ def test_the_readme_has_an_example_and_says_how_to_install(package: str) -> None
     assert re.search(r"^```(python|bash|toml|yaml)$", readme, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("group", "table"), [("heliograph.commands", COMMANDS), ("heliograph.engines", ENGINES)])
-def test_the_tables_of_commands_and_engines_are_those_of_the_entry_points(group: str, table: dict[str, str]) -> None:
+@pytest.mark.parametrize("group", ENTRY_POINTS)
+def test_the_table_of_entry_points_is_complete(group: str) -> None:
     points = {
         name: package
         for package in NAMES
         for name in project(PACKAGES / package).get("entry-points", {}).get(group, {})
     }
-    assert points == table
+    assert points == ENTRY_POINTS[group]
 
 
 @pytest.mark.parametrize("name", sorted(PROVIDED))

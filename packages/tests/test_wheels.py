@@ -99,6 +99,8 @@ def test_the_kernel_alone_trains_and_says_what_to_install(kernel: Environment) -
     assert name.stderr.endswith(f"ImportError: heliograph has no 'Recorder'. {missing}")
     engine = kernel.run("-c", "from heliograph import Trainer; Trainer(engine='accelerate')")
     assert engine.stderr.endswith("It is in heliograph-bridges: pip install ./packages/bridges\n")
+    plugin = kernel.run("-c", "from heliograph import Trainer; Trainer().plugins.load('recorder', folder='x')")
+    assert plugin.stderr.endswith(f"No installed plugin is named 'recorder'. {missing}")
     result = kernel.run("-c", f"{README[0]}\nresult.explain()")
     assert result.stderr.endswith(f"ImportError: Nothing installed explains runs. {missing}")
 

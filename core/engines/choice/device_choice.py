@@ -9,7 +9,6 @@ from typing import Any, Unpack, cast
 import torch
 
 from ....plugins.discovery import Discovered, discover, find
-from ....plugins.providers import ENGINES, how_to_install
 from ...distributed.ranks.membership import Membership, membership
 from ..contract import LoopEngine
 from ..options import EngineOptions
@@ -84,8 +83,6 @@ def find_engine(name: str) -> Callable[..., LoopEngine]:
         ImportError: it cannot be imported; says which package is broken and why.
         LookupError: none has this name, or several have.
     """
-    if name in ENGINES and name not in {engine.name for engine in engines()}:
-        raise LookupError(f"No installed engine is named {name!r}. {how_to_install(ENGINES[name])}")
     return cast(Callable[..., LoopEngine], find(name, GROUP).load())
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from heliograph import DataParallelEngine, DDPEngine, DeviceEngine, FSDPEngine, Trainer, choose_engine
 from heliograph.core.distributed.ranks.membership import Membership
-from heliograph.core.engines.choice import device_choice
 from heliograph.core.engines.choice.device_choice import choose_device, engines, find_engine
+from heliograph.plugins import discovery
 
 ALONE = Membership()
 
@@ -195,7 +195,7 @@ def test_an_unknown_engine_is_named_with_the_nearest() -> None:
 
 def test_an_engine_of_a_package_that_is_not_installed_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = [engine for engine in engines() if engine.package == "heliograph"]
-    monkeypatch.setattr(device_choice, "engines", lambda: kernel)
+    monkeypatch.setattr(discovery, "discover", lambda group: kernel)
     with pytest.raises(LookupError, match=r"'accelerate'\. It is in heliograph-bridges: pip install ./packages/bridg"):
         Trainer(engine="accelerate")
 
