@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from heliograph.core.publishing.plugin_table import indented
+from heliograph.core.publishing.installed_plugins import indented
 from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
 from heliograph.events.checks import known_names

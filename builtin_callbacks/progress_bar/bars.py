@@ -1,4 +1,4 @@
-"""Bars in a terminal. They go when the run is over, and leave its end as text."""
+"""Bars in a terminal or a notebook. They go when the run is over, and leave its end as text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from ...core.system.extras import printable
+from ...core.system.extras import printable, require
 from ...events import Run
 from ...events.catalogue import Status
 from . import text
-from .pace import Pace, duration
+from .text import Pace, duration
 
 NAME = 20  # columns of a run's name beside a bar
 EPOCHS = "{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
@@ -207,3 +207,59 @@ def columns(file: TextIO) -> int | None:
         return size.columns if size.lines else 0
     except (OSError, ValueError, AttributeError):  # a replaced stream
         return None
+
+
+class NotebookBars(Bars):
+    """The bars as one output of a cell, which is text and so needs no widgets.
+
+    Args:
+        tqdm: the class.
+        interval: the least seconds between two redraws.
+        metrics: the names of the metrics beside the bars; None shows the losses and the validation's.
+    """
+
+    size: Mapping[str, Any] = {"ncols": text.WIDTH}
+
+    def __init__(self, tqdm: Any, interval: float, metrics: Sequence[str] | None) -> None:
+        super().__init__(tqdm, _Nowhere(), interval, metrics)
+        self._output: Any = None
+        self._lines: list[str] = []
+
+    def finish(self, run: Run, status: Status) -> None:
+        """Replace the bars by how the run ended."""
+        super().finish(run, status)
+        self._output, self._lines = None, []
+
+    def close(self) -> None:
+        """Remove the bars; what was announced stays."""
+        super().close()
+        if self._output is not None:
+            self._drawn()
+        self._output, self._lines = None, []
+
+    def _write(self, lines: Sequence[str]) -> None:
+        self._lines += map(printable, lines)
+        self._drawn()
+
+    def _columns(self) -> int:
+        return text.WIDTH
+
+    def _drawn(self) -> None:
+        shown = {"text/plain": "\n".join([*self._lines, *map(str, self._rows())])}
+        if self._output is None:
+            display = require("IPython.display", "ProgressBar").display
+            self._output = display(shown, raw=True, display_id=True)
+        else:
+            self._output.update(shown, raw=True)
+
+
+class _Nowhere:
+    """A file that keeps nothing: tqdm writes, and the output of the cell is what `str` returns of its bars."""
+
+    encoding = "utf-8"  # or tqdm would draw with ASCII
+
+    def write(self, written: str) -> int:
+        return len(written)
+
+    def flush(self) -> None:
+        pass
