@@ -9,11 +9,11 @@ from .builtin_callbacks.early_stopping import EarlyStopping as EarlyStopping
 from .builtin_callbacks.ema import EMA as EMA
 from .builtin_callbacks.epoch_means import EpochMeans as EpochMeans
 from .builtin_callbacks.exception_pass_through import ExceptionPassThrough as ExceptionPassThrough
-from .builtin_callbacks.export.plugin import Export as Export
+from .builtin_callbacks.export import Export as Export
 from .builtin_callbacks.file_log import FileLog as FileLog
 from .builtin_callbacks.gradient_accumulation import GradientAccumulation as GradientAccumulation
-from .builtin_callbacks.gradient_clipping import GradientClipping as GradientClipping
-from .builtin_callbacks.gradient_norm import GradientNorm as GradientNorm
+from .builtin_callbacks.gradients import GradientClipping as GradientClipping
+from .builtin_callbacks.gradients import GradientNorm as GradientNorm
 from .builtin_callbacks.handler_times import HandlerTimes as HandlerTimes
 from .builtin_callbacks.jsonl_log import JsonlLog as JsonlLog
 from .builtin_callbacks.learning_rate import LearningRate as LearningRate
@@ -27,7 +27,7 @@ from .builtin_callbacks.roll_back import RollBack as RollBack
 from .builtin_callbacks.schedules import LogSchedule as LogSchedule
 from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
 from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
-from .builtin_callbacks.standard.standard import standard as standard
+from .builtin_callbacks.standard import standard as standard
 from .builtin_callbacks.trackers.csv_log import CSVLog as CSVLog
 from .builtin_callbacks.trackers.records import Page as Page
 from .builtin_callbacks.trackers.records import Place as Place
@@ -35,7 +35,6 @@ from .builtin_callbacks.trackers.tensorboard import TensorBoard as TensorBoard
 from .builtin_callbacks.trackers.tracker import Tracker as Tracker
 from .core.checkpoint.weights import load_weights as load_weights
 from .core.data.batch_size import find_batch_size as find_batch_size
-from .core.data.evaluation_sets import Periodic as Periodic
 from .core.data.loaders import LoaderParams as LoaderParams
 from .core.data.loaders import Phases as Phases
 from .core.data.module import DataModule as DataModule
@@ -45,6 +44,7 @@ from .core.data.order.samplers import DistributedSampler as DistributedSampler
 from .core.data.order.samplers import RandomSampler as RandomSampler
 from .core.data.order.samplers import SeekableSampler as SeekableSampler
 from .core.data.order.samplers import SequentialSampler as SequentialSampler
+from .core.data.run_loaders import Periodic as Periodic
 from .core.data.streams import Streams as Streams
 from .core.distributed.launch import launch as launch
 from .core.engines.choice.engine_choice import choose_engine as choose_engine
@@ -55,8 +55,8 @@ from .core.engines.parallel.data_parallel import DataParallelEngine as DataParal
 from .core.engines.parallel.ddp import DDPEngine as DDPEngine
 from .core.engines.sharded.fsdp import FSDPEngine as FSDPEngine
 from .core.metrics.means import accuracy as accuracy
-from .core.outputs.reader import read_prediction_batches as read_prediction_batches
-from .core.outputs.reader import read_predictions as read_predictions
+from .core.outputs.files import read_prediction_batches as read_prediction_batches
+from .core.outputs.files import read_predictions as read_predictions
 from .core.rehearsal.first_batches import Overfitting as Overfitting
 from .core.rehearsal.range_test import LearningRateSearch as LearningRateSearch
 from .core.rehearsal.report import Rehearsal as Rehearsal
@@ -64,8 +64,8 @@ from .core.result import ResumeReport as ResumeReport
 from .core.result import RunResult as RunResult
 from .core.result import StrictError as StrictError
 from .core.run import TrainRun as TrainRun
-from .core.stepping.warmup import warmup_cosine as warmup_cosine
-from .core.stepping.warmup import warmup_linear as warmup_linear
+from .core.stepping.schedulers import warmup_cosine as warmup_cosine
+from .core.stepping.schedulers import warmup_linear as warmup_linear
 from .core.system.errors import NotRecorded as NotRecorded
 from .core.system.errors import RankFailed as RankFailed
 from .core.system.errors import ResumeDiffers as ResumeDiffers

@@ -6,12 +6,12 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import NoReturn
 
-from heliograph.core.publishing.plugin_table import indented
+from heliograph.core.publishing.installed_plugins import indented
 from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
 from heliograph.events.checks import known_names
@@ -19,16 +19,15 @@ from heliograph.plugins.discovery import discover, find
 from heliograph.plugins.environment import OF_RUN
 from heliograph.plugins.providers import ENTRY_POINTS, how_to_install
 
+# An entry point names a function that takes the arguments of its command and returns the exit status. The first line of
+# its docstring is the help.
 GROUP = "heliograph.commands"
 KERNEL = {  # these work in a checkout that is not installed, too
-    "checkpoint": "heliograph.builtin_callbacks.checkpoint.command:main",
-    "events": "heliograph.__main__:events",
-    "plugins": "heliograph.core.publishing.command:plugins",
-    "run": "heliograph.__main__:run",
+    "checkpoint": EntryPoint("checkpoint", "heliograph.builtin_callbacks.checkpoint.command:main", GROUP),
+    "events": EntryPoint("events", "heliograph.__main__:events", GROUP),
+    "plugins": EntryPoint("plugins", "heliograph.core.publishing.command:plugins", GROUP),
+    "run": EntryPoint("run", "heliograph.__main__:run", GROUP),
 }
-Command = Callable[[Sequence[str]], int]
-"""What an entry point of the group names: called with the arguments, returns the exit status. The first line of its
-docstring is its help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,17 +55,11 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if name not in KERNEL and name.rpartition(":")[2] not in packaged:
         return _refuse(name, {*KERNEL, *packaged})
     try:
-        command = _kernel_command(name) if name in KERNEL else find(name, GROUP).load()
+        command = KERNEL[name].load() if name in KERNEL else find(name, GROUP).load()
     except (ImportError, LookupError) as error:  # LookupError: several packages have it
         print(f"heliograph {name}: {error}", file=sys.stderr)
         return 2
     return int(command(rest))
-
-
-def _kernel_command(name: str) -> Command:
-    module, _, function = KERNEL[name].partition(":")
-    command: Command = getattr(import_module(module), function)
-    return command
 
 
 def _refuse(name: str, names: set[str]) -> int:
@@ -80,12 +73,12 @@ def _refuse(name: str, names: set[str]) -> int:
 
 
 def _help() -> str:
-    rows = {name: _summary(_kernel_command(name)) for name in KERNEL}
-    for point in discover(GROUP):
+    rows = {}
+    for name, point in {**{point.name: point for point in discover(GROUP)}, **KERNEL}.items():
         try:
-            rows[point.name] = _summary(point.load())
+            rows[name] = (point.load().__doc__ or "").partition("\n")[0]
         except ImportError as error:
-            rows[point.name] = f"cannot be imported: {error}"
+            rows[name] = f"cannot be imported: {error}"
     width = max(map(len, rows))
     return "\n".join(
         [
@@ -98,10 +91,6 @@ def _help() -> str:
             "  --version  show the version and the folder that it is imported from",
         ]
     )
-
-
-def _summary(command: Command) -> str:
-    return (command.__doc__ or "").partition("\n")[0]
 
 
 def events(arguments: Sequence[str]) -> int:

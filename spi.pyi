@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .builtin_callbacks.trackers.records import AXES as AXES
+from .builtin_callbacks.trackers.tracker import Rates as Rates
 from .core.checkpoint.state.leaves import Leaf as Leaf
 from .core.checkpoint.state.leaves import Leaves as Leaves
 from .core.checkpoint.state.leaves import leaves as leaves
@@ -27,7 +28,6 @@ from .core.host import current_host as current_host
 from .core.host import ended_for_good as ended_for_good
 from .core.host import hosted_by as hosted_by
 from .core.metrics.monitor import Monitor as Monitor
-from .core.metrics.rates import Rates as Rates
 from .core.program import MakeTrainer as MakeTrainer
 from .core.program import TrainerFactory as TrainerFactory
 from .core.program import UsageError as UsageError
@@ -44,6 +44,7 @@ from .events.bus import current_owner as current_owner
 from .events.bus import is_within as is_within
 from .events.checks import check_flag as check_flag
 from .events.checks import check_number as check_number
+from .events.checks import check_path as check_path
 from .events.checks import check_whole_number as check_whole_number
 from .events.checks import describe as describe
 from .events.checks import is_number as is_number
@@ -55,7 +56,6 @@ from .events.control import LOADED as LOADED
 from .events.errors import count as count
 from .events.errors import describe_error as describe_error
 from .events.errors import is_interrupt as is_interrupt
-from .events.paths import check_path as check_path
 from .events.recorder import EventRecorder as EventRecorder
 from .plugins.discovery import check_options as check_options
 from .plugins.discovery import find as find

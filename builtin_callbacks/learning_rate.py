@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from ..core.host import ended_for_good
 from ..core.metrics.monitor import Monitor
-from ..core.stepping.warmup import WarmupScheduler
+from ..core.stepping.schedulers import WarmupScheduler
 from ..events import CheckpointLoaded, EpochEnd, Lane, Log, Run, RunClosed, StepEnd, TrainStart, ValidationEnd
 from ..events.checks import known_names
 from ..plugins import Plugin, on

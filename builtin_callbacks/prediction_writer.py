@@ -9,8 +9,7 @@ from uuid import uuid4
 from ..core.outputs.files import PartWriter, check_free, clear_folder
 from ..core.system.errors import NotRecorded
 from ..events import Lane, PredictBatchEnd, PredictEnd, PredictStart, Run, RunFailed, ValidationCut
-from ..events.checks import check_flag, check_whole_number
-from ..events.paths import check_path
+from ..events.checks import check_flag, check_path, check_whole_number
 from ..plugins import Plugin, on
 
 

@@ -25,8 +25,7 @@ from ..events import (
 )
 from ..events.checks import check_flag
 from ..plugins import Plugin, on
-from ..plugins.filters import Filter
-from ..plugins.recurrence import Recurrence, make_filter
+from ..plugins.filters import Filter, Recurrence, make_filter
 
 if TYPE_CHECKING:
     from ..events.alarms import Alarm

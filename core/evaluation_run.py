@@ -12,10 +12,10 @@ from ..events.catalogue import Phase
 from ..plugins import Plugins
 from .checkpoint.weights import load_for_run
 from .data.evaluation_data import check_in_order
-from .data.evaluation_sets import named_sets, plain_sets
 from .data.loaders import LoaderParams, check_params, params_of_one_process, shared_params
 from .data.module import DataModule
 from .data.module_life import data_of_phase
+from .data.run_loaders import named_sets, plain_sets
 from .run import TrainRun, apart_from_others, is_in_run
 from .run_end import close_run
 from .settings import Settings, check_name, evaluation

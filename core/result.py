@@ -163,7 +163,7 @@ class RunResult:
     def _predicted(self) -> list[str]:
         if self.predictions is None:
             return []
-        from .outputs.tree import shape_of
+        from .outputs.parts import shape_of
 
         return [f"predictions {shape_of(self.predictions)}"]
 

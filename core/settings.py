@@ -19,9 +19,8 @@ from .stepping.optimizers import SINGLE, Optimizers, make_optimizer
 from .task import check_parts, check_step, check_task
 
 if TYPE_CHECKING:
-    from .data.evaluation_sets import EvaluationSets
     from .data.loaders import LoaderParams
-    from .data.training_loaders import TrainingLoaders
+    from .data.run_loaders import EvaluationSets, TrainingLoaders
 
 MAX_SKIPPED_STEPS = 100  # as in the HF Trainer
 Loader = Iterable[Any] | torch.utils.data.Dataset[Any]
@@ -187,7 +186,7 @@ def training_loaders(train: Any, options: Mapping[str, Any], world_size: int) ->
     if is_plain and type(train) in (list, tuple):  # of batches
         check_loader(train, "train")
         return [train], None, batch_size
-    from .data.training_loaders import given_loaders
+    from .data.run_loaders import given_loaders
 
     return given_loaders(train, options, world_size)
 
@@ -198,7 +197,7 @@ def _validation_sets(task: Any, options: FitOptions, params: LoaderParams | None
         if limit is not None:
             raise ValueError(f"limit_validation={limit!r} limits nothing, there is no validation data.")
         return {}, {}, {}
-    from .data.evaluation_sets import evaluation_sets
+    from .data.run_loaders import evaluation_sets
 
     check_step(task, "validation_step")
     return evaluation_sets(validation, "validation", params, limit, "limit_validation")
@@ -208,7 +207,7 @@ def evaluation(
     task: Any, loaders: Loaders, phase: Phase, name: str, params: LoaderParams | None = None, limit: Any = None
 ) -> Settings:
     """Return the settings of a validation, test or prediction; a single set has the empty name."""
-    from .data.evaluation_sets import evaluation_sets
+    from .data.run_loaders import evaluation_sets
 
     check_step(task, f"{phase}_step")
     sets, limits, _ = evaluation_sets(loaders, phase, params, limit, "limit")

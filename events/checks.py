@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from math import isinf, isnan
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
+from os import PathLike
 from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack
 
 from .catalogue import CATALOGUE, Event
@@ -104,3 +105,9 @@ def check_event(event: object) -> None:
             raise TypeError(f"An event is given as its class, on({camel}), not as a string; got {event!r}.")
         mend = f"give a subclass of heliograph.Event, the class itself.{known_names(camel, names)}"
         raise TypeError(f"Unknown event {name!r}: {mend}")
+
+
+def check_path(what: str, value: object, of: str = "a file") -> None:
+    """Raise TypeError unless a value is a path; `what` is the argument, and `of` says what is there."""
+    if not isinstance(value, str | PathLike):
+        raise TypeError(f"{what} takes the path of {of}, got {value!r}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib.util import find_spec
 from opcode import opname
 from types import FrameType
@@ -41,40 +41,42 @@ def how_to_install(package: str) -> str:
     return f"It is in heliograph-{package}: pip install ./packages/{package}"
 
 
-def _packages(names: Mapping[str, str]) -> dict[str, str]:
+def _by_name(**names: str) -> dict[str, str]:
     """Return the package of each name, given the names of each package."""
     return {name: package for package, text in names.items() for name in text.split()}
 
 
-ENTRY_POINTS = {  # by group, the names of the packages' entry points
-    "heliograph.commands": _packages(
-        {
-            "cli": "fit predict test validate",
-            "recorder": "ask demo diverge explain fork goto replay timeline watch",
-            "rules": "rules",
-            "testing": "chaos new-plugin verify-resume",
-        }
-    ),
-    "heliograph.engines": {"accelerate": "bridges"},
-    "heliograph.plugins": _packages(
-        {
-            "optuna": "optuna",
-            "ray": "ray_report",
-            "recorder": "recorder remote step_check verdicts",
-            "rules": "rule_controller",
-            "trackers": "mlflow open_telemetry profile trackio wandb",
-        }
-    ),
-}
-NAMES = _packages(
-    {
-        "bridges": "AccelerateEngine",
-        "optuna": "Optuna open_study",
-        "ray": "CreatorTrainer LocalLauncher RayLauncher RayReport ray",
-        "recorder": "Difference Digests Divergence Drill NotExact PausedRun Recorder Remote RemoteAnswer RemoteRun "
-        "Replayed StepCheck StepChecked StepDiffers Verdicts attach diverge drill fork goto replay",
-        "rules": "RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart RulePatience RuleSet "
-        "RuleSpec register_function register_metric register_operation",
-        "trackers": "MLflow OpenTelemetry Profile Trackio WandB",
-    }
+_OF_RECORDER = """
+    Difference Digests Divergence Drill NotExact PausedRun Recorder Remote RemoteAnswer RemoteRun Replayed StepCheck
+    StepChecked StepDiffers Verdicts attach diverge drill fork goto replay
+"""
+_OF_RULES = """
+    RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart RulePatience RuleSet RuleSpec
+    register_function register_metric register_operation
+"""
+NAMES = _by_name(
+    bridges="AccelerateEngine",
+    optuna="Optuna open_study",
+    ray="CreatorTrainer LocalLauncher RayLauncher RayReport ray",
+    recorder=_OF_RECORDER,
+    rules=_OF_RULES,
+    trackers="MLflow OpenTelemetry Profile Trackio WandB",
 )
+COMMANDS = _by_name(
+    cli="fit predict test validate",
+    recorder="ask demo diverge explain fork goto replay timeline watch",
+    rules="rules",
+    testing="chaos new-plugin verify-resume",
+)
+PLUGINS = _by_name(
+    optuna="optuna",
+    ray="ray_report",
+    recorder="recorder remote step_check verdicts",
+    rules="rule_controller",
+    trackers="mlflow open_telemetry profile trackio wandb",
+)
+ENTRY_POINTS = {
+    "heliograph.commands": COMMANDS,
+    "heliograph.engines": {"accelerate": "bridges"},
+    "heliograph.plugins": PLUGINS,
+}

@@ -25,7 +25,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.distributed.ranks.board import Board
-from heliograph.core.distributed.ranks.gloo_rounds import GlooRounds
+from heliograph.core.distributed.ranks.group import GlooRounds
 from heliograph.tests.ranks_pool import Way, travelling
 from torch import Tensor, nn
 

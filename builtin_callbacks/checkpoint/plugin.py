@@ -37,17 +37,13 @@ from ...events import (
 from ...events.checks import check_flag, check_whole_number
 from ...plugins import Plugin, on
 from ...plugins.filters import Filter
-from . import file_names
-from . import shards as sharding
-from .best import Extent, check_best, load_best
-from .gaps import Saved
+from .names import ON_EXISTING, FileNames, Metadata, OnExisting, claim_name
 from .repeated.proof import ACTIONS, OnDifference, Proof
-from .resume import ResumePoint, find, read, share_state
+from .resume import Extent, ResumePoint, check_best, find, load_best, read, share_state
 from .retention import Retention
-from .run_names import ON_EXISTING, OnExisting, claim_name
-from .save_requests import SaveRequests
+from .saves import Saved, SaveRequests
 from .weights_only import Capture, NoProof, check_options, full_ones, warn_at_start
-from .writers import BackgroundWriter, LoopWriter, Writer
+from .writers import BackgroundWriter, LoopWriter, Shards, Writer, begin_shards, merge_shards, room_for
 
 if TYPE_CHECKING:
     from ...events.alarms import Alarm
@@ -128,7 +124,7 @@ class Checkpoint(Plugin):
         folder: str | Path,
         *,
         every: Filter | None = None,
-        metadata: file_names.Metadata | None = None,
+        metadata: Metadata | None = None,
         keep_last: int | None = 1,
         keep_best: int = 0,
         monitor: str | None = None,
@@ -168,7 +164,7 @@ class Checkpoint(Plugin):
             "on_difference": on_difference,
         }
         check_options(load_best, sharded, of_a_resume, weights_only=weights_only)
-        self._file_names = file_names.FileNames(metadata)
+        self._file_names = FileNames(metadata)
         self.folder, self.metadata, self.resume, self.load_best = Path(folder), metadata, resume, load_best
         self._untried: list[str] = []  # in a rehearsal, what is resumed outside of it
         self.batch_change, self.sharded, self.background = batch_change, sharded, background
@@ -505,12 +501,12 @@ class Checkpoint(Plugin):
         tensors, rest = engine.shard_state(run.modules, run.optimizers)
         state = self._writer.hold(run, rest)
         step = run.progress.steps
-        needed = sum(run.engine.gather_objects(sharding.room_for(tensors, is_main=run.engine.is_main)))
+        needed = sum(run.engine.gather_objects(room_for(tensors, is_main=run.engine.is_main)))
         folder = on_main(run.engine, lambda: self._open_store(run).begin_shards(needed))
-        write = sharding.begin(engine, tensors, folder, run.engine.rank, in_background=self.background)
+        write = begin_shards(engine, tensors, folder, run.engine.rank, in_background=self.background)
 
-        def commit(of_ranks: list[sharding.Shards]) -> None:
-            shards = sharding.merge_shards(of_ranks)
+        def commit(of_ranks: list[Shards]) -> None:
+            shards = merge_shards(of_ranks)
             write = partial(self._write, name, state, judged_by, shards)
             self._writer.do(run, write, partial(self._report_save, run, step, judged_by))
 
@@ -528,7 +524,7 @@ class Checkpoint(Plugin):
         name: str,
         state: storage.State,
         judged_by: storage.JudgedBy | None,
-        shards: sharding.Shards | None = None,
+        shards: Shards | None = None,
     ) -> tuple[Path, Path | None]:
         """Make a checkpoint durable; return where it lies, and which is the best now."""
         assert self._store is not None

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from threading import Event, Thread
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import torch
+from torch import Tensor, UntypedStorage, nn
+
+from ...core.checkpoint.state.ranks import cause_of
+from ...core.checkpoint.storage.files import digest_of
 from ...core.distributed.ranks.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
+from ...core.engines.sharded.states import ShardingEngine
 from ...events import BatchEnd, Engine, Handle, Lane, Run
-from .background import BackgroundWorker
-from .buffers import Buffers, sizes_of
 from .weights_only import Capture
 
 T = TypeVar("T")
 WORTH_REPORTING = 0.1  # seconds that the loop was held up
 logger = logging.getLogger("heliograph")
+LONGEST_WAIT = 0.1  # seconds: a signal that comes just before a wait is seen after it only
+Shards = dict[str, tuple[int, str]]  # bytes and digest of files, by name
+INDEX = ".metadata"  # written by rank 0 when all others have written
+_Place = tuple[torch.device, int, int]
 
 
 class Writer(Protocol):
@@ -291,3 +306,283 @@ def _watched(run: Run, work: Callable[[], T]) -> Callable[[], T]:
             return work()
 
     return watched
+
+
+@dataclass(slots=True)
+class _Job:
+    """One piece of work, in a daemon thread of its own that ends with it."""
+
+    work: Callable[[], Any]
+    then: Callable[[Any], object]
+    done: Event = field(default_factory=Event)
+    result: Any = None
+    error: BaseException | None = None
+    thread: Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = Thread(target=self._run, name="heliograph-background", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self.work()
+        except BaseException as error:  # noqa: BLE001  # raised where the job is asked after
+            self.error = error
+        finally:
+            self.done.set()
+
+
+def nothing(result: object) -> None:
+    """Do nothing with a result."""
+
+
+class BackgroundWorker:
+    """Does one job at a time in a thread. `poll` and `drain` raise its errors in the thread that submitted it.
+
+    Attributes:
+        waited: seconds that `submit`, `drain` and `wait` have waited in all.
+    """
+
+    def __init__(self) -> None:
+        self.waited = 0.0
+        self._job: _Job | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is running, and nothing done is still to be reported."""
+        return self._job is None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a job is done and still to be reported."""
+        return self._job is not None and self._job.done.is_set()
+
+    def submit(self, work: Callable[[], T], then: Callable[[T], object] = nothing) -> None:
+        """Begin a job, as soon as the former one is done.
+
+        Args:
+            work: called in a thread of its own.
+            then: called with the result, by `poll` or `drain`; it may submit another.
+
+        Raises:
+            BaseException: the former job failed; this one is not begun.
+        """
+        self.drain()
+        self._job = _Job(work, then)
+
+    def forget(self) -> None:
+        """Let the running job end; nothing is reported."""
+        self._job = None
+
+    def poll(self) -> None:
+        """Report how the job ended, if it is done.
+
+        Raises:
+            BaseException: it failed. An error is raised once.
+        """
+        if self._job is not None and self.is_done:
+            self._report_end(self._job)
+
+    def drain(self) -> None:
+        """Wait until nothing is under way. Ctrl-C interrupts the waiting, not the job.
+
+        Raises:
+            BaseException: the job failed. An error is raised once.
+        """
+        while (job := self._job) is not None:
+            self.wait()
+            self._report_end(job)
+
+    def wait(self) -> None:
+        """Wait until the job is done, without a report. Ctrl-C interrupts the waiting, not the job."""
+        if self._job is None or self.is_done:
+            return
+        since = perf_counter()
+        try:
+            while not self._job.done.wait(LONGEST_WAIT):
+                pass
+        finally:
+            self.waited += perf_counter() - since
+
+    def _report_end(self, job: _Job) -> None:
+        job.thread.join()  # it has nothing left to do; no thread is to be seen after its job
+        self._job = None
+        if job.error is not None:
+            raise job.error
+        job.then(job.result)
+
+
+def begin_shards(
+    engine: ShardingEngine, tensors: Mapping[str, Tensor], folder: Path, rank: int, *, in_background: bool
+) -> Callable[[], Shards]:
+    """Return what writes this rank's shards, all ranks together, and returns what was written. A collective.
+
+    Args:
+        engine: holds the shards.
+        tensors: of this rank, by name.
+        folder: where they go; every rank must see it.
+        rank: this one.
+        in_background: copy the tensors now, and write them in the background.
+    """
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+    # What is on all ranks is the main rank's to write, as in a checkpoint without shards: buffers may differ.
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    how: dict[str, Any] = {"checkpoint_id": folder, "planner": planner, "process_group": engine.saving_group()}
+    write: Callable[[], object] = partial(save, dict(tensors), **how)
+    if in_background:
+        saving = async_save(dict(tensors), **how)
+        assert isinstance(saving, Future)
+        write = saving.result
+    return partial(_written, write, folder, rank)
+
+
+def room_for(tensors: Mapping[str, Tensor], *, is_main: bool) -> int:
+    """Return how many bytes this rank will write: its shards, and of what all ranks have, the main rank's."""
+    from torch.distributed.tensor import DTensor
+
+    own = [each.to_local() if isinstance(each, DTensor) else each for each in tensors.values()]
+    shards = [isinstance(each, DTensor) for each in tensors.values()]
+    return sum(each.nbytes for each, shard in zip(own, shards, strict=True) if shard or is_main)
+
+
+def merge_shards(of_ranks: list[Shards]) -> Shards:
+    """Return the files that all ranks have written."""
+    return {name: facts for shards in of_ranks for name, facts in shards.items()}
+
+
+def _written(write: Callable[[], Any], folder: Path, rank: int) -> Shards:
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        write()
+    except CheckpointException as error:
+        raise OSError(f"The shards of a checkpoint could not be written to {folder}: {cause_of(error)}") from error
+    files = [*folder.glob(f"__{rank}_*"), *([folder / INDEX] if rank == 0 else [])]
+    return {file.name: digest_of(file) for file in files}
+
+
+class Size(NamedTuple):
+    """What makes one buffer as good as another."""
+
+    bytes: int
+    pinned: bool
+
+
+class Buffers:
+    """Host memory that is kept from save to save: fresh memory costs a page fault per page, many times the copy.
+
+    A copy is good until the next one, which overwrites it. Used by one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Size, list[UntypedStorage]] = {}
+
+    def reserve(self, needed: Mapping[Size, int]) -> None:
+        """Have at least so many buffers of each size, touched, so that the next copy finds them ready.
+
+        Args:
+            needed: how many of which size, as `sizes_of` returns for a state.
+        """
+        for size, count in needed.items():
+            kept = self._kept.setdefault(size, [])
+            kept.extend(_new_buffer(size) for _ in range(count - len(kept)))
+
+    @torch.no_grad()
+    def copy(self, state: T) -> T:
+        """Return the state as it is now: nested values rebuilt, tensors copied into the kept buffers.
+
+        Tensors that share memory share it in the copy too, and are copied once. What is on a GPU comes to pinned host
+        memory; it is waited for, once. Buffers that this state has no use for are let go of.
+
+        Args:
+            state: dicts, lists and tuples of plain values and tensors.
+        """
+        copied: dict[_Place, UntypedStorage] = {}
+        taken: Counter[Size] = Counter()
+
+        def copy_tensor(tensor: Tensor) -> Tensor:
+            source = tensor.untyped_storage()
+            place = _place(source)
+            if place in copied:
+                return _like(tensor, copied[place])
+            copied[place] = buffer = self._take(_size(source), taken)
+            view, on_gpu = _like(tensor, buffer), source.device.type == "cuda"
+            if tensor.is_contiguous() and tensor.nbytes == source.nbytes():
+                view.copy_(tensor, non_blocking=on_gpu)  # not by bytes: torch calls in threads by their number
+            else:
+                buffer.copy_(source, non_blocking=on_gpu)
+            return view
+
+        copy: T = _rebuilt(state, copy_tensor)
+        for device in {device for device, *_ in copied if device.type == "cuda"}:
+            torch.cuda.current_stream(device).synchronize()
+        self._kept = {size: self._kept[size][:count] for size, count in taken.items()}
+        return copy
+
+    def _take(self, size: Size, taken: Counter[Size]) -> UntypedStorage:
+        kept, used = self._kept.setdefault(size, []), taken[size]
+        if used == len(kept):
+            kept.append(_new_buffer(size))
+        taken[size] = used + 1
+        return kept[used]
+
+
+def sizes_of(state: Any) -> Counter[Size]:
+    """Return how many buffers of which size a copy of a state takes; holds on to nothing of the state."""
+    storages = [tensor.untyped_storage() for tensor in _tensors_of(state)]
+    return Counter(_size(storage) for storage in {_place(storage): storage for storage in storages}.values())
+
+
+def _new_buffer(size: Size) -> UntypedStorage:
+    # Filled, because memory that was never written to is only promised.
+    return torch.empty(size.bytes, dtype=torch.uint8, pin_memory=size.pinned).fill_(0).untyped_storage()
+
+
+def _size(storage: UntypedStorage) -> Size:
+    return Size(storage.nbytes(), storage.device.type == "cuda")
+
+
+def _place(storage: UntypedStorage) -> _Place:
+    return storage.device, storage.data_ptr(), storage.nbytes()
+
+
+def _like(tensor: Tensor, storage: UntypedStorage) -> Tensor:
+    """Return a storage as this tensor views its own."""
+    view = torch.empty(0, dtype=tensor.dtype)
+    view.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    if type(tensor) is nn.Parameter:
+        return nn.Parameter(view, tensor.requires_grad)
+    return view.requires_grad_(tensor.requires_grad)
+
+
+def _has_storage(value: Any) -> bool:
+    """Return whether a value is a tensor that is a plain view of its memory; sparse and such are none."""
+    return (
+        type(value) in (Tensor, nn.Parameter)
+        and value.layout is torch.strided
+        and not (value.is_conj() or value.is_neg() or value.is_quantized or value.is_meta or value.is_nested)
+    )
+
+
+def _rebuilt(value: Any, copy_tensor: Callable[[Tensor], Tensor]) -> Any:
+    if type(value) in (dict, OrderedDict, Counter):
+        return type(value)({key: _rebuilt(item, copy_tensor) for key, item in value.items()})
+    if type(value) in (list, tuple):
+        return type(value)([_rebuilt(item, copy_tensor) for item in value])
+    if _has_storage(value):
+        return copy_tensor(value)
+    if type(value) in (Tensor, nn.Parameter):  # sparse and such, of which deepcopy knows some only
+        return value.detach().clone()
+    return deepcopy(value.detach() if isinstance(value, Tensor) else value)
+
+
+def _tensors_of(value: Any) -> Iterator[Tensor]:
+    if type(value) in (dict, OrderedDict, Counter):
+        value = list(value.values())
+    if type(value) in (list, tuple):
+        for item in value:
+            yield from _tensors_of(item)
+    elif _has_storage(value):
+        yield value

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +16,10 @@ from ...core.checkpoint.storage import clean
 from ...core.system.extras import require
 from ...events import Event, Run
 from .records import Page, Place
-from .tensorboard_file import EventFile, summary_class
 from .tracker import Tracker
+
+_NUMBERS = count()  # files that are made in the same second
+_REVERSED, _MASK, _ALL = 0x82F63B78, 0xA282EAD8, 0xFFFFFFFF  # the polynomial of CRC-32C; what TFRecord files add
 
 
 class TensorBoard(Tracker):
@@ -158,3 +165,101 @@ def _summaries() -> Any:
     The first call is not in the thread: a process that is forked during an import may wait for its end for ever.
     """
     return require("torch.utils.tensorboard.summary", "TensorBoard")
+
+
+def summary_class() -> Any:
+    """Return the class of summaries; import all that files need.
+
+    Raises:
+        ImportError: TensorBoard is not installed.
+    """
+    _protocol("event")
+    return _protocol("summary").Summary
+
+
+class EventFile:
+    """Appends summaries to a new file.
+
+    Args:
+        folder: where the file is made; made, too, where it is missing.
+        purge: the first step that TensorBoard hides of older files in the folder; None hides nothing.
+        summaries: what the file begins with.
+
+    Raises:
+        OSError: there is no room, or the folder cannot be written to; then there is no file.
+    """
+
+    def __init__(self, folder: Path, *, purge: int | None = None, summaries: Iterable[Any] = ()) -> None:
+        protocol = _protocol("event")
+        self._event = protocol.Event
+        events = [self._event(wall_time=time.time(), file_version="brain.Event:2")]
+        if purge is not None:
+            start = protocol.SessionLog
+            events.append(self._event(wall_time=time.time(), step=purge, session_log=start(status=start.START)))
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        self._file = (folder / name).open("xb", buffering=0)
+        self._end = 0
+        try:
+            self._write([*events, *self._events(summaries, 0)])
+        except OSError:  # the next attempt makes another file
+            self._file.close()
+            (folder / name).unlink()
+            raise
+
+    def add(self, summaries: Iterable[Any], step: int) -> None:
+        """Append summaries, all or none.
+
+        Raises:
+            OSError: there is no room; the file is as it was.
+        """
+        self._write(self._events(summaries, step))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _events(self, summaries: Iterable[Any], step: int) -> list[Any]:
+        return [self._event(wall_time=time.time(), step=step, summary=each) for each in summaries]
+
+    def _write(self, events: Iterable[Any]) -> None:
+        content = b"".join(record(event.SerializeToString()) for event in events)
+        try:
+            self._put(content)
+        except OSError:
+            self._file.truncate(self._end)
+            self._file.seek(self._end)
+            raise
+        self._end += len(content)
+
+    def _put(self, content: bytes) -> None:
+        written = 0
+        while written < len(content):
+            written += self._file.write(content[written:])
+
+
+def _protocol(part: str) -> Any:
+    return require(f"tensorboard.compat.proto.{part}_pb2", "TensorBoard")
+
+
+def record(content: bytes) -> bytes:
+    """Return a record: the length of its content, and the content, each with its checksum after it."""
+    length = struct.pack("<Q", len(content))
+    return b"".join((length, _checksum(length), content, _checksum(content)))
+
+
+def _checksum(content: bytes) -> bytes:
+    crc = _ALL
+    for byte in content:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= _ALL
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK) & _ALL)
+
+
+def _of_byte(rest: int) -> int:
+    for _ in range(8):
+        rest = rest >> 1 ^ (_REVERSED if rest & 1 else 0)
+    return rest
+
+
+_TABLE = tuple(map(_of_byte, range(256)))

@@ -12,8 +12,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ...events import Engine
-from ...events.checks import known_names
-from ...events.paths import check_path
+from ...events.checks import check_path, known_names
 from ..distributed.ranks.failure import on_main
 from ..engines.options import modules_of
 from ..engines.weights import check_fits, find_average, load_average, load_module, measured_average

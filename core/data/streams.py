@@ -13,8 +13,7 @@ from .order.sizes import batch_size, length_of
 from .sources.choice import source_of
 from .sources.contract import Source, Sourced
 from .sources.limited import Limit, Limited
-from .sources.mixture import MODES, Mixture, Mode, Weighted
-from .sources.streams import StreamsSource
+from .sources.streams import MODES, Mixture, Mode, StreamsSource, Weighted
 
 
 class Streams(Sourced):

@@ -7,8 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ...events.checks import known_names
-from ...events.paths import check_path
+from ...events.checks import check_path, known_names
 from ..system.extras import require
 
 OF_THE_CLOCK = ("seconds", "samples_per_second")

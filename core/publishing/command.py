@@ -29,7 +29,7 @@ def show_plugins(options: argparse.Namespace) -> int:
     """Print one plugin in full, or all installed ones in brief; return the exit status."""
     if options.name is None:
         return list_plugins(options)
-    from .plugin_page import plugin_page
+    from .installed_plugins import plugin_page
 
     try:
         if options.verbose or options.check:
@@ -43,8 +43,7 @@ def show_plugins(options: argparse.Namespace) -> int:
 
 def list_plugins(options: argparse.Namespace) -> int:
     """Print the installed plugins, and return the exit status."""
-    from .health import health_of
-    from .plugin_table import plugin_details, plugin_list
+    from .installed_plugins import health_of, plugin_details, plugin_list
 
     found = discover()
     states = health_of(found, check=options.check)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -32,11 +32,13 @@ from ...events import (
 )
 from ..checkpoint.state.leaves import Leaf, leaves
 from ..checkpoint.unseen.values import Fingerprint
-from .comparison import comparable, first_difference
 
 BY = "the rehearsal"
 STEPS = 2  # of each epoch, and batches of each validation set
 OWN = "state.pth"
+KEPT = ("modules", "optimizers", "schedulers", "engine", "task", "progress", "data", "metrics", "means", "plugins")
+AT_THE_END = ("modules", "optimizers", "schedulers", "engine", "task", "progress", "plugins")
+CLOCKS = ("seconds", "doubts")  # of the progress and of the data
 
 
 @dataclass(slots=True)
@@ -260,3 +262,23 @@ def _link_or_copy(source: str, target: str) -> str:
             Path(target).hardlink_to(path)
             return target
     return shutil.copy2(source, target)
+
+
+def comparable(state: Mapping[str, Any], plugins: Collection[str], *, at_end: bool = False) -> dict[str, Leaf]:
+    """Return every value of a snapshot that does not depend on the clock.
+
+    Args:
+        state: the snapshot.
+        plugins: the names of those whose states count.
+        at_end: whether metrics do not: some are measured with the clock.
+    """
+    parts: dict[str, Any] = {name: state[name] for name in (AT_THE_END if at_end else KEPT)}
+    for name in {"progress", "data"} & parts.keys():
+        parts[name] = {key: value for key, value in parts[name].items() if not any(each in key for each in CLOCKS)}
+    parts["plugins"] = {name: value for name, value in state["plugins"].items() if name in plugins}
+    return leaves(parts)
+
+
+def first_difference(expected: Mapping[str, Leaf], found: Mapping[str, Leaf]) -> str | None:
+    """Return the name of the first value that differs; None where none does."""
+    return next((name for name in {**expected, **found} if expected.get(name) != found.get(name)), None)

@@ -1,24 +1,29 @@
-"""What objects hold, however deep, kept and put back into the very same objects."""
+"""What objects hold, however deep, and random generators: kept, and put back into the very same objects."""
 
 from __future__ import annotations
 
 import random
+import signal
 import sys
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from types import CellType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType, NoneType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..data.draws import rng
 from ..data.draws.generators import KINDS
 from ..data.draws.users_code import attributes_of
-from .tensors import KeptTensors
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, NoneType, type(Ellipsis), range, slice})
 CLOSED = (type, ModuleType, Enum, np.generic)
@@ -26,6 +31,7 @@ OPEN = {"__main__", "collections", "types", "argparse"}  # of Python's library, 
 MOST_OF_DATA = 1_000_000  # objects of the data
 MISSING = object()
 Restore = Callable[[], None]
+LARGE = 2**20  # bytes of a tensor of the data, above which it is watched and not copied
 
 
 class KeptObjects:
@@ -210,3 +216,127 @@ def _restore_slots(value: Any, slots: Collection[tuple[Any, Any]]) -> None:
 def _restore_class(value: Any, kind: type) -> None:
     if type(value) is not kind:
         value.__class__ = kind
+
+
+class KeptTensors:
+    """Tensors, with copies of their memory on the CPU.
+
+    Attributes:
+        changed: what was written to, and was not copied, in words; known when the rest is put back.
+    """
+
+    def __init__(self) -> None:
+        self.changed: list[str] = []
+        self._tensors: list[tuple[Tensor, Tensor, Tensor | None, bool]] = []
+        self._memory: dict[tuple[str, int], tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._watched: list[tuple[Tensor, int]] = []
+        self._arrays: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+
+    def keep(self, tensor: Tensor, *, is_data: bool) -> Iterator[Any]:
+        """Keep a tensor; yield what else belongs to it.
+
+        Args:
+            tensor: of any kind; the parts of a sharded one are kept, and of one without memory nothing is.
+            is_data: whether it belongs to a dataset: a large one is not copied then.
+        """
+        if is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            yield from (getattr(tensor, name) for name in names)
+        elif tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_nested:
+            self._keep_memory(tensor, is_data=is_data)
+        if tensor.is_leaf:
+            self._tensors.append((tensor, tensor.data, tensor.grad, tensor.requires_grad))
+            yield tensor.grad
+
+    def keep_array(self, array: np.ndarray[Any, Any], *, is_data: bool) -> None:
+        """Keep an array; not a large one of the data, nor what lies on a disk."""
+        if isinstance(array, np.memmap) or not array.flags.writeable or (is_data and array.nbytes > LARGE):
+            return
+        self._arrays.append((array, array.copy()))
+
+    def restore(self) -> None:
+        """Put everything back, in place."""
+        for tensor, data, grad, requires_grad in self._tensors:
+            if not _is_same_memory(tensor.data, data):
+                tensor.data = data
+            if tensor.grad is not grad:
+                tensor.grad = grad
+            if tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
+        for storage, copied in self._memory.values():
+            if storage.nbytes() != copied.nbytes():
+                storage.resize_(copied.nbytes())
+            storage.copy_(copied)
+        for array, before in self._arrays:
+            array[...] = before
+        for tensor, version in self._watched:
+            if tensor._version != version:
+                self.changed.append(f"a tensor of the data, {list(tensor.shape)}, was written to while it was read")
+
+    def _keep_memory(self, tensor: Tensor, *, is_data: bool) -> None:
+        storage = tensor.untyped_storage()
+        if is_data and storage.nbytes() > LARGE:
+            self._watched.append((tensor, tensor._version))
+            return
+        place = str(tensor.device), storage.data_ptr()
+        if place[1] and place not in self._memory:
+            copied = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+            self._memory[place] = storage, copied.copy_(storage)
+
+
+def _is_same_memory(one: Tensor, other: Tensor) -> bool:
+    if is_traceable_wrapper_subclass(one) or is_traceable_wrapper_subclass(other):
+        return one is other
+    same_kind = (one.dtype, one.device, one.shape, one.stride()) == (
+        other.dtype,
+        other.device,
+        other.shape,
+        other.stride(),
+    )
+    return same_kind and one.data_ptr() == other.data_ptr()
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """What there was before.
+
+    Attributes:
+        objects: what the objects held.
+        draws: the states of the global generators.
+    """
+
+    objects: KeptObjects
+    draws: dict[str, Any]
+
+    def restore(self) -> None:
+        """Put it back; a Ctrl-C waits until that is done."""
+        with _interrupts_postponed():
+            self.objects.restore()
+            rng.restore(self.draws)
+
+
+@contextmanager
+def restored(
+    users: Iterable[Any], data: Iterable[Any] = (), ours: Iterable[Any] = (), leave: Iterable[Any] = ()
+) -> Iterator[Former]:
+    """Put everything back when this context is left, also by an exception; see `KeptObjects` for the arguments."""
+    former = Former(KeptObjects(users, data, ours, leave), rng.capture())
+    try:
+        yield former
+    finally:
+        former.restore()
+
+
+@contextmanager
+def _interrupts_postponed() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda *received: came.append(received[0]))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if came:
+        raise KeyboardInterrupt

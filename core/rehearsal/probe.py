@@ -10,8 +10,8 @@ from ...events import BatchEnd, Event, Lane, LastBoundary, Log, Run
 from ...plugins import Plugins
 from ...plugins.marks import on
 from ...plugins.plugin import Plugin
+from .objects import restored
 from .rehearsal import Fit, Trainer, ours, placed, refuse_iterators
-from .restoration import restored
 
 LEFT_OUT: Set[str] = {"stop", "validation", "validation data", "save", "log"}
 

@@ -12,9 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from ...events import BatchStart, Log
-from ...events.checks import check_number, check_whole_number
+from ...events.checks import check_number, check_path, check_whole_number
 from ...events.errors import count
-from ...events.paths import check_path
 from ..system.extras import require
 from .probe import Probe, refuse
 from .rehearsal import Fit, Trainer

@@ -25,11 +25,11 @@ NAMES = sorted(path.parent.name for path in PACKAGES.glob("*/pyproject.toml"))
 DOORS = ("heliograph", "heliograph.events", "heliograph.plugins", "heliograph.spi")
 # Each is a fault in the design of the kernel. Remove a name from the list when nothing needs it; never add one.
 PRIVATE = """
-    builtin_callbacks.checkpoint.repeated.ring_buffer.Row builtin_callbacks.checkpoint.repeated.rows.Rows
-    builtin_callbacks.checkpoint.repeated.suspects.HIDDEN_STATE
-    builtin_callbacks.checkpoint.repeated.suspects.describe_repeats
-    builtin_callbacks.checkpoint.repeated.suspects.listeners_to_epoch_start
-    builtin_callbacks.checkpoint.repeated.words.distinguish builtin_callbacks.checkpoint.repeated.words.what_differs
+    builtin_callbacks.checkpoint.repeated.ring_buffer.Row builtin_callbacks.checkpoint.repeated.ring_buffer.Rows
+    builtin_callbacks.checkpoint.repeated.proof.HIDDEN_STATE
+    builtin_callbacks.checkpoint.repeated.proof.describe_repeats
+    builtin_callbacks.checkpoint.repeated.proof.listeners_to_epoch_start
+    builtin_callbacks.checkpoint.repeated.proof.distinguish builtin_callbacks.checkpoint.repeated.proof.what_differs
     builtin_callbacks.checkpoint.resume.UNSAVED_FORK builtin_callbacks.checkpoint.resume.share_state
     builtin_callbacks.schedules.Schedule core.checkpoint.conversion core.checkpoint.state.ranks.gather_rank_parts
     core.checkpoint.state.ranks.join_shards core.checkpoint.state.ranks.select_rank_part
@@ -64,8 +64,8 @@ PRIVATE = """
     core.loop.BATCH_START core.loop.FORWARD_END core.loop.GRADIENTS_READY core.loop.SHOULD_STOP core.loop.STEP_END
     core.loop.publish core.metrics.log_rows.LONGEST core.metrics.means.Means core.metrics.means.added
     core.context.PayloadVerbs core.metrics.values.Metrics core.metrics.window_losses.Fetched
-    core.rehearsal.objects.KeptObjects core.rehearsal.stage.cannot_be_redirected core.rehearsal.stage.left_out
-    core.rehearsal.stage.redirect core.result.check_line core.run_end.close_run core.settings.FitOptions
+    core.rehearsal.objects.KeptObjects core.rehearsal.rehearsal.cannot_be_redirected core.rehearsal.rehearsal.left_out
+    core.rehearsal.rehearsal.redirect core.result.check_line core.run_end.close_run core.settings.FitOptions
     core.settings.NEEDS core.settings.Settings core.settings.check_name core.stepping.changes.RefusedChangeError
     core.stepping.changes.check_rate core.stepping.changes.check_switch core.stepping.optimizers.SINGLE
     core.stepping.optimizers.trained_parameters core.system.errors.SEEN core.system.numbered_files.find_numbered

@@ -35,7 +35,7 @@ from heliograph import (
     on,
 )
 from heliograph.builtin_callbacks.checkpoint import writers
-from heliograph.builtin_callbacks.checkpoint.background import BackgroundWorker, nothing
+from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWorker, nothing
 from heliograph.core.checkpoint import storage
 from heliograph.tests.kit import counters
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -11,15 +12,19 @@ from typing import Literal, NamedTuple, get_args
 
 from ....core.checkpoint.storage.manifest import steps_path
 from ....core.system.errors import ResumeDiffers
-from ....events import BatchEnd, Handle, Lane, ResumeVerified, Run
-from . import words
-from .ring_buffer import Owner, Ring, Row
-from .rows import Rows, is_plain, quick_writer
-from .suspects import likely_causes
+from ....events import BatchEnd, Bus, EpochStart, Handle, Lane, ResumeVerified, Run
+from ....plugins import Plugins
+from ....plugins.first_party import is_first_party
+from .ring_buffer import Owner, Ring, Row, Rows, is_plain, quick_writer
 
 OnDifference = Literal["note", "stop", "raise"]
 ACTIONS: tuple[str, ...] = get_args(OnDifference)
 logger = logging.getLogger("heliograph")
+COUNTED = (("batch", "batch of the epoch"), ("steps", "optimizer steps"), ("samples", "samples"))
+HIDDEN_STATE = (
+    "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict; or the data have "
+    "changed"
+)
 
 
 class RankFinding(NamedTuple):
@@ -232,7 +237,7 @@ class Proof:
     def _differ(self, run: Run, expected: Row, row: Row) -> None:
         """Lower the guarantee, name the likely causes, and do what was asked for."""
         assert self._ring is not None
-        text = words.difference(expected, row, run.engine.rank if run.engine.world_size > 1 else None)
+        text = difference(expected, row, run.engine.rank if run.engine.world_size > 1 else None)
         reasons = run.data.guarantee()[1]
         causes = likely_causes(run)
         if self.on_difference == "raise":  # the file stays as it is, for the next try
@@ -302,3 +307,74 @@ def _other(before: Owner, now: Owner, batches: str | None) -> str:
             f"{were} had done them, now there are {now.world_size}" if now.world_size > 1 else f"{were} had done them"
         )
     return batches or "the batches are other ones than those of the killed run"
+
+
+def difference(expected: Row, got: Row, rank: int | None = None) -> str:
+    """Return where two rows of the same batch differ: `differs first at step 253: loss 0.4512 instead of 0.4513`.
+
+    Args:
+        expected: what the killed run had.
+        got: what the resumed one has.
+        rank: where it was found, None where there is one process only.
+    """
+    where = "" if rank is None else f" (rank {rank})"
+    return f"differs first at step {got.steps}: {what_differs(expected, got)}{where}"
+
+
+def distinguish(one: float, other: float) -> tuple[str, str]:
+    """Return two numbers with as many digits as it takes to distinguish them."""
+    pair = repr(one), repr(other)
+    for digits in (4, 6, 9, 17):
+        pair = f"{one:.{digits}g}", f"{other:.{digits}g}"
+        if pair[0] != pair[1]:
+            break
+    return pair
+
+
+def what_differs(expected: Row, got: Row) -> str:
+    """Return what two rows do not have in common: `loss 0.4512 instead of 0.4513`."""
+    for field, name in COUNTED:
+        before, now = getattr(expected, field), getattr(got, field)
+        if before != now:
+            return f"{name} {now:,} instead of {before:,}"
+    if expected.is_left_out != got.is_left_out:
+        return "the batch was " + ("left out, not trained on" if got.is_left_out else "trained on, not left out")
+    if struct.pack("d", expected.loss) == struct.pack("d", got.loss):
+        return "the loss of another optimizer than the first"
+    several = " of the first optimizer" if expected.others or got.others else ""
+    return f"loss{several} {' instead of '.join(distinguish(got.loss, expected.loss))}"
+
+
+def likely_causes(run: Run) -> tuple[str, ...]:
+    """Return what makes a resumed run differ, the likeliest first: what the run says of itself, then what it hides."""
+    reasons = run.data.guarantee()[1]
+    in_epoch = run.resumed_at is not None and run.resumed_at.batch > 0
+    again = describe_repeats(listeners_to_epoch_start(run.plugins, run.bus)) if in_epoch else ()
+    return (*reasons, *again) or (HIDDEN_STATE,)
+
+
+def describe_repeats(names: Sequence[str]) -> tuple[str, ...]:
+    """Return a sentence on who received `EpochStart` twice in one epoch, since the run was resumed within it."""
+    if not names:
+        return ()
+    return (
+        f"{', '.join(names)} received EpochStart twice in one epoch, since the run was resumed within it: do "
+        f"what belongs to an epoch's beginning only where event.resumed is False",
+    )
+
+
+def listeners_to_epoch_start(plugins: Plugins, bus: Bus) -> tuple[str, ...]:
+    """Return, in words, the plugins and functions of the user's own that listen to `EpochStart`."""
+    names = set(plugins.names())
+    owners = dict.fromkeys(seat.owner for _, seat in bus.signal(EpochStart).listeners())
+    return tuple(
+        f"plugin {str(owner)!r}" if owner in names else str(owner)
+        for owner in owners
+        if owner not in names or is_own(plugins[owner])
+    )
+
+
+def is_own(thing: object) -> bool:
+    """Return whether something is neither heliograph's nor torch's."""
+    module = type(thing).__module__
+    return not is_first_party(module) and module.partition(".")[0] != "torch"

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from ....events import Run
 from .attributes import CLASS, Attribute, encode_attributes, find_attributes, find_holder, state_dict_storages
-from .listeners import compare_listeners, describe_listeners
+from .listeners import Chains, compare_listeners, connections, describe_listeners, find_numbers
 from .program import compare_programs, describe_program, encode_options, encode_scheduler_options, list_overridden
 from .values import MISSING, Value, differing, equal, show, show_both
-from .variables import Chains, connections, find_numbers
 
 logger = logging.getLogger("heliograph")
 MAX_NAMES: Final = 5  # attributes that a note lists

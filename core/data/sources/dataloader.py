@@ -20,7 +20,7 @@ from ..draws.equality import outline
 from ..draws.generators import isolated
 from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
 from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, Probe, identity
-from ..draws.plain_data import Plainness
+from ..draws.users_code import Plainness
 from ..order.choice import order_differs
 from ..order.dealt import Order, RankOrder, Unkeyed
 from ..order.shares import ALONE, Share

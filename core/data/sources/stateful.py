@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 from ..draws.generators import isolated
 from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
 from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, Probe, keyed_batch
-from ..draws.plain_data import Plainness
+from ..draws.users_code import Plainness
 from ..order.shares import ALONE, Share
 from .dataloader import apart, start_iterator
 from .stateless import EXACT, Reading, Stateless, Worth

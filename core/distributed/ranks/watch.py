@@ -12,8 +12,7 @@ from torch.distributed.distributed_c10d import Store
 from ....events import Run
 from ...system.errors import SEEN
 from .failure import Failure, is_broken_collective, is_late
-from .rank_status import Roll, follow
-from .watchdog import Limits, Waiting, Watchdog
+from .watchdog import Limits, Roll, Waiting, Watchdog, follow
 
 
 class Watch:

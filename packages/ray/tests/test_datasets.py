@@ -16,10 +16,10 @@ import ray
 import torch
 from heliograph.core.data.loaders import LoaderParams
 from heliograph.core.data.order.shares import Share
+from heliograph.core.data.run_loaders import training_loaders
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.dataloader import MapSource
 from heliograph.core.data.sources.stateless import Reading
-from heliograph.core.data.training_loaders import training_loaders
 from heliograph_ray.data import loaders
 from heliograph_ray.data import stream as streaming
 from heliograph_ray.data.columns import RowBuffer, digest, make_batcher

@@ -20,8 +20,8 @@ import heliograph as h
 import numpy as np
 import ray
 import torch
+from heliograph.core.data.run_loaders import training_loaders
 from heliograph.core.data.training_data import TrainingData
-from heliograph.core.data.training_loaders import training_loaders
 from heliograph.core.host import hosted_by
 from heliograph.events import Progress
 from heliograph.packages.tests.benchmarks.harness import (

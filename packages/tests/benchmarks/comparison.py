@@ -14,8 +14,7 @@ from typing import Any, cast
 
 import heliograph as h
 import torch
-from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import Owner, Ring
-from heliograph.builtin_callbacks.checkpoint.repeated.rows import quick_writer
+from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import Owner, Ring, quick_writer
 from heliograph.core.checkpoint.storage import read_manifest
 from heliograph.core.checkpoint.storage.manifest import encode, manifest_path
 from heliograph.core.context import RunContext

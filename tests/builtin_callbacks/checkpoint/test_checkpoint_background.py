@@ -33,7 +33,7 @@ from heliograph import (
     Trainer,
     on,
 )
-from heliograph.builtin_callbacks.checkpoint import background
+from heliograph.builtin_callbacks.checkpoint import writers
 from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWriter
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Entry, Store
@@ -103,7 +103,7 @@ def on_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object
                 action()
             return float(tick)
 
-        monkeypatch.setattr(background, "perf_counter", clock)
+        monkeypatch.setattr(writers, "perf_counter", clock)
 
     return arrange
 

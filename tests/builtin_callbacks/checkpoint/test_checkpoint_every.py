@@ -19,7 +19,7 @@ from heliograph import (
     Trainer,
     on,
 )
-from heliograph.builtin_callbacks.checkpoint.save_requests import SaveRequests
+from heliograph.builtin_callbacks.checkpoint.saves import SaveRequests
 from heliograph.tests.kit import Losses, checkpoint_names, class_batches, fit, linear_classifier, sgd
 from heliograph.tests.ranks_pool import Pool
 

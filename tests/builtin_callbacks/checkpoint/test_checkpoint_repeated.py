@@ -178,11 +178,9 @@ def test_an_epochs_end_between_the_save_and_the_kill(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_that_came_further_than_the_file_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from heliograph.builtin_callbacks.checkpoint.repeated import ring_buffer as ring
-    from heliograph.builtin_callbacks.checkpoint.repeated import rows
+    from heliograph.builtin_callbacks.checkpoint.repeated import ring_buffer
 
-    for each in (ring, rows):
-        monkeypatch.setattr(each, "MASK", 3)
+    monkeypatch.setattr(ring_buffer, "MASK", 3)
     fit(tmp_path, 7, keep_last=None)
     first = tmp_path / "run_epoch_0_iter_5.pth"
     fit(tmp_path, 14, resume=str(first), keep_last=None)
@@ -322,7 +320,7 @@ def test_other_batches_are_not_compared_and_that_is_said(tmp_path: Path) -> None
 
 
 def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from heliograph.builtin_callbacks.checkpoint.repeated import pending_losses, rows
+    from heliograph.builtin_callbacks.checkpoint.repeated import ring_buffer
 
     class Arrival:
         def __init__(self) -> None:
@@ -335,11 +333,11 @@ def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         def synchronize(self) -> None:
             pass
 
-    monkeypatch.setattr(rows.Rows, "_reads_at_once", lambda self, losses: False)
+    monkeypatch.setattr(ring_buffer.Rows, "_reads_at_once", lambda self, losses: False)
     monkeypatch.setattr(module, "is_plain", lambda run: False)
-    monkeypatch.setattr(pending_losses, "start_fetch", lambda losses: (losses, Arrival()))
-    monkeypatch.setattr(pending_losses, "CHUNK", 2)
-    monkeypatch.setattr(pending_losses, "LOOK_EVERY", 1)
+    monkeypatch.setattr(ring_buffer, "start_fetch", lambda losses: (losses, Arrival()))
+    monkeypatch.setattr(ring_buffer, "CHUNK", 2)
+    monkeypatch.setattr(ring_buffer, "LOOK_EVERY", 1)
     fit(tmp_path, 9)
     assert report(fit(tmp_path, 9)) == (4, None)
     assert report(fit(tmp_path, 9, at=3)) == (2, "differs first at step 8: loss 1.901 instead of 1.267")

@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 from heliograph import Progress
-from heliograph.builtin_callbacks.progress_bar.pace import Pace, duration
-from heliograph.builtin_callbacks.progress_bar.text import broken, fitted, in_order, joined, limited, values
+from heliograph.builtin_callbacks.progress_bar.text import (
+    Pace,
+    broken,
+    duration,
+    fitted,
+    in_order,
+    joined,
+    limited,
+    values,
+)
 
 METRICS = {"train/loss": 0.65321, "validation/loss": 0.6164, "validation/accuracy": 2 / 3, "rate": 0.1}
 

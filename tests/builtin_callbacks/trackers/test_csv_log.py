@@ -13,7 +13,7 @@ from typing import Any
 
 import heliograph as h
 import pytest
-from heliograph.builtin_callbacks.trackers.csv_sheet import Sheet
+from heliograph.builtin_callbacks.trackers.csv_log import Sheet
 from heliograph.tests import kit
 from heliograph.tests.builtin_callbacks.trackers.attempts import Die, Noisy, killed, spoiled, train
 from heliograph.tests.kit import class_batches

@@ -38,7 +38,7 @@ from heliograph import (
     ValidationSchedule,
 )
 from heliograph.builtin_callbacks.trackers.records import SAVED, Place, Record
-from heliograph.builtin_callbacks.trackers.tensorboard_file import EventFile
+from heliograph.builtin_callbacks.trackers.tensorboard import EventFile
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from torch.optim.lr_scheduler import StepLR
 

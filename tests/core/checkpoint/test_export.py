@@ -12,9 +12,8 @@ import pytest
 import torch
 from heliograph import EMA, Checkpoint, Every, SaveSchedule, Supervised, ValidationSchedule, load_weights
 from heliograph.__main__ import main
-from heliograph.core.checkpoint.export import export_weights
 from heliograph.core.checkpoint.storage import Files
-from heliograph.core.checkpoint.weights_files import WeightsFile
+from heliograph.core.checkpoint.weights_files import WeightsFile, export_weights
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches
 from safetensors import safe_open

@@ -24,7 +24,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.data.loaders import evaluation_loader, make_loader, params_of_one_process
-from heliograph.core.data.training_loaders import training_loaders
+from heliograph.core.data.run_loaders import training_loaders
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 Make = Callable[..., Any]

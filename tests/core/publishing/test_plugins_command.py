@@ -10,7 +10,7 @@ from pathlib import Path
 import heliograph
 import pytest
 from heliograph.__main__ import main
-from heliograph.core.publishing.docstrings import argument_texts
+from heliograph.core.publishing.installed_plugins import argument_texts
 from heliograph.plugins.discovery import Discovered, discover
 
 WELL = '''

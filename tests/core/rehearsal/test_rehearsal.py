@@ -36,8 +36,7 @@ from heliograph import (
     on,
     warmup_cosine,
 )
-from heliograph.core.rehearsal.length import plan_of
-from heliograph.core.rehearsal.report import Rehearsal
+from heliograph.core.rehearsal.report import Rehearsal, plan_of
 from heliograph.tests.core.rehearsal.pair import Pair
 from heliograph.tests.kit import adam, class_batches, linear_classifier, sgd
 from torch import Tensor, nn
@@ -384,7 +383,7 @@ def test_a_place_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_too_small_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heliograph.core.rehearsal.stage.room", lambda path: (100, ""))
+    monkeypatch.setattr("heliograph.core.rehearsal.rehearsal.room", lambda path: (100, ""))
     monkeypatch.setattr("heliograph.core.rehearsal.rehearsal.room", lambda path: (100, ""))
     (problem,) = rehearse(planned(tmp_path)).problems
     assert problem.endswith("bytes, and 100 are free.")

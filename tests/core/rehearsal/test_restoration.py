@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.rehearsal.restoration import restored
+from heliograph.core.rehearsal.objects import restored
 from torch import nn
 
 

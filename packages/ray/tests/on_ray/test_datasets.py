@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from heliograph.core.data.run_loaders import training_loaders
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Source
 from heliograph.core.data.sources.stateless import Reading
-from heliograph.core.data.training_loaders import training_loaders
 from heliograph.packages.ray.tests.on_ray.dataset_runs import (
     BATCH_SIZE,
     COLUMNS,

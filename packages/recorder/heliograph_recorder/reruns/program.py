@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from heliograph import Checkpoint, CheckpointLoaded, Lane, Preemption, Run, Trainer
-from heliograph.core.rehearsal.stage import cannot_be_redirected, left_out, redirect
+from heliograph.core.rehearsal.rehearsal import cannot_be_redirected, left_out, redirect
 from heliograph.events import FunctionName
 from heliograph.spi import Subscription, TrainerFactory, UsageError, describe, describe_error, find_function
 

@@ -10,7 +10,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.builtin_callbacks.checkpoint.description import describe
+from heliograph.builtin_callbacks.checkpoint.command import describe
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.leaves import Leaf, leaves
 from heliograph.core.program import UsageError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heliograph import Plugin
-from heliograph.core.rehearsal.stage import cannot_be_redirected
+from heliograph.core.rehearsal.rehearsal import cannot_be_redirected
 from heliograph.plugins.first_party import is_first_party
 from heliograph.spi import UsageError
 

@@ -22,9 +22,8 @@ from heliograph import (
     ValidationSchedule,
     load_weights,
 )
-from heliograph.core.checkpoint.export import export_weights
 from heliograph.core.checkpoint.state.frozen import SUMMED, digest, own_weights, sums
-from heliograph.core.checkpoint.weights_files import read_weights
+from heliograph.core.checkpoint.weights_files import export_weights, read_weights
 from heliograph.tests import kit
 from heliograph.tests.ranks_pool import Pool
 from torch import nn

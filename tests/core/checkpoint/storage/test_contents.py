@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.builtin_callbacks.checkpoint.buffers import Buffers
-from heliograph.core.checkpoint.storage.contents import compacted
+from heliograph.builtin_callbacks.checkpoint.writers import Buffers
+from heliograph.core.checkpoint.storage.save_steps import compacted
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn

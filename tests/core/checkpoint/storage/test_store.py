@@ -16,7 +16,7 @@ import pytest
 import torch
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Files, Store
-from heliograph.core.checkpoint.storage.contents import compacted
+from heliograph.core.checkpoint.storage.save_steps import compacted
 
 Make = Callable[..., Any]
 

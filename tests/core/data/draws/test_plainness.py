@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws import plain_data
-from heliograph.core.data.draws.plain_data import Plainness
+from heliograph.core.data.draws import users_code
+from heliograph.core.data.draws.users_code import Plainness
 from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
@@ -162,13 +162,13 @@ def test_no_list_of_all_values_is_made() -> None:
 
 
 def test_the_look_ends_at_the_first_that_is_not_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    look, looks = plain_data._is_data, list[Any]()
+    look, looks = users_code._is_data, list[Any]()
 
     def counted(items: Any, *levels: int) -> bool:
         looks.append(items)
         return look(items, *levels)
 
-    monkeypatch.setattr(plain_data, "_is_data", counted)
+    monkeypatch.setattr(users_code, "_is_data", counted)
 
     assert not Plainness().of([[1], [object()], [2]], default_collate)
     assert looks[1:] == [[1], looks[2]]

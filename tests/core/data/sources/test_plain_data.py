@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.data.draws import generators, held_generators
-from heliograph.core.data.draws.plain_data import Plainness
+from heliograph.core.data.draws.users_code import Plainness
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.stateless import Reading
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset, TensorDataset

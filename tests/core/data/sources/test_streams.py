@@ -12,8 +12,8 @@ import torch
 from heliograph import Streams
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Source
-from heliograph.core.data.sources.mixture import MODES, Mode
 from heliograph.core.data.sources.stateless import Reading
+from heliograph.core.data.sources.streams import MODES, Mode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 from heliograph import BatchEnd, BatchStart, GradientsReady, Log, Progress, RankFailed, Replay, ShouldStop, StepEnd
-from heliograph.core.distributed.ranks import rank_status
+from heliograph.core.distributed.ranks import watchdog
 from heliograph.core.distributed.ranks.failure import Failure
-from heliograph.core.distributed.ranks.rank_status import follow
 from heliograph.core.distributed.ranks.watch import Watch
-from heliograph.core.distributed.ranks.watchdog import Limits
+from heliograph.core.distributed.ranks.watchdog import Limits, follow
 from heliograph.events import Bus
 from torch.distributed import DistNetworkError, HashStore, TCPStore  # type: ignore[attr-defined]  # public all the same
 
@@ -54,7 +53,7 @@ def made(ended: SimpleQueue[str]) -> Iterator[Made]:  # the threads live shorter
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the roll be closed soon, for ranks that never answer."""
-    monkeypatch.setattr(rank_status, "ANSWERS", 0.3)
+    monkeypatch.setattr(watchdog, "ANSWERS", 0.3)
 
 
 def receive(*watches: Watch) -> None:

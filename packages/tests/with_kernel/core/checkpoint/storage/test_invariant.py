@@ -10,7 +10,7 @@ from shutil import copytree, rmtree
 from typing import Any
 
 import pytest
-from heliograph.builtin_callbacks.checkpoint import run_names
+from heliograph.builtin_callbacks.checkpoint import names
 from heliograph.core.checkpoint.storage import Entry, Files, Store, reader, save_steps
 from heliograph.packages.tests.torture.trainings import REFUSALS, Death, Fault, live, look, make_state, under
 
@@ -76,7 +76,7 @@ def passes_over_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def replaces_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes what is to be replaced before anything is written."""
-    real = run_names.claim_name
+    real = names.claim_name
 
     def claim_name(store: Store, training_id: str, wanted: str, on_existing: Any) -> tuple[list[str], list[Entry]]:
         notes, replaced = real(store, training_id, wanted, on_existing)

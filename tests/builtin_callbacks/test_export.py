@@ -33,9 +33,16 @@ from heliograph import (
     Trainer,
     ValidationSchedule,
 )
-from heliograph.builtin_callbacks.export import formats
-from heliograph.builtin_callbacks.export.comparison import largest_difference
-from heliograph.builtin_callbacks.export.inputs import as_arguments, batch_size, changed, mapped, of_size
+from heliograph.builtin_callbacks import export
+from heliograph.builtin_callbacks.export import (
+    as_arguments,
+    batch_size,
+    changed,
+    largest_difference,
+    mapped,
+    of_size,
+    tensors_in,
+)
 from heliograph.core.checkpoint.storage.files import Files
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
@@ -49,7 +56,7 @@ INPUTS = torch.linspace(-1, 1, 28).reshape(7, 4)
 def run_file(path: Path, *inputs: Tensor) -> list[Tensor]:
     """Run an exported model as others would."""
     if path.suffix == ".pt2":
-        return formats.tensors_in(torch.export.load(path).module()(*inputs))
+        return tensors_in(torch.export.load(path).module()(*inputs))
     session = onnxruntime.InferenceSession(path)
     named = {each.name: value.numpy() for each, value in zip(session.get_inputs(), inputs, strict=True)}
     return [torch.from_numpy(each) for each in session.run(None, named)]
@@ -121,9 +128,9 @@ def test_several_inputs_and_outputs(tmp_path: Path, ending: str, named: bool) ->
     example: Any = {"one": one, "other": other} if named else (one, other)
     batches = [{"one": one, "other": other}]
     train(Export(path, example=example, module="model"), task=task, train=batches, allow_unused_parameters=True)
-    expected = formats.tensors_in(task.model(INPUTS, -INPUTS))
+    expected = tensors_in(task.model(INPUTS, -INPUTS))
     if ending == "pt2" and named:
-        found = formats.tensors_in(torch.export.load(path).module()(one=INPUTS, other=-INPUTS))
+        found = tensors_in(torch.export.load(path).module()(one=INPUTS, other=-INPUTS))
     else:
         found = run_file(path, INPUTS, -INPUTS)
 
@@ -302,7 +309,7 @@ def test_a_full_disk_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_large_onnx_model_has_its_weights_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "LARGEST", 0)
+    monkeypatch.setattr(export, "LARGEST", 0)
     task = Supervised(nn.Sequential(nn.Linear(4, 300), nn.Linear(300, 2)), nn.functional.cross_entropy)
     train(Export(tmp_path / "model.onnx"), task=task)
 

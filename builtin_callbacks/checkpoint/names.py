@@ -1,19 +1,24 @@
-"""What the checkpoints of a run are called: for people, who want to see where a run was and how well it did."""
+"""Names of checkpoints: the name of the training, not that of another in the folder, and of each of its files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import count
 from string import Formatter
-from typing import Any
+from typing import Any, Literal
 
-from ...core.checkpoint.storage import checkpoint_name
+from ...core.checkpoint.storage import Entry, Store, checkpoint_name
 from ...events import Event, Log, Run, SavePoint, ValidationEnd
 from ...events.checks import known_names
 
 Metadata = str | Callable[[Run], str]
 SEPARATORS = "_- .,"
 ALIKE = 0.85  # of two names: one is the other misspelt
+OnExisting = Literal["new_name", "refuse", "replace"]
+ON_EXISTING: tuple[OnExisting, ...] = ("new_name", "refuse", "replace")
+logger = logging.getLogger("heliograph")
 
 
 class FileNames:
@@ -134,3 +139,64 @@ class _Template:
             else:
                 missing.append(name)
         return text.strip(SEPARATORS) if missing else text, missing
+
+
+def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExisting) -> tuple[list[str], list[Entry]]:
+    """Let a store write for a training, under the wanted name unless that is another's.
+
+    Returns:
+        What there is to say, and the checkpoints of others that go as soon as one of this training is written.
+
+    Args:
+        store: an open one.
+        training_id: the training.
+        wanted: the name.
+        on_existing: what to do where the name is another training's.
+
+    Raises:
+        ValueError: it is, and that is to be refused; or another process writes under the name.
+    """
+    known, unknown = store.under(wanted)
+    others = [each for each in known if each.training != training_id]
+    own = {each.path.name for each in known if each.training == training_id}
+    # after a power cut, the pointer may be empty or an older one: only where it names one of ours, the name is ours
+    if store.pointed(wanted) in own or (not others and (own or not unknown)):
+        store.write_as(training_id, wanted)
+        return [], []
+    there = f"{store.folder} holds another training under the name {wanted!r} ({_summary(others, len(unknown))})"
+    if on_existing == "refuse":
+        raise ValueError(
+            f"{there}, and on_existing='refuse'. Continue it, resume='auto'; give this run another name= or folder; "
+            f"or choose on_existing='new_name', which leaves it there and numbers the name of this one, or 'replace', "
+            f"which removes it when the first checkpoint of this one is written."
+        )
+    if on_existing == "replace":
+        store.write_as(training_id, wanted)
+        note = f"{there}: it is removed when the first checkpoint of this one is written, on_existing='replace'"
+    else:
+        name = _take_free_name(store, training_id, wanted)
+        others, note = [], f"{there}: it stays, and this one is written as {name!r}"
+    logger.warning(note)
+    return [note], others
+
+
+def _take_free_name(store: Store, training_id: str, wanted: str) -> str:
+    for number in count(2):
+        name = f"{wanted}-{number}"
+        known, unknown = store.under(name)
+        if unknown or any(each.training != training_id for each in known):
+            continue
+        try:
+            store.write_as(training_id, name)
+        except ValueError:  # of another process, which has not saved yet
+            continue
+        return name
+    raise AssertionError
+
+
+def _summary(others: Sequence[Entry], unknown: int) -> str:
+    """Return what lies there, in words: the newest, and how many."""
+    if not others:
+        return f"{unknown} without a manifest that can be used"
+    newest = max(others, key=lambda each: each.order)
+    return f"{len(others) + unknown} in all, the newest is {newest.path.name}"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from heliograph.__main__ import main
+from heliograph.core.publishing.installed_plugins import State, states_of
 from heliograph.plugins.discovery import Discovered, discover
-from heliograph.plugins.installed import State, states_of
 
 PLUGIN = '''
 from heliograph import BatchEnd, EpochEnd, Plugin, on

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, cat, nn
+from torch.export import Dim
 
-from ...core.checkpoint.storage.files import prepare_folder, write_whole
-from ...core.data.draws.rng import kept
-from ...core.engines.sharded.states import ShardingEngine
-from ...core.host import ended_for_good
-from ...core.system.errors import NotRecorded
-from ...events import BatchStart, Handle, Lane, Run, RunClosed, TrainStart
-from ...events.checks import check_flag, check_number, known_names
-from ...events.errors import describe_error
-from ...events.paths import check_path
-from ...plugins import Plugin, on
-from .comparison import Tolerance, largest_difference
-from .formats import FORMATS, batch_shapes, quiet, tensors_in
-from .inputs import Arguments, as_arguments, batch_size, copied, of_size
+from ..core.checkpoint.storage.files import prepare_folder, write_whole
+from ..core.data.draws.rng import kept
+from ..core.engines.sharded.states import ShardingEngine
+from ..core.host import ended_for_good
+from ..core.system.errors import NotRecorded
+from ..core.system.extras import require
+from ..events import BatchStart, Handle, Lane, Run, RunClosed, TrainStart
+from ..events.checks import check_flag, check_number, check_path, known_names
+from ..events.errors import describe_error
+from ..plugins import Plugin, on
 
 FIXED = " If its code goes by the size of the batch, dynamic=False exports the size of the example."
+Tolerance = tuple[float, float]  # relative, absolute
+TOLERANCES: dict[torch.dtype, Tolerance] = {
+    torch.float64: (1e-6, 1e-8),
+    torch.float32: (1e-3, 1e-5),
+    torch.float16: (1e-2, 1e-3),
+    torch.bfloat16: (5e-2, 1e-2),
+}
+EXACT: Tolerance = (0.0, 0.0)
+OURS = frozenset({"mod", "model", "args", "kwargs", "f", "dynamo", "verbose"})  # arguments that Export gives itself
+LARGEST = 2**31 - 2**24  # bytes of an ONNX model in one file: protobuf allows 2 GiB
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Export(Plugin):
@@ -302,3 +315,260 @@ def _as_exported(module: nn.Module) -> Iterator[nn.Module]:
 def _first_lines(error: BaseException) -> str:
     lines = [line.strip() for line in describe_error(error).splitlines() if line.strip()]
     return " ".join(lines[:3])[:500].rstrip(" .:") + "."
+
+
+def largest_difference(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: Tolerance | None) -> float:
+    """Return the largest absolute difference between outputs.
+
+    Args:
+        expected: of the module.
+        found: of the exported model.
+        tolerance: relative and absolute; by default by the type of each output, whole numbers and bools exactly.
+
+    Raises:
+        ValueError: another number of outputs, other shapes or types, or a difference beyond the tolerance.
+    """
+    if len(expected) != len(found):
+        raise ValueError(f"it returns {len(found)} tensors, the module {len(expected)}")
+    largest = 0.0
+    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise ValueError(
+                f"its output {number} is {other.dtype} of shape {list(other.shape)}, the module's {one.dtype} of "
+                f"{list(one.shape)}"
+            )
+        relative, absolute = tolerance or TOLERANCES.get(one.dtype, EXACT)
+        if not torch.allclose(other, one, rtol=relative, atol=absolute, equal_nan=True):
+            raise ValueError(
+                f"its output {number} differs by up to {_difference(one, other):.3g} from the module's, beyond "
+                f"{relative:g} of the value plus {absolute:g}"
+            )
+        largest = max(largest, _difference(one, other))
+    return largest
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    difference = (one.double() - other.double()).abs()
+    return float(difference.nan_to_num(nan=0.0, posinf=float("inf")).max()) if difference.numel() else 0.0
+
+
+class Format(ABC):
+    """A format of files.
+
+    Attributes:
+        suffix: the ending of its files.
+    """
+
+    suffix: str
+
+    @property
+    @abstractmethod
+    def exporter(self) -> Callable[..., Any]:
+        """The function of torch that takes the options."""
+
+    def check_options(self, names: Iterable[str]) -> None:
+        """Raise TypeError for an option that the exporter does not take, or that `Export` gives it itself."""
+        taken = signature(self.exporter).parameters.values()
+        known = {each.name for each in taken if each.kind is not Parameter.VAR_KEYWORD} - OURS
+        for name in names:
+            if name not in known:
+                exporter = f"{self.exporter.__module__}.{self.exporter.__name__}"
+                raise TypeError(
+                    f"Export has no option {name!r}, and passes none of that name to {exporter}."
+                    f"{known_names(name, known)}"
+                )
+
+    @abstractmethod
+    def check_installed(self) -> None:
+        """Raise ImportError, with the command that installs it, where a package is missing that writes the format."""
+
+    @abstractmethod
+    def write(self, path: Path, module: nn.Module, arguments: Arguments, options: dict[str, Any]) -> None:
+        """Trace a module and write it.
+
+        Args:
+            path: the file.
+            module: in eval mode, on the CPU.
+            arguments: what it is called with.
+            options: of the exporter.
+        """
+
+    @abstractmethod
+    def run(self, path: Path, arguments: Arguments) -> list[Tensor] | None:
+        """Return the tensors that a file's model returns; None where nothing that runs it is installed."""
+
+
+class Pt2(Format):
+    """An `ExportedProgram` of torch."""
+
+    suffix = ".pt2"
+
+    @property
+    def exporter(self) -> Callable[..., Any]:
+        """`torch.export.export`."""
+        return torch.export.export
+
+    def check_installed(self) -> None:
+        """Do nothing: torch writes it."""
+
+    def write(self, path: Path, module: nn.Module, arguments: Arguments, options: dict[str, Any]) -> None:
+        """Write it with `torch.export`."""
+        torch.export.save(torch.export.export(module, *arguments, **options), path)
+
+    def run(self, path: Path, arguments: Arguments) -> list[Tensor] | None:
+        """Run it in torch."""
+        args, kwargs = arguments
+        return tensors_in(torch.export.load(path).module()(*args, **kwargs))
+
+
+class Onnx(Format):
+    """An ONNX model; a large one has its weights in a second file, `<name>.onnx.data`."""
+
+    suffix = ".onnx"
+
+    @property
+    def exporter(self) -> Callable[..., Any]:
+        """`torch.onnx.export`."""
+        return torch.onnx.export
+
+    def check_installed(self) -> None:
+        """Look for onnx and onnxscript."""
+        for name in ("onnx", "onnxscript"):
+            require(name, "Export to ONNX", extra="onnx")
+
+    def write(self, path: Path, module: nn.Module, arguments: Arguments, options: dict[str, Any]) -> None:
+        """Write it with `torch.onnx.export(dynamo=True)`, and let ONNX check its structure."""
+        args, kwargs = arguments
+        program = torch.onnx.export(module, args, kwargs=kwargs, dynamo=True, verbose=False, **options)
+        assert program is not None
+        size = sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
+        program.save(path, external_data=size > LARGEST)
+        require("onnx", "Export to ONNX", extra="onnx").checker.check_model(path)
+
+    def run(self, path: Path, arguments: Arguments) -> list[Tensor] | None:
+        """Run it in ONNX Runtime on the CPU, where that is installed."""
+        try:
+            runtime = require("onnxruntime", "Checking an ONNX model", extra="onnx")
+        except ImportError:
+            return None
+        session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        given = tensors_in(arguments)
+        named = zip(session.get_inputs(), given, strict=True)
+        outputs = session.run(None, {each.name: value.numpy() for each, value in named})
+        return [torch.from_numpy(each) for each in outputs]
+
+
+FORMATS: dict[str, Format] = {each.suffix: each for each in (Onnx(), Pt2())}
+
+
+def batch_shapes(arguments: Arguments) -> Any:
+    """Return `dynamic_shapes` for inputs whose first dimension is the batch."""
+    batch = Dim("batch")
+    args, kwargs = mapped(arguments, lambda tensor: {0: batch} if tensor.ndim else None)
+    return kwargs or args
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in nested outputs, such as tuples, dicts and the outputs of transformers, in their order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return [tensor for each in value for tensor in tensors_in(each)] if isinstance(value, tuple | list) else []
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Return a context without what torch's exporters say about their own code."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            for category in (DeprecationWarning, FutureWarning):
+                warnings.simplefilter("ignore", category)
+            warnings.filterwarnings("ignore", "# The axis name", UserWarning)  # all inputs have the same batch
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def as_arguments(example: Any) -> Arguments:
+    """Return the positional and the keyword arguments of a call.
+
+    Args:
+        example: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(example, Tensor):
+        return (example,), {}
+    if type(example) is tuple:
+        return example, {}
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    raise TypeError(
+        f"example= is what the module is called with: a tensor, a tuple of positional arguments or a dict of keyword "
+        f"arguments; got a {type(example).__name__}."
+    )
+
+
+def mapped(value: Any, act: Callable[[Tensor], Any]) -> Any:
+    """Return nested tuples, lists and dicts with each tensor replaced, and each other leaf by None."""
+    if isinstance(value, Tensor):
+        return act(value)
+    if isinstance(value, tuple | list):
+        return _like(value, [mapped(each, act) for each in value])
+    if isinstance(value, Mapping):
+        return {name: mapped(each, act) for name, each in value.items()}
+    return None
+
+
+def changed(value: Any, act: Callable[[Tensor], Tensor]) -> Any:
+    """Return nested tuples, lists and dicts with each tensor replaced; other leaves are as they were."""
+    if isinstance(value, Tensor):
+        return act(value)
+    if isinstance(value, tuple | list):
+        return _like(value, [changed(each, act) for each in value])
+    if isinstance(value, Mapping):
+        return {name: changed(each, act) for name, each in value.items()}
+    return value
+
+
+def _like(value: Any, items: list[Any]) -> Any:
+    """Return items as what they were in: a list, a tuple or a named tuple."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def copied(value: Any) -> Any:
+    """Return the inputs on the CPU, apart from the graph and from what changes them later."""
+    return changed(value, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+
+def batch_size(arguments: Arguments) -> int:
+    """Return the first dimension that all tensors of the inputs have.
+
+    Raises:
+        ValueError: there is none, or they differ.
+    """
+    sizes: set[int] = set()
+    mapped(arguments, lambda tensor: sizes.add(tensor.shape[0]) if tensor.ndim else None)
+    if len(sizes) != 1 or sizes == {0}:
+        raise ValueError(
+            f"The inputs have the first dimensions {sorted(sizes)}, so which one is the batch is not known: "
+            f"dynamic=False exports these shapes, dynamic_shapes=... says which dimensions may change."
+        )
+    return sizes.pop()
+
+
+def of_size(arguments: Arguments, size: int) -> Arguments:
+    """Return inputs of another batch size, made of the same samples, again and again."""
+
+    def fit(tensor: Tensor) -> Tensor:
+        if not tensor.ndim:
+            return tensor
+        return cat([tensor] * (size // len(tensor) + 1))[:size].contiguous()
+
+    args, kwargs = changed(arguments, fit)
+    return args, kwargs

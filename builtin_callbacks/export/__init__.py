@@ -1,1 +1,0 @@
-"""Export the model at the end of a run, checked against the task's module."""

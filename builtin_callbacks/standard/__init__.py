@@ -1,1 +1,0 @@
-"""Lists of plugins that many runs want."""
