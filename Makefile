@@ -19,17 +19,18 @@ RUN_ON_RAY := OMP_NUM_THREADS=1 $(BIN)/python $(ON_RAY)/run.py
 demo: $(READY)
 	$(BIN)/python -m heliograph demo
 
-# A sample of the kills and faults. `make test PACKAGE=ray` runs the tests of one package, PACKAGE=kernel those of the kernel.
-# The tests that start a Ray cluster need both cores, and each of their files has a process of its own.
+# A sample of the kills and faults. `make test PACKAGE=ray` runs the tests of one package,
+# PACKAGE=kernel those of the kernel, PACKAGE=tests those of the whole.
+# The tests that start a Ray cluster need both cores. After one fails or hangs, the rest run in a new process.
 ifdef PACKAGE
-FOLDERS := $(if $(filter kernel,$(PACKAGE)),tests,packages/$(PACKAGE)/tests)
+FOLDERS := $(if $(filter kernel,$(PACKAGE)),tests,$(if $(filter tests,$(PACKAGE)),packages/tests,packages/$(PACKAGE)/tests))
 test: $(READY)
 else
 FOLDERS := tests packages
 test: check docs browser
 endif
 	$(TESTS) $(FOLDERS) -n 2 --dist worksteal --ignore=$(ON_RAY)
-	$(if $(filter-out kernel $(filter-out ray,$(PACKAGES)),$(or $(PACKAGE),ray)),$(RUN_ON_RAY))
+	$(if $(filter ray,$(or $(PACKAGE),ray)),$(RUN_ON_RAY))
 
 # Every case of every test, with coverage.
 test-all: check docs browser
@@ -86,11 +87,11 @@ docs: $(READY)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 clean:
-	rm -rf .venv build docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv build docs/_build *.egg-info packages/*/build packages/*/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
 
 # Type checkers cannot run the import hook of an editable install. The links in .venv/src show the sources to mypy here; those
 # in site-packages show them, as packages of stubs, to a type checker that checks a user's script with this environment.
-# torchvision has a folder of its own: its compiled part does not fit torch's build for CPUs, so other libraries must not see it.
+# torchvision has its own folder: its compiled part does not fit torch's build for CPUs, so other libraries must not see it.
 $(READY): pyproject.toml constraints.txt $(PACKAGES:%=packages/%/pyproject.toml)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]' $(PACKAGES:%=-e packages/%)

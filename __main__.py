@@ -15,7 +15,7 @@ from heliograph.core.publishing.installed_plugins import indented
 from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
 from heliograph.events.checks import known_names
-from heliograph.plugins.discovery import discover, find
+from heliograph.plugins.discovery import Discovered, discover, find
 from heliograph.plugins.environment import OF_RUN
 from heliograph.plugins.providers import ENTRY_POINTS, how_to_install
 
@@ -53,13 +53,14 @@ def _dispatch(arguments: Sequence[str]) -> int:
         return 0
     packaged = {point.name for point in discover(GROUP)}
     if name not in KERNEL and name.rpartition(":")[2] not in packaged:
-        return _refuse(name, {*KERNEL, *packaged})
+        return _refuse(name.rpartition(":")[2], {*KERNEL, *packaged})
     try:
         command = KERNEL[name].load() if name in KERNEL else find(name, GROUP).load()
     except (ImportError, LookupError) as error:  # LookupError: several packages have it
         print(f"heliograph {name}: {error}", file=sys.stderr)
         return 2
-    return int(command(rest))
+    status: int = command(rest) or 0
+    return status
 
 
 def _refuse(name: str, names: set[str]) -> int:
@@ -73,8 +74,9 @@ def _refuse(name: str, names: set[str]) -> int:
 
 
 def _help() -> str:
+    points: dict[str, Discovered | EntryPoint] = {point.name: point for point in discover(GROUP)}
     rows = {}
-    for name, point in {**{point.name: point for point in discover(GROUP)}, **KERNEL}.items():
+    for name, point in (points | KERNEL).items():
         try:
             rows[name] = (point.load().__doc__ or "").partition("\n")[0]
         except ImportError as error:

@@ -48,7 +48,7 @@ class EMA(Plugin):
         validate: validate and test with the averaged weights. `Checkpoint(load_best=...)` then loads the average of the
             best checkpoint, as that was measured. `trainer.validate` and `trainer.test` do so while the model has the
             weights that the training left; if others were loaded, or it is another model, these are evaluated. Changes
-            through `parameter.data` are not noticed.
+            through `parameter.data`, or by a fused optimizer in your own loop, are not noticed.
         load_at_end: at the end of a training that completed or was stopped, leave the model with the averaged weights,
             after the last save, and before other handlers of `RunClosed`; not together with `load_best`.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import heliograph
 from heliograph.plugins import Discovered, Plugin, discover
+from heliograph.plugins.first_party import DISTRIBUTIONS
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
@@ -105,7 +106,7 @@ class DeclarationTable(TableDirective):
 
 
 def _built_ins() -> list[Discovered]:
-    return [each for each in discover() if each.package == "heliograph"]
+    return [each for each in discover() if each.package in DISTRIBUTIONS]
 
 
 def _link(plugin: Any) -> str:

@@ -106,7 +106,7 @@ def find(name: str, group: str = GROUP) -> Discovered:
     matches = [each for each in installed if each.name == short and package in ("", each.package)]
     if not matches:
         provider = ENTRY_POINTS.get(group, {}).get(short)
-        if not any(each.package == "heliograph" for each in installed):
+        if not any(each.package == "heliograph" for each in discover()):
             hint = f" {NOT_INSTALLED}"
         elif provider is not None and package in ("", f"heliograph-{provider}"):
             hint = f" {how_to_install(provider)}"

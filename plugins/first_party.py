@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 PACKAGES: Final = ("bridges", "cli", "optuna", "ray", "recorder", "rules", "testing", "trackers")
-"""The packages in this repository besides the kernel, by their folders in `packages/`."""
+"""The packages in this repository, by their folders in `packages/`."""
 
 DISTRIBUTIONS: Final = frozenset({"heliograph", *(f"heliograph-{name}" for name in PACKAGES)})
 """Their plugins need no `package:` prefix, and `HELIOGRAPH_PLUGINS=-all` keeps them."""

@@ -16,7 +16,7 @@ def missing_name(name: str, names: Iterable[str], caller: FrameType) -> Attribut
     Args:
         name: the missing name.
         names: those that there are.
-        caller: the frame that needs the name. An import statement replaces an AttributeError by an error of its own,
+        caller: the frame that needs the name. An import statement replaces an AttributeError by another error,
             without our sentence, so it gets an ImportError.
     """
     hint = how_to_import(name) or known_names(name, names).partition(" Known:")[0].strip()
@@ -38,7 +38,8 @@ def how_to_import(name: str) -> str:
 
 def how_to_install(package: str) -> str:
     """Return the sentence that says how to install a first-party package."""
-    return f"It is in heliograph-{package}: pip install ./packages/{package}"
+    paths = [f"./packages/{name}" for name in (*NEEDS.get(package, ()), package)]
+    return f"It is in heliograph-{package}: pip install {' '.join(paths)}"
 
 
 def _by_name(**names: str) -> dict[str, str]:
@@ -75,6 +76,7 @@ PLUGINS = _by_name(
     rules="rule_controller",
     trackers="mlflow open_telemetry profile trackio wandb",
 )
+NEEDS = {"rules": ("recorder",), "testing": ("recorder",)}
 ENTRY_POINTS = {
     "heliograph.commands": COMMANDS,
     "heliograph.engines": {"accelerate": "bridges"},

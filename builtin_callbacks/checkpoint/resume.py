@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 from ...core.checkpoint import conversion, storage
-from ...core.checkpoint.shared_state import share
 from ...core.checkpoint.state.compatibility import load_scheduler
 from ...core.checkpoint.state.frozen import with_frozen
 from ...core.checkpoint.state.ranks import load_parts
@@ -20,6 +19,7 @@ from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError
 from ...core.checkpoint.storage.reader import OfOthers
+from ...core.checkpoint.weights import share
 from ...core.distributed.ranks.failure import on_main
 from ...core.engines.weights import load_average, measured_average
 from ...core.metrics.monitor import Monitor

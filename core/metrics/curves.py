@@ -18,7 +18,7 @@ def plot(rows: Sequence[Mapping[str, float]], path: str | Path | None, names: Se
     """Draw the metrics in rows over the optimizer steps; see `RunResult.plot`."""
     if path is not None:
         check_path("plot(path)", path)
-    require("matplotlib.figure", "result.plot", extra="examples")
+    require("matplotlib.figure", "result.plot", extra="plot")
     from ..system.figure import NotebookFigure
 
     families = _families(rows)

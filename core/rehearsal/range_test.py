@@ -64,7 +64,7 @@ class LearningRateSearch:
         """
         if path is not None:
             check_path("plot(path)", path)
-        require("matplotlib.figure", "plot", extra="examples")
+        require("matplotlib.figure", "plot", extra="plot")
         from ..system.figure import NotebookFigure
 
         figure = NotebookFigure(layout="constrained")

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import heliograph
@@ -147,3 +148,22 @@ def test_run_with_a_plugin_that_is_not_installed(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.startswith(
         "heliograph run: No installed plugin is named 'handler_time'. Did you mean 'handler_times'? Known: "
     )
+
+
+def test_a_command_of_another_package_by_both_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nothing:explain"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("heliograph nothing:explain: No installed command is named 'nothing:explain'. Known: ")
+    assert "heliograph-recorder:explain" in error
+
+
+def test_a_command_that_returns_nothing_has_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Point:
+        name = "quiet"
+
+        def load(self) -> Callable[[Sequence[str]], None]:
+            return lambda arguments: None
+
+    monkeypatch.setattr("heliograph.__main__.discover", lambda group: [Point()])
+    monkeypatch.setattr("heliograph.__main__.find", lambda name, group: Point())
+    assert main(["quiet"]) == 0

@@ -16,7 +16,7 @@ from typing import Any
 import heliograph
 import pytest
 from heliograph.plugins.first_party import PACKAGES as FIRST_PARTY
-from heliograph.plugins.providers import ENTRY_POINTS
+from heliograph.plugins.providers import ENTRY_POINTS, NEEDS
 from heliograph.plugins.providers import NAMES as PROVIDED
 
 PACKAGES = Path(__file__).parents[1]
@@ -114,6 +114,14 @@ def test_packages_declare_the_packages_that_they_import(package: str) -> None:
     declared = {each.partition("==")[0].replace("-", "_") for each in project(PACKAGES / package)["dependencies"]}
     used = {module.split(".")[0] for module, _ in imported(package)}
     assert {each for each in used if each.startswith("heliograph")} <= declared | {f"heliograph_{package}"}
+
+
+@pytest.mark.parametrize("package", NAMES)
+def test_what_to_install_first_is_what_a_package_depends_on(package: str) -> None:
+    names = [each.partition("==")[0] for each in project(PACKAGES / package)["dependencies"]]
+    assert tuple(name.removeprefix("heliograph-") for name in names if name.startswith("heliograph-")) == NEEDS.get(
+        package, ()
+    )
 
 
 @pytest.mark.parametrize("package", NAMES)

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPT = """\
 from heliograph import Checkpoint, Plugin, Run, StepEnd, Trainer, on
 from heliograph.spi import check_whole_number
@@ -30,7 +28,6 @@ trainer.fitt()  # attr-defined
 """
 
 
-@pytest.mark.whole
 def test_mypy_finds_the_mistakes_in_a_script_of_a_user(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "train.py"]

@@ -31,7 +31,7 @@ assert "completed" in result.explain(), result.explain()
 
 
 def build(folder: Path) -> list[Path]:
-    """Build a wheel of every distribution in a copy of the tracked files, where no former build is left."""
+    """Build a wheel of every distribution in a copy of the tracked files, without the remains of earlier builds."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.rstrip("\0").split("\0"):
         if (ROOT / name).is_file() and not name.startswith(("tests/", "docs/")):

@@ -19,7 +19,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from ....plugins.first_party import MODULES
 from .generators import KINDS
 
-_ROOMS: Final = ("core", "events", "plugins", "builtin_callbacks")  # in a checkout, other folders are beside them
+# In a checkout, other folders are beside the rooms.
+_KERNEL: Final = ("core/", "events/", "plugins/", "builtin_callbacks/", "__init__.py", "__main__.py", "spi.py")
 _PATHS: Final = ("stdlib", "platstdlib", "purelib", "platlib")
 _DATA: Final = frozenset(
     {NoneType, bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter, np.ndarray}
@@ -39,7 +40,7 @@ def _first_party_folders() -> Iterator[str]:
     for name in sorted(MODULES):
         spec = find_spec(name)
         for folder in (spec and spec.submodule_search_locations) or ():
-            yield from (f"{folder}/{room}/" for room in _ROOMS) if name == "heliograph" else (f"{folder}/",)
+            yield from (f"{folder}/{part}" for part in _KERNEL) if name == "heliograph" else (f"{folder}/",)
 
 
 _LIBRARIES: Final = (

@@ -100,7 +100,7 @@ def check_file(path: Path) -> tuple[tuple[Ready, ...], list[RuleError]]:
 
     Raises:
         OSError: the file cannot be read.
-        ImportError: the extra `rules` is not installed, or a package that the file names is broken.
+        ImportError: simpleeval or yaml is not installed, or a package that the file names is broken.
     """
     from .errors import RuleError
     from .files.blueprint import Given

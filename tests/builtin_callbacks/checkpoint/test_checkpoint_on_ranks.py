@@ -38,7 +38,8 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.core.checkpoint import conversion, shared_state, storage
+from heliograph.core.checkpoint import conversion, storage
+from heliograph.core.checkpoint import weights as weights_module
 from heliograph.core.checkpoint.storage import Files
 from heliograph.events import CheckpointPruned
 from heliograph.tests.kit import adam
@@ -555,7 +556,7 @@ def read_only_on_main(folder: Path, hidden: bool) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         if DDPEngine(device="cpu").rank == 1:
             if hidden:
-                patch.setattr(shared_state, "_checksum", lambda path: None)
+                patch.setattr(weights_module, "_checksum", lambda path: None)
 
             def refuse(path: Path, **options: Any) -> Any:
                 raise ValueError("this rank cannot read")

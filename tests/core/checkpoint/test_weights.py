@@ -22,7 +22,7 @@ from heliograph import (
     ValidationSchedule,
     load_weights,
 )
-from heliograph.core.checkpoint import shared_state, weights
+from heliograph.core.checkpoint import weights
 from heliograph.core.checkpoint.storage import Store
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, damage
@@ -417,7 +417,7 @@ def evaluate_on_ranks(folder: Path, is_hidden: bool) -> tuple[bool, float, str]:
     made.engine = DDPEngine(device="cpu")
     with pytest.MonkeyPatch.context() as patch:
         if is_hidden and made.engine.rank == 1:
-            patch.setattr(shared_state, "_checksum", lambda path: None)
+            patch.setattr(weights, "_checksum", lambda path: None)
             patch.setattr(weights, "read_weights", refuse)
         result = made.test(task, class_batches(2), weights="best")
     saved = torch.load(folder / "run_epoch_1_iter_2.pth")["modules"]["model"]["weight"]

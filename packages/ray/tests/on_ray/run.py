@@ -45,6 +45,7 @@ def main(options: Sequence[str], tests: Path = FOLDER) -> int:
 
 def run(command: Sequence[str], journal: Path) -> int:
     """Run one process; return its exit status, or that of a kill if no test finishes any more."""
+    journal.touch()  # the time of the latest progress
     environment = {**os.environ, "HELIOGRAPH_JOURNAL": str(journal)}
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     while process.poll() is None:

@@ -36,6 +36,7 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 
 def digits() -> tuple[TensorDataset, TensorDataset, TensorDataset]:
     """Return 1,797 images of 8 x 8 pixels in three fixed, disjoint parts: train, validation, test."""
+    require("matplotlib", "The demo", extra="examples")  # before the training, not at its end
     bunch = require("sklearn.datasets", "The demo", extra="examples").load_digits()
     images = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.as_tensor(bunch.target, dtype=torch.int64)

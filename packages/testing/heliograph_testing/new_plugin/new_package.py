@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import heliograph
 from heliograph.plugins import discover
+from heliograph.plugins.first_party import is_first_party
 
 TEMPLATE = Path(__file__).parent / "template"
 LONGEST = 30  # else lines of the template become too long
@@ -92,6 +93,8 @@ def names_of(given: str, installed: Collection[tuple[str, str]]) -> Names:
             f"{given!r} cannot be the name of a plugin: take small letters and digits, with single underscores or "
             f"hyphens between them, a letter first, at most {LONGEST} characters, as in loss_report or loss-report."
         )
+    if is_first_party(f"heliograph_{name}"):
+        raise ValueError(f"The package heliograph-{name.replace('_', '-')} is part of Heliograph: choose another name.")
     for other, package in installed:
         if other == name:
             raise ValueError(f"There is a plugin {name!r} already, of package {package}: choose another name.")

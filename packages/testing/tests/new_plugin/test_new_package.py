@@ -63,6 +63,7 @@ def test_one_name_has_several_spellings(given: str) -> None:
         ("caf\u00e9", "cannot be the name of a plugin"),
         (LONG + "z", "at most 30 characters"),
         ("ema", "There is a plugin 'ema' already, of package heliograph: choose another name"),
+        ("ray", "The package heliograph-ray is part of Heliograph: choose another name"),
         ("log", "The class of 'log' would be called Log, as another one"),
         ("mapping", "would be called Mapping"),
     ],
