@@ -30,8 +30,8 @@ from heliograph.tests.house import (
     private_doors,
 )
 
-# Every folder, from the bottom to the top: a file imports nothing from a line below its own. The longest name that fits
-# counts. The folders below those of rules and of Ray are one room each, whose files use each other.
+# Every folder, from the bottom to the top: a file imports nothing from a line below its own line. The longest matching
+# name counts.
 LAYERS = [
     "events",
     "plugins",

@@ -1,4 +1,4 @@
-"""Names of checkpoints: the name of the training, not that of another in the folder, and of each of its files."""
+"""Names of checkpoints: a name for the training that no other one in the folder has, and the names of its files."""
 
 from __future__ import annotations
 

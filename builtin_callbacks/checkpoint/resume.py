@@ -1,4 +1,4 @@
-"""States that a run loads: the one that it resumes, read by every rank that can, and at its end the best one."""
+"""The states that a run loads: the checkpoint that it resumes, on every rank, and the best one at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The saves of a run: when it requests them; at its end what is missing, what is lost, and how to resume it."""
+"""The saves of a run: when they are requested, and the report at its end of missing saves and lost work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What objects hold, however deep, and random generators: kept, and put back into the very same objects."""
+"""The contents of objects, at any depth, and of random generators: saved, and restored into the same objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several streams as one: which of them each batch is of, and each read from a position of its own."""
+"""Several streams as one: the choice of the stream of each batch, and the position in each stream."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class AttemptSummary:
 
     @property
     def warnings(self) -> list[str]:
-        """What was asked for and did not happen."""
+        """The warnings of the result: requests that were not fulfilled."""
         return [] if self.ending is None else list(self.ending.data["warnings"])
 
     @cached_property

@@ -51,7 +51,7 @@ class Remote(Plugin):
     and served at the boundary after it; in a validation, after that. A change of the run and the end of an epoch are
     saved at once, if a plugin writes saves: a kill would lose them. With a plugin that may go back to a checkpoint,
     such as `RollBack`, the next save is the first with them: a run that is changed as it goes wrong must not go back to
-    that. While nobody asks, a batch costs the look whether somebody did.
+    that. Without requests, a batch costs one check.
 
     The main rank has a Unix socket in the folder of the run, which only its user can open, and root. TCP is for other
     machines, and off unless asked for: who sends the token may ask, and nothing is encrypted, so let it listen on
