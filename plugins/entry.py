@@ -223,7 +223,8 @@ def _check_without_handlers(plugin: object) -> None:
             )
     packages = {each.__module__.partition(".")[0] for each in kind.__mro__}
     if bridge := next((BRIDGES[each] for each in sorted(packages & BRIDGES.keys())), None):
-        raise TypeError(f"{kind.__name__} is a callback of another framework: register {bridge}.")
+        install = "pip install ./packages/bridges"
+        raise TypeError(f"{kind.__name__} is a callback of another framework: register {bridge} ({install}).")
     if isinstance(plugin, Iterable):
         raise TypeError(
             f"A {kind.__name__} is not a plugin, but holds some: give it without the brackets around it, as in "

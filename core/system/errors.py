@@ -156,8 +156,8 @@ def _wrong_form(kind: type, step: str, form: Signature) -> TypeError:
     if {"lightning", "pytorch_lightning"} & {each.__module__.partition(".")[0] for each in kind.__mro__}:
         mend = (
             f"A LightningModule trains in Lightning's Trainer, with our plugins in its callbacks: "
-            f"HeliographCallback([...]) of heliograph_bridges.lightning. To train it here, put it into a Task that has "
-            f"{step}(self, run, batch)."
+            f"HeliographCallback([...]) of heliograph_bridges.lightning (pip install ./packages/bridges). To train it "
+            f"here, put it into a Task that has {step}(self, run, batch)."
         )
     return TypeError(f"{kind.__name__}.{step}{form} does not fit: it is called with (run, batch). {mend}")
 
