@@ -5,7 +5,7 @@ READY := .venv/ready
 PEERS := .venv/peers/ready
 PACKAGES := recorder ray optuna rules bridges trackers testing cli
 SOURCES := -m heliograph -m heliograph.__main__ -m heliograph.spi -p heliograph.builtin_callbacks -p heliograph.core \
-	-p heliograph.events -p heliograph.plugins $(PACKAGES:%=-p heliograph_%)
+	-p heliograph.events -p heliograph.plugins
 
 # The types and the documentation are checked at the same time.
 MAKEFLAGS += --jobs=2
