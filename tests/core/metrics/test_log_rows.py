@@ -290,7 +290,7 @@ class TestPlot:
             kit.fit().plot()
         monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
         monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-        with pytest.raises(ImportError, match=r"result.plot needs matplotlib.*pip install 'heliograph\[examples\]'"):
+        with pytest.raises(ImportError, match=r"result.plot needs matplotlib.*pip install 'heliograph\[plot\]'"):
             train().plot()
 
 

@@ -195,7 +195,7 @@ def test_an_unknown_engine_is_named_with_the_nearest() -> None:
 
 def test_an_engine_of_a_package_that_is_not_installed_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = [engine for engine in engines() if engine.package == "heliograph"]
-    monkeypatch.setattr(discovery, "discover", lambda group: kernel)
+    monkeypatch.setattr(discovery, "discover", lambda group="": kernel)
     with pytest.raises(LookupError, match=r"'accelerate'\. It is in heliograph-bridges: pip install ./packages/bridg"):
         Trainer(engine="accelerate")
 
