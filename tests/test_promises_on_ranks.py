@@ -83,4 +83,3 @@ def test_where_one_process_fails_all_end_and_its_own_error_arrives(tmp_path: Pat
     resumed = h.launch(train, tmp_path, nprocs=2)
     assert resumed[0][:4] == resumed[1][:4]
     assert resumed[0][:2] == ("completed", 12)
-    assert resumed[0][3] == h.launch(train, tmp_path / "whole", nprocs=2)[0][3]

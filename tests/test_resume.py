@@ -679,10 +679,10 @@ def _undisturbed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(25))
 def test_a_run_that_is_killed_anywhere_ends_where_an_uninterrupted_one_ends(part: int) -> None:
     @seed(part)
-    @settings(HARD, derandomize=False, max_examples=20)
+    @settings(HARD, derandomize=False, max_examples=8)
     @given(scenarios())
     def ends_alike(scenario: Scenario) -> None:
         note(f"{scenario}")
@@ -727,7 +727,7 @@ FOUND = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scenario", FOUND.values(), ids=FOUND)
 def test_what_went_wrong_once(scenario: Scenario) -> None:
     check(scenario)
@@ -749,14 +749,14 @@ RICH = Scenario(
 )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("event", EVENTS, ids=lambda each: each.name)
 def test_every_event_is_a_point_to_be_killed_at(event: type[h.Event]) -> None:
     first, last = Kill(event, 2, h.Lane.TRANSFORM, first=True), Kill(event, 1)
     assert event in check(replace(RICH, kills=(Kill(h.BatchEnd, 6), first, last, first)))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("event", [each for each in EVENTS if each is not h.RunFailed], ids=lambda each: each.name)
 def test_every_event_is_a_point_to_be_stopped_at(event: type[h.Event]) -> None:
     at = Kill(event, how="stop")

@@ -349,7 +349,7 @@ FOUND = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scenario", FOUND.values(), ids=FOUND)
 def test_what_went_wrong_once(ranks: Pool, tmp_path: Path, scenario: Scenario) -> None:
     ranks(2).run(check, scenario, tmp_path, scenario.kills)

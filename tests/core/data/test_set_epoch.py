@@ -49,6 +49,7 @@ class Flowing(IterableDataset[Tensor]):
         return iter([row(index, self.epoch, self.level) for index in range(4)])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", [Reported, Flowing])
 def test_every_copy_is_reported(kind: Any, how: str, read: Read) -> None:
@@ -60,6 +61,7 @@ def test_every_copy_is_reported(kind: Any, how: str, read: Read) -> None:
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", [Reported, Flowing])
 def test_a_resumed_run_is_equal(kind: Any, how: str, fit: Make) -> None:
@@ -83,6 +85,7 @@ class Harder(Plugin):
         inner.level = run.progress.epoch // 2
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("make", [Reported, Flowing, lambda: Subset(Reported(), range(8))])
 def test_what_a_plugin_sets_reaches_every_copy(make: Any, how: str, fit: Make) -> None:
@@ -134,6 +137,7 @@ class Reordered(Reported):
         return row(self.order[index])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", HOW)
 def test_what_it_draws_then_is_the_same_everywhere(how: str, fit: Make) -> None:
     here = fit(DataLoader(Reordered(), 4), epochs=3, cut_at=[5])

@@ -71,7 +71,7 @@ def resumed_everywhere(mode: Any, *, unsized: bool, **options: Any) -> Reported:
     return whole
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("unsized", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_ranks_share_each_stream_and_resume(mode: Any, unsized: bool, ranks: Pool) -> None:
@@ -87,6 +87,7 @@ def test_ranks_share_each_stream_and_resume(mode: Any, unsized: bool, ranks: Poo
         assert sorted(sample[0] for sample in [*own[:9], *others[:9]]) == list(range(18))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_one_process_continues_what_two_have_begun(mode: Any, ranks: Pool) -> None:
     """With as many samples of each stream in a global batch, every batch is of the same samples."""

@@ -172,6 +172,7 @@ def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         yield
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("what", BEFORE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_there_is_and_the_fit_that_follows(kind: str, what: str, tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ class Sums(h.Task):
         return nn.functional.mse_loss(self.model(texts.sum(1, keepdim=True)), numbers[:, None] * noise)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["grouped", "budget"])
 @pytest.mark.parametrize("cut", [1, 4, 9])

@@ -60,6 +60,7 @@ KINDS: dict[str, tuple[Make, str, str]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_reads_what_the_other_would_have(kind: str, tmp_path: Path) -> None:
     make, guarantee, reason = KINDS[kind]
