@@ -132,7 +132,8 @@ def test_the_page_has_the_rows_of_the_bench() -> None:
 def test_the_page_is_written_between_its_marks(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text(f"before\n{page.BEGIN}what was there\n{page.END}after\n", encoding="utf-8")
-    page.write_page(found(), path, tmp_path / "picture.svg")
+    page.write_page(found(), path, tmp_path / "picture.svg", tmp_path / "overhead.svg")
+    assert "beyond the hand-written loop" in (tmp_path / "overhead.svg").read_text(encoding="utf-8")
     text = path.read_text(encoding="utf-8")
     assert text.startswith(f"before\n{page.BEGIN}")
     assert text.endswith(f"{page.END}after\n")
@@ -142,7 +143,7 @@ def test_the_page_is_written_between_its_marks(tmp_path: Path) -> None:
     assert "| a further handler | 1.5 | 1.0 to 2.0 | 0.1, **not held** |" in text
     path.write_text("without marks", encoding="utf-8")
     with pytest.raises(ValueError, match="lacks the lines between which the figures are"):
-        page.write_page(found(), path, tmp_path / "picture.svg")
+        page.write_page(found(), path, tmp_path / "picture.svg", tmp_path / "overhead.svg")
 
 
 def test_the_picture_has_a_bar_for_every_loop_and_no_background(tmp_path: Path) -> None:

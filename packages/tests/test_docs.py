@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +22,10 @@ from heliograph.plugins.environment import VARIABLE
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "packages").glob("*/README.md"))]
 FENCE = re.compile(r"^(?P<mark>`{3,})(?P<language>\S*)[^\n]*\n(?P<body>.*?)^(?P=mark)[ \t]*$", re.MULTILINE | re.DOTALL)
+OUTPUT = re.compile(
+    r"^```python\n(?P<code>(?:(?!^```).)*)^```\n\n^```text\n(?P<output>.*?)^```", re.MULTILINE | re.DOTALL
+)
+FLOAT = re.compile(r"\d+\.\d+(e-?\d+)?")  # losses and seconds differ from machine to machine
 FOR_THE_SITE = re.compile(r"^(?P<instead>[^\n]*)\n<!-- site\n(?P<body>.*?)^-->$", re.MULTILINE | re.DOTALL)
 VISION = Path(sys.prefix) / "vision"  # where the development set-up has torchvision and what imports it
 WITH_VISION = ("with_timm", "with_torchvision")
@@ -51,13 +57,18 @@ def mentioned(pattern: str) -> list[str]:
 
 
 def run(page: Path) -> None:
-    """Run the code of a page, as one module."""
+    """Run the code of a page, as one module, and compare what a block prints with a block of text right after it."""
     module = ModuleType(f"docs_of_{page.stem.lower()}")
     sys.modules[module.__name__] = module
+    outputs = {found["code"]: found["output"] for found in OUTPUT.finditer(page.read_text(encoding="utf-8"))}
     try:
         for body, line in blocks(page):
-            # Blank lines in front, so that a traceback points at the line of the page.
-            exec(compile("\n" * line + body, str(page), "exec", dont_inherit=True), vars(module))
+            printed = StringIO()
+            with redirect_stdout(printed):
+                # Blank lines in front, so that a traceback points at the line of the page.
+                exec(compile("\n" * line + body, str(page), "exec", dont_inherit=True), vars(module))
+            if body in outputs:
+                assert FLOAT.sub("#", printed.getvalue()) == FLOAT.sub("#", outputs[body])
     finally:
         del sys.modules[module.__name__]
         vars(module).clear()
@@ -106,7 +117,7 @@ def test_the_first_example_is_short_and_does_what_it_promises(tmp_path: Path, mo
     exec(compile(body, "README.md", "exec", dont_inherit=True), vars(module))
     assert module.result.warnings == ()
     assert module.result.metrics["validation/accuracy"] > 0.9
-    assert {"run.best", "run.last"} < {each.name for each in Path("runs/readme").iterdir()}
+    assert {"run.best", "run.last"} < {each.name for each in Path("runs/digits").iterdir()}
 
 
 @pytest.mark.parametrize("page", [PAGES[0], ROOT / "docs/getting_started.md"], ids=lambda page: page.name)

@@ -11,7 +11,8 @@ from heliograph.packages.tests.benchmarks.measure import Comparison
 
 OURS_COLOR, PEER_COLOR, TEXT_COLOR = "#d97a1f", "#8f9bb0", "#7b808a"
 LONGEST = 100.0  # microseconds; longer bars end in an arrow
-CAPTION = "microseconds that a step takes beyond the hand-written loop; bars with an arrow are longer than drawn"
+CAPTION = "microseconds that a step takes beyond the hand-written loop"
+CUT_CAPTION = f"{CAPTION}; bars with an arrow are longer than drawn"
 BAR, GAP, HEAD = 1.0, 1.1, 1.2  # heights
 
 
@@ -24,8 +25,8 @@ class Bar(NamedTuple):
     ratio: float
 
 
-def draw(rows: Iterable[Comparison], path: Path) -> None:
-    """Write the picture, as SVG or what else the suffix says."""
+def draw(rows: Iterable[Comparison], path: Path, *, longest: float = LONGEST) -> None:
+    """Write the picture, as SVG or what else the suffix says; bars beyond `longest` microseconds are cut."""
     import matplotlib as mpl  # of the extra `examples`
 
     mpl.use("Agg")
@@ -36,13 +37,14 @@ def draw(rows: Iterable[Comparison], path: Path) -> None:
     with mpl.rc_context({"svg.hashsalt": "performance", "font.size": 9, "text.color": TEXT_COLOR}):
         figure = Figure(figsize=(7.6, 0.21 * (bottom + 2.4)))
         axes = figure.add_axes((0.2, 0.0, 0.53, 1.0))
-        axes.set(xlim=(0, LONGEST), ylim=(bottom + 0.2, -2.2))
+        axes.set(xlim=(0, 1), ylim=(bottom + 0.2, -2.2))
         axes.set_axis_off()
-        axes.text(-0.37 * LONGEST, -1.5, CAPTION, va="center")
+        is_cut = any(bar.microseconds > longest for bar in bars)
+        axes.text(-0.37, -1.5, CUT_CAPTION if is_cut else CAPTION, va="center")
         for y, text in heads:
-            axes.text(-0.37 * LONGEST, y, text, weight="bold", va="center")
+            axes.text(-0.37, y, text, weight="bold", va="center")
         for bar in bars:
-            draw_bar(axes, bar)
+            draw_bar(axes, bar, longest)
         figure.savefig(path, transparent=True, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -60,14 +62,14 @@ def laid_out(rows: Iterable[Comparison]) -> tuple[list[tuple[float, str]], list[
     return heads, bars
 
 
-def draw_bar(axes: Any, bar: Bar) -> None:
+def draw_bar(axes: Any, bar: Bar, longest: float) -> None:
     """Draw one loop: its name, its bar, its figures."""
-    ours, cut = bar.name == OURS, bar.microseconds > LONGEST
-    length = min(max(bar.microseconds, 0.0), LONGEST)
+    ours, cut = bar.name == OURS, bar.microseconds > longest
+    length = min(max(bar.microseconds, 0.0), longest) / longest
     color, weight = (OURS_COLOR, "bold") if ours else (PEER_COLOR, "normal")
-    axes.text(-1.5, bar.y, bar.name, ha="right", va="center", weight=weight)
+    axes.text(-0.015, bar.y, bar.name, ha="right", va="center", weight=weight)
     axes.barh(bar.y, length, height=0.72, color=color)
     if cut:
-        axes.plot([LONGEST + 0.9], [bar.y], marker=">", markersize=6, color=color, clip_on=False)
+        axes.plot([1.009], [bar.y], marker=">", markersize=6, color=color, clip_on=False)
     text = f"{bar.microseconds:+.1f} µs" if abs(bar.microseconds) < 10 else f"{bar.microseconds:+.0f} µs"
-    axes.text(length + (2.6 if cut else 1.0), bar.y, f"{text}  ({bar.ratio:.2f} times)", va="center", weight=weight)
+    axes.text(length + (0.026 if cut else 0.01), bar.y, f"{text}  ({bar.ratio:.2f} times)", va="center", weight=weight)

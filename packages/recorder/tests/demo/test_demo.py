@@ -1,4 +1,7 @@
-"""The demo: it is killed, resumes, ends equal, and removes only its own files."""
+"""The demo: it is killed, resumes, ends equal, and removes only its own files.
+
+`make test` runs it once, as the README says (packages/tests/test_readme.py).
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ def test_the_demo_is_killed_resumed_and_ends_equal(demonstrated: tuple[Path, str
     assert float(resumed.split("test accuracy ")[1].split("%")[0]) >= 97.0
 
 
+@pytest.mark.whole
 def test_the_demo_writes_its_files_and_removes_only_these(demonstrated: tuple[Path, str]) -> None:
     folder, _ = demonstrated
     left = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
