@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Any
 
 import heliograph as h
@@ -31,7 +31,6 @@ SMALL_SAVES = 200
 BETWEEN = 5  # steps, as a training has: a save right after another finds all that it needs in the processor's cache
 SYNCED, USUAL, EXACT = "by hand, file and folder synced", "the usual set", "the usual set, exact"
 BACKGROUND = "the usual set, background=True"
-IN_MEMORY = Path("/dev/shm")
 
 
 class Large(h.Task):
@@ -107,7 +106,7 @@ class SmallSaves(h.Plugin):
 
     def __init__(self, folder: Path, spent: dict[str, list[float]], name: str) -> None:
         self._folder, self._spent, self._name = folder, spent, name
-        self._begin = self._clock()
+        self._begin = perf_counter()
 
     @h.on(h.BatchEnd, when=h.Every(steps=BETWEEN))
     def ask(self, run: h.Run, event: h.BatchEnd) -> None:
@@ -116,31 +115,21 @@ class SmallSaves(h.Plugin):
             run.control.stop("enough")
             return
         state = {"model": run.task.model.state_dict(), "step": run.progress.steps}
-        begin = self._clock()
+        begin = perf_counter()
         state["optimizer"] = next(iter(run.optimizers.values())).state_dict()
         write_synced(self._folder / "by_hand.pt", state)
-        self._spent[SYNCED].append((self._clock() - begin) * 1e3)
+        self._spent[SYNCED].append((perf_counter() - begin) * 1e3)
         run.control.request_save("the next one")
 
     @h.on(h.SavePoint, lane=h.Lane.TRANSFORM)
     def start(self, run: h.Run, event: h.SavePoint) -> None:
         """Start the clock."""
-        self._begin = self._clock()
+        self._begin = perf_counter()
 
     @h.on(h.SavePoint, lane=h.Lane.REPORT)
     def stop(self, run: h.Run, event: h.SavePoint) -> None:
         """Note the milliseconds."""
-        self._spent[self._name].append((self._clock() - self._begin) * 1e3)
-
-    def _clock(self) -> float:
-        return perf_counter()
-
-
-class SmallWork(SmallSaves):
-    """Times only the processor's work."""
-
-    def _clock(self) -> float:
-        return thread_time()
+        self._spent[self._name].append((perf_counter() - self._begin) * 1e3)
 
 
 def endless() -> Iterator[tuple[Tensor, Tensor]]:
@@ -170,15 +159,6 @@ def stalls(seed: int) -> dict[str, list[float]]:
 
 def small(seed: int) -> dict[str, list[float]]:
     """Return the milliseconds of each save of a small model, by hand and by us, in turn on the same disk."""
-    return _small(seed, None, SmallSaves)
-
-
-def small_work(seed: int) -> dict[str, list[float]]:
-    """Return the milliseconds that the processor works for each, in a file system in memory where there is one."""
-    return _small(seed, IN_MEMORY if IN_MEMORY.is_dir() else None, SmallWork)
-
-
-def _small(seed: int, place: Path | None, kind: type[SmallSaves]) -> dict[str, list[float]]:
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     batches = batches_of(EPOCH)
@@ -188,7 +168,7 @@ def _small(seed: int, place: Path | None, kind: type[SmallSaves]) -> dict[str, l
     with Path(os.devnull).open("w") as quiet:
         for name in (USUAL, EXACT, BACKGROUND):
             gc.collect()
-            with TemporaryDirectory(dir=place) as folder:
+            with TemporaryDirectory() as folder:
                 options: dict[str, Any] = {"background": name == BACKGROUND}
                 options |= {"resume": "auto"} if name == EXACT else {}
                 plugins = [
@@ -199,7 +179,7 @@ def _small(seed: int, place: Path | None, kind: type[SmallSaves]) -> dict[str, l
                     h.EarlyStopping(patience=PATIENCE),
                     h.ValidationSchedule(h.Every(steps=VALIDATED)),
                     h.Checkpoint(Path(folder) / "checkpoints", **options),
-                    kind(Path(folder), spent, name),
+                    SmallSaves(Path(folder), spent, name),
                 ]
                 data = loader if name == EXACT else batches
                 task = h.Supervised(tiny_model(), mse_loss)

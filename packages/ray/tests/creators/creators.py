@@ -161,12 +161,6 @@ def train_nothing(
     return {"batches": sum(1 for _ in iterator)}
 
 
-def train_into_words(
-    config: Config, model: nn.Module, iterator: Any, criterion: Any, optimizer: Any, scheduler: Any
-) -> dict[str, Any]:
-    return {**train_as_usual(config, model, iterator, criterion, optimizer, scheduler), "mood": "good"}
-
-
 def validate_as_usual(
     config: Config, model: nn.Module, iterator: Iterable[Any], criterion: Any, scheduler: Any
 ) -> dict[str, Any]:
