@@ -11,7 +11,7 @@ from itertools import islice
 from math import inf
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -199,6 +199,7 @@ class RunContext(PayloadVerbs, ABC):
         self.progress = Progress()
         self.origin = self.progress.copy()
         self.metrics: dict[str, float] = Metrics()
+        self.claims: dict[str, str] = {}  # whether a mean's values are tracked or returned, by its name
         self.data = TrainingData(settings.train, engine, self.note, per_sample=settings.per_sample)
         self.hooks.closing.callback(self.data.close)
         if settings.schedulers or isinstance(settings.epochs, float):
@@ -320,12 +321,22 @@ class RunContext(PayloadVerbs, ABC):
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Add a value to the running mean of `<phase>/<name>`."""
-        if self.tracks:
-            if not isinstance(name, str) or "/" in name:
-                from .metrics.means import own_name
+        if not isinstance(name, str) or "/" in name:
+            from .metrics.means import own_name
 
-                name = own_name(name, self.phase)
+            name = own_name(name, self.phase)
+        self.claim(name, "tracked")
+        if self.tracks:
             self.means.add(name, value, weight)
+
+    def claim(self, name: str, source: Literal["tracked", "returned"]) -> None:
+        """Raise ValueError if a tracked value and one that the task returns would share a mean."""
+        if self.claims.setdefault(name, source) != source:
+            what = "the returned loss" if self.phase == "train" else f"a value that {self.phase}_step returns"
+            raise ValueError(
+                f"The name {name!r} is reserved for {what}: run.track({name!r}, ...) would mix both in the mean "
+                f"{self.phase}/{name}. Remove the call, or track the value by another name."
+            )
 
     def collect(self, name: str, value: Any) -> None:
         """Keep a value of the batch in hand until the evaluation ends."""

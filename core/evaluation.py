@@ -118,6 +118,7 @@ class Evaluation:
             named = {"loss": values} if isinstance(values, Tensor) or not isinstance(values, BY_NAME) else values
             for name, value in named.items():
                 name = name if isinstance(name, str) and "/" not in name else own_name(name, self._phase)
+                run.claim(name, "returned")
                 if value.__class__ is tuple or work.weight is not None:
                     add_value(run, name, value, weight)
                 else:
@@ -226,12 +227,13 @@ def _eval_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
 @contextmanager
 def evaluating(run: RunContext, phase: Phase, kind: Callable[..., Evaluation] = Evaluation) -> Iterator[Evaluation]:
     """Set another phase within this context: eval mode, no gradients, means of its own."""
-    former, means = run.phase, run.means
-    run.phase = phase
+    former, means, claims = run.phase, run.means, run.claims
+    run.phase, run.claims = phase, {}
     try:
         with _eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
             yield kind(run, phase, run.settings.evaluations.get(phase, {}))
     finally:
         run.control.is_evaluating = False
     # Not reached after an error: `run.phase` and the collection are then those that failed.
-    run.phase, run.means, run.work.batch, run.outputs, run.work.collection = former, means, None, None, None
+    run.phase, run.means, run.claims = former, means, claims
+    run.work.batch = run.outputs = run.work.collection = None

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .data.columns import Columns
 
 Metric = Callable[[Any, Any], Tensor | float] | nn.Module
-Loss = Tensor | tuple[Tensor, float | Tensor]  # a mean, or a sum with its count
+Loss = Tensor | tuple[Tensor, int | Tensor]  # a mean, or a sum with its count
 Losses = Iterator[tuple[str, Loss]]
-Value = Tensor | float | tuple[Tensor | float, float | Tensor]
+Value = Tensor | float | tuple[Tensor | float, int | Tensor]
 Evaluation = Value | Mapping[str, Value] | None
 
 _PAIRS = (tuple, list)  # others may come apart into keys, rows or letters
@@ -33,7 +33,7 @@ class Task:
     def training_step(self, run: Run, batch: Any) -> Loss | Losses:
         """Return the loss of a batch, a scalar tensor, averaged over its samples.
 
-        Or return `(loss_sum, count)`, a sum over tokens, say, and how many these are, as a number or a tensor of one:
+        Or return `(loss_sum, count)`, a sum over tokens, say, and how many these are, an integer or a tensor of one:
         the gradients of a step are then divided by the counts of all its micro-batches, on all ranks, and so are the
         tracked losses. `run.weigh(count)` says of a loss that is a mean what it is a mean over.
 

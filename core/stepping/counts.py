@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, isfinite, log2
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -240,14 +240,22 @@ def check_pair(step: str, pair: tuple[Any, ...], name: str = "loss") -> tuple[An
     """Return a sum, a scalar tensor or outside of the training a number, and its count.
 
     Raises:
-        TypeError: they are something else.
-        ValueError: the sum is not a scalar; the count is negative or not a number, or 0 with a sum that is not.
+        TypeError: they are something else, or the count is not an integer.
+        ValueError: the sum is not a scalar; the count is negative, or 0 with a sum that is not.
     """
     if len(pair) != 2:
         raise TypeError(f"{step} returns a loss or {PAIR}; got a tuple of {len(pair)}.")
     total, given = pair
-    if isinstance(given, Tensor) and given.requires_grad:
-        raise ValueError(f"{step} returns {PAIR}: the count requires gradients, so the two may be the wrong way round.")
+    if isinstance(given, Tensor):
+        is_integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    else:
+        is_integer = isinstance(given, Integral) and not isinstance(given, bool)
+    if not is_integer:
+        raise TypeError(
+            f"{step} returned a pair as {name!r} whose second value, {given!r:.100}, is not an integer, so no count. "
+            f'To log a metric with the loss, call run.track("accuracy", accuracy) and `return loss`. To average over '
+            f"tokens, `return loss_sum, count` with an integer count, such as mask.sum() of a boolean mask."
+        )
     if not isinstance(total, Tensor) and (step == "training_step" or not isinstance(total, Real)):
         raise TypeError(f"{step} returns {PAIR}: the sum must be a tensor, got {type(total).__name__}.")
     if isinstance(total, Tensor) and total.ndim:

@@ -177,6 +177,7 @@ class Windows:
 
 def check_taken(run: Any, window: OptimizerWindow, loss: Any) -> Tensor:
     """Return a loss that was checked; of a sum with its count, the mean, and the window takes the sum backward."""
+    run.claim(window.label, "returned")
     if loss.__class__ is not tuple:
         check_loss(loss)
         if run.work.weight is None and window.counts is None:

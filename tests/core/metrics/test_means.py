@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph import Every, LogSchedule, Run, Supervised, Trainer, ValidationSchedule, accuracy
+from heliograph import BatchEnd, Every, LogSchedule, Run, Supervised, Trainer, ValidationSchedule, accuracy
 from heliograph.core.metrics.means import FOLD, Means, Sum, own_name
 from heliograph.core.metrics.values import Metrics
 from heliograph.tests import kit
@@ -291,3 +291,112 @@ def test_tracked_and_returned_values_may_name_their_phase() -> None:
         validation=kit.class_batches(1),
     )
     assert result.metrics.keys() == {"train/x", "train/loss", "validation/y", "validation/loss"}
+
+
+class Tracks(Supervised):
+    """Tracks values beside those that it returns.
+
+    Args:
+        name: what is tracked.
+        in_phase: when.
+        first: the batch from which on.
+    """
+
+    def __init__(self, name: str, in_phase: str = "train", first: int = 0) -> None:
+        super().__init__(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
+        self.name, self.in_phase, self.first = name, in_phase, first
+
+    def _track(self, run: Run) -> None:
+        if run.phase == self.in_phase and max(run.progress.batch, run.progress.evaluated) >= self.first:
+            run.track(self.name, 1.0)
+
+    def training_step(self, run: Run, batch: Any) -> torch.Tensor:
+        self._track(run)
+        return super().training_step(run, batch)
+
+    def validation_step(self, run: Run, batch: Any) -> Any:
+        self._track(run)
+        return {**super().validation_step(run, batch), "error": 2.0}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("name", ["loss", "train/loss"])
+@pytest.mark.parametrize("plugins", [[], [LogSchedule(epochs=1)]], ids=["unread", "read"])
+def test_the_name_of_the_returned_loss_is_reserved(plugins: list[Any], name: str, first: int) -> None:
+    with pytest.raises(ValueError, match=r"The name 'loss' is reserved for the returned loss.* train/loss"):
+        kit.fit(*plugins, task=Tracks(name, first=first))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "phase", "call"),
+    [
+        ("loss", "validation", "validate"),
+        ("validation/loss", "validation", "validate"),
+        ("error", "validation", "validate"),
+        ("loss", "test", "test"),
+        ("validation/error", "test", "test"),
+    ],
+)
+def test_a_name_is_tracked_or_returned_in_an_evaluation(name: str, phase: str, call: str, first: int) -> None:
+    key = name.split("/")[-1]
+    with pytest.raises(ValueError, match=f"The name '{key}' is reserved for a value that {phase}_step returns"):
+        getattr(Trainer(device="cpu"), call)(Tracks(name, phase, first), kit.class_batches(3))
+
+
+def test_a_training_may_track_what_its_validation_returns_and_the_reverse() -> None:
+    result = kit.fit(
+        LogSchedule(epochs=1),
+        ValidationSchedule(epochs=1),
+        task=Tracks("error"),
+        validation=kit.class_batches(1),
+        epochs=2,
+    )
+    assert {"train/error", "validation/error"} < result.metrics.keys()
+
+
+def test_a_handler_that_tracks_the_name_of_the_loss_is_refused() -> None:
+    trainer = Trainer(device="cpu")
+    trainer.bus.on(BatchEnd, lambda run, event: run.track("loss", 1.0))
+    with pytest.raises(ValueError, match="The name 'loss' is reserved"):
+        kit.fit(trainer)
+
+
+class Critic(Tracks):
+    def training_step(self, run: Run, batch: Any) -> Any:
+        self._track(run)
+        yield "model", Supervised.training_step(self, run, batch)
+
+
+def test_the_losses_of_several_optimizers_have_reserved_names() -> None:
+    with pytest.raises(ValueError, match="The name 'model_loss' is reserved"):
+        kit.fit(task=Critic("train/model_loss"), optimizer={"model": kit.sgd()})
+    result = kit.fit(LogSchedule(epochs=1), task=Critic("loss"), optimizer={"model": kit.sgd()})
+    assert result.metrics["train/loss"] == 1.0
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_loop_of_its_own_does_not_track_the_loss_that_it_steps_with(is_before: bool) -> None:
+    task = Tracks("loss", "none")
+    with (
+        pytest.raises(ValueError, match="The name 'loss' is reserved"),
+        Trainer(device="cpu").run(task, kit.class_batches(2), optimizer=kit.sgd(), epochs=1) as run,
+    ):
+        for _ in run.epochs():
+            for batch in run.batches():
+                if is_before:
+                    run.track("loss", 1.0)
+                run.step(task.training_step(run, batch))
+                run.track("loss", 1.0)
+
+
+def test_a_loop_that_steps_with_gradients_of_its_own_may_track_its_loss() -> None:
+    task = Tracks("loss", "none")
+    trainer = Trainer([LogSchedule(epochs=1)], device="cpu")
+    with trainer.run(task, kit.class_batches(2), optimizer=kit.sgd(), epochs=1) as run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                task.training_step(run, batch).backward()
+                run.track("loss", 1.0)
+                run.step_with_gradients("optimizer")
+    assert run.result.metrics["train/loss"] == 1.0

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from heliograph import (
@@ -74,7 +75,7 @@ class Tokens(Task):
         times: by how much the loss and its count are larger.
     """
 
-    def __init__(self, form: Form = "pair", times: float = 1.0) -> None:
+    def __init__(self, form: Form = "pair", times: int = 1) -> None:
         self.model, self.form, self.times = model(), form, times
 
     def training_step(self, run: Run, batch: Batch) -> Any:
@@ -237,8 +238,7 @@ def test_sums_of_any_size_give_the_same_bits_without_an_overflow(precision: Any)
     """Times 2^20 the sums are far above what fp16 holds; the gradients are in units near the first count."""
     batches, engine = token_batches(COUNTS[::-1]), partial(DeviceEngine, "cpu", precision=precision)
     runs = [
-        fit(GradientAccumulation(4), task=Tokens(times=times), train=batches, engine=engine())
-        for times in (1.0, 2.0**20)
+        fit(GradientAccumulation(4), task=Tokens(times=times), train=batches, engine=engine()) for times in (1, 2**20)
     ]
     (once, weights), (again, others) = runs
     assert off(weights, others) == 0.0
@@ -327,10 +327,11 @@ def test_a_count_on_a_device_that_is_none_is_found_when_its_window_ends(
     class Wrong(Tokens):
         def training_step(self, run: Run, batch: Batch) -> Any:
             total, right = super().training_step(run, batch)
-            return total, torch.tensor(count) if run.progress.batch == 1 else right
+            run.weigh(torch.tensor(count) if run.progress.batch == 1 else right)
+            return total / right
 
         def validation_step(self, run: Run, batch: Batch) -> Any:
-            return {"loss": (torch.tensor(1.0), torch.tensor(count))}
+            return weighed(run, torch.tensor(count), torch.tensor(1.0))
 
     monkeypatch.setattr(module, "_is_at_hand", lambda tensor: False)
     with pytest.raises(ValueError, match="A count of the micro-batches since the last step is negative or not finite"):
@@ -692,16 +693,26 @@ def weighed(run: Run, count: Any, result: Any) -> Any:
         (lambda run, loss: (loss,), TypeError, r"training_step returns a loss or \(loss_sum, count\), .*a tuple of 1"),
         (lambda run, loss: (loss, 1, 2), TypeError, "got a tuple of 3"),
         (lambda run, loss: (3.0, 2), TypeError, "the sum must be a tensor, got float"),
-        (lambda run, loss: (4, loss), ValueError, "the two may be the wrong way round"),
+        (lambda run, loss: (4, loss), TypeError, "second value, tensor.*, is not an integer"),
+        (lambda run, loss: (loss, 0.75), TypeError, r"0.75, .*call run.track\(.*\) and `return loss`"),
+        (lambda run, loss: (loss, np.float64(3)), TypeError, r"not an integer.* `return loss_sum, count`"),
+        (lambda run, loss: (loss, torch.tensor(3.0)), TypeError, r"tensor\(3.\), is not an integer"),
+        (lambda run, loss: (loss, {"accuracy": 1}), TypeError, "not an integer"),
+        (lambda run, loss: (loss, None), TypeError, "None, is not an integer"),
+        (lambda run, loss: (loss, np.bool_(True)), TypeError, "not an integer"),
         (lambda run, loss: (loss.repeat(2), 2), ValueError, r"the sum has the shape \[2\], take loss.sum\(\)"),
         (lambda run, loss: [loss, 2], TypeError, r"got list: a sum with its count is a tuple, \(loss_sum, count\)"),
         (lambda run, loss: (loss, -1), ValueError, "The count that training_step returns is a finite number, at least"),
-        (lambda run, loss: (loss, math.nan), ValueError, "at least 0; got nan"),
-        (lambda run, loss: (loss, torch.tensor(math.inf)), ValueError, "at least 0; got inf"),
-        (lambda run, loss: (loss, "7"), TypeError, "is a number or a tensor of one, such as mask.sum.*; got '7'"),
-        (lambda run, loss: (loss, True), TypeError, "got True"),
-        (lambda run, loss: (loss, torch.ones(2)), TypeError, r"got torch.float32 of shape \[2\]"),
-        (lambda run, loss: (loss, torch.tensor(True)), TypeError, "got torch.bool"),
+        (lambda run, loss: (loss, torch.tensor(-2)), ValueError, "at least 0; got -2"),
+        (lambda run, loss: (loss, math.nan), TypeError, "nan, is not an integer"),
+        (lambda run, loss: (loss, "7"), TypeError, "'7', is not an integer"),
+        (lambda run, loss: (loss, True), TypeError, "True, is not an integer"),
+        (lambda run, loss: (loss, torch.tensor([1, 2])), TypeError, r"got torch.int64 of shape \[2\]"),
+        (lambda run, loss: (loss, torch.tensor(True)), TypeError, r"tensor\(True\), is not an integer"),
+        (lambda run, loss: weighed(run, math.nan, loss), ValueError, "at least 0; got nan"),
+        (lambda run, loss: weighed(run, torch.tensor(math.inf), loss), ValueError, "at least 0; got inf"),
+        (lambda run, loss: weighed(run, True, loss), TypeError, "got True"),
+        (lambda run, loss: weighed(run, torch.ones(2), loss), TypeError, r"got torch.float32 of shape \[2\]"),
         (lambda run, loss: (loss, 0), ValueError, "'loss' has the count 0, but its sum is [0-9.]+: of nothing"),
         (lambda run, loss: weighed(run, -1, loss), ValueError, "What run.weigh is given is a finite number, at least"),
         (lambda run, loss: weighed(run, 0, loss * math.nan), ValueError, "the count 0, but its sum is nan"),
@@ -714,6 +725,41 @@ def weighed(run: Run, count: Any, result: Any) -> Any:
 def test_what_is_not_a_sum_with_its_count_is_refused(make: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         fit(GradientAccumulation(2), task=Returns(make))
+
+
+@pytest.mark.parametrize("count", [np.int32(4), torch.tensor([4], dtype=torch.uint8), 4])
+def test_a_count_is_an_integer_of_any_type(count: Any) -> None:
+    seen = Gradients()
+    fit(seen, task=Returns(lambda run, loss: (loss, count)), train=token_batches(COUNTS[:1]))
+    assert seen.counts == [4.0]
+
+
+@pytest.mark.parametrize("phase", ["validate", "test"])
+@pytest.mark.parametrize("returned", [(1.0, 0.5), {"f1": (1.0, torch.tensor(0.5))}], ids=["loss", "by name"])
+def test_a_metric_in_the_place_of_a_count_is_refused_in_an_evaluation(phase: str, returned: Any) -> None:
+    class Wrong(Tokens):
+        def validation_step(self, run: Run, batch: Batch) -> Any:
+            return returned
+
+    with pytest.raises(TypeError, match=r"'(loss|f1)' .*0.5.*not an integer.* run.track\("):
+        getattr(Trainer(device="cpu"), phase)(Wrong(), token_batches())
+
+
+def test_a_metric_in_the_place_of_a_count_is_refused_of_several_optimizers_and_in_an_own_loop() -> None:
+    class Named(Tokens):
+        def training_step(self, run: Run, batch: Batch) -> Any:
+            yield "model", (super().training_step(run, batch)[0], 0.5)
+
+    with pytest.raises(TypeError, match=r"0\.5, is not an integer"):
+        fit(task=Named(), optimizer={"model": SGD})
+    task = Tokens()
+    with (
+        pytest.raises(TypeError, match=r"0\.5, is not an integer"),
+        Trainer(device="cpu").run(task, token_batches(), optimizer=SGD, epochs=1) as run,
+    ):
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step((task.training_step(run, batch)[0], 0.5))
 
 
 def test_a_task_that_counts_and_a_weight_of_the_batch_are_refused_together() -> None:

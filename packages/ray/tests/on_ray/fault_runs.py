@@ -154,7 +154,7 @@ class Net(nn.Module):
 
     def training_step(self, run: h.Run, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         loss = nn.functional.mse_loss(self.layers(batch[0]), batch[1])
-        run.track("loss", loss.detach(), len(batch[0]))
+        run.track("error", loss.detach(), len(batch[0]))
         return loss
 
 
