@@ -49,6 +49,7 @@ def epoch_has_ended(run: RunContext) -> bool:
 def finish_left_batch(run: RunContext) -> None:
     """Finish the batch at which the user's own loop was left; that ends the epoch."""
     control, work = run.control, run.work
+    work.autocast.close()
     if not work.in_hand:
         return
     reason = "the loop over the batches was left"

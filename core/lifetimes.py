@@ -45,6 +45,8 @@ class EpochWork:
         has_begun: whether `EpochStart` was emitted.
         batches: the batches that the user's own loop reads.
         contexts: what is open until the batch ends.
+        casts: whether the user's own loop computes under autocast.
+        autocast: holds that context while the user's own loop has a batch.
         weight: what `run.weigh` was given for a batch.
         averaged: the gradients that the user's own loop has averaged over the ranks, by the ids of their parameters.
         collection: what the running evaluation collects.
@@ -60,6 +62,8 @@ class EpochWork:
     has_begun: bool = False
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
     contexts: ExitStack = field(default_factory=ExitStack)
+    casts: bool = False
+    autocast: ExitStack = field(default_factory=ExitStack)
     weight: Weight | None = None
     averaged: dict[int, ReferenceType[Tensor] | None] = field(default_factory=dict)
     collection: Collection | None = None

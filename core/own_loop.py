@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import ReferenceType, ref
 
+import torch
 from torch import Tensor
 
 from ..events.checks import known_names
@@ -31,6 +33,25 @@ def check_stepped(run: RunContext, batches: Iterator[Any], *, must_step: bool) -
                 "handler of BatchStart."
             )
         run.work.is_unstepped = False
+
+
+def under_autocast(run: RunContext, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches, each within the engine's autocast, until the loop asks for the next one or is left.
+
+    The run holds no reference to this generator, so `break` closes it at once.
+    """
+    for batch in batches:
+        with run.work.autocast as contexts:
+            contexts.enter_context(run.engine.autocast())
+            yield batch
+
+
+@contextmanager
+def outside_autocast(device: torch.device) -> Iterator[None]:
+    """Leave autocast for a backward pass and a step, and drop the casts of the weights that the step changes."""
+    with torch.autocast(device.type, enabled=False, cache_enabled=False):
+        yield
+    torch.clear_autocast_cache()
 
 
 def step_with_gradients(run: RunContext, optimizer: str) -> None:

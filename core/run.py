@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -71,6 +71,7 @@ class TrainRun(RunContext):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            self.work.autocast.close()
             self.work.contexts.close()
             self._gradients.__exit__(kind, error, trace)
             close_run(self, error)
@@ -105,16 +106,18 @@ class TrainRun(RunContext):
         """Yield the batches of the epoch; their events and the step boundaries are emitted around them.
 
         Each is read when it is asked for, also of a loader without a length, of which no batch is known to be the last.
+        With `precision="bf16"` or `"fp16"`, the body of the loop runs under the engine's autocast.
 
         Args:
             must_step: whether a batch for which nothing is stepped is an error; else its gradients stay for a later
                 one.
         """
-        from .own_loop import check_stepped
+        from .own_loop import check_stepped, under_autocast
 
         self.work.reads_ahead = False
         self.work.batches = check_stepped(self, loop.batches(self), must_step=must_step)
-        return self.work.batches
+        self.work.casts = _casts(self.engine)
+        return under_autocast(self, self.work.batches) if self.work.casts else self.work.batches
 
     def step(self, loss: Loss, optimizer: str | None = None) -> None:
         """Take the loss of the current batch backward and step the optimizer, unless the step is held.
@@ -133,7 +136,8 @@ class TrainRun(RunContext):
         if not self.in_hand:
             raise RuntimeError("run.step(loss) is for a batch of run.batches(): loop over them.")
         self.work.is_unstepped = False
-        loop.step(self, loss, optimizer)
+        with self._outside_autocast():
+            loop.step(self, loss, optimizer)
 
     def step_with_gradients(self, optimizer: str) -> None:
         """Step an optimizer with the gradients that your own loop has computed, without `run.step(loss)`.
@@ -149,7 +153,8 @@ class TrainRun(RunContext):
         """
         from .own_loop import step_with_gradients
 
-        step_with_gradients(self, optimizer)
+        with self._outside_autocast():
+            step_with_gradients(self, optimizer)
 
     def average_gradients(self) -> None:
         """Average over all ranks the gradients that your own loop has computed, before it clips them, say.
@@ -178,6 +183,13 @@ class TrainRun(RunContext):
         if self.outcome.exit_error is not None and self.result.status != "interrupted":
             raise self.outcome.exit_error
         return self.result
+
+    def _outside_autocast(self) -> AbstractContextManager[None]:
+        if not self.work.casts:
+            return nullcontext()
+        from .own_loop import outside_autocast
+
+        return outside_autocast(self.engine.device)
 
     def _check_free(self) -> None:
         if is_in_run(self.engine):
@@ -209,10 +221,18 @@ def is_in_run(engine: LoopEngine) -> bool:
     return any(run.engine is engine for run in list(_RUNS))
 
 
-def apart_from_others() -> AbstractContextManager[None]:
-    """Return a context for a run in which one within another, in a handler say, leaves that the draws it would have."""
-    if get_ident() not in list(_RUNS.values()):
-        return nullcontext()
-    from .data.draws.rng import kept
+def apart_from_others() -> AbstractContextManager[Any]:
+    """Isolate a nested run, for example in a handler: from the draws of the outer run, and from its autocast."""
+    outer = [run.engine for run, thread in list(_RUNS.items()) if thread == get_ident()]
+    contexts = ExitStack()
+    if outer:
+        from .data.draws.rng import kept
 
-    return kept()
+        contexts.enter_context(kept())
+    for engine in filter(_casts, outer):
+        contexts.enter_context(torch.autocast(engine.device.type, enabled=False, cache_enabled=False))
+    return contexts
+
+
+def _casts(engine: LoopEngine) -> bool:
+    return not isinstance(engine.autocast(), nullcontext)

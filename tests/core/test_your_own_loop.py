@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 from heliograph import (
+    BatchEnd,
     BatchStart,
     Checkpoint,
     EarlyStopping,
     EpochEnd,
     Every,
+    ForwardEnd,
     GradientAccumulation,
+    GradientsReady,
     LogSchedule,
     Plugin,
     Run,
     SaveSchedule,
     StepEnd,
     Supervised,
+    Task,
     Trainer,
+    TrainRun,
+    ValidationEnd,
     ValidationSchedule,
     on,
 )
+from heliograph.core.engines.options import PrecisionName, modules_of
 from heliograph.events.recorder import EventRecorder
-from heliograph.tests.kit import Batch, class_batches, linear_classifier
+from heliograph.tests.kit import Batch, class_batches, linear_classifier, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -351,3 +359,152 @@ def test_gradients_of_its_own_are_averaged_over_the_ranks(ranks: Pool, names: tu
     expected = own_gradients(names, clips)
     for weights in ranks(2).run(own_gradients, names, clips):
         torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
+
+
+# Precision.
+
+
+class Pair(Task):
+    """Two models; the second loss is computed with the first one's new weights."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 2), nn.Linear(2, 2)
+
+    def loss(self, batch: Batch) -> Tensor:
+        return nn.functional.cross_entropy(self.second(self.first(batch[0])), batch[1])
+
+    def training_step(self, run: Run, batch: Batch) -> Any:
+        yield "first", self.loss(batch)
+        yield "second", self.loss(batch)
+
+    def validation_step(self, run: Run, batch: Batch) -> Tensor:
+        return self.loss(batch)
+
+
+def weights_of(task: Any) -> list[Tensor]:
+    return [parameter for module in modules_of(task).values() for parameter in module.parameters()]
+
+
+def options_of(task: Any) -> dict[str, Any]:
+    names = ("first", "second") if isinstance(task, Pair) else ()
+    optimizer = {name: sgd() for name in names} or sgd()
+    return {"optimizer": optimizer, "validation": class_batches(2), "epochs": 2}
+
+
+@pytest.mark.parametrize("make", [linear_classifier, Pair], ids=["one", "several"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_it_computes_in_the_precision_of_fit(precision: PrecisionName, make: Any) -> None:
+    def trainer() -> Trainer:
+        return Trainer([ValidationSchedule(epochs=1), GradientAccumulation(2)], device="cpu", precision=precision)
+
+    fitted, mine, dtypes, states = make(), make(), set(), set()
+    result = trainer().fit(fitted, class_batches(5), **options_of(fitted))
+    own = trainer()
+    for event in (BatchStart, ForwardEnd, GradientsReady, StepEnd, BatchEnd, ValidationEnd):
+        own.bus.on(event, lambda run, event: states.add(torch.is_autocast_enabled("cpu")))
+    with own.run(mine, class_batches(5), **options_of(mine)) as run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                if make is Pair:
+                    dtypes.add(mine.first(batch[0]).dtype)
+                    run.step(mine.loss(batch), "first")
+                    run.step(mine.loss(batch), "second")
+                else:
+                    dtypes.add(mine.model(batch[0]).dtype)
+                    run.step(loss_of(mine, batch))
+            assert not torch.is_autocast_enabled("cpu")
+    assert dtypes == {{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]}
+    assert all(map(torch.equal, weights_of(mine), weights_of(fitted)))
+    assert run.result.metrics == result.metrics
+    assert states == {False}, "handlers run outside autocast"
+
+
+class LoopLeftError(Exception):
+    pass
+
+
+def leave_by_break(run: TrainRun, kept: list[Any]) -> None:
+    for _ in run.batches():
+        break
+
+
+def leave_with_a_kept_iterator(run: TrainRun, kept: list[Any]) -> None:
+    kept.append(run.batches())
+    next(kept[0])
+
+
+def leave_by_return(run: TrainRun, kept: list[Any]) -> None:
+    for _ in run.batches():
+        return
+
+
+def leave_by_an_error(run: TrainRun, kept: list[Any]) -> None:
+    for _ in run.batches():
+        raise LoopLeftError
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [leave_by_break, leave_by_return, leave_by_an_error, leave_with_a_kept_iterator],
+    ids=lambda each: each.__name__,
+)
+def test_leaving_the_batches_leaves_autocast(leave: Any) -> None:
+    kept: list[Any] = []
+    with (
+        contextlib.suppress(LoopLeftError),
+        Trainer(device="cpu", precision="bf16").run(
+            linear_classifier(), class_batches(3), optimizer=sgd(), epochs=1
+        ) as run,
+    ):
+        for _ in run.epochs():
+            leave(run, kept)
+            assert torch.is_autocast_enabled("cpu") is bool(kept)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_autocast_of_the_caller_is_restored() -> None:
+    with torch.autocast("cpu", torch.float16):
+        with Trainer(device="cpu", precision="bf16").run(
+            linear_classifier(), class_batches(2), optimizer=sgd(), epochs=1
+        ) as run:
+            for _ in run.epochs():
+                for batch in run.batches():
+                    assert run.task.model(batch[0]).dtype == torch.bfloat16
+                    run.step(loss_of(run.task, batch))
+        assert run.task.model(batch[0]).dtype == torch.float16
+
+
+def test_gradients_of_its_own_are_stepped_with_outside_autocast() -> None:
+    task, states = linear_classifier(), set()
+    trainer = Trainer(device="cpu", precision="bf16")
+    trainer.bus.on(StepEnd, lambda run, event: states.add(torch.is_autocast_enabled("cpu")))
+    with trainer.run(task, class_batches(2), optimizer=sgd(), epochs=1) as run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                before = task.model(batch[0])
+                loss_of(task, batch).backward()
+                run.step_with_gradients("optimizer")
+                assert not torch.equal(before, task.model(batch[0])), "computed with the new weights"
+    assert states == {False}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_nested_run_has_its_own_precision(precision: PrecisionName) -> None:
+    alone, nested = linear_classifier(), linear_classifier()
+
+    def train(task: Supervised) -> Any:
+        result = Trainer(device="cpu", precision=precision).fit(task, class_batches(4), optimizer=sgd(), epochs=1)
+        return Trainer(device="cpu", precision=precision).validate(
+            task, class_batches(2)
+        ).metrics, result.progress.steps
+
+    expected = train(alone)
+    outer = linear_classifier()
+    with Trainer(device="cpu", precision="bf16").run(outer, class_batches(1), optimizer=sgd(), epochs=1) as run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                assert train(nested) == expected
+                assert outer.model(batch[0]).dtype == torch.bfloat16
+                run.step(loss_of(outer, batch))
+    assert torch.equal(nested.model.weight, alone.model.weight)

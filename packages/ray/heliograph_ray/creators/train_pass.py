@@ -24,7 +24,7 @@ class TrainingBatches:
     """The batches of a pass on this rank, as a train_function gets them.
 
     Attributes:
-        run: the run, for example for `run.engine.autocast()`.
+        run: the run.
         samples: the number of samples that this rank has read in this pass.
         in_step: whether `step` is running, which averages the gradients itself.
     """
