@@ -44,7 +44,7 @@ class EMA(Plugin):
 
     Args:
         decay: the share of the former average that is kept at every update, from 0 to 1 (both excluded).
-        every: optimizer steps from one update to the next.
+        every: optimizer steps from one update to the next; the steps of several optimizers are counted separately.
         validate: validate and test with the averaged weights. `Checkpoint(load_best=...)` then loads the average of the
             best checkpoint, as that was measured. `trainer.validate` and `trainer.test` do so while the model has the
             weights that the training left; if others were loaded, or it is another model, these are evaluated. Changes
@@ -67,12 +67,13 @@ class EMA(Plugin):
         self._average: Callable[..., object] = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # torch's
         self.weights: Weights = {}
         self._updates: dict[str, int] = {}
+        self._steps: dict[str, int] = {}  # of several optimizers, by name
         self._aside: list[tuple[Tensor, Tensor]] = []
         self._trained: list[tuple[ref[Tensor], int]] = []  # the parameters that a training left, and their versions
 
     def reset(self) -> None:
         """Forget the former run."""
-        self.weights, self._updates, self._trained = {}, {}, []
+        self.weights, self._updates, self._steps, self._trained = {}, {}, {}, []
 
     def describe(self, run: Run) -> str:
         """Say what is averaged, and what for."""
@@ -88,21 +89,24 @@ class EMA(Plugin):
 
     @on(StepEnd, lane=Lane.MEASURE)
     def update(self, run: Run, event: StepEnd) -> None:
-        """Average what the optimizer in hand has stepped, where that is due."""
-        if run.progress.steps % self.every:
+        """Average what the optimizer in hand has stepped, where that is due; before its first update, copy it."""
+        name, steps = run.optimizer_name, run.progress.steps
+        if len(run.optimizers) > 1:
+            steps = self._steps[name] = self._steps.get(name, 0) + 1
+        updates, is_due = self._updates.get(name, 0), steps % self.every == 0
+        if not is_due and (updates or not self.weights):
             return
         if not self.weights:
             self.weights = {name: _copied(module) for name, module in run.modules.items()}
         stepped = {id(each) for group in run.optimizer.param_groups for each in group["params"]}
         pairs = [pair for name, module in run.modules.items() for pair in self._pairs(name, module, stepped)]
-        updates = self._updates.get(run.optimizer_name, 0)
         if updates:
             averages, values = zip(*pairs, strict=True)
             self._average(averages, values, updates)
         else:
             for average, value in pairs:
                 average.copy_(value)
-        self._updates[run.optimizer_name] = updates + 1
+        self._updates[name] = updates + is_due
 
     @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
     def put_in(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
@@ -132,11 +136,15 @@ class EMA(Plugin):
     @on(RunClosed, lane=Lane.TRANSFORM)
     def load(self, run: Run, event: RunClosed) -> None:
         """Leave the model with the average, if that was asked for and the training ended well."""
-        if run.optimizer is not None and not self.weights and run.progress.steps and event.status == "completed":
+        if run.optimizer is None or event.status not in ("completed", "stopped"):
+            return
+        steps = self._steps or {run.optimizer_name: run.progress.steps}
+        if names := [name for name, count in steps.items() if count and not self._updates.get(name)]:
             run.warn(
-                f"Plugin {self.name!r} averaged nothing: it does so every {self.every} steps, and there were fewer."
+                f"Plugin {self.name!r} never averaged the weights of {', '.join(names)}: it does so every {self.every} "
+                f"steps of an optimizer, and there were fewer."
             )
-        if self.load_at_end and run.optimizer is not None and event.status in ("completed", "stopped") and self.weights:
+        if self.load_at_end and self.weights:
             self._copy_into(run.modules)
             run.note(f"the model has the averaged weights ({max(self._updates.values())} updates)")
 
@@ -160,14 +168,15 @@ class EMA(Plugin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the average, and whether validations are measured on it."""
+        steps = {"steps": self._steps} if self._steps else {}
         if not self.weights:
-            return {}
-        return {"weights": self.weights, "updates": self._updates, "evaluates": self.validate}
+            return steps
+        return {"weights": self.weights, "updates": self._updates, "evaluates": self.validate, **steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with a saved average."""
         self.weights = {name: dict(weights) for name, weights in state.get("weights", {}).items()}
-        self._updates = dict(state.get("updates", {}))
+        self._updates, self._steps = dict(state.get("updates", {})), dict(state.get("steps", {}))
 
     def close(self) -> None:
         """Continue with the trained weights, whatever ended the run."""

@@ -14,16 +14,22 @@ from heliograph import (
     Checkpoint,
     Every,
     GradientAccumulation,
+    Plugin,
     RNGCapture,
     Run,
+    RunResult,
     SaveSchedule,
+    StepEnd,
     Supervised,
+    Task,
     Trainer,
     ValidationEnd,
     ValidationSchedule,
     ValidationStart,
+    on,
 )
-from torch import nn
+from heliograph.tests.kit import Batch
+from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -243,3 +249,79 @@ def test_a_model_that_is_pruned_before_is_averaged(batches: Make, sgd: Any) -> N
     prune.l1_unstructured(task.model.get_submodule("0"), "weight", 0.5)  # type: ignore[no-untyped-call]
     Trainer([ema], device="cpu").fit(task, batches(4), optimizer=sgd, epochs=1)
     assert "0.weight_orig" in ema.weights["model"]
+
+
+# Several optimizers.
+
+
+class Pair(Task):
+    """Two models; the second steps with every other batch."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.often, self.rarely = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def training_step(self, run: Run, batch: Batch) -> Any:
+        yield "often", self.often(batch[0]).square().mean()
+        if run.progress.batch % 2 == 0:
+            yield "rarely", self.rarely(batch[0]).square().mean()
+
+
+def fit_pair(batches: Make, sgd: Any, *plugins: Any, **options: Any) -> tuple[RunResult, Pair]:
+    task, optimizer = Pair(), {"often": sgd, "rarely": sgd}
+    options = {"epochs": 1, **options}
+    return Trainer(plugins, device="cpu").fit(task, batches(8), optimizer=optimizer, **options), task
+
+
+class Weights(Plugin):
+    """Keeps the weights of a module after each step of its optimizer."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[Tensor]] = {"often": [], "rarely": []}
+
+    @on(StepEnd)
+    def keep(self, run: Run, event: StepEnd) -> None:
+        self.seen[run.optimizer_name].append(run.modules[run.optimizer_name].weight.detach().clone())
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_the_steps_of_each_of_several_optimizers_are_counted(batches: Make, sgd: Any, every: int) -> None:
+    ema, weights = EMA(0.5, every=every), Weights()
+    result, _ = fit_pair(batches, sgd, weights, ema)
+    assert result.warnings == ()
+    for name, seen in weights.seen.items():
+        first, *rest = seen[every - 1 :: every]
+        for value in rest:
+            first = 0.5 * first + 0.5 * value
+        torch.testing.assert_close(ema.weights[name]["weight"], first)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 5, 6, 7])
+def test_the_counts_of_several_optimizers_survive_a_resume(batches: Make, sgd: Any, steps: int, tmp_path: Path) -> None:
+    whole, first, rest = (EMA(0.5, every=3) for _ in range(3))
+    fit_pair(batches, sgd, whole, epochs=2)
+    for ema, options in ((first, {"steps": steps, "epochs": None}), (rest, {"epochs": 2})):
+        saves = SaveSchedule(Every(steps=steps)), Checkpoint(tmp_path, resume="auto")
+        fit_pair(batches, sgd, ema, *saves, **options)
+    for name in ("often", "rarely"):
+        assert torch.equal(rest.weights[name]["weight"], whole.weights[name]["weight"])
+    assert rest.state_dict()["updates"] == whole.state_dict()["updates"]
+
+
+def test_weights_that_were_never_averaged_are_warned_of_and_evaluated_as_trained(batches: Make, sgd: Any) -> None:
+    ema, plain = EMA(0.5, every=5, load_at_end=True), Weights()
+    result, task = fit_pair(batches, sgd, ema, plain)
+    (warning,) = result.warnings
+    assert "'ema' never averaged the weights of rarely: " in warning
+    assert "every 5 steps" in warning
+    assert torch.equal(task.rarely.weight, plain.seen["rarely"][-1])
+    assert torch.equal(task.often.weight, plain.seen["often"][4])
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_an_average_that_never_began_is_warned_of(batches: Make, sgd: Any, stops: bool) -> None:
+    trainer = Trainer([EMA(0.5, every=9)], device="cpu")
+    if stops:
+        trainer.bus.on(BatchEnd, lambda run, event: run.control.stop("the test"))
+    result = trainer.fit(norm_task(), batches(4), optimizer=sgd, epochs=1)
+    assert ["never averaged the weights of optimizer" in warning for warning in result.warnings] == [True]
