@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, Literal
 
 from ..core.host import ended_for_good
@@ -18,7 +19,8 @@ class EarlyStopping(Plugin):
 
     It asks for the stop when the metric has not improved in `patience` checks in a row. The reference is the plugin's
     own and moves only on a real improvement, one by more than `min_delta`: slow but steady progress adds up instead of
-    being forgotten. Read after each validation, or at each log for a `train/` metric.
+    being forgotten. If the stop was vetoed and the metric improves, the plugin withdraws it. Read after each
+    validation, or at each log for a `train/` metric.
 
     Args:
         monitor: the metric's name, such as `validation/loss`.
@@ -118,11 +120,23 @@ class EarlyStopping(Plugin):
             run.control.stop(f"{self.monitor.name} is NaN")
             return
         if self.monitor.improves(value, self.best):
-            self.best, self.failed_readings = value, 0
+            self.best, self.failed_readings, self._stopped_by_nan = value, 0, False
+            self._withdraw(run)
             return
         self.failed_readings += 1
         if self.failed_readings >= self.patience:
             self._stop(run)
+
+    def _withdraw(self, run: Run) -> None:
+        """Withdraw this plugin's stop, if it was vetoed; keep a stop that another plugin has requested since."""
+        control = run.control
+        if control.stop_request is None or control.stop_request.by != self.name:
+            return
+        latest = takewhile(lambda request: request.verb != "withdraw_stop", reversed(control.history))
+        others = [request for request in latest if request.verb == "stop" and request.by != self.name]
+        if control.withdraw("stop", f"{self.monitor.name} improved to {self.best:.6g}"):
+            for request in reversed(others):
+                control.stop(request.reason, by=request.by)
 
     def _stop(self, run: Run) -> None:
         checks = "1 check" if self.failed_readings == 1 else f"{self.failed_readings} checks"

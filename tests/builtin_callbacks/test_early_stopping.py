@@ -50,6 +50,15 @@ def saving(folder: Path) -> list[Plugin]:
     return kit.saving(folder, Every(epochs=1), resume="auto")
 
 
+class AtLeast(Plugin):
+    """Puts a stop off until four epochs are done."""
+
+    @on(ShouldStop)
+    def postpone(self, run: Run, event: ShouldStop) -> None:
+        if run.progress.epoch < 4:
+            run.control.veto_stop("fewer than 4 epochs")
+
+
 @pytest.mark.parametrize(
     ("values", "options", "epochs"),
     [
@@ -260,18 +269,57 @@ def test_a_stopped_run_continues_without_the_plugin_that_stopped_it(fit: Fit, tm
 
 
 def test_a_stop_that_was_postponed_until_the_metric_improved_is_not_repeated(fit: Fit, tmp_path: Path) -> None:
-    class AtLeast(Plugin):
-        """Puts a stop off until four epochs are done."""
-
-        @on(ShouldStop)
-        def postpone(self, run: Run, event: ShouldStop) -> None:
-            if run.progress.epoch < 4:
-                run.control.veto_stop("fewer than 4 epochs")
-
     first = fit(EarlyStopping(patience=2), [1.0, 1.1, 1.2, 0.5], *saving(tmp_path), AtLeast())
     rest = fit(EarlyStopping(patience=2), [0.4], *saving(tmp_path), AtLeast(), epochs=5)
-    assert (first.status, first.progress.epoch) == ("stopped", 4)
+    assert (first.status, first.progress.epoch) == ("completed", 4)
     assert (rest.status, rest.progress.epoch) == ("completed", 5)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "ended"),
+    [
+        ([5.0, 6.0, 7.0, 4.0, 3.0, 2.0], {}, ("completed", 6)),
+        ([5.0, 6.0, 7.0, 8.0, 9.0, 2.0], {}, ("stopped", 4)),
+        ([5.0, 6.0, 7.0, 4.0, 6.0, 7.0, 2.0], {}, ("stopped", 6)),  # withdrawn, then requested again
+        ([5.0, math.nan, 4.0, 3.0, 2.0], {"nan": "stop"}, ("completed", 5)),
+        ([5.0, math.nan, 6.0, 5.5, 2.0], {"nan": "stop"}, ("stopped", 4)),
+        ([5.0, 6.0, 7.0, 4.9, 2.0], {"min_delta": 0.5}, ("stopped", 4)),
+    ],
+)
+def test_a_vetoed_stop_is_withdrawn_when_the_metric_improves(
+    fit: Fit, values: list[float], options: dict[str, Any], ended: tuple[str, int]
+) -> None:
+    result = fit(EarlyStopping(patience=2, **options), values, AtLeast())
+    assert (result.status, result.progress.epoch) == ended
+    withdrawals = [request.by for request in result.history if request.verb == "withdraw_stop"]
+    assert withdrawals == ["early_stopping"] * (4.0 in values)
+
+
+class StopsAt(Plugin):
+    """Requests a stop when so many epochs are done."""
+
+    asks = ("stop",)
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    @on(ValidationEnd, lane=Lane.REPORT)
+    def stop(self, run: Run, event: ValidationEnd) -> None:
+        if run.progress.epoch == self.epoch:
+            run.control.stop("enough")
+
+
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_an_improvement_does_not_withdraw_the_stop_of_another_plugin(fit: Fit, epoch: int) -> None:
+    result = fit(EarlyStopping(patience=2), [5.0, 6.0, 7.0, 4.0, 3.0], AtLeast(), StopsAt(epoch))
+    assert (result.status, result.progress.epoch, result.reason) == ("stopped", 4, "enough")
+    assert result.stopped_by == "stops_at"
+
+
+def test_each_of_two_withdraws_its_own_stop(fit: Fit) -> None:
+    strict = EarlyStopping(patience=2, min_delta=2.0).named("strict")
+    result = fit(EarlyStopping(patience=2), [5.0, 6.0, 7.0, 4.0, 3.5], AtLeast(), strict)
+    assert (result.status, result.progress.epoch, result.stopped_by) == ("stopped", 4, "strict")
 
 
 def test_a_second_fit_starts_again(scripted: Make, batches: Make, sgd: Any) -> None:
