@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_
 
+from ..core.engines.options import with_dense_gradients
 from ..events import GradientsReady, Lane, Run
 from ..events.checks import check_flag, check_number, check_whole_number
 from ..plugins import Plugin, on
@@ -108,5 +109,8 @@ class GradientClipping(Plugin):
         parameters = [each for group in run.optimizer.param_groups for each in group["params"]]
         total = run.engine.clip_gradients(parameters, self.norm, self.norm_type)
         if self.value is not None:
-            clip_grad_value_(parameters, self.value)
+            try:
+                clip_grad_value_(parameters, self.value)
+            except NotImplementedError:  # torch does not clip sparse gradients
+                clip_grad_value_(with_dense_gradients(parameters), self.value)
         run.track(run.label("gradient_norm"), total)

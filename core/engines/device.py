@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from .full_precision import FullPrecision
-from .options import PrecisionName
+from .options import PrecisionName, with_dense_gradients
 
 if TYPE_CHECKING:
     from ...events.engine import Reduction
@@ -155,9 +155,10 @@ class DeviceEngine:
     def clip_gradients(self, parameters: Iterable[Tensor], norm: float | None, norm_type: float = 2.0) -> Tensor:
         """Clip gradients by their total norm; return the norm before."""
         chosen = list(parameters)
-        if norm is not None:
-            return clip_grad_norm_(chosen, norm, norm_type)
-        return get_total_norm([each.grad for each in chosen if each.grad is not None], norm_type)
+        try:
+            return _clip_gradients(chosen, norm, norm_type)
+        except NotImplementedError:  # torch has no norm of sparse gradients, which are rare and cost a look at each
+            return _clip_gradients(with_dense_gradients(chosen, keep=norm is None), norm, norm_type)
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
         """Return a copy of a tensor, or a number: there is one rank; what several would refuse is refused."""
@@ -228,6 +229,12 @@ class DeviceEngine:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with a saved scale."""
         self.precision.load_state_dict(state)
+
+
+def _clip_gradients(parameters: list[Tensor], norm: float | None, norm_type: float) -> Tensor:
+    if norm is not None:
+        return clip_grad_norm_(parameters, norm, norm_type)
+    return get_total_norm([each.grad for each in parameters if each.grad is not None], norm_type)
 
 
 def default_device() -> str:

@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph import Every, GradientAccumulation, GradientClipping, GradientsReady, Lane, Log, LogSchedule, Trainer
+from heliograph import (
+    DeviceEngine,
+    Every,
+    GradientAccumulation,
+    GradientClipping,
+    GradientNorm,
+    GradientsReady,
+    Lane,
+    Log,
+    LogSchedule,
+    Supervised,
+    Trainer,
+)
 from torch import Tensor, nn
 
 Make = Callable[..., Any]
@@ -133,3 +145,66 @@ def test_arguments_are_checked(options: dict[str, float], words: str) -> None:
 def test_two_of_them_are_refused() -> None:
     with pytest.raises(ValueError, match="both claim clipping"):
         Trainer([GradientClipping(1.0), GradientClipping(2.0).named("other")], device="cpu")
+
+
+class Words(nn.Module):
+    """Looks indices up, some several times in a batch."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.out = nn.Embedding(5, 3, sparse=sparse), nn.Linear(3, 2)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        outputs: Tensor = self.out(self.table(indices))
+        return outputs
+
+
+def train_words(*plugins: Any, sparse: bool, **options: Any) -> tuple[list[float], list[Tensor]]:
+    """Return the norms that are logged, and the weights."""
+    task = Supervised(Words(sparse=sparse), nn.functional.cross_entropy)
+    data = [(torch.arange(6) * 2 % 5, torch.arange(6) % 2), (torch.tensor([1, 1, 1, 0]), torch.tensor([1, 0, 1, 1]))]
+    trainer, norms = Trainer([*plugins, LogSchedule(Every(steps=1))], device="cpu", **options), []
+    trainer.bus.on(Log, lambda run, event: norms.append(event.metrics.get("train/gradient_norm", 0.0)))
+    trainer.fit(task, data, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5), epochs=2)
+    return norms, [each.detach() for each in task.model.parameters()]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"norm": 0.1},
+        {"norm": 100.0},
+        {"value": 0.02},
+        {"norm": 0.3, "value": 0.02},
+        {"norm": 0.1, "norm_type": math.inf},
+        {"norm": 0.1, "norm_type": 1.0},
+    ],
+    ids=str,
+)
+def test_sparse_gradients_are_clipped_like_dense_ones(bounds: dict[str, float], n: int, precision: str) -> None:
+    (norms, weights), (dense_norms, dense_weights) = (
+        train_words(GradientClipping(**bounds), GradientAccumulation(n), sparse=sparse, precision=precision)
+        for sparse in (True, False)
+    )
+    assert norms == pytest.approx(dense_norms, rel=1e-5)
+    for weight, dense in zip(weights, dense_weights, strict=True):
+        torch.testing.assert_close(weight, dense)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_the_norm_of_sparse_gradients_is_measured_and_changes_nothing(norm_type: float) -> None:
+    _, plain = train_words(sparse=True)
+    measure = GradientNorm(norm_type=norm_type, per_module=True)
+    norms, weights = train_words(measure, sparse=True)
+    assert norms == pytest.approx(train_words(GradientNorm(norm_type=norm_type), sparse=False)[0], rel=1e-5)
+    assert all(map(torch.equal, weights, plain))
+
+
+@pytest.mark.parametrize("norm", [None, 1.0])
+def test_a_sparse_gradient_without_values_has_the_norm_0(norm: float | None) -> None:
+    table = nn.Embedding(3, 2, sparse=True)
+    table.weight.grad = torch.sparse_coo_tensor(torch.empty(1, 0), torch.empty(0, 2), (3, 2), check_invariants=True)
+    assert DeviceEngine("cpu").clip_gradients(table.parameters(), norm, math.inf) == 0.0
