@@ -66,7 +66,11 @@ class Evaluation:
         lengths = self._lengths.values()
         run.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
         run.progress.evaluated = 0
-        self.collection = run.work.collection = Collection(run.engine.rank, run.engine.world_size)
+        kind = run.engine.device.type
+        with run.engine.autocast():
+            is_low = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+            low = torch.get_autocast_dtype(kind) if is_low else None
+        self.collection = run.work.collection = Collection(run.engine.rank, run.engine.world_size, low)
 
     def batches(self) -> Iterator[tuple[str, Any]]:
         """Yield (name of the set, batch on the device), until the last one or until the evaluation is cut short."""

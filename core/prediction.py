@@ -53,7 +53,7 @@ class Prediction(Evaluation):
         run, collection = self._run, self.collection
         if self._is_ordered:
             collection.check_order("predicted")
-        run.outputs = outputs = self._forward(run, batch)
+        run.outputs = outputs = collection.widen(self._forward(run, batch))
         if outputs is None:
             raise TypeError(f"{type(run.task).__name__}.predict_step returned None: return the outputs of the batch.")
         size = run.size_of(batch)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ...events import Control, Engine
 
 if TYPE_CHECKING:
+    import torch
+
     from .parts import Parts
 
 Key = tuple[str, str]  # a set, a name
@@ -49,6 +51,7 @@ class Collection:
     Args:
         rank: this process among `world_size`, to which the batches of a set are dealt out in turn.
         world_size: how many processes there are.
+        low: the dtype of autocast, in which nothing is kept; None without autocast.
 
     Attributes:
         dataset: the set that is read.
@@ -58,10 +61,10 @@ class Collection:
         whole: what was collected, when all sets are done.
     """
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int, low: torch.dtype | None = None) -> None:
         self.dataset, self.is_dealt, self.whole = "", True, Collected()
         self.batch: int | None = None
-        self._rank, self._world_size = rank, world_size
+        self._rank, self._world_size, self._low = rank, world_size, low
         self._parts: dict[Key, Parts] = {}
 
     @property
@@ -96,10 +99,19 @@ class Collection:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"run.collect takes a name without '/', such as 'logits'; got {name!r}.")
         self.check_order("collected")
+        value = self.widen(value)
         parts = self._parts.get((self.dataset, name))
         if parts is None:
             parts = self._parts[self.dataset, name] = _parts(name)
         parts.add(self.number, value, size)
+
+    def widen(self, value: Any) -> Any:
+        """Return outputs in float32 that autocast has computed in fewer bits, which NumPy may not know."""
+        if self._low is None:
+            return value
+        from .parts import mapped
+
+        return mapped(value, lambda tensor: tensor.float() if tensor.dtype == self._low else tensor)
 
     def check_order(self, done: str) -> None:
         """Raise ValueError where nobody knows the place of a batch of this set in the order of the data."""

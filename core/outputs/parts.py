@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -74,11 +75,22 @@ def shape_of(value: Any) -> str:
 
 def on_cpu(value: Any) -> Any:
     """Return an item of a list with its tensors on the CPU; other objects are the same ones."""
+    return mapped(value, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a value with its tensors changed; other objects are the same ones."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if type(value) is dict:
-        return {key: on_cpu(each) for key, each in value.items()}
-    return type(value)(map(on_cpu, value)) if type(value) in (list, tuple) else value
+        return change(value)
+    if isinstance(value, MutableMapping):
+        changed = copy(value)
+        for key, part in value.items():
+            changed[key] = mapped(part, change)
+        return changed
+    if not isinstance(value, list | tuple):
+        return value
+    make = getattr(value, "_make", type(value))
+    return make(mapped(part, change) for part in value)
 
 
 def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> Structure:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,15 +17,20 @@ from heliograph import (
     PredictBatchEnd,
     PredictBatchStart,
     PredictEnd,
+    PredictionWriter,
     PredictStart,
     Run,
     RunClosed,
     StrictError,
     Supervised,
     Task,
+    TestEnd,
     Trainer,
+    ValidationEnd,
     on,
+    read_predictions,
 )
+from heliograph.core.engines.options import PrecisionName
 from heliograph.events.recorder import EventRecorder
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier, random_batches
@@ -395,3 +401,68 @@ def test_a_prediction_within_a_training_changes_nothing_of_it() -> None:
     plugin = Predicting()
     assert losses() == losses(plugin)
     assert plugin.rows == 12
+
+
+# Precision.
+
+
+class Nested(Supervised):
+    """Returns tensors of several types within others, and collects the same."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 2), nn.functional.cross_entropy)
+
+    def _outputs(self, batch: Any) -> Any:
+        logits = self.model(batch[0])
+        pair = Named(logits.double(), [logits[0]] * len(logits))
+        return {"logits": logits, "parts": (logits, {"again": logits}, pair), "class": logits.argmax(1), "none": None}
+
+    def predict_step(self, run: Run, batch: Any) -> Any:
+        run.collect("logits", self._outputs(batch))
+        return self._outputs(batch)
+
+    def validation_step(self, run: Run, batch: Any) -> Any:
+        run.collect("logits", self._outputs(batch))
+        return super().validation_step(run, batch)
+
+
+class Named(NamedTuple):
+    wide: Tensor
+    rows: list[Tensor]
+
+
+def check_float32(outputs: Any) -> None:
+    logits, again, (wide, rows) = outputs["parts"]
+    tensors = [outputs["logits"], logits, again["again"], *rows]
+    assert {each.dtype for each in tensors} == {torch.float32}
+    assert (wide.dtype, outputs["class"].dtype, outputs["none"]) == (torch.float64, torch.int64, None)
+    assert torch.equal(outputs["logits"].to(torch.float64), wide), "the values are those of autocast"
+    outputs["logits"].numpy()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_outputs_of_autocast_are_float32(precision: PrecisionName, tmp_path: Path) -> None:
+    task, data, seen = Nested(), class_batches(2), []
+    trainer = Trainer([PredictionWriter(tmp_path)], device="cpu", precision=precision)
+    trainer.bus.on(PredictBatchEnd, lambda run, event: check_float32(run.outputs))
+    for event in (PredictEnd, ValidationEnd, TestEnd):
+        trainer.bus.on(event, lambda run, event: seen.append(run.collected["logits"]))
+    check_float32(trainer.predict(task, data).predictions)
+    check_float32(read_predictions(tmp_path))
+    trainer.validate(task, data)
+    trainer.test(task, data)
+    assert len(seen) == 3
+    for outputs in seen:
+        check_float32(outputs)
+    for outputs in Trainer(device="cpu", precision=precision).predict_batches(task, data):
+        check_float32(outputs)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.bfloat16), ("bf16", torch.float16)])
+def test_outputs_in_another_type_than_that_of_autocast_are_kept(precision: PrecisionName, dtype: torch.dtype) -> None:
+    class Low(Supervised):
+        def predict_step(self, run: Run, batch: Any) -> Any:
+            return super().predict_step(run, batch).to(dtype)
+
+    task = Low(nn.Linear(4, 2), nn.functional.cross_entropy)
+    assert Trainer(device="cpu", precision=precision).predict(task, class_batches(2)).predictions.dtype == dtype
