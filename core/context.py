@@ -45,7 +45,7 @@ from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
 from .metrics.values import Metrics
 from .result import check_line
 from .settings import Settings
-from .stepping.optimizers import GivenModules
+from .stepping.optimizers import GivenModules, OptimizerModes
 from .stepping.windows import Windows
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ class RunContext(PayloadVerbs, ABC):
         hot: the signals of every batch.
         data: the training data.
         stepping: the optimizers, each with the micro-batches since its last step.
+        modes: switches those of them that evaluate other weights than they train.
         work: the work of the epoch.
         resumption: what the run continues from.
         outcome: what becomes its result.
@@ -205,6 +206,7 @@ class RunContext(PayloadVerbs, ABC):
         if settings.schedulers or isinstance(settings.epochs, float):
             self.settings = settings = self.length.complete(settings)
         self.stepping = _windows(settings)
+        self.modes = OptimizerModes(settings.optimizers.values())
         self.control = _control(self)
 
     # Facts.
@@ -519,7 +521,8 @@ class RunContext(PayloadVerbs, ABC):
             from .checkpoint.state.rates import base_rates
             from .checkpoint.unseen.comparison import UnseenState
 
-            self.resumption.unseen = UnseenState.of(self)
+            with self.modes.evaluating():  # as at a save
+                self.resumption.unseen = UnseenState.of(self)
             self.resumption.given_rates = base_rates(self.optimizers)
 
     def compare_listeners(self) -> None:

@@ -234,7 +234,7 @@ def evaluating(run: RunContext, phase: Phase, kind: Callable[..., Evaluation] = 
     former, means, claims = run.phase, run.means, run.claims
     run.phase, run.claims = phase, {}
     try:
-        with _eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
+        with run.modes.evaluating(), _eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
             yield kind(run, phase, run.settings.evaluations.get(phase, {}))
     finally:
         run.control.is_evaluating = False

@@ -201,6 +201,7 @@ class TrainRun(RunContext):
 
     def _prepare(self) -> None:
         engine = self.engine
+        self.modes.check(engine)
         engine.set_up(self.task, self.modules, self.optimizers)
         if self.phase == "train":
             self.stepping.forward = engine.bind(self.task.training_step)
@@ -208,6 +209,7 @@ class TrainRun(RunContext):
                 self.warn(text)
             for optimizer in self.optimizers.values():
                 optimizer.zero_grad()
+            self.modes.train()
         self.plugins.open(self)  # last: what fails before leaves the trainer free
         try:
             self.control.open()
