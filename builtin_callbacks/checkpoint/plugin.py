@@ -75,7 +75,8 @@ class Checkpoint(Plugin):
         monitor_required: whether a run without validation data is an error, where `monitor` is a metric of a
             validation; False notes it, and keeps only the newest.
         resume: None starts fresh; `auto` resumes the newest intact checkpoint of this run's name, if there is one,
-            and notes what it skipped; a path resumes that file.
+            and notes what it skipped; a path resumes that file, as a branch if the folder has a newer checkpoint of
+            its training.
         on_existing: what to do where the folder holds another training under the run's name: write under a `new_name`
             (`run-2`, and the result says so), `refuse` to begin, or `replace` it: its checkpoints go when the first of
             this run is written, but for pinned ones.
@@ -257,7 +258,7 @@ class Checkpoint(Plugin):
                 found = self._found = find(store, self.resume, run.checkpoint_source)
                 training_id, name, notes = found.choose_training(run.name, run.training_id)
                 if found.path is not None or not (run.is_resuming or waits):  # else another plugin says what it resumes
-                    notes += self._claim_name(store, training_id, name)
+                    notes += self._claim_name(run, store, training_id, name)
                     self._own = [] if found.path is None else store.own()
             return training_id, self._name, found.path, notes, found.warning
 
@@ -286,7 +287,7 @@ class Checkpoint(Plugin):
         def look() -> tuple[storage.Entry | None, Path | None, bool, str, list[str]]:
             store, training_id = self._open_store(run), run.training_id
             is_claimed = self._name and store.training_id == training_id
-            notes = [] if is_claimed else self._claim_name(store, training_id, run.name)
+            notes = [] if is_claimed else self._claim_name(run, store, training_id, run.name)
             own, self._own = (self._own if is_claimed else []) or store.own(), []  # another plugin may resume another
             self._kept.begin(own, self._found.damaged)
             is_newest = bool(own) and event.path is not None and event.path.resolve() == own[0].path.resolve()
@@ -353,7 +354,7 @@ class Checkpoint(Plugin):
         def prepare() -> str:
             store = self._open_store(run)
             if not self._name:  # the plugin was switched off when the run began
-                for note in self._claim_name(store, run.training_id, run.name):
+                for note in self._claim_name(run, store, run.training_id, run.name):
                     run.note(note)
             return self._file_names.name(run, self._name)
 
@@ -485,9 +486,10 @@ class Checkpoint(Plugin):
                 store.write_as(run.training_id, self._name)
         return self._store
 
-    def _claim_name(self, store: storage.Store, training_id: str, wanted: str) -> list[str]:
+    def _claim_name(self, run: Run, store: storage.Store, training_id: str, wanted: str) -> list[str]:
         """Find the name that the training writes under; return what there is to say."""
-        notes, self._replaces = claim_name(store, training_id, wanted, self.on_existing)
+        is_branch = any(each._found.newer for each in full_ones(run, Checkpoint))  # what it branched from stays
+        notes, self._replaces = claim_name(store, training_id, wanted, "new_name" if is_branch else self.on_existing)
         self._name = store.name
         return notes
 

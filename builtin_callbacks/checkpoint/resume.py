@@ -46,6 +46,8 @@ class ResumePoint:
         notes: what there is to say of the search.
         damaged: newer checkpoints, which cannot be read.
         warning: what was to be resumed and is not; empty for nothing.
+        newer: another checkpoint of the same training in the folder, from which the run does not continue; empty if
+            there is none.
     """
 
     path: Path | None = None
@@ -55,11 +57,13 @@ class ResumePoint:
     notes: list[str] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
     warning: str = ""
+    newer: str = ""
 
     def choose_training(self, run_name: str, fresh_id: str) -> tuple[str, str, list[str]]:
         """Return which training a run of this name continues, under which name, and what there is to say.
 
-        From a checkpoint of a run of another name a training of its own begins, and so nothing of that other is lost.
+        A new training begins from a checkpoint of a run of another name, and from one that is not the newest of its
+        training in the folder: the existing checkpoints are neither overwritten nor removed.
 
         Args:
             run_name: the name that the program gives the run.
@@ -67,9 +71,12 @@ class ResumePoint:
         """
         if self.path is None or self.state is None:
             return fresh_id, run_name, self.notes
-        if self.asked_name == run_name:
+        if self.asked_name == run_name and not self.newer:
             return self.state["training_id"], self.name, self.notes
         note = f"{self.path} is of run {self.asked_name!r}: run {run_name!r} begins there as a training of its own"
+        if self.newer:
+            step = self.state["progress"]["steps"]
+            note = f"branched from {self.path} at step {step} into a new training: {self.newer} of its training stays"
         return fresh_id, run_name, [*self.notes, note]
 
 
@@ -87,10 +94,15 @@ def find(store: storage.Store, resume: str | Path | None, source: CheckpointSour
         ValueError: it is damaged, or has another schema.
     """
     try:
-        resume, notes = (resume, []) if source is None else source.fetch(store, resume)
-        if resume is None:
+        chosen, notes = (resume, []) if source is None else source.fetch(store, resume)
+        if chosen is None:
             return ResumePoint(notes=notes)
-        return _newest(store, notes) if resume == "auto" else _given(Path(resume), notes)
+        if chosen == "auto":
+            return _newest(store, notes)
+        point = _given(Path(chosen), notes)
+        if chosen == resume:  # a source fetches the one to continue
+            _find_newer(store, point)
+        return point
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -109,6 +121,26 @@ def _given(path: Path, notes: list[str]) -> ResumePoint:
     except MissingManifestError:
         return ResumePoint(path, state, state["run_name"], state["run_name"], notes)
     return ResumePoint(path, state, manifest.run_name, manifest.family, notes)
+
+
+def _find_newer(store: storage.Store, point: ResumePoint) -> None:
+    """Find the newest intact checkpoint of the same training, unless that is the one to resume."""
+    assert point.state is not None
+    for entry in store.entries()[0]:
+        if entry.training != point.state["training_id"]:
+            continue
+        if entry.saved_at == point.state.get("saved_at"):
+            return
+        try:
+            storage.verify(entry.path)
+        except ValueError as error:
+            point.damaged.append(entry.path)
+            point.notes.append(f"skipped: {error}")
+            continue
+        except OSError as error:  # it may be intact
+            point.notes.append(f"{entry.path} cannot be read: {error}")
+        point.newer = entry.path.name
+        return
 
 
 def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:

@@ -42,6 +42,8 @@ def reasons_to_keep(
             reasons[path] = f"among the best by {monitor.name}"
         elif is_pinned(path):
             reasons[path] = "pinned"
+        elif entry.is_renamed:
+            reasons[path] = "renamed"
         elif entry.is_of_helios:
             reasons[path] = "written by Helios, it may be of another training"
         elif not room:

@@ -137,7 +137,7 @@ class Manifests:
         except ValueError as error:
             return FoundFile(path, has_data, stamp, None, error, claim_of(content))
         if entry.path is not path:  # a pair may have been renamed
-            entry = replace(entry, path=path)
+            entry = replace(entry, path=path, is_renamed=True)
         return FoundFile(path, has_data, stamp, entry, None, entry.claim)
 
 

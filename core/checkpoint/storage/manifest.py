@@ -153,6 +153,7 @@ class Entry:
         replaces: the digest of the file without a valid manifest that it replaces; else empty.
         weights_only: whether it holds no more than weights, so that no run can resume it.
         forked_from: the training that its training is a fork of, and the step, in words; empty of others.
+        is_renamed: whether the data file has another name than the manifest says.
     """
 
     path: Path
@@ -173,6 +174,7 @@ class Entry:
     replaces: str = ""
     weights_only: bool = False
     forked_from: str = ""
+    is_renamed: bool = False
 
     @property
     def claim(self) -> Claim:

@@ -118,7 +118,7 @@ def read_manifest(path: Path, *, files: Files = SYSTEM) -> Entry:
     except FileNotFoundError:
         _check_is_file(path)
         raise MissingManifestError(path) from None
-    return replace(entry, path=path)  # a pair may have been renamed
+    return replace(entry, path=path, is_renamed=entry.path.name != path.name)
 
 
 def read_pointer(pointer: Path) -> str | None:

@@ -145,8 +145,9 @@ class Store:
     ) -> Entry:
         """Write a checkpoint, and return when it is durable.
 
-        A checkpoint of this training with the same name is replaced. If the name belongs to something else (a pinned
-        checkpoint, one of another training, a file without a valid manifest), a number is added: use the entry's path.
+        A checkpoint of this training with the same name is replaced. If the name belongs to something else (a pinned or
+        renamed checkpoint, one of another training, a file without a valid manifest), a number is added: use the
+        entry's path.
 
         Args:
             name: the file name, which ends in `.pth`.
@@ -419,7 +420,7 @@ class Store:
             return False
         try:
             there = reader.read_manifest(path, files=self._files)
-            return there.training == training and (replace_unknown or not there.is_of_helios)
+            return there.training == training and (replace_unknown or not (there.is_of_helios or there.is_renamed))
         except (ValueError, FileNotFoundError):
             return replace_unknown and not manifest_path(path).is_dir()
         except OSError:  # its training is unknown

@@ -279,6 +279,19 @@ def test_a_restart_elsewhere_equals_the_uninterrupted_run(fit: Fit, tmp_path: Pa
     ]
 
 
+def test_a_restart_continues_a_branch(fit: Fit, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    fit(*saving(here, keep_last=None))
+    options: dict[str, Any] = {"resume": here / "run_epoch_0_iter_2.pth"}
+    with on_ray(FakeSession(there)), pytest.raises(GoneError):
+        fit(*saving(here, **options), Dies(7))
+    with on_ray(FakeSession(there, is_restart=True)) as session:
+        result, _ = fit(*saving(here, **options))
+    assert session.beginnings == [(6, here / "run-2_epoch_1_iter_6.pth")]
+    assert result.last_checkpoint == here / "run-2_epoch_1_iter_10.pth"
+    assert (here / "run_epoch_1_iter_10.pth").exists()
+
+
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(fit: Fit, tmp_path: Path) -> None:
     there = tmp_path / "there"
     with on_ray(FakeSession(there)), pytest.raises(GoneError):

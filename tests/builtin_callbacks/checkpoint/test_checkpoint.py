@@ -564,10 +564,10 @@ def test_the_default_begins_afresh(fit: Make, tmp_path: Path) -> None:
 def test_resume_from_a_path(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path, keep_last=None), epochs=3)
     path = tmp_path / "run_epoch_1_iter_3.pth"
-    for given in (path, str(path)):
-        result = fit(Checkpoint(tmp_path / "other", keep_last=None, resume=given), epochs=2)
+    for given, folder in ((path, tmp_path / "other"), (str(path), tmp_path / "third")):
+        result = fit(Checkpoint(folder, keep_last=None, resume=given), epochs=2)
         assert f"resumed at epoch 1, batch 0, step 3 from {path}" in result.notes
-        assert names(tmp_path / "other") == ["run_epoch_2_iter_6.pth"]
+        assert names(folder) == ["run_epoch_2_iter_6.pth"]
 
 
 def test_a_missing_path_is_fatal_and_lists_the_others(fit: Make, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
-from heliograph.tests.kit import checkpoint_names, contents
+from heliograph.tests.kit import checkpoint_names, contents, damage
 from torch import nn
 
 Make = Callable[..., Any]
@@ -90,6 +90,78 @@ def test_a_run_that_rolls_back_stays_the_training_that_it_is(batches: Make, sgd:
     assert f"{pretrained} is of run 'pretrained': run 'tuned' begins there as a training of its own" in tuned.notes
     assert training_of(tuned.last_checkpoint) != training_of(pretrained)
     assert checkpoint_names(tmp_path / "a") == ["pretrained_epoch_1_iter_3.pth", "tuned_epoch_2_iter_5.pth"]
+
+
+# A branch: a run that is resumed from another checkpoint than the newest of its training.
+
+
+@pytest.mark.parametrize("on_existing", ["new_name", "refuse", "replace"])
+def test_a_resume_from_an_older_checkpoint_branches(fit: Make, tmp_path: Path, on_existing: Any) -> None:
+    first = fit(Checkpoint(tmp_path, keep_last=None), epochs=3)
+    before = contents(tmp_path)
+    branch = fit(Checkpoint(tmp_path, resume=tmp_path / FIRST, on_existing=on_existing), epochs=2)
+
+    assert contents(tmp_path).items() >= before.items()
+    assert branch.last_checkpoint == tmp_path / "run-2_epoch_2_iter_6.pth"
+    assert training_of(branch.last_checkpoint) != training_of(first.last_checkpoint)
+    assert branch.resume is not None
+    assert (branch.resume.path, branch.resume.step) == (tmp_path / FIRST, 3)
+    (note,) = [note for note in branch.notes if note.startswith("branched from")]
+    assert f"{tmp_path / FIRST} at step 3" in note
+    assert "run_epoch_3_iter_9.pth" in note
+    one, other = (storage.load(tmp_path / name)["modules"] for name in (SECOND, "run-2_epoch_2_iter_6.pth"))
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+
+
+def test_branches_of_branches_and_auto(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None), every=Every(steps=2), epochs=2)
+    first = contents(tmp_path)
+    second = fit(Checkpoint(tmp_path, resume=tmp_path / "run_epoch_0_iter_2.pth", keep_last=None), epochs=3)
+    saved = contents(tmp_path)
+    third = fit(Checkpoint(tmp_path, resume=tmp_path / "run-2_epoch_1_iter_3.pth"), epochs=2)
+    assert contents(tmp_path).items() >= saved.items() >= first.items()
+    assert third.last_checkpoint == tmp_path / "run-3_epoch_2_iter_6.pth"
+
+    auto = fit(Checkpoint(tmp_path, resume="auto"), epochs=3)  # the branch that was written last
+    assert auto.last_checkpoint == tmp_path / "run-3_epoch_3_iter_9.pth"
+    assert contents(tmp_path).items() >= saved.items()
+    assert not any("branched" in note for note in auto.notes)
+    trained = fit(Checkpoint(tmp_path, resume=second.last_checkpoint), epochs=4)  # the newest of its training
+    assert trained.last_checkpoint == tmp_path / "run-2_epoch_4_iter_12.pth"
+    assert not any("branched" in note for note in trained.notes)
+
+
+def test_the_path_of_a_checkpoint_in_another_folder_branches_once_this_one_has_newer_ones(
+    fit: Make, tmp_path: Path
+) -> None:
+    path = fit(Checkpoint(tmp_path / "a"), epochs=1).last_checkpoint
+    fit(Checkpoint(tmp_path / "b", resume=path), epochs=2)
+    before = contents(tmp_path / "b")
+    again = fit(Checkpoint(tmp_path / "b", resume=path), epochs=2)
+
+    assert contents(tmp_path / "b").items() >= before.items()
+    assert again.last_checkpoint == tmp_path / "b" / "run-2_epoch_2_iter_6.pth"
+
+
+def test_from_the_newest_intact_checkpoint_the_training_continues(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None))
+    damage(tmp_path / SECOND)
+    result = fit(Checkpoint(tmp_path, keep_last=2, resume=tmp_path / FIRST), epochs=3)
+
+    assert any(note.startswith("skipped: ") and SECOND in note for note in result.notes)
+    assert result.last_checkpoint == tmp_path / "run_epoch_3_iter_9.pth"
+
+
+def test_the_second_checkpoint_of_a_branch_replaces_nothing_of_its_parent(fit: Make, tmp_path: Path) -> None:
+    def weights() -> Checkpoint:
+        return Checkpoint(tmp_path / "w", weights_only=True, on_existing="replace").named("weights")
+
+    fit(Checkpoint(tmp_path / "a", keep_last=None), weights(), epochs=3)
+    before = contents(tmp_path / "w")
+    fit(Checkpoint(tmp_path / "a", resume=tmp_path / "a" / FIRST), weights(), epochs=2)
+
+    assert contents(tmp_path / "w").items() >= before.items()
+    assert checkpoint_names(tmp_path / "w") == ["run-2_epoch_2_iter_6.pth", "run_epoch_3_iter_9.pth"]
 
 
 # A fresh run with a name that is taken: E2.

@@ -30,7 +30,7 @@ from heliograph import (
 )
 from heliograph.core.checkpoint import storage
 from heliograph.events import CheckpointPruned, Event
-from heliograph.tests.kit import adam, checkpoint_names
+from heliograph.tests.kit import adam, checkpoint_names, contents
 from torch import Tensor
 
 Make = Callable[..., Any]
@@ -53,13 +53,36 @@ def fit(scripted: Make, batches: Make) -> Callable[..., RunResult]:
 # Whose checkpoints.
 
 
-def test_what_was_written_after_the_resumed_checkpoint_does_not_pile_up(fit: Make, tmp_path: Path) -> None:
-    """The plugin's own state knows nothing of the later files: the folder does."""
-    fit(Checkpoint(tmp_path, keep_last=None), [1.0, 1.0, 1.0, 1.0])
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("options", [{"keep_last": None}, {"keep_last": 1}, {"keep_last": 1, **MONITOR}])
+def test_a_branch_removes_only_its_own_checkpoints(
+    fit: Make, tmp_path: Path, options: dict[str, Any], background: bool
+) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None, **MONITOR), [0.5, 0.4, 0.3, 0.2])
+    before = contents(tmp_path)
     path = tmp_path / "run_epoch_2_iter_2.pth"
-    fit(Checkpoint(tmp_path, resume=path, metadata=lambda run: "again"), [1.0], epochs=3)
+    branch = Checkpoint(tmp_path, resume=path, background=background, **options)
+    result = fit(branch, [0.7, 0.8], epochs=4)
 
-    assert checkpoint_names(tmp_path) == ["run_epoch_3_iter_3_again.pth"]
+    third, last = "run-2_epoch_3_iter_3.pth", "run-2_epoch_4_iter_4.pth"
+    kept = [last] if options == {"keep_last": 1} else [third, last]
+    assert contents(tmp_path).items() >= before.items()
+    assert [name for name in checkpoint_names(tmp_path) if name.startswith("run-2")] == kept
+    assert result.best_checkpoint == (tmp_path / third if "monitor" in options else None)
+
+
+def test_a_renamed_checkpoint_is_neither_removed_nor_overwritten(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None), [1.0, 1.0, 1.0])
+    for old, new in (("run_epoch_1_iter_1", "mine"), ("run_epoch_2_iter_2", "run_epoch_4_iter_4")):
+        for suffix in (".pth", ".json"):
+            (tmp_path / f"{old}{suffix}").rename(tmp_path / f"{new}{suffix}")
+    renamed = {
+        path.name: path.read_bytes() for path in tmp_path.glob("*") if path.stem in ("mine", "run_epoch_4_iter_4")
+    }
+    fit(Checkpoint(tmp_path, resume="auto"), [1.0], epochs=4)
+
+    assert contents(tmp_path).items() >= renamed.items()
+    assert checkpoint_names(tmp_path) == ["mine.pth", "run_epoch_4_iter_4-2.pth", "run_epoch_4_iter_4.pth"]
 
 
 def test_retention_is_rebuilt_from_the_folder_where_the_state_is_lost(fit: Make, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from heliograph.builtin_callbacks.checkpoint.command import main
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.conversion import consolidate
 from heliograph.core.checkpoint.state.ranks import join_shards
+from heliograph.tests.kit import checkpoint_names
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -113,6 +114,21 @@ def test_a_run_continues_from_shards(ranks: Pool, tmp_path: Path, background: bo
     assert sorted(storage.verify(last).shards) == FILES
     state = storage.load(last)
     assert (state["modules"], state["optimizers"]) == ({}, {})
+
+
+def branch_sharded(folder: Path) -> list[str]:
+    train(Checkpoint(folder, keep_last=None, sharded=True), FSDPEngine(device="cpu"))
+    branch = Checkpoint(folder, resume=folder / "run_epoch_0_iter_2.pth", sharded=True)
+    return [note for note in train(branch, FSDPEngine(device="cpu"))[0].notes if "branched" in note]
+
+
+def test_a_branch_leaves_the_shards_of_its_parent(ranks: Pool, tmp_path: Path) -> None:
+    notes = ranks(2).run(branch_sharded, tmp_path)
+    assert [len(found) for found in notes] == [1, 1]
+    names = [f"run_epoch_{place}.pth" for place in ("0_iter_2", "0_iter_4", "1_iter_6", "1_iter_8")]
+    assert checkpoint_names(tmp_path) == ["run-2_epoch_1_iter_8.pth", *names]
+    for name in names:
+        storage.verify(tmp_path / name)
 
 
 def write_shards(folder: Path) -> Weights:

@@ -69,7 +69,7 @@ def _read_manifests(store: Store, report: StoredReport, notes: list[str]) -> tup
             damaged.append(error)
     for each in damaged:
         _note_damaged(report, each, notes)
-    own = [each for each in entries if each.run_name == store.run_name]
+    own = [each for each in entries if each.family == store.run_name]
     return sorted(own, key=lambda each: each.order), not damaged
 
 
