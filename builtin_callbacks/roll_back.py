@@ -125,7 +125,7 @@ class RollBack(Plugin):
                 state = storage.load(path)
                 check_resumable(state, path)
                 _check_finite(run, state, path)
-            except (OSError, ValueError) as error:
+            except (FileNotFoundError, ValueError) as error:
                 passed_over.append(str(error))
             else:
                 return state, path

@@ -29,6 +29,7 @@ from ...core.checkpoint.storage.manifest import (
     shards_path,
 )
 from ...core.checkpoint.storage.store import Store
+from ...core.checkpoint.storage.untrusted_files import OF_MACHINE
 from ...core.checkpoint.weights_files import WHICH, Of, export_weights, find_weights
 from ...core.metrics.monitor import Monitor
 from ...core.system.extras import printable, printable_lines
@@ -168,8 +169,8 @@ def _each(things: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
         try:
             for line in act(thing):
                 print(printable_lines(line))
-        except (ImportError, OSError, ValueError) as error:
-            status = _print_error(error)
+        except (ImportError, ValueError, *OF_MACHINE) as error:
+            status = _print_error(" ".join([str(error) or repr(error), *getattr(error, "__notes__", ())]))
     return status
 
 

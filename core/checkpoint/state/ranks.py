@@ -15,6 +15,7 @@ from torch import Tensor
 from ....events import Engine, Run
 from ....events.errors import describe_error
 from ...engines.sharded.states import ShardingEngine, States, empty, join_states
+from ..storage.untrusted_files import is_of_machine
 from .compatibility import restore_groups
 
 if TYPE_CHECKING:
@@ -225,6 +226,8 @@ def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
     """Fill tensors from shards.
 
     Raises:
+        MemoryError, OSError, RuntimeError, SystemError: the shards are intact, but there is not enough memory for
+            example; raised on all ranks.
         ValueError: the shards cannot be read; raised on all ranks.
     """
     from torch.distributed.checkpoint.api import CheckpointException
@@ -233,6 +236,9 @@ def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
     try:
         load(tensors, checkpoint_id=folder, **how)
     except CheckpointException as error:
+        for failure, _ in error.failures.values():
+            if is_of_machine(failure):
+                raise failure from error
         raise ValueError(f"The shards in {folder} cannot be read: {cause_of(error)}") from error
 
 

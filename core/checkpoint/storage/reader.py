@@ -29,7 +29,7 @@ from .manifest import (
     run_part,
     shards_path,
 )
-from .untrusted_files import cause, check_archive, check_content, read_small
+from .untrusted_files import check_archive, check_content, read_small, refuse_unread
 
 State = dict[str, Any]
 LONGEST_NAME = 255  # bytes, on most file systems
@@ -54,12 +54,13 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
     Raises:
         FileNotFoundError: there is no such file.
         OSError: it cannot be read, not even when retried.
+        MemoryError, RuntimeError, SystemError: it is intact, but there is not enough memory for example.
         ValueError: it is damaged, has no manifest, is not a checkpoint, holds more than plain types, or has another
             schema; the message says what to do.
     """
     if verify:
         check(path, with_shards=with_shards, files=files)
-    state = read(path, files=files)
+    state = read(path, is_verified=verify, files=files)
     try:
         check_schema(state)
     except ValueError as error:
@@ -67,37 +68,37 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
     return state  # type: ignore[no-any-return]  # the schema was checked
 
 
-def read(path: Path, *, map_tensors: bool = False, files: Files = SYSTEM) -> Any:
+def read(path: Path, *, map_tensors: bool = False, is_verified: bool = False, files: Files = SYSTEM) -> Any:
     """Return the content of a file of `torch.save`, read with `weights_only=True`, not verified by a manifest.
 
     Args:
         path: the data file.
         map_tensors: leave the tensors on the disk (`mmap`), to inspect the state without loading it.
+        is_verified: whether the data has the digest in its manifest: then a RuntimeError is no damage.
         files: the operations on files.
 
     Raises:
         FileNotFoundError: there is no such file.
         OSError: it cannot be read, not even when retried.
+        MemoryError, RuntimeError, SystemError: it is intact, but there is not enough memory for example.
         ValueError: it cannot be read safely, or claims more bytes than it has.
     """
     files.patiently(partial(check_is_there, path))
     files.patiently(partial(check_archive, path))
-    content = files.patiently(partial(_unpickle, path, map_tensors, files))
+    content = files.patiently(partial(_unpickle, path, map_tensors, is_verified, files))
     check_content(content, path)
     return content
 
 
-def _unpickle(path: Path, map_tensors: bool, files: Files) -> Any:
+def _unpickle(path: Path, map_tensors: bool, is_verified: bool, files: Files) -> Any:
     with WatchedReader(files.try_open(path).detach()) as file:
         try:
             source = path if map_tensors else file
             return torch.load(source, map_location="cpu", weights_only=True, mmap=map_tensors)
-        except MemoryError:
-            raise
-        except Exception as error:  # a damaged file raises many kinds of errors
+        except Exception as error:  # noqa: BLE001  # a damaged file raises many kinds of errors
             if file.failure is not None:
                 raise file.failure from None
-            raise ValueError(f"The checkpoint {path} cannot be read: {cause(error)}") from error
+            refuse_unread(f"The checkpoint {path}", error, is_verified=is_verified)
 
 
 def read_manifest(path: Path, *, files: Files = SYSTEM) -> Entry:

@@ -12,7 +12,7 @@ from io import BufferedReader
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from pickle import UnpicklingError
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
@@ -87,6 +87,31 @@ def cause(error: Exception) -> str:
     """Return why reading failed, without torch's advice to read the file unsafely."""
     inner = error.__context__ if isinstance(error, UnpicklingError) else None
     return f"{type(error).__name__}: {inner or error}"
+
+
+OF_MACHINE = (MemoryError, OSError, SystemError, RuntimeError)
+LACK = re.compile("alloc|memory")  # in the RuntimeError of torch's allocator, or of a failed mmap
+
+
+def is_of_machine(error: BaseException, *, is_verified: bool = False) -> bool:
+    """Return whether an error of reading a file is a lack of memory or the like, see `refuse_unread`."""
+    if not isinstance(error, OF_MACHINE) or isinstance(error, RecursionError):
+        return False
+    return is_verified or not isinstance(error, RuntimeError) or LACK.search(str(error)) is not None
+
+
+def refuse_unread(what: Path | str, error: Exception, *, is_verified: bool = False) -> NoReturn:
+    """Raise the error that reading a file has raised, or ValueError if the file is the cause.
+
+    Args:
+        what: the file.
+        error: the error.
+        is_verified: whether the file has the digest in its manifest. Otherwise a RuntimeError of torch may be damage.
+    """
+    if not is_of_machine(error, is_verified=is_verified):
+        raise ValueError(f"{what} cannot be read: {cause(error)}") from error
+    error.add_note(f"{what} could not be read, but no damage was found.")
+    raise error
 
 
 EXPANDED = 2**40  # bytes: an expanded view may be larger than its file, but not than any memory
@@ -192,14 +217,14 @@ def read_with_stand_ins(path: Path, records: Collection[str] = (), texts: str = 
     check_whole(path)
     try:
         known = {name: _stand_in(name, records, texts) for name in get_unsafe_globals_in_checkpoint(path)}
-    except Exception as error:  # what is not a pickle of torch's fails in many ways
-        raise ValueError(f"{path} cannot be read: {cause(error)}") from error
+    except Exception as error:  # noqa: BLE001  # what is not a pickle of torch's fails in many ways
+        refuse_unread(path, error)
     refuse_unknown(path, [name for name, found in known.items() if found is None])
     try:
         with safe_globals([(found, name) for name, found in known.items() if found is not None]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read: {cause(error)}") from error
+    except Exception as error:  # noqa: BLE001  # raised there
+        refuse_unread(path, error)
 
 
 def check_whole(path: Path) -> None:
@@ -208,6 +233,8 @@ def check_whole(path: Path) -> None:
     try:
         with ZipFile(path) as archive:
             broken = archive.testzip()
+    except (MemoryError, OSError):
+        raise
     except Exception as error:  # a damaged archive fails in many ways
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     if broken is not None:

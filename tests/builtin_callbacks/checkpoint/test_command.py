@@ -206,6 +206,21 @@ def test_verify_refuses_what_is_not_safe_to_load(command: Said, write: Make) -> 
     assert f"The checkpoint {path} cannot be read: UnpicklingError" in command.error
 
 
+@pytest.mark.parametrize("words", [["verify"], ["inspect"], ["export", "--trained"]])
+def test_a_lack_of_memory_is_said_and_is_no_damage(
+    command: Said, write: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    path = write(1, 0.5)
+
+    def load(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(torch, "load", load)
+    assert command(*words, path, *([tmp_path / "out.pth"] if words[0] == "export" else [])) == 1
+    assert f"can't allocate memory The checkpoint {path} could not be read" in command.error
+    assert "is damaged" not in command.error
+
+
 def test_migrate_prints_what_it_changed(command: Said, old: Path, tmp_path: Path) -> None:
     assert command("migrate", "--dry-run", tmp_path) == 0
     assert f"{tmp_path / OLD}: would be migrated to schema {SCHEMA}" in command.out

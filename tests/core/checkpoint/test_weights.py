@@ -247,6 +247,19 @@ class TestOtherFiles:
             load_weights(task, path)
         assert filled(task.model) == 5.0
 
+    def test_a_lack_of_memory_is_no_damage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "plain.pt"
+        torch.save(linear(5.0).state_dict(), path)
+        for error in (MemoryError(), RuntimeError("can't allocate memory"), SystemError("NULL without an exception")):
+
+            def load(*args: Any, error: Exception = error, **kwargs: Any) -> None:
+                raise error
+
+            monkeypatch.setattr(torch, "load", load)
+            with pytest.raises(type(error)) as info:
+                load_weights(supervised(), path)
+            assert info.value is error
+
     def test_a_whole_model_of_torch_save_is_refused(self, tmp_path: Path) -> None:
         torch.save(linear(5.0), tmp_path / "model.pth")
         with pytest.raises(ValueError, match=r"objects of .*Linear.*could run code"):

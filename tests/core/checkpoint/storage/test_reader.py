@@ -21,6 +21,7 @@ from heliograph.core.checkpoint.storage import Entry, Files
 from heliograph.core.checkpoint.storage.files import PAUSES, TRIES
 from heliograph.core.checkpoint.storage.folder import Manifests
 from heliograph.core.checkpoint.storage.manifest import SchemaError, encode
+from heliograph.core.checkpoint.weights_files import find_weights
 from heliograph.tests.stores import training_named
 
 Make = Callable[..., Any]
@@ -267,17 +268,36 @@ def test_what_cannot_be_read_of_another_run_is_none_of_its_business(tmp_path: Pa
         storage.newest(Manifests(tmp_path, Closed()), "run")
 
 
-def test_memory_that_runs_out_is_no_damage(opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 32000000 bytes."),
+        RuntimeError("of an unknown kind"),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        SystemError("returned NULL without setting an exception"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_intact_file_that_cannot_be_read_is_no_damage(
+    opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """An older checkpoint must not be taken because the newest did not fit."""
     store = opened()
     store.save("a.pth", state())
+    path = store.save("b.pth", state(1)).path
+    monkeypatch.setattr(Files, "pause", lambda self, seconds: None)
 
     def load(*args: Any, **kwargs: Any) -> None:
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr(torch, "load", load)
-    with pytest.raises(MemoryError):
-        store.newest()
+    for read in (store.newest, lambda: storage.load(path), lambda: find_weights(path.parent)):
+        with pytest.raises(type(error)) as info:
+            read()
+        assert info.value is error
+    assert any("b.pth" in note for note in error.__notes__)
 
 
 def test_newest_passes_over_what_is_damaged_and_says_so(tmp_path: Path, opened: Make, state: Make) -> None:
