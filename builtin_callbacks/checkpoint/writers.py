@@ -19,6 +19,7 @@ from torch import Tensor, UntypedStorage, nn
 
 from ...core.checkpoint.state.ranks import cause_of
 from ...core.checkpoint.storage.files import digest_of
+from ...core.checkpoint.storage.manifest import INDEX
 from ...core.distributed.ranks.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
 from ...core.engines.sharded.states import ShardingEngine
 from ...events import BatchEnd, Engine, Handle, Lane, Run
@@ -29,7 +30,6 @@ WORTH_REPORTING = 0.1  # seconds that the loop was held up
 logger = logging.getLogger("heliograph")
 LONGEST_WAIT = 0.1  # seconds: a signal that comes just before a wait is seen after it only
 Shards = dict[str, tuple[int, str]]  # bytes and digest of files, by name
-INDEX = ".metadata"  # written by rank 0 when all others have written
 _Place = tuple[torch.device, int, int]
 
 

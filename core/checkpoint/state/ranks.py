@@ -15,11 +15,13 @@ from torch import Tensor
 from ....events import Engine, Run
 from ....events.errors import describe_error
 from ...engines.sharded.states import ShardingEngine, States, empty, join_states
-from ..storage.untrusted_files import is_of_machine
+from ..storage.manifest import INDEX
+from ..storage.untrusted_files import is_of_machine, read_index
 from .compatibility import restore_groups
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.metadata import Metadata
 
     from ...engines.contract import LoopEngine
 
@@ -231,10 +233,17 @@ def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
         ValueError: the shards cannot be read; raised on all ranks.
     """
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
+    class Reader(FileSystemReader):
+        """Reads the index without running code in it, and never that of a single rank."""
+
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+            return read_index(folder / INDEX)
+
     try:
-        load(tensors, checkpoint_id=folder, **how)
+        load(tensors, storage_reader=Reader(folder), **how)
     except CheckpointException as error:
         for failure, _ in error.failures.values():
             if is_of_machine(failure):

@@ -18,6 +18,7 @@ from ..state.schema import check_schema
 from .files import SYSTEM, Files, WatchedReader
 from .folder import FoundFile, Manifests
 from .manifest import (
+    INDEX,
     MANIFEST,
     MOST,
     SUFFIX,
@@ -29,7 +30,7 @@ from .manifest import (
     run_part,
     shards_path,
 )
-from .untrusted_files import check_archive, check_content, read_small, refuse_unread
+from .untrusted_files import check_archive, check_content, read_index, read_small, refuse_unread
 
 State = dict[str, Any]
 LONGEST_NAME = 255  # bytes, on most file systems
@@ -146,6 +147,8 @@ def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Ent
         if not files.patiently(shard.is_file):
             raise ValueError(f"The checkpoint {path} is damaged: its shard {shard} is not there.")
         _check_bytes(shard, size, sha256, f"The shard {shard} of the checkpoint {path}", files)
+        if name == INDEX:
+            read_index(shard)
     return entry
 
 

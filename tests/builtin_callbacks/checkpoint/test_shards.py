@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +40,12 @@ from heliograph.builtin_callbacks.checkpoint.command import main
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.conversion import consolidate
 from heliograph.core.checkpoint.state.ranks import join_shards
+from heliograph.core.checkpoint.storage.files import digest_of
+from heliograph.core.checkpoint.storage.manifest import encode
 from heliograph.tests.kit import checkpoint_names
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.utils.data import DataLoader, TensorDataset
 
 Weights = dict[str, Tensor]
@@ -376,6 +382,81 @@ def test_a_state_without_its_file_has_no_shards(ranks: Pool, tmp_path: Path) -> 
     (path.with_suffix(".shards") / "__1_0.distcp").write_bytes(b"")
     with pytest.raises(ValueError, match=r"The shards in .*\.shards cannot be read: rank 0: "):
         join_shards(storage.load(path, verify=False), path)
+
+
+class Evil:
+    """Runs when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def forge_index(path: Path, change: Callable[[Metadata], Any]) -> Path:
+    """Change the index of shards of a checkpoint, with a manifest in which everything is right; return its path."""
+    index = path.with_suffix(".shards") / ".metadata"
+    index.write_bytes(pickle.dumps(change(pickle.loads(index.read_bytes()))))
+    entry = storage.read_manifest(path)
+    shards = {file.name: digest_of(file) for file in index.parent.iterdir()}
+    path.with_suffix(".json").write_bytes(encode(replace(entry, shards=shards)))
+    return index
+
+
+def test_no_code_in_the_index_of_shards_runs(ranks: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranks(2).run(write_shards, tmp_path)
+    path, mark = tmp_path / "run_epoch_0_iter_2.pth", tmp_path / "it ran"
+
+    def spoil(index: Metadata) -> Metadata:
+        index.planner_data = Evil(mark)
+        return index
+
+    index = forge_index(path, spoil)
+    trainer = Trainer(device="cpu")
+    data = TensorDataset(torch.zeros(2, 4), torch.zeros(2, 2))
+    for refuse in (
+        lambda: load_weights(make_task(), path),
+        lambda: load_weights(make_task(), tmp_path),
+        lambda: trainer.test(make_task(), DataLoader(data), weights=path),
+        lambda: consolidate(path),
+        lambda: storage.verify(path),
+        lambda: join_shards(storage.load(path, verify=False), path),
+        lambda: train(Checkpoint(tmp_path / "other", resume=path), DeviceEngine(device="cpu")),
+    ):
+        with pytest.raises(ValueError, match=r"pathlib\.Path\.touch"):
+            refuse()
+    result, _, _ = train(Checkpoint(tmp_path, resume="auto"), DeviceEngine(device="cpu"), steps=1)
+    assert any("pathlib.Path.touch" in note for note in result.notes)
+    for words in (["verify"], ["inspect"], ["export"], ["consolidate"]):
+        assert main([*words, str(path), *[str(tmp_path / "out.pth")] * (words == ["export"])]) == 1
+        assert f"{index} cannot be read: " in (error := capsys.readouterr().err)
+        assert "pathlib.Path.touch" in error
+    assert not mark.exists()
+
+
+def test_what_the_index_of_shards_says_is_checked(ranks: Pool, tmp_path: Path) -> None:
+    ranks(2).run(write_shards, tmp_path)
+    path = tmp_path / "run_epoch_0_iter_2.pth"
+    storage.verify(path)
+
+    def as_bytes(index: Metadata) -> Metadata:  # torch would unpickle what is in the shards
+        index.state_dict_metadata = dict.fromkeys(index.state_dict_metadata, BytesStorageMetadata())
+        return index
+
+    def elsewhere(index: Metadata) -> Metadata:
+        for info in index.storage_data.values():
+            info.relative_path = "../other.distcp"
+        return index
+
+    content = path.with_suffix(".shards").joinpath(".metadata").read_bytes()
+    for change, says in ((as_bytes, "BytesStorageMetadata"), (elsewhere, "other.distcp"), (vars, "a dict")):
+        forge_index(path, change)
+        with pytest.raises(ValueError, match=says):
+            load_weights(make_task(), path)
+        path.with_suffix(".shards").joinpath(".metadata").write_bytes(content)
+    forge_index(path, lambda index: index)
+    load_weights(make_task(), path)
 
 
 def test_the_command_line_makes_one_file(ranks: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
