@@ -87,6 +87,8 @@ class EarlyStopping(Plugin):
             run.control.stop(f"{self.monitor.name} was NaN")
         elif self.failed_readings >= self.patience:
             self._stop(run)
+        elif (stop := run.control.stop_request) is not None and stop.by == self.name:
+            run.control.withdraw("stop", f"{self.monitor.name} did not fail {self.patience} times in a row")
 
     @on(ValidationEnd, Log, optional=True)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:

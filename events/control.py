@@ -37,7 +37,8 @@ class Request:
     `event` is the one whose handler asked, empty where no handler did, and `through` the plugin that has this handler,
     where it asked in the name of somebody else. `required` is one that is neither withdrawn nor vetoed. Of a change of
     the run, `target` is what is changed: the name of a plugin, or of an optimizer, empty for all of them; and `value`
-    is its new learning rate.
+    is its new learning rate. `vetoed` marks a stop in spite of which the run has continued; None marks one of a loaded
+    state that ended the saved run, unless a plugin vetoes it now.
     """
 
     verb: Verb
@@ -53,6 +54,7 @@ class Request:
     target: str = ""
     value: float | None = None
     through: str = ""
+    vetoed: bool | None = False
 
     @property
     def what(self) -> str:
@@ -179,7 +181,8 @@ class Control:
             required: whether no plugin may withdraw it, as where the machine is taken away.
         """
         request = self.record("stop", reason, by)
-        self.stop_request = self.stop_request or request
+        if self.stop_request is None or self.stop_request.vetoed is None:
+            self.stop_request = request
         self.stop_request.required |= required
         self.pending = True
 
@@ -430,6 +433,10 @@ class Control:
         """
         if not in_epoch:
             self._end_request = None
+        if (stop := self.stop_request) is not None and self._vetoed:
+            stop.vetoed = True
+        elif stop is not None and stop.vetoed is None and not stop.required:
+            self.stop_request = None
         self.stopped = self.should_stop and not self._vetoed and not self.is_rolling_back
         self.leaving = self.stopped or self.should_end_epoch or self.is_rolling_back
         self.pending = bool(self._due) or self.should_stop or self.leaving
@@ -525,7 +532,7 @@ class Control:
         return self.cut_request is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is due. No stop: who asked for it has a state too, and decides by it again."""
+        """Return the pending requests, but for a stop that is required or has ended the run."""
         from .open_requests import save
 
         return save(self, CHANGES)

@@ -56,7 +56,12 @@ def save(control: Control, changing: Collection[str]) -> dict[str, Any]:
     due = {what for what, each in later.items() if each.verb not in changing} | control._postponed
     state = {"due": sorted(due), "postponed": sorted(control._postponed), "end_epoch": control.should_end_epoch}
     has_skipped = control.skips.count and control.skips.step == control._progress.steps
+    stop, veto = control.stop_request, control._save_veto
+    asked = [each for each in (*later.values(), control._end_request) if each is not None and each.verb not in changing]
     more = {
+        "asked": {each.verb: [each.by, each.reason] for each in asked},
+        "stop": stop and not (stop.required or control.stopped) and [stop.by, stop.reason, stop.rank, stop.vetoed],
+        "veto_save": veto and [veto.by, veto.reason],
         "skips": [control.skips.count, control.skips.by_engine] if has_skipped else None,
         "changes": [[each.verb, each.target, each.value, each.by, each.reason] for each in changes],
         "switches": dict(control.switches),
@@ -76,7 +81,8 @@ def load(control: Control, state: Mapping[str, Any], make: Callable[..., Any], *
     place = control._progress
     where = place.epoch, place.batch, place.steps
     for verb in (*state["due"], *(["end_epoch"] if state["end_epoch"] else [])):
-        request = make(verb, "the checkpoint", "it was due there", *where)
+        by, reason = state.get("asked", {}).get(verb, ("the checkpoint", "it was due there"))
+        request = make(verb, by, reason, *where)
         if verb == "end_epoch":
             control._end_request = control._end_request or request
         else:
@@ -85,6 +91,11 @@ def load(control: Control, state: Mapping[str, Any], make: Callable[..., Any], *
     for verb, target, value, by, reason in state.get("changes", ()):
         request = make(verb, by, reason, *where, target=target, value=value)
         (control._later if at_save_point else control._due).setdefault(request.what, request)
+    if "stop" in state and control.stop_request is None:
+        by, reason, rank, vetoed = state["stop"]
+        control.stop_request = make("stop", by, reason, *where, rank=rank, vetoed=vetoed or None)
+    if "veto_save" in state and not at_save_point:
+        control._save_veto = make("veto_save", *state["veto_save"], *where)
     control.skips = Skips(place.steps, *state.get("skips", ()))
     control.switches = dict(state.get("switches", {}))
-    control.pending = control.pending or bool(control._due) or control.should_end_epoch
+    control.pending = bool(control.pending or control.open_requests())

@@ -163,7 +163,8 @@ def test_the_run_that_resumes_makes_up_for_it_first_and_then_equals_one_without_
     _, first = fit(schedules[1], cut, Stop(ValidationBatchEnd), schedule=schedules[0])
     assert (first.status, first.progress.steps, first.progress.validations) == ("stopped", 2, 0)
     (state,) = cut.states
-    assert state["control"] == {"due": ["save", "validation"], "postponed": ["save", "validation"], "end_epoch": False}
+    postponed = ["save", "validation"]
+    assert (state["control"]["due"], state["control"]["postponed"]) == (postponed, postponed)
 
     resumed = Keep(state)
     again, second = fit(schedules[1], resumed, schedule=schedules[0])

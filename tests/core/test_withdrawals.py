@@ -206,3 +206,53 @@ def test_a_preempted_run_is_saved_whoever_vetoes(tmp_path: Path) -> None:
     (checkpoint,) = tmp_path.rglob("*.pth")
     state = torch.load(checkpoint, weights_only=True)
     assert state["progress"]["steps"] == 4
+
+
+# A stop that is vetoed is in the checkpoint.
+
+
+class Kill(Plugin):
+    """Interrupts the run after the checkpoint of a step."""
+
+    affects_training = False
+
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+
+    @on(h.CheckpointSaved)
+    def kill(self, run: Run, event: h.CheckpointSaved) -> None:
+        if run.progress.steps == self.step:
+            raise KeyboardInterrupt
+
+
+def train_with_vetoes(folder: Path, *plugins: Plugin, kill_at: int | None = None) -> h.RunResult:
+    """Train for 20 steps unless a stop of step 3, vetoed until step 7, ends the run; it may be killed at a save."""
+
+    def veto(run: Run) -> None:
+        if run.progress.steps < 7:
+            run.control.veto_stop("fewer than 7")
+
+    stops = At(h.BatchEnd, lambda run: run.control.stop("enough"), 3).named("stops_at_3")
+    vetoes = At(h.ShouldStop, veto).named("at_least_7")
+    saves = h.RNGCapture(), h.Checkpoint(folder, every=Every(steps=1), resume="auto")
+    given = *saves, stops, vetoes, *plugins, Kill(kill_at)
+    return kit.fit(*given, train=kit.class_batches(5), steps=20, on_interrupt="return")
+
+
+@pytest.mark.parametrize("kill_at", [2, 3, 4, 6, 7])
+def test_a_resumed_run_stops_where_the_veto_of_an_earlier_stop_ends(tmp_path: Path, kill_at: int) -> None:
+    killed = train_with_vetoes(tmp_path, kill_at=kill_at)
+    assert (killed.status, killed.progress.steps) == ("interrupted", kill_at)
+    resumed = train_with_vetoes(tmp_path)
+    assert resumed.resume is not None
+    assert (resumed.resume.step, resumed.resume.guarantee) == (kill_at, "exact")
+    assert (resumed.status, resumed.progress.steps) == ("stopped", 7)
+    assert (resumed.stopped_by, resumed.reason) == ("stops_at_3", "enough")
+
+
+def test_a_stop_survives_several_resumes_unless_it_is_withdrawn(tmp_path: Path) -> None:
+    for kill_at in (3, 5):
+        train_with_vetoes(tmp_path, kill_at=kill_at)
+    takes_back = At(h.BatchEnd, lambda run: run.control.withdraw("stop", "go on"), 6).named("takes_back")
+    assert train_with_vetoes(tmp_path, takes_back, kill_at=6).progress.steps == 6
+    assert train_with_vetoes(tmp_path).status == "completed"

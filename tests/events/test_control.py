@@ -631,17 +631,91 @@ def test_a_whole_validation_makes_up_for_one_that_was_postponed(control: Control
     assert control.state_dict() == {"due": [], "postponed": [], "end_epoch": False}
 
 
-def test_what_is_due_stands_again_in_another_run_but_no_stop(control: Control) -> None:
-    for ask in (control.request_log, control.request_validation, control.request_save, control.stop, control.end_epoch):
-        ask("before")
+def test_pending_requests_are_restored_with_who_asked_and_why(control: Control) -> None:
+    verbs = "log", "validation", "save", "stop", "end_epoch"
+    for verb in verbs:
+        ask = getattr(control, verb, None) or getattr(control, f"request_{verb}")
+        ask(f"why {verb}", by=f"who {verb}")
     control.pop_request("save")
     state = control.state_dict()
-    assert state == {"due": ["log", "validation"], "postponed": [], "end_epoch": True}
+    assert (state["due"], state["postponed"], state["end_epoch"]) == (["log", "validation"], [], True)
     other = Control(Progress())
     other.request_save("of its own")
     other.load_state_dict(state)
     assert (other.should_log, other.should_validate, other.should_save, other.should_end_epoch) == (True,) * 4
-    assert (other.should_stop, other.pending, [each.verb for each in other.history]) == (False, True, ["save"])
+    assert (other.should_stop, other.pending, [request.verb for request in other.history]) == (True, True, ["save"])
+    asked = {verb: (request.by, request.reason) for verb, request in other.open_requests().items()}
+    assert asked == {verb: (f"who {verb}", f"why {verb}") for verb in verbs} | {"save": ("the caller", "of its own")}
+
+
+def load(state: dict[str, Any]) -> Control:
+    control = Control(Progress())
+    control.load_state_dict(state, at_save_point=True)
+    control.release()
+    return control
+
+
+def test_a_saved_stop_applies_again_if_it_was_vetoed_before_or_is_vetoed_now(control: Control) -> None:
+    control.stop("enough")
+    fresh = control.state_dict()
+    PLACE.event = "ShouldStop"
+    control.veto_stop("too early")
+    control.decide()
+    vetoed = control.state_dict()
+
+    taking_effect = load(vetoed)
+    taking_effect.decide()
+    assert (taking_effect.stopped, taking_effect.should_stop) == (True, True)
+    vetoed_now = load(fresh)
+    vetoed_now.veto_stop("too early")
+    vetoed_now.decide()
+    assert (vetoed_now.stopped, vetoed_now.should_stop) == (False, True)
+    vetoed_now.decide()
+    assert vetoed_now.stopped
+
+
+def test_a_stop_that_ended_the_saved_run_does_not_end_the_resumed_one(control: Control) -> None:
+    control.stop("enough")
+    resumed = load(control.state_dict())
+    resumed.decide()
+    assert (resumed.stopped, resumed.should_stop, resumed.pending) == (False, False, False)
+    control.decide()
+    assert "stop" not in control.state_dict()
+
+    asks_again = load(Control(Progress()).state_dict())
+    asks_again.stop("of its own")
+    asks_again.decide()
+    assert asks_again.stopped
+
+
+def test_a_required_stop_is_no_state_since_the_resumed_run_has_another_machine(control: Control) -> None:
+    control.stop("the machine goes", required=True)
+    PLACE.event = "ShouldStop"
+    control.veto_stop("too early")
+    control.decide()
+    assert "stop" not in control.state_dict()
+
+
+def test_a_new_stop_replaces_one_that_ended_the_saved_run(control: Control) -> None:
+    control.stop("enough")
+    resumed = load(control.state_dict())
+    resumed.stop("of its own")
+    resumed.decide()
+    assert resumed.stopped
+    assert resumed.stop_request is not None
+    assert resumed.stop_request.reason == "of its own"
+
+
+def test_a_veto_of_a_save_is_restored_unless_its_boundary_is_over(control: Control) -> None:
+    control.veto_save("no improvement")
+    state = control.state_dict()
+    other = Control(Progress())
+    other.load_state_dict(state)
+    other.request_save("due")
+    assert not other.pop_request("save")
+    later = load(state)
+    later.request_save("due")
+    assert later.pop_request("save")
 
 
 def test_what_was_due_after_a_boundary_stands_when_the_rest_of_that_boundary_is_done() -> None:
@@ -688,7 +762,8 @@ def test_turning_back_forgets_all_but_a_stop(control: Control, stops: bool) -> N
     assert (control.should_validate, control.should_end_epoch, control.skips_batch, control.touched) == (False,) * 4
     assert (control.is_rolling_back, control.leaving) == (False, False)
     assert (control.should_stop, control.pending) == (stops, stops)
-    assert control.state_dict() == {"due": [], "postponed": [], "end_epoch": False}
+    state = control.state_dict()
+    assert (state["due"], state["postponed"], state["end_epoch"]) == ([], [], False)
 
 
 def test_a_watcher_of_the_history_receives_each_request_but_not_each_repetition() -> None:

@@ -334,6 +334,31 @@ def test_a_veto_of_one_rank_postpones_the_stop_of_one_rank(ranks: Pool, asker: i
     assert ranks(2).run(stop_with_a_veto, asker, vetoer, until) == [("stopped", steps, steps + 2)] * 2
 
 
+def stop_with_a_veto_and_resume(folder: Path, asker: int, kill_at: int) -> tuple[str, int, str | None]:
+    """Stop in the third step on one rank, veto until step 6 on the other, kill, and resume."""
+
+    class Vetoer(h.Plugin):
+        @h.on(h.ShouldStop)
+        def judge(self, run: h.Run, event: h.ShouldStop) -> None:
+            if run.engine.rank != asker and run.control.should_stop and run.progress.steps < 6:
+                run.control.veto_stop("too early")
+
+    for step in (kill_at, None):
+        saves = h.RNGCapture(), h.Checkpoint(folder, every=h.Every(steps=1), resume="auto")
+        try:
+            result, _ = train([Script({3: {asker: ("stop",)}}), Vetoer(), *saves, Kill(0, step)])
+        except (ArithmeticError, h.RankFailed):
+            continue
+    return result.status, result.progress.steps, result.stopped_by
+
+
+@pytest.mark.parametrize("kill_at", [3, 4, 5])
+@pytest.mark.parametrize("asker", [0, 1])
+def test_a_vetoed_stop_of_one_rank_is_restored_on_all(ranks: Pool, tmp_path: Path, asker: int, kill_at: int) -> None:
+    outcomes = ranks(2).run(stop_with_a_veto_and_resume, tmp_path, asker, kill_at)
+    assert outcomes == [("stopped", 6, "script")] * 2
+
+
 def exchange_if(way: Way, name: str, asked: Asked, event: str) -> tuple[list[tuple[int, bool]], Happened]:
     """Read a property of the control in the last word, and exchange something where it is true."""
 
