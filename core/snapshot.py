@@ -167,7 +167,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     if switched or run.control.switches:
         from .stepping.changes import restore_switches
 
-        restore_switches(run, switched)
+        restore_switches(run, switched, goes_back=not resumption.is_resume)
     run.note(_where(run))
     if resumption.fresh_plugins:
         what = "start fresh" if resumption.is_resume else "keep what they have"

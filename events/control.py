@@ -117,7 +117,7 @@ class Control:
         cut_request: the request that cuts the running validation or test short, None without.
         skips: what was skipped since the last optimizer step.
         max_skips: how many skips in a row, without an optimizer step in between, are no error; None for any number.
-        switches: of each plugin that was enabled or disabled by request, whether it is enabled.
+        switches: of each plugin that was enabled or disabled in the run, whether it is enabled.
     """
 
     __slots__ = (

@@ -158,14 +158,14 @@ class Plugins:
             if switched_off(entry.name):
                 say_stays_off(entry.name)
             else:
-                self._toggle(entry, enabled=True, by=by)
+                self._switch(entry, enabled=True, by=by)
         for name in self._left_out.intersection(key for key in keys if isinstance(key, str)):
             say_stays_off(name)
 
     def disable(self, *keys: Key, by: str | None = None) -> None:
         """Stop calling the handlers of plugins, which keep their position and their state; `by` is who did it."""
         for entry in self._find_all(keys):
-            self._toggle(entry, enabled=False, by=by)
+            self._switch(entry, enabled=False, by=by)
             self._retire(entry)
 
     @contextmanager
@@ -178,7 +178,7 @@ class Plugins:
         finally:
             for entry in entries:
                 if self._entries.get(entry.name) is entry:
-                    self._toggle(entry, enabled=True)
+                    self._switch(entry, enabled=True)
 
     def is_enabled(self, key: Key) -> bool:
         """Return whether a plugin is enabled."""
@@ -387,6 +387,11 @@ class Plugins:
                 both = ", ".join(sorted(each for each in claims if self._claims.get(each) == other))
                 names = f"{other!r} and {entry.name!r} both claim {both}"
                 raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
+
+    def _switch(self, entry: PluginEntry, *, enabled: bool, by: str | None = None) -> None:
+        if self._run is not None:
+            self._run.control.switches[entry.name] = enabled  # a checkpoint holds it
+        self._toggle(entry, enabled=enabled, by=by)
 
     def _toggle(self, entry: PluginEntry, *, enabled: bool, by: str | None = None) -> None:
         before = entry.toggle(enabled=enabled, run=self._run)

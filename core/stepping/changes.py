@@ -28,18 +28,21 @@ def serve_change(run: Run, request: Request) -> tuple[str, bool]:
         return str(error), False
 
 
-def restore_switches(run: Run, former: Mapping[str, bool]) -> None:
-    """Enable and disable plugins as the state does that was loaded.
+def restore_switches(run: Run, former: Mapping[str, bool], *, goes_back: bool) -> None:
+    """Enable and disable plugins as in the loaded state.
 
     Args:
         run: the run.
-        former: which plugins were switched before that, and how: those that the state does not name go back.
+        former: the plugins that were switched before that.
+        goes_back: whether to switch those back that the state does not name, as in a roll-back. A resume keeps them:
+            the program switched them at its start.
     """
-    wanted = {name: not enabled for name, enabled in former.items()} | run.control.switches
+    wanted = {name: enabled != goes_back for name, enabled in former.items()} | run.control.switches
+    run.control.switches = wanted
     for name, enabled in wanted.items():
         if name in run.plugins and run.plugins.is_enabled(name) != enabled:
             (run.plugins.enable if enabled else run.plugins.disable)(name, by=LOADED)
-            run.note(f"plugin {name!r} is {'enabled' if enabled else 'disabled'}, as it was in the state by request")
+            run.note(f"plugin {name!r} is {'enabled' if enabled else 'disabled'}, as in the loaded state")
 
 
 def check_switch(run: Run, name: str, *, enabled: bool) -> None:
@@ -123,9 +126,7 @@ def _switch(run: Run, request: Request) -> bool:
     enabled = request.verb == "enable_plugin"
     check_switch(run, request.target, enabled=enabled)
     changed: bool = run.plugins.is_enabled(request.target) != enabled
-    if changed:
-        (run.plugins.enable if enabled else run.plugins.disable)(request.target, by=request.by)
-    run.control.switches[request.target] = enabled
+    (run.plugins.enable if enabled else run.plugins.disable)(request.target, by=request.by)
     return changed
 
 

@@ -301,6 +301,73 @@ def test_a_resumed_run_continues_with_what_was_changed(name: str, at: int, tmp_p
     assert equal(resumed, whole)
 
 
+class AtStart(h.Plugin):
+    """Disables a plugin before the first step."""
+
+    affects_training = False
+
+    @h.on(h.TrainStart)
+    def disable(self, run: h.Run, event: h.TrainStart) -> None:
+        run.plugins.disable(Noise)
+
+
+def within_a_context(run: h.Run) -> None:
+    with run.plugins.disabled("noise"):
+        assert not run.plugins.is_enabled("noise")
+
+
+TOGGLES: dict[str, tuple[h.Plugin, ...]] = {
+    "disabled": (Ask((3, lambda run: run.plugins.disable("noise"))),),
+    "disabled and enabled": (
+        Ask((3, lambda run: run.plugins.disable(Noise)), (9, lambda run: run.plugins.enable("noise"))),
+    ),
+    "at the start": (AtStart(),),
+    "at the start, then enabled": (AtStart(), Ask((5, lambda run: run.plugins.enable("noise")))),
+    "in a context": (Ask((3, within_a_context)),),
+    "once": (Ask((3, lambda run: run.plugins.disable("noise")), (3, lambda run: run.plugins.disable("noise"))),),
+}
+
+
+@pytest.mark.parametrize("at", [2, 3, 6, 10])
+@pytest.mark.parametrize("way", TOGGLES)
+def test_a_resumed_run_has_the_plugins_that_a_handler_toggled(way: str, at: int, tmp_path: Path) -> None:
+    whole = state(tmp_path / "whole", *TOGGLES[way], make=MAKERS["cosine"], epochs=1.5)
+    (checkpoint,) = (tmp_path / "whole").glob(f"*_iter_{at}.pth")
+    resumed = state(tmp_path / "second", *TOGGLES[way], make=MAKERS["cosine"], epochs=1.5, resume=checkpoint)
+    assert equal(resumed, whole)
+
+
+def test_what_a_program_toggles_before_it_resumes_holds_unless_the_run_toggled_it(tmp_path: Path) -> None:
+    def train(*plugins: h.Plugin, off: str, epochs: int) -> tuple[bool, bool]:
+        saves = h.Checkpoint(tmp_path, every=h.Every(epochs=1), resume="auto")
+        trainer = h.Trainer([Noise(), h.EMA(0.9), *plugins, saves], device="cpu")
+        trainer.plugins.disable(off)
+        given = task()
+        trainer.fit(given, BATCHES, optimizer=groups(given.model, 0.1, 0.01), epochs=epochs)
+        return trainer.plugins.is_enabled("noise"), trainer.plugins.is_enabled("ema")
+
+    assert train(Ask((3, lambda run: run.plugins.enable("noise"))), off="noise", epochs=1) == (True, True)
+    assert train(off="ema", epochs=2) == (True, False)
+    assert train(off="noise", epochs=3) == (True, True)
+
+
+def test_a_plugin_that_errors_have_disabled_is_tried_again_by_a_resumed_run(tmp_path: Path) -> None:
+    class Fails(h.Plugin):
+        policy = "observer"
+        max_errors = 1
+
+        @h.on(h.BatchEnd)
+        def fail(self, run: h.Run, event: h.BatchEnd) -> None:
+            raise ValueError("on purpose")
+
+    given = task()
+    saves = h.Checkpoint(tmp_path, every=h.Every(epochs=1))
+    trainer = h.Trainer([Fails(), saves], device="cpu")
+    result = trainer.fit(given, BATCHES, optimizer=groups(given.model, 0.1, 0.01), epochs=1)
+    assert result.last_checkpoint is not None
+    assert "switches" not in torch.load(result.last_checkpoint, weights_only=True)["control"]
+
+
 def test_a_change_that_is_due_is_in_the_state_with_its_asker() -> None:
     control = h.Control(h.Progress())
     control.set_learning_rate(0.5, "why", by="ann")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from heliograph.core.checkpoint.state.ranks import gather_rank_parts, select_rank_part
+from heliograph.core.stepping.changes import restore_switches
 from heliograph.spi import check_plain
 
 from .run import HostedRun
@@ -78,11 +79,13 @@ def restore(run: HostedRun, saved: Mapping[str, Any], path: Path | None) -> None
     run.progress.load_state_dict(own["progress"])
     run.origin = run.progress.copy()
     run.work.has_begun, run.in_boundary = own["epoch_begun"], own["in_boundary"]
+    switched = run.control.switches
     run.control.load_state_dict(own["control"], at_save_point=run.in_boundary)
     run.metrics.update(own["metrics"])
     run.means.load_state_dict(own["means"])
     run.means.totals = {name: (value, weight) for name, (value, weight) in own["totals"].items()}
     found = run.plugins.load_state_dict(own["plugins"], own["plugin_versions"], path)
+    restore_switches(run, switched, goes_back=False)
     run.plugins.load_filter_states(run.origin, own["filters"])
     resumption.resumed_from, resumption.resumed_at = path, run.origin
     resumption.fresh_plugins, resumption.unclaimed_states = map(tuple, found)

@@ -153,6 +153,21 @@ def test_state_goes_out_and_comes_in() -> None:
     assert result.notes[0] == "other.Trainer resumed at epoch 1, batch 1, step 3 from there"
 
 
+def test_a_plugin_that_was_disabled_stays_so_in_a_resumed_training() -> None:
+    class Disables(Plugin):
+        @on(StepEnd)
+        def disable(self, run: Run, event: StepEnd) -> None:
+            if run.progress.steps == 2:
+                run.plugins.disable("trace")
+
+    first = Loop(Trace(), Disables(), SaveSchedule(steps=3, at_end=False))
+    first.fit(epochs=2)
+    second = Loop(trace := Trace(), Disables(), SaveSchedule(steps=3, at_end=False))
+    second.fit(epochs=3, saved=first.saved[0])
+    assert not second.training.plugins.is_enabled("trace")
+    assert "step_end" not in trace.names
+
+
 @pytest.mark.parametrize("version", [2, 17])
 def test_the_state_of_a_newer_version_is_refused(version: int) -> None:
     loop = Loop(SaveSchedule(steps=1, at_end=False))
