@@ -28,10 +28,11 @@ from .checkpoint.state.rates import base_rates
 from .checkpoint.state.schema import (
     SCHEMA,
     WEIGHTS_ONLY,
-    check_plain,
+    as_plain,
     check_resumable,
     check_schema,
     versions,
+    with_numbers,
 )
 from .checkpoint.storage import read_manifest
 from .context import RunContext
@@ -81,8 +82,8 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "unseen": unseen,
         "metrics": dict(run.metrics),
         "means": run.means.state_dict(),
-        "plugins": run.plugins.state_dict(check_plain),
-        "filters": run.plugins.filter_states(run.origin, check_plain),
+        "plugins": run.plugins.state_dict(as_plain),
+        "filters": run.plugins.filter_states(run.origin, as_plain),
         **({"plugin_versions": numbers} if (numbers := run.plugins.state_versions()) else {}),
         **({} if run.forked_from is None else {"forked_from": dict(run.forked_from)}),
         **({} if run.resumption.given_rates is None else {"given_rates": run.resumption.given_rates}),
@@ -91,7 +92,9 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         **({"trained": trained} if (trained := run.modes.state_dict(run.modules)) else {}),
         **({} if run.outcome.rows is None else {"log_history": run.outcome.rows.state_dict() | _totals(run)}),
     }
-    check_plain(snapshot, "state")
+    snapshot, types = as_plain(snapshot, "state")
+    if types:
+        snapshot["number_types"] = types
     parts = gather_rank_parts(run.engine, snapshot)
     return {**snapshot, "ranks": parts if run.engine.is_main else []}
 
@@ -102,7 +105,7 @@ def capture_weights(run: RunContext) -> dict[str, Any]:
     Raises:
         TypeError: some of it is neither a plain type nor a tensor.
     """
-    states = run.plugins.state_dict(check_plain).items()
+    states = run.plugins.state_dict(as_plain).items()
     snapshot = {
         "schema": SCHEMA,
         "saved_at": time(),
@@ -118,8 +121,8 @@ def capture_weights(run: RunContext) -> dict[str, Any]:
         **{name: {} for name in ("control", "data", "optimizers", "schedulers")},
         "ranks": [],
     }
-    check_plain(snapshot, "state")
-    return snapshot
+    plain: dict[str, Any] = as_plain(snapshot, "state")[0]
+    return plain
 
 
 def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,6 +141,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
 
         saved = with_frozen(saved, run.modules)
     saved = fit_to_engine(select_rank_part(saved, run.engine.rank, run.engine.world_size), run.engine, resumption.path)
+    saved = with_numbers(saved, saved.get("number_types"))
     if "shards" not in saved:
         check_fits(run.modules, saved["modules"])
     check_optimizers(run, saved)

@@ -13,7 +13,7 @@ from ..events.checks import PLAIN
 from ..events.errors import describe_error
 from .entry import PluginEntry
 
-Check = Callable[[Any, str], None]  # of a state and its name: raises TypeError where it cannot be saved
+Check = Callable[[Any, str], object]  # of a state and its name: raises TypeError where it cannot be saved
 Forgive = Callable[[PluginEntry, str, str, BaseException], bool]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...plugins.discovery import discover
 from ..data.draws.rng import pack_numpy, pack_python, pack_torch
-from .state.schema import SCHEMA, brief, check_plain
+from .state.schema import SCHEMA, as_plain, brief
 from .storage.manifest import SUFFIX
 
 RECORDS = (r"helios(\.\w+)*\.TrainingState",)
@@ -226,7 +226,7 @@ def _left_out(state: dict[str, Any]) -> list[str]:
     for group in (state["plugins"], state["helios"], state["helios"]["model"]):
         for name in list(group):
             try:
-                check_plain(group[name], name)
+                group[name], _ = as_plain(group[name], name)
             except TypeError as error:
                 del group[name]
                 notes.append(f"left out, {str(error).split(':')[0]}")

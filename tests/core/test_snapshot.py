@@ -14,11 +14,14 @@ import pytest
 import torch
 from heliograph import (
     BatchEnd,
+    Checkpoint,
     CheckpointLoaded,
     EpochEnd,
     EpochStart,
+    Every,
     LearningRate,
     Plugin,
+    RNGCapture,
     Run,
     RunResult,
     SavePoint,
@@ -457,3 +460,57 @@ def test_an_epoch_that_continues_says_so(resumed_at: tuple[int, int]) -> None:
     fit(supervised(), cuts[resumed_at], plugins=[Watch()])
     epoch, batch = resumed_at
     assert starts[0] == (epoch, batch > 0)
+
+
+class Cosine(Plugin):
+    """Sets the rate of each step to a number of NumPy, which it keeps in its state, too."""
+
+    def __init__(self, kind: type[np.floating[Any]]) -> None:
+        self.kind, self.rate = kind, kind(0.05)
+
+    @on(BatchEnd)
+    def set(self, run: Run, event: BatchEnd) -> None:
+        self.rate = self.kind(self.rate * self.kind(0.9))
+        run.optimizer.param_groups[0]["lr"] = self.rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rate": self.rate, "done": np.bool_(True), "seen": [np.int64(1), np.array(2.0)]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rate = state["rate"]
+        kinds = [type(value) for value in (state["done"], *state["seen"])]
+        assert kinds == [np.bool_, np.int64, np.ndarray]
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16])
+def test_rates_of_numpy_are_saved_and_a_resumed_run_equals_an_uninterrupted_one(
+    kind: type[np.floating[Any]], tmp_path: Path
+) -> None:
+    def scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 0.5 * (1 + np.cos(done / 18 * np.pi)))
+
+    def train(epochs: int) -> tuple[RunResult, dict[str, Any]]:
+        torch.manual_seed(0)
+        task = Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
+        options: dict[str, Any] = {"betas": (np.float64(0.9), 0.999), "weight_decay": kind(0.01)}
+        saves = Checkpoint(tmp_path, every=Every(epochs=1), resume="auto")
+        trainer = Trainer([RNGCapture(), LearningRate("epoch"), Cosine(kind), saves], device="cpu")
+        result = trainer.fit(
+            task,
+            random_batches(3),
+            optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.1, **options),
+            scheduler=scheduler,
+            epochs=epochs,
+        )
+        return result, task.model.state_dict()
+
+    train(1)
+    result, resumed = train(3)
+    assert (result.resume and result.resume.step, result.warnings) == (3, ())
+    assert result.last_checkpoint is not None
+    saved = torch.load(result.last_checkpoint, weights_only=True)
+    (group,) = saved["optimizers"]["optimizer"]["param_groups"]
+    assert (type(group["lr"]), type(group["betas"][0]), group["weight_decay"]) == (float, float, float(kind(0.01)))
+    result.last_checkpoint.unlink()
+    _, whole = train(3)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 WHOLE = ("control", "data", "last_seen", "unseen", "engine", "task", "metrics", "means", "filters")
-BY_NAME = ("progress", "plugins", "plugin_versions")
+BY_NAME = ("progress", "plugins", "plugin_versions", "number_types")
 Key = tuple[str, str]  # a part of the snapshot, and a name in it if it is a dict by name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,74 @@ def check_plain(value: Any, path: str) -> None:
     """Raise TypeError if a state holds what `torch.load(weights_only=True)` refuses; ValueError if it is not a tree."""
     if not _is_small_and_plain(value):
         _TreeCheck(only_plain=True).check(value, path)
+
+
+def as_plain(value: Any, path: str) -> tuple[Any, Any]:
+    """Return a state as plain types and tensors, and the types of its NumPy and complex numbers, for `with_numbers`.
+
+    Raises:
+        TypeError: it holds something else that `torch.load(weights_only=True)` refuses.
+        ValueError: it is not a tree.
+    """
+    if _is_small_and_plain(value):
+        return value, None
+    check_tree(value, path)
+    value, types = _split_numbers(value)
+    check_plain(value, path)
+    return value, types
+
+
+def _split_numbers(value: Any) -> tuple[Any, Any]:
+    kind = type(value)
+    if kind in CONTAINERS:
+        keys = list(value) if kind in MAPPINGS else range(len(value))
+        split = {_number(key): _split_numbers(value[key]) for key in keys}
+        types = {key: of_item for key, (_, of_item) in split.items() if of_item}
+        if all(key is new and value[key] is split[new][0] for key, new in zip(keys, split, strict=True)):
+            return value, None
+        items = {key: item for key, (item, _) in split.items()}
+        return kind(items if kind in MAPPINGS else items.values()), types
+    number = _number(value)
+    if number is value and kind is not complex:
+        return value, None
+    if isinstance(number, complex):
+        return [number.real, number.imag], "complex" if kind is complex else _name(value)
+    return number, None if isinstance(number, str | bytes) else _name(value)
+
+
+def _number(value: Any) -> Any:
+    """Return the Python number or text of a NumPy scalar or an array without dimensions; anything else as it is."""
+    if isinstance(value, np.generic | np.ndarray) and value.shape == ():
+        number = value.item()
+        return number if type(number) in (*PLAIN, complex) else value
+    return value
+
+
+def _name(value: np.generic | np.ndarray[Any, Any]) -> str:
+    return f"{value.dtype.name}{'[]' * isinstance(value, np.ndarray)}"
+
+
+def with_numbers(value: Any, types: Any) -> Any:
+    """Return a state with the NumPy and complex numbers that `as_plain` has replaced.
+
+    Raises:
+        ValueError: one of the types is not that of a number.
+    """
+    if not isinstance(types, str):
+        present = value if isinstance(value, Mapping) else range(len(value))
+        items = {key: with_numbers(value[key], of_item) for key, of_item in (types or {}).items() if key in present}
+        if isinstance(value, Mapping):
+            value = copy(value)
+            value.update(items)
+            return value
+        return type(value)(items.get(index, item) for index, item in enumerate(value))
+    number = complex(*value) if isinstance(value, list) else value
+    if types == "complex":
+        return number
+    dtype = np.dtype(types.removesuffix("[]"))
+    if dtype.kind not in "biufc":
+        raise ValueError(f"The checkpoint names {types!r} as the type of a number.")
+    return np.array(number, dtype) if types.endswith("[]") else dtype.type(number)
 
 
 def _is_small_and_plain(value: Any) -> bool:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from heliograph.core.checkpoint.state.ranks import gather_rank_parts, select_rank_part
+from heliograph.core.checkpoint.state.schema import with_numbers
 from heliograph.core.stepping.changes import restore_switches
-from heliograph.spi import check_plain
+from heliograph.spi import as_plain
 
 from .run import HostedRun
 
@@ -44,12 +45,12 @@ def capture(run: HostedRun) -> dict[str, Any]:
         "metrics": dict(run.metrics),
         "means": run.means.state_dict(),
         "totals": {name: list(each) for name, each in run.means.totals.items()},
-        "plugins": run.plugins.state_dict(check_plain),
+        "plugins": run.plugins.state_dict(as_plain),
         "plugin_versions": run.plugins.state_versions(),
-        "filters": run.plugins.filter_states(run.origin, check_plain),
+        "filters": run.plugins.filter_states(run.origin, as_plain),
     }
-    check_plain(state, "state")
-    return state
+    state, types = as_plain(state, "state")
+    return {**state, "number_types": types} if types else state
 
 
 def with_ranks(run: HostedRun, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +75,7 @@ def restore(run: HostedRun, saved: Mapping[str, Any], path: Path | None) -> None
             f"heliograph reads up to {VERSION}: update it."
         )
     own = select_rank_part({"ranks": [], **saved}, run.engine.rank, run.engine.world_size)
+    own = with_numbers(own, own.get("number_types"))
     resumption = run.resumption
     run.training_id, resumption.path = own["training_id"], path
     run.progress.load_state_dict(own["progress"])

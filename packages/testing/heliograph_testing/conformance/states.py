@@ -21,7 +21,7 @@ from heliograph import (
 )
 from heliograph.core.checkpoint.unseen.program import affects_training, plugin_options
 from heliograph.core.checkpoint.unseen.values import MISSING, Value, encode, equal
-from heliograph.spi import check_plain
+from heliograph.spi import as_plain
 
 from .attributes import list_changes, same
 from .rule import rule
@@ -87,7 +87,7 @@ def state_is_plain(subject: Subject) -> None:
     subject.fit(subject.trainer(plugin))
     if hasattr(plugin, "state_dict"):
         state = plugin.state_dict()
-        check_plain(state, "state_dict()")
+        as_plain(state, "state_dict()")
         assert same(state, plugin.state_dict()), "Reading the state twice gives two results."
 
 
