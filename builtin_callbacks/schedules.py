@@ -12,7 +12,6 @@ from ..events import (
     CheckpointLoaded,
     EpochEnd,
     EpochStart,
-    Handle,
     Lane,
     LastBoundary,
     Log,
@@ -55,8 +54,8 @@ class Schedule(Plugin):
         at_start: also before the first batch.
         at_end: also when training is over, completed or stopped, unless it was done at the last step anyway, or nothing
             was trained; by default for validations and saves, not for logs. A save before the end of the last epoch
-            does not count: the state is another one after it. A save comes first, so that a run that resumes from it
-            and is longer equals one that had not ended there.
+            does not count: the state is another one after it. The save has the metrics of the last validation, but not
+            its effects on the state: a longer run that resumes from it equals one that did not end there.
         **counter: instead of a filter, what `Every` takes: `steps=100`, `epochs=1`, `seconds=600`, `samples=10_000`,
             `fraction=0.1` of the run, perhaps with `after=`.
 
@@ -81,7 +80,6 @@ class Schedule(Plugin):
         self.filter, self.at_start = make_filter(type(self).__name__, when, counter, *self.options), at_start
         if at_end is not None:
             self.at_end = at_end
-        self._waits: Handle | None = None
         self._recurrence = Recurrence(self.filter)
 
     def describe(self, run: Run) -> str:
@@ -116,14 +114,10 @@ class Schedule(Plugin):
         idle_until = self.filter.idle_until
         return None if idle_until is None else idle_until(run)
 
-    @on(LastBoundary, lane=Lane.REPORT)
+    @on(LastBoundary, lane=Lane.MEASURE)
     def finish(self, run: Run, event: LastBoundary) -> None:
-        """Ask at the end, after a save that is due there: what the end adds is not a part of that state."""
-        if not self.is_left(run):
-            return
-        if run.control.should_save:
-            self._waits = run.bus.on(SavePoint, self._ask_after_save, lane=Lane.REPORT)
-        else:
+        """Ask at the end."""
+        if self.is_left(run):
             self.ask(run, "at the end")
 
     def is_left(self, run: Run) -> bool:
@@ -145,16 +139,6 @@ class Schedule(Plugin):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the state until the run has its new origin."""
         self._recurrence.load_state_dict(state)
-
-    def close(self) -> None:
-        """Wait for no save."""
-        if self._waits is not None:
-            self._waits.remove()
-            self._waits = None
-
-    def _ask_after_save(self, run: Run, event: SavePoint) -> None:
-        self.close()
-        self.ask(run, "at the end")
 
     def moment(self, progress: Progress) -> int:
         """Return what is another number where doing it once more would bring something else."""
@@ -265,9 +249,10 @@ class SaveSchedule(Schedule):
 
     @on(LastBoundary)
     def finish(self, run: Run, event: LastBoundary) -> None:
-        """Ask at the end."""
-        if self.is_left(run):
+        """Ask at the end, when it is known whether that is validated."""
+        if self.at_end and run.progress.batches > 0 and is_unsaved(run, self._recurrence):
             self.ask(run, "at the end")
+            self._recurrence.last = moment(run.progress)  # the state is held before the save
 
     def ask(self, run: Run, reason: str) -> None:
         """Request a save."""
@@ -275,4 +260,16 @@ class SaveSchedule(Schedule):
 
     def moment(self, progress: Progress) -> int:
         """Return a number that the end of an epoch changes, too."""
-        return progress.batches + progress.epoch
+        return moment(progress)
+
+
+def moment(progress: Progress) -> int:
+    """Return a number that the end of an epoch changes, too: the state is another one after it."""
+    return progress.batches + progress.epoch
+
+
+def is_unsaved(run: Run, saves: Recurrence) -> bool:
+    """True if the end of a training differs from its last save, or if a validation or an effective stop is new."""
+    control, is_trained = run.control, run.progress.batches > run.origin.batches
+    has_stopped = control.stopped and control.stop_request is not None and control.stop_request.vetoed
+    return moment(run.progress) != saves.last or (is_trained and control.should_validate) or bool(has_stopped)

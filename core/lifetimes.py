@@ -120,6 +120,7 @@ class Outcome:
         began: when the run was made, of `perf_counter`.
         started: whether a training began.
         finished: whether it is over.
+        held: the state of the end of a training without what its last log and validation add; None elsewhere.
         at_save_point: whether the state is being saved in a boundary, of which only `ShouldStop` is left.
         has_left_group: whether this rank has left the others.
         is_strict: whether warnings are raised.
@@ -136,6 +137,7 @@ class Outcome:
     status: Status = "completed"
     started: bool = False
     finished: bool = False
+    held: Mapping[str, Any] | None = None
     at_save_point: bool = False
     has_left_group: bool = False
     best_checkpoint: Path | None = None

@@ -223,6 +223,10 @@ def serve(run: RunContext) -> None:
         run.emit(ev.ChangeServed(*facts, *serve_change(run, request)))
     if control.pop_request("next_phase") and run.data.ask_to_advance(between_epochs=not run.progress.batch):
         control.end_epoch("the next phase was asked for", by="the loop")
+    if run.outcome.finished and control.should_save and (control.should_log or control.should_validate):
+        from .snapshot import hold  # loaded where the end is saved
+
+        hold(run)
     if control.pop_request("log"):
         publish(run, ev.Log(Metrics(run.means.read(run.phase)), run.means.weights))
         control.agree()
@@ -232,6 +236,7 @@ def serve(run: RunContext) -> None:
     if control.pop_request("save"):
         with run.outcome.saving(), run.modes.evaluating():
             run.emit(ev.SavePoint())
+    run.outcome.held = None
 
 
 def publish(run: RunContext, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:

@@ -36,6 +36,7 @@ from .checkpoint.state.schema import (
 )
 from .checkpoint.storage import read_manifest
 from .context import RunContext
+from .engines.sharded.states import ShardingEngine
 from .engines.weights import check_fits
 
 
@@ -52,8 +53,11 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
     Raises:
         TypeError: some state is neither a plain type nor a tensor, and so could not be read back safely.
     """
-    stateful = {"task": run.task} if not isinstance(run.task, nn.Module) else {}
     weights, optimizers = run.engine.pack(run.modules, run.optimizers) if shards is None else ({}, {})
+    if run.outcome.held is not None:
+        fresh = {"modules": weights, "optimizers": optimizers} | ({} if shards is None else {"shards": dict(shards)})
+        return {**fresh, **run.outcome.held, "metrics": dict(run.metrics)}
+    stateful = {"task": run.task} if not isinstance(run.task, nn.Module) else {}
     unseen = (
         {} if run.resumption.unseen is None else run.resumption.unseen.state_dict(run)
     )  # before the data, which keep its doubts
@@ -97,6 +101,18 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         snapshot["number_types"] = types
     parts = gather_rank_parts(run.engine, snapshot)
     return {**snapshot, "ranks": parts if run.engine.is_main else []}
+
+
+def hold(run: RunContext) -> None:
+    """Keep the state of the end of a training, for the save after its last log and validation. A collective.
+
+    A longer run that resumes from that save has not logged and validated there, as if the training had not ended.
+    """
+    apart = ("modules", "optimizers", "shards") if isinstance(run.engine, ShardingEngine) else ()  # gathers nothing
+    state = capture(run, {} if apart else None)
+    due = [verb for verb in state["control"]["due"] if verb not in ("log", "validation", "save")]
+    state["control"] = {**state["control"], "due": due}
+    run.outcome.held = {name: part for name, part in state.items() if name not in apart}
 
 
 def capture_weights(run: RunContext) -> dict[str, Any]:

@@ -571,10 +571,12 @@ class Checkpoint(Plugin):
         assert store is not None
         if judged_by is not None and (entry := self._kept.entry(last)) is not None:
             self._kept.add(store.judge(entry, judged_by))
+        dropped = [(path, f"{last.name} has the same step") for path in self._kept.drop_replaced(store.is_pinned)]
         best = self._best()
         store.point("last", last)
         store.point("best", best)
-        own = [(path, self._kept.rule) for path in self._kept.drop(store.is_pinned) if store.remove(path)]
+        dropped += [(path, self._kept.rule) for path in self._kept.drop(store.is_pinned)]
+        own = [(path, reason) for path, reason in dropped if store.remove(path)]
         others = [(each.path, "on_existing='replace'") for each in replaced if store.remove(each.path, each.training)]
         return best, own + others
 

@@ -99,10 +99,16 @@ class Retention:
         """
         self._entries = {entry.path: entry for entry in sorted(entries, key=lambda entry: entry.order)}
         self._damaged = set(damaged)
+        self._newest: Entry | None = None  # of those that were added since
+        self._replaced: list[Path] = []
         self._rank()
 
     def add(self, entry: Entry) -> None:
-        """Add a new checkpoint; it replaces one with the same path."""
+        """Add a new checkpoint; it replaces one with the same path, and the previous one if that has the same step."""
+        newest, self._newest = self._newest, entry
+        step = entry.progress.get("steps", -1)
+        if newest is not None and newest.path != entry.path and newest.progress.get("steps") == step:
+            self._replaced.append(newest.path)
         self._entries.pop(entry.path, None)
         self._entries[entry.path] = entry
         self._damaged.discard(entry.path)
@@ -119,6 +125,14 @@ class Retention:
             "" if self._monitor is None else f", and not among the keep_best={self.keep_best} by {self._monitor.name}"
         )
         return f"keep_last={self.keep_last}{best}"
+
+    def drop_replaced(self, is_pinned: Callable[[Path], bool]) -> list[Path]:
+        """Forget the checkpoints of whose step there is a newer one and return their paths, unless they are pinned."""
+        doomed, self._replaced = [path for path in self._replaced if not is_pinned(path)], []
+        for path in doomed:
+            self._entries.pop(path, None)
+        self._rank()
+        return doomed
 
     def drop(self, is_pinned: Callable[[Path], bool]) -> list[Path]:
         """Forget the checkpoints that are no longer kept and return their paths, the oldest first."""

@@ -12,8 +12,9 @@ from typing import Any
 from ...core.checkpoint.storage import JudgedBy
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import add_run_note
-from ...events import Progress, Run
+from ...events import Run
 from ...plugins.filters import Filter, Recurrence
+from ..schedules import is_unsaved, moment
 from .weights_only import lost
 
 
@@ -187,8 +188,9 @@ class SaveRequests:
         """Ask at the end, unless that is saved anyway, or nothing was trained."""
         if self._recurrence is None or not run.progress.batches:
             return
-        if moment(run.progress) != self._recurrence.last:
+        if is_unsaved(run, self._recurrence):
             run.control.request_save("at the end")
+            self.note(run)  # the state is held before the save
 
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last saved, and what is due next."""
@@ -198,8 +200,3 @@ class SaveRequests:
         """Keep the state until the run has its new origin."""
         if self._recurrence is not None:
             self._recurrence.load_state_dict(state.get("every", {}))
-
-
-def moment(progress: Progress) -> int:
-    """Return a number that the end of an epoch changes, too: the state is another one after it."""
-    return progress.batches + progress.epoch

@@ -355,6 +355,7 @@ def test_what_became_due_before_the_cut_and_was_not_asked_since_is_done_after_it
         if run.progress.batches == 1:
             trainer.plugins.disable("log_schedule")
         if run.progress.batches == 3:
+            trainer.plugins.enable("log_schedule")
             saved.update(deepcopy(run.state_dict()))
 
     trainer.bus.on(BatchEnd, sleep)

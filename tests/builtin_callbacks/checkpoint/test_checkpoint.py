@@ -317,7 +317,7 @@ def test_two_saves_at_one_place_are_one_file(fit: Make, tmp_path: Path) -> None:
     assert result.last_checkpoint == tmp_path / "run_epoch_0_iter_3.pth"
 
     again = fit(Checkpoint(tmp_path / "again", keep_last=2), SaveSchedule(Every(batches=1)).named("more"), epochs=1)
-    assert names(tmp_path / "again") == ["run_epoch_0_iter_3.pth", "run_epoch_1_iter_3.pth"]
+    assert names(tmp_path / "again") == ["run_epoch_0_iter_2.pth", "run_epoch_1_iter_3.pth"]
     assert again.last_checkpoint == tmp_path / "again" / "run_epoch_1_iter_3.pth"
 
 

@@ -13,6 +13,7 @@ from heliograph import (
     BatchEnd,
     Checkpoint,
     EarlyStopping,
+    EpochEnd,
     Every,
     Lane,
     LastBoundary,
@@ -24,6 +25,7 @@ from heliograph import (
     RunResult,
     SavePoint,
     SaveSchedule,
+    ShouldStop,
     StrictError,
     Supervised,
     Trainer,
@@ -54,6 +56,18 @@ class Stop(Plugin):
     def stop(self, run: Run, event: BatchEnd) -> None:
         if run.progress.batches == self.batches:
             run.control.stop("enough")
+
+
+class Veto(Plugin):
+    """Vetoes a stop until some steps are done."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    @on(ShouldStop)
+    def veto(self, run: Run, event: ShouldStop) -> None:
+        if run.control.should_stop and run.progress.steps < self.steps:
+            run.control.veto_stop("too early")
 
 
 class Fail(Plugin):
@@ -92,11 +106,69 @@ def test_schedules_by_epochs_act_at_an_end_within_an_epoch(plugins: tuple[Plugin
         *schedules, trace, checkpoint, *plugins, train=class_batches(6), validation=class_batches(2), steps=5
     )
 
-    assert trace.seen == [("save_point", 5), ("validation_end", 5)]
+    assert trace.seen == [("validation_end", 5), ("save_point", 5)]
     assert result.last_checkpoint == result.best_checkpoint == tmp_path / "run_epoch_0_iter_5.pth"
     judged_by = storage.read_manifest(tmp_path / "run_epoch_0_iter_5.pth").judged_by
     assert judged_by == ("validation/loss", "min", result.metrics["validation/loss"])
     assert result.warnings == ()
+
+
+ENDS: dict[str, tuple[dict[str, Any], Any, tuple[Plugin, ...]]] = {
+    "within an epoch": ({"steps": 3}, Every(epochs=1), ()),
+    "at an epoch's end": ({"steps": 4}, Every(epochs=1), ()),
+    "later within an epoch": ({"steps": 7}, Every(epochs=1), ()),
+    "a fraction of an epoch": ({"epochs": 1.5}, Every(epochs=1), ()),
+    "a stop": ({"epochs": 9}, Every(epochs=1), (Stop(6),)),
+    "saves by steps": ({"steps": 3}, Every(steps=1), ()),
+    "saves by steps to an epoch's end": ({"steps": 8}, Every(steps=2), ()),
+    "a stop after a save": ({"epochs": 9}, Every(steps=1), (Stop(6),)),
+    "a stop after a veto": ({"epochs": 9}, Every(steps=1), (Stop(5), Veto(7))),
+}
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("asks", [False, True])
+def test_the_last_checkpoint_has_the_metrics_of_its_weights_and_a_step_has_one_file(
+    end: str, background: bool, asks: bool, tmp_path: Path
+) -> None:
+    length, every, plugins = ENDS[end]
+    options: dict[str, Any] = {"background": background, "keep_last": None, "metadata": "{validation/loss:.6f}"}
+    checkpoint = Checkpoint(tmp_path, every=every if asks else None, **options, **BEST)
+    schedules = [ValidationSchedule(Every(epochs=1)), *([] if asks else [SaveSchedule(every)])]
+    result = kit.fit(*schedules, checkpoint, *plugins, train=class_batches(4), validation=class_batches(2), **length)
+
+    value, path = result.metrics["validation/loss"], result.last_checkpoint
+    assert path is not None
+    assert path.name.endswith(f"_iter_{result.progress.steps}_{value:.6f}.pth")
+    entry = storage.read_manifest(path)
+    assert (entry.metrics["validation/loss"], entry.judged_by) == (value, ("validation/loss", "min", value))
+    assert storage.load(path)["metrics"]["validation/loss"] == value
+    steps = [int(name.split("_iter_")[1].split("_")[0].removesuffix(".pth")) for name in checkpoint_names(tmp_path)]
+    assert sorted(set(steps)) == sorted(steps)
+    assert result.best_checkpoint is not None
+    assert result.best_checkpoint.exists()
+
+
+def test_what_a_stop_of_a_vetoed_run_has_ended_continues_in_the_next(tmp_path: Path) -> None:
+    def train(*plugins: Plugin) -> RunResult:
+        saves = Checkpoint(tmp_path, every=Every(steps=1), resume="auto")
+        return kit.fit(saves, *plugins, train=class_batches(4), epochs=3)
+
+    assert train(Stop(5), Veto(7)).progress.steps == 7
+    assert (train(Veto(7)).status, checkpoint_names(tmp_path)) == ("completed", ["run_epoch_3_iter_12.pth"])
+
+
+def test_a_pinned_checkpoint_of_a_step_stays_beside_a_newer_one(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, every=Every(steps=2), keep_last=None)
+
+    class Pin(Plugin):
+        @on(EpochEnd)
+        def pin(self, run: Run, event: EpochEnd) -> None:
+            checkpoint.pin()
+
+    kit.fit(checkpoint, Pin(), train=class_batches(2))
+    assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_2.pth", "run_epoch_1_iter_2.pth"]
 
 
 def test_the_steps_after_the_last_save_are_saved(tmp_path: Path) -> None:
@@ -138,7 +210,7 @@ def train(folder: Path, steps: int, resume: str | None = None) -> tuple[RunResul
 
 @pytest.mark.parametrize("steps", [2, 4, 5, 7, 8, 11, 13])
 def test_a_run_that_ended_and_is_made_longer_equals_one_of_that_length(steps: int, tmp_path: Path) -> None:
-    """The validation of the end comes after the save: who counts validations has not counted it there."""
+    """The checkpoint has the metrics of the end's validation, but who counts validations has not counted it there."""
     whole, at_end, trace = train(tmp_path / "whole", 14)
     first, _, _ = train(tmp_path / "parts", steps)
     second, again, rest = train(tmp_path / "parts", 14, resume="auto")
