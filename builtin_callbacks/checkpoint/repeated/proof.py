@@ -246,6 +246,8 @@ class Proof:
         _lower(run, text)
         if causes != reasons:  # those the result lists anyway
             run.note(f"likely cause of the difference: {'; '.join(causes)}")
+        if run.engine.world_size == 1:  # several ranks agree on the first difference before
+            run.warn(f"{DIVERGES} {text}. Likely cause: {'; '.join(causes)}.")
         logger.warning("what is done again %s; likely cause: %s", text, "; ".join(causes))
         if self.on_difference == "stop":
             run.control.stop(f"what is done again {text}")
@@ -282,12 +284,16 @@ class Proof:
             first = min(differing, key=lambda each: each.differs_at or 0)
             assert first.difference is not None
             _lower(run, first.difference)
+            run.warn(f"{DIVERGES} {first.difference}.")
         for each in found:
             if each.obstacle is not None and each.obstacle != self._obstacle:
                 run.note(each.obstacle)
         if any(each.batches for each in found):
             self._emit_verified(run)
         self._is_emitted = True
+
+
+DIVERGES = "The resumed run diverges from the killed run: what was done again"
 
 
 def _digest(text: str) -> bytes:

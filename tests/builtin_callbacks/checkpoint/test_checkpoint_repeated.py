@@ -116,6 +116,14 @@ def test_a_difference_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture
     ]
 
 
+def test_a_difference_is_a_warning_and_equal_steps_are_none(tmp_path: Path) -> None:
+    fit(tmp_path, 9)
+    assert not [warning for warning in fit(tmp_path, 9).warnings if "diverges" in warning]
+    (warning,) = [warning for warning in fit(tmp_path, 9, at=2).warnings if "diverges" in warning]
+    assert "differs first at step 7: loss 3.014 instead of 2.01" in warning
+    assert NOTHING in warning
+
+
 def test_who_learns_of_an_epoch_twice_is_suspected(tmp_path: Path) -> None:
     class Restless(h.Plugin):
         @h.on(h.EpochStart)
@@ -385,7 +393,8 @@ def fit_on_ranks(folder: Path, differs_on: int | None = None, **options: Any) ->
         task = Counting(nn.Linear(4, 2), at if engine.rank == differs_on else 0)
         batches = random_batches(20, 3)
         result = trainer.fit(task, batches, optimizer=sgd(0.01), steps=steps)
-        found.append((report(result), result.resume, reported, result.notes, result.status, result.progress.steps))
+        texts = (*result.notes, *result.warnings)
+        found.append((report(result), result.resume, reported, texts, result.status, result.progress.steps))
     return found
 
 
@@ -400,8 +409,9 @@ def test_each_rank_compares_its_own(ranks: Pool, tmp_path: Path) -> None:
 
 def test_a_difference_on_one_rank_is_reported_on_all(ranks: Pool, tmp_path: Path) -> None:
     for _, second in ranks(2).run(fit_on_ranks, tmp_path, 1):
-        (steps, difference), resume, reported, *_ = second
+        (steps, difference), resume, reported, texts, *_ = second
         assert steps == 1
+        assert f"The resumed run diverges from the killed run: what was done again {difference}." in texts
         assert difference is not None
         assert difference.startswith("differs first at step 7: loss ")
         assert difference.endswith(" (rank 1)")
