@@ -10,6 +10,7 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from ..core.engines.options import parameters_of
 from ..core.engines.weights import LEFT_WEIGHTS, check_average
 from ..events import (
     Lane,
@@ -183,7 +184,7 @@ class EMA(Plugin):
         self._swap_out()
 
     def _pairs(self, name: str, module: nn.Module, chosen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:
-        for key, parameter in module.named_parameters():
+        for key, parameter in parameters_of(module):
             if id(parameter) in chosen:
                 if key not in self.weights.get(name, ()):
                     self._check({name: module})
@@ -205,7 +206,7 @@ class EMA(Plugin):
     def _copy_into(self, modules: Mapping[str, nn.Module]) -> None:
         self._check(modules)
         for name, module in modules.items():
-            for key, parameter in module.named_parameters():
+            for key, parameter in parameters_of(module):
                 parameter.data.copy_(self.weights[name][key])  # keeps its version, unlike an optimizer or a load
 
     def _check(self, modules: Mapping[str, nn.Module]) -> None:
@@ -234,4 +235,4 @@ def _parameters(modules: Mapping[str, nn.Module]) -> Iterator[nn.Parameter]:
 
 
 def _copied(module: nn.Module) -> dict[str, Tensor]:
-    return {key: parameter.detach().clone() for key, parameter in module.named_parameters()}
+    return {key: parameter.detach().clone() for key, parameter in parameters_of(module)}

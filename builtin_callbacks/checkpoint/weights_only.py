@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.checkpoint.state.frozen import FrozenWeights
+from ...core.engines.options import state_of
 from ...core.engines.sharded.states import ShardingEngine
 from ...events import Run
 from .repeated.proof import Proof
@@ -58,7 +59,7 @@ class Capture:
 
     def weights(self, run: Run) -> Mapping[str, Any]:
         """Return the weights alone."""
-        weights = {name: module.state_dict() for name, module in run.modules.items()}
+        weights = {name: state_of(module) for name, module in run.modules.items()}
         return weights if self._frozen is None else self._frozen.without(run.modules, {"modules": weights})["modules"]
 
 

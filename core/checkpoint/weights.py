@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...events import Engine
 from ...events.checks import check_path, known_names
 from ..distributed.ranks.failure import WorkOutcome, on_main, outcome_of, values_of_ranks
-from ..engines.options import modules_of
+from ..engines.options import modules_of, state_of
 from ..engines.weights import check_fits, find_average, load_average, load_module, measured_average
 from .state.frozen import own_weights
 from .storage.manifest import MissingManifestError
@@ -244,7 +244,7 @@ def _with_ties(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, An
 
     Files in the safetensors format hold shared tensors once.
     """
-    own = module.state_dict()
+    own = state_of(module)
     if not any(isinstance(value, Tensor) and name not in weights for name, value in own.items()):
         return weights
     present = {_view(own[name]): value for name, value in weights.items() if isinstance(own.get(name), Tensor)}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from .full_precision import FullPrecision
-from .options import PrecisionName, with_dense_gradients
+from .options import PrecisionName, state_of, with_dense_gradients
 
 if TYPE_CHECKING:
     from ...events.engine import Reduction
@@ -208,7 +208,7 @@ class DeviceEngine:
         self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the states by name."""
-        weights = {name: dict(module.state_dict()) for name, module in modules.items()}
+        weights = {name: state_of(module) for name, module in modules.items()}
         return weights, {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
 
     def unpack(

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ...events.checks import known_names
+from .options import parameters_of, plain_name, state_of
 
 LEFT_WEIGHTS = "the weights that a run leaves (load_at_end, load_best)"  # which one plugin may claim
 
@@ -136,7 +137,7 @@ def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str
         own = _own_ways(module)
         now, then = (
             {part: value for part, value in state.items() if not part.startswith(own)}
-            for state in (module.state_dict(), saved[name])
+            for state in (state_of(module), saved[name])
         )
         if now.keys() != then.keys():
             names = ", ".join(sorted(now.keys() ^ then.keys())[:5])
@@ -152,7 +153,7 @@ def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str
 
 def _room_for(module: nn.Module, part: str) -> str:
     """Return how a buffer that changes its shape in the training comes back; nothing for a parameter."""
-    if part not in dict(module.named_buffers(remove_duplicate=False)):
+    if part not in [plain_name(name) for name, _ in module.named_buffers(remove_duplicate=False)]:
         return ""
     owner = type(module.get_submodule(part.rpartition(".")[0])).__name__
     return (
@@ -167,8 +168,9 @@ def load_module(name: str, module: nn.Module, weights: Mapping[str, Any]) -> Non
     Raises:
         ValueError: the module does not take them, which `check_fits` cannot foresee where it loads in its own way.
     """
+    names = {plain_name(own): own for own in module.state_dict()}
     try:
-        module.load_state_dict(loadable(module, weights))
+        module.load_state_dict(loadable(module, {names.get(name, name): value for name, value in weights.items()}))
     except RuntimeError as error:
         raise ValueError(
             f"The task's {name!r} does not take the checkpoint's: use the task that wrote it. {error}"
@@ -195,7 +197,7 @@ def load_average(modules: Mapping[str, nn.Module], state: Mapping[str, Any], plu
     average = find_average(modules, state, plugin)
     with torch.no_grad():
         for name, module in modules.items():
-            for key, parameter in module.named_parameters():
+            for key, parameter in parameters_of(module):
                 parameter.copy_(average[name][key])
 
 
@@ -217,7 +219,7 @@ def check_average(modules: Mapping[str, nn.Module], average: Mapping[str, Mappin
     if average.keys() != modules.keys():
         raise ValueError(f"{what} is of the modules {sorted(average)}, not of {sorted(modules)}.")
     for name, module in modules.items():
-        own = {key: each.shape for key, each in module.named_parameters()}
+        own = {key: each.shape for key, each in parameters_of(module)}
         then = {key: each.shape for key, each in average[name].items()}
         if own != then:
             parts = sorted(key for key in own.keys() | then.keys() if own.get(key) != then.get(key))
@@ -234,7 +236,7 @@ def _own_ways(module: nn.Module) -> tuple[str, ...]:
     if type(module).load_state_dict is not nn.Module.load_state_dict:
         return ("",)
     parts = module.named_modules(remove_duplicate=False)
-    return tuple(f"{name}." if name else "" for name, part in parts if _loads_in_its_own_way(part))
+    return tuple(f"{plain_name(name)}." if name else "" for name, part in parts if _loads_in_its_own_way(part))
 
 
 def _loads_in_its_own_way(module: nn.Module) -> bool:

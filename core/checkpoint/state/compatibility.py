@@ -12,6 +12,7 @@ from torch import nn
 
 from ....events import Run
 from ....events.guarantee import Guarantee
+from ...engines.options import parameters_of
 from ..unseen.program import affects_training
 from .rates import scale_optimizer, scale_scheduler
 
@@ -250,7 +251,7 @@ def load_scheduler(name: str, scheduler: Any, saved: Mapping[str, Any]) -> None:
 
 
 def _parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    named = ((f"{root}.{name}", each) for root, module in modules.items() for name, each in module.named_parameters())
+    named = ((f"{root}.{name}", each) for root, module in modules.items() for name, each in parameters_of(module))
     return dict(named)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...engines.options import parameters_of
+
 FROZEN = "frozen"  # in a state: the digests of what its modules lack, by module and name
 CHUNK = 1 << 26  # bytes that are hashed at a time
 SUMMED = 1 << 18  # values that are summed at a time
@@ -74,7 +76,7 @@ def own_weights(root: str, module: nn.Module | None, digests: Mapping[str, str])
     Raises:
         ValueError: one has another digest, or is not there.
     """
-    own = {} if module is None else dict(module.named_parameters(remove_duplicate=False))
+    own = {} if module is None else dict(parameters_of(module, remove_duplicate=False))
     if any(hasattr(own.get(name), "full_tensor") for name in digests):
         raise ValueError(
             "The checkpoint holds only what was trained (trained_only=True), and the weights of this program are "
@@ -135,5 +137,5 @@ def _sum(tensor: Tensor, factors: Tensor) -> Tensor:
 
 def _parameters(modules: Mapping[str, nn.Module]) -> Iterator[tuple[Key, Tensor]]:
     for root, module in modules.items():
-        for name, each in module.named_parameters(remove_duplicate=False):
+        for name, each in parameters_of(module, remove_duplicate=False):
             yield (root, name), each

@@ -18,6 +18,7 @@ from ....plugins.first_party import is_first_party
 from ...data.draws.equality import set_by_epoch
 from ...data.draws.users_code import is_users
 from ...data.streams import Streams
+from ...engines.options import COMPILED, plain_name
 from .values import GENERATORS, HEAVY, Weigh, encode_and_weigh
 
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
@@ -115,7 +116,9 @@ def find_attributes(run: Run) -> dict[str, Attribute]:
     is_training = run.phase == "train"  # during an evaluation, every module is in eval mode
     for root, module in run.modules.items():
         for path, submodule in module.named_modules():
-            found.update(_module_attributes(f"{root}.{path}" if path else root, submodule, with_mode=is_training))
+            if COMPILED not in submodule._modules:  # torch.compile's own, whose attributes are of this process
+                where = plain_name(f"{root}.{path}" if path else root)
+                found.update(_module_attributes(where, submodule, with_mode=is_training))
     if not isinstance(run.task, nn.Module):
         found.update(_attributes_of(run.task, "task", skip=run.modules))
     for name, optimizer in run.optimizers.items():

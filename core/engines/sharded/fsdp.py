@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.hooks import RemovableHandle
 
 from ...distributed.ranks.exchange import broadcast_tensors
-from ..options import PrecisionName
+from ..options import PrecisionName, state_of
 from ..parallel.processes import Backend, ProcessEngine
 from ..precision import DTYPES
 from ..weights import load_module
@@ -304,7 +304,7 @@ class FSDPEngine(ProcessEngine):
 
     def pack(self, modules: Modules, optimizers: Optimizers) -> States:
         """Return the states by name, whole, on the main rank; gathered ones are on the CPU."""
-        states = {name: dict(module.state_dict()) for name, module in modules.items()}
+        states = {name: state_of(module) for name, module in modules.items()}
         trained = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
         with self.exchanging("pack"):
             packed = gather_state([states, trained], keep=self.is_main)
@@ -321,7 +321,7 @@ class FSDPEngine(ProcessEngine):
     def shard_state(self, modules: Modules, optimizers: Optimizers) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return this rank's tensors by name, and the rest; see `ShardingEngine`."""
         with self.exchanging("shard_state"):  # all ranks save together, though this exchanges nothing itself
-            states = {name: dict(module.state_dict()) for name, module in modules.items()}
+            states = {name: state_of(module) for name, module in modules.items()}
             return split((states, {name: optimizer.state_dict() for name, optimizer in optimizers.items()}))
 
     def saving_group(self) -> ProcessGroup:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup
 
+from ..options import state_of
 from ..weights import load_module
 from .modules import like, whole
 
@@ -82,7 +83,7 @@ def gather_state(value: Any, *, keep: bool) -> Any:
 def load_modules(modules: Modules, weights: Mapping[str, Any]) -> None:
     """Load whole weights into sharded modules. A collective."""
     for name, module in modules.items():
-        own = module.state_dict()
+        own = state_of(module)
         laid = {key: _laid(value, own.get(key)) for key, value in weights[name].items()}
         load_module(name, module, laid)
 
@@ -159,7 +160,7 @@ def room(modules: Modules, optimizers: Optimizers, rest: Mapping[str, Any]) -> d
     Raises:
         ValueError: the shards are of other modules.
     """
-    live, _ = split(({name: module.state_dict() for name, module in modules.items()}, {}))
+    live, _ = split(({name: state_of(module) for name, module in modules.items()}, {}))
     parameters = {name: dict(_numbered(optimizer)) for name, optimizer in optimizers.items()}
     saved = {name for name in rest["tensors"] if name.startswith("modules/")}
     odd = [name for name in live if list(live[name].shape) != rest["tensors"].get(name, [None])[0]]

@@ -351,7 +351,7 @@ class Prepared:
         optimizers: Mapping[str, torch.optim.Optimizer],
     ) -> None:
         self._task = task
-        self._own = {name: module for name, module in modules.items() if optimizers and is_trained(module)}
+        self._own = {name: vars(task)[name] for name, module in modules.items() if optimizers and is_trained(module)}
         self._former = {
             module: {key: vars(module)[key] for key in LEFT if key in vars(module)} for module in modules.values()
         }
