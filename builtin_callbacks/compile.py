@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import update_wrapper
 from inspect import isgeneratorfunction
 from typing import Any, Literal
 
@@ -93,7 +94,8 @@ class Compile(Plugin):
         def give_back() -> None:
             run.task.loss_fn = loss_fn
 
-        run.task.loss_fn = self._guarded(run, "loss_fn", torch.compile(loss_fn, **self.options), loss_fn, give_back)
+        compiled = self._guarded(run, "loss_fn", torch.compile(loss_fn, **self.options), loss_fn, give_back)
+        run.task.loss_fn = update_wrapper(compiled, loss_fn, (), ())  # a checkpoint compares what is wrapped
         self._restore.append(give_back)
 
     def _compile_step(self, run: Run) -> None:

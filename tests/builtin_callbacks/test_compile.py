@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from heliograph import (
     Compile,
+    Every,
     GradientAccumulation,
     LogSchedule,
     Run,
@@ -21,6 +24,7 @@ from heliograph import (
     TrainStart,
     ValidationSchedule,
 )
+from heliograph.tests import kit
 from torch import Tensor, nn
 
 Make = Callable[..., Any]
@@ -225,3 +229,53 @@ def test_a_loop_of_ones_own_runs_the_compiled_step(batches: Make, sgd: Any) -> N
             for batch in run.batches():
                 run.step(run.forward(run, batch))
     assert len(calls) == 1
+
+
+class Halved:
+    def __init__(self, factor: float = 0.5) -> None:
+        self.factor = factor
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.factor * nn.functional.mse_loss(outputs, targets)
+
+
+def own_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.mse_loss(outputs, targets)
+
+
+LOSSES: dict[str, Callable[[], Any]] = {
+    "torch": lambda: nn.functional.mse_loss,
+    "module": nn.MSELoss,
+    "function": lambda: own_loss,
+    "lambda": lambda: lambda outputs, targets: (outputs - targets).square().mean(),
+    "partial": lambda: partial(nn.functional.mse_loss, reduction="mean"),
+    "object": Halved,
+    "compiled": lambda: torch.compile(own_loss, backend="eager"),
+}
+
+
+def resume_with(tmp_path: Path, batches: Make, loss_fn: Any, epochs: int, *plugins: Any) -> RunResult:
+    torch._dynamo.reset()
+    plugins = (*kit.saving(tmp_path, Every(epochs=1), resume="auto"), *plugins)
+    return kit.fit(*plugins, task=Supervised(made().model, loss_fn), train=batches(3), epochs=epochs)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("options", [{}, {"fallback": False}, {"scope": "step"}, None])
+def test_a_resume_with_a_compiled_loss_is_exact(
+    batches: Make, tmp_path: Path, loss: str, options: dict[str, Any] | None
+) -> None:
+    for epochs in (1, 2):
+        plugins = [] if options is None else [Compile(backend="eager", **options)]
+        result = resume_with(tmp_path, batches, LOSSES[loss](), epochs, *plugins)
+        assert str(result.resume or "exact") == "exact"
+        assert not any("loss_fn" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("before", [{}, {"fallback": False}])
+def test_a_resume_with_another_compiled_loss_is_not_exact(
+    batches: Make, tmp_path: Path, before: dict[str, Any]
+) -> None:
+    resume_with(tmp_path, batches, Halved(0.5), 1, Compile(backend="eager", **before))
+    result = resume_with(tmp_path, batches, Halved(0.25), 2, Compile(backend="eager", **before))
+    assert "task.loss_fn" in str(result.resume)

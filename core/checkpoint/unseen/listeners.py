@@ -29,7 +29,7 @@ from ....events import (
 from ....events.bus import FunctionName, PluginName, Subscription
 from ....events.checks import describe
 from ....plugins.filters import Filter
-from ...data.draws.users_code import attributes_of, global_names, is_users
+from ...data.draws.users_code import attributes_of, global_names, is_users, unwrapped
 from .attributes import ignored_names
 from .program import Program, affects_training
 from .values import Value, encode, equal, show, show_both
@@ -379,6 +379,7 @@ def _cell_variables(where: str, cell: CellType) -> Iterator[Variable]:
 
 def _functions_in(value: Any) -> Iterator[Any]:
     """Yield the user's function or class that a value is, or wraps."""
+    value = unwrapped(value)
     kind = type(value)
     found: tuple[Any, ...] = ()
     if _is_code(kind):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ....events.checks import PLAIN
-from ...data.draws.users_code import attributes_of, is_users
+from ...data.draws.users_code import attributes_of, is_users, unwrapped
 
 LEAVES: Final = 100_000  # plain values in one attribute that are copied
 FEW: Final = 100  # of what is compared only, numbers of tensors too
@@ -312,6 +312,7 @@ class Fingerprint:
 
     def _content(self, value: Any, depth: int) -> bool:
         """Add the content of a value; return whether any of it can be read."""
+        value = unwrapped(value)
         if isinstance(value, Tensor) and value.grad_fn is not None:  # its graph belongs to this step, and is not state
             return False
         if isinstance(value, Tensor | np.ndarray):

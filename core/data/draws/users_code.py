@@ -63,6 +63,15 @@ def is_users(name: str) -> bool:
     return not file.startswith(_LIBRARIES)
 
 
+def unwrapped(value: Any) -> Any:
+    """Return what a function of a library wraps, as `torch.compile(function)` does; any other value unchanged."""
+    while isinstance(value, FunctionType) and hasattr(value, "__wrapped__"):
+        if is_users(str(value.__globals__.get("__name__"))):  # functools.wraps changes __module__
+            break
+        value = value.__wrapped__
+    return value
+
+
 def module_of(kind: type) -> str:
     """Return the name of the module of a class; some have none."""
     return str(kind.__module__)
