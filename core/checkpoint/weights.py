@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from ...events import Engine
 from ...events.checks import check_path, known_names
 from ..distributed.ranks.failure import WorkOutcome, on_main, outcome_of, values_of_ranks
-from ..engines.options import modules_of, state_of
+from ..engines.options import modules_of, plain_name, state_of
 from ..engines.weights import check_fits, find_average, load_average, load_module, measured_average
 from .state.frozen import own_weights
 from .storage.manifest import MissingManifestError
@@ -22,6 +23,7 @@ from .storage.reader import read_manifest
 from .weights_files import UNNAMED, WHICH, Of, WeightsFile, Which, find_weights, read_weights
 
 T = TypeVar("T")
+WRAPPERS = re.compile(r"^((module|model|_fsdp_wrapped_module)\.)+")
 Pairs = dict[str, tuple[str, nn.Module]]  # by the name in the task: the name in the file, and the module
 
 
@@ -66,8 +68,9 @@ def load_weights(
 
     Args:
         task: a task, or a module alone: then that module of the file is loaded whose names and shapes it has.
-        path: a checkpoint, a `.safetensors` file, or a module's `state_dict` in a file of `torch.save`; or a folder of
-            checkpoints.
+        path: a checkpoint; a `.safetensors` file, or the index of several (`model.safetensors.index.json`); a file of
+            `torch.save` with a module's `state_dict`, alone or in a dict, also of one that DDP, DataParallel or
+            `torch.compile` wrapped; or a folder of checkpoints.
         average: None loads the weights that its validations were measured on: those that a plugin such as `EMA` has
             averaged, where it validates with them, else the trained ones. The name of such a plugin, `"ema"`, loads
             its average in any case; False loads the trained weights.
@@ -98,7 +101,7 @@ def load_into(
         file = _with_frozen(task, file)
         pairs = _pairs(task, file, module)
         modules = {of or name: each for name, (of, each) in pairs.items()}
-        saved = {of or name: _with_ties(each, file.modules[of]) for name, (of, each) in pairs.items()}
+        saved = {of or name: _fitted(each, file.modules[of]) for name, (of, each) in pairs.items()}
         check_fits(modules, saved)
         averages = _averages(file, plugin, modules)
         if plugin is not None:
@@ -200,7 +203,11 @@ def _pairs(task: Any, file: WeightsFile, module: str | None) -> Pairs:
         name = _only_fit(fits, "the weights in the file")
         return {name: (UNNAMED, own[name])}
     if saved.keys() != own.keys():
-        check_fits(own, saved)
+        choice = f"choose one, module={name!r}, or " if (name := next(iter(own.keys() & saved.keys()), None)) else ""
+        raise ValueError(
+            f"The file holds the modules {sorted(saved)}, the task has {sorted(own)}: {choice}use the task that wrote "
+            f"it."
+        )
     return {name: (name, each) for name, each in own.items()}
 
 
@@ -211,7 +218,7 @@ def _only_fit(candidates: Mapping[str, tuple[nn.Module, Mapping[str, Any]]], wha
     fitting, reasons = [], []
     for name, (module, weights) in candidates.items():
         try:
-            check_fits({name: module}, {name: _with_ties(module, weights)})
+            check_fits({name: module}, {name: _fitted(module, weights)})
         except ValueError as error:
             reasons.append(str(error))
         else:
@@ -239,12 +246,17 @@ def _averages(file: WeightsFile, plugin: str | None, modules: Iterable[str]) -> 
     return {"plugins": {**file.plugins, plugin: {**found, "weights": weights}}}
 
 
-def _with_ties(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return weights in which a name that is missing has the weights of a name of the same tensor in the module.
+def _fitted(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return weights by the names of a module, with those that share the tensor of another name.
 
-    Files in the safetensors format hold shared tensors once.
+    What wraps a module (DDP, DataParallel, a LightningModule) adds to its names. Files in the safetensors format hold
+    shared tensors once.
     """
     own = state_of(module)
+    if own.keys() != weights.keys():
+        names = {_bare(name): name for name in own}
+        renamed = {names.get(_bare(name), name): value for name, value in weights.items()}
+        weights = renamed if len(renamed) == len(weights) and len(names) == len(own) else weights
     if not any(isinstance(value, Tensor) and name not in weights for name, value in own.items()):
         return weights
     present = {_view(own[name]): value for name, value in weights.items() if isinstance(own.get(name), Tensor)}
@@ -254,6 +266,11 @@ def _with_ties(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, An
         if isinstance(value, Tensor) and name not in weights and value.numel() and (view := _view(value)) in present
     }
     return {**weights, **shared}
+
+
+def _bare(name: str) -> str:
+    """Return the name of a parameter without what wrappers of the whole module add."""
+    return WRAPPERS.sub("", plain_name(name))
 
 
 def _view(tensor: Tensor) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,11 +25,13 @@ from .storage.files import SYSTEM, Files, megabytes, write_whole
 from .storage.folder import Manifests
 from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first, manifest_path
 from .storage.save_steps import compacted
-from .storage.untrusted_files import as_plain, check_content, read_with_stand_ins
+from .storage.untrusted_files import as_plain, check_content, read_small, read_with_stand_ins
 
 Which = Literal["last", "best"]
 WHICH: tuple[Which, ...] = ("last", "best")
 SAFETENSORS = ".safetensors"
+INDEX = ".json"  # of a model in several files, as in model.safetensors.index.json
+LARGEST_INDEX = 2**26  # bytes
 UNNAMED = ""  # the name of the module in a file that holds one module's weights and nothing else
 TRIES = 3  # a run that still trains may remove a checkpoint between the listing and the reading
 logger = logging.getLogger("heliograph")
@@ -128,8 +131,8 @@ def read_weights(path: Path) -> WeightsFile:
     """Return the weights in a file, verified by the manifest of a checkpoint, else by the checksums in the file.
 
     Args:
-        path: a checkpoint, with or without shards; one of Helios; a `.safetensors` file; or a module's `state_dict` in
-            a file of `torch.save`.
+        path: a checkpoint, with or without shards; one of Helios; a `.safetensors` file, or the index of several; or a
+            file of `torch.save` with a module's `state_dict`, alone or in a dict.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -139,17 +142,15 @@ def read_weights(path: Path) -> WeightsFile:
     """
     if path.suffix == SAFETENSORS:
         return WeightsFile(path, {UNNAMED: _read_safetensors(path)})
+    if path.suffix == INDEX:
+        return WeightsFile(path, {UNNAMED: _read_parts(path)})
     if path.suffix != SUFFIX or not manifest_path(path).exists():
         reader.check_is_there(path)
         content = as_plain(read_with_stand_ins(path, helios.RECORDS, helios.TEXTS))
         check_content(content, path)
-        if _is_state(content):
-            return WeightsFile(path, {UNNAMED: content})
-        if path.suffix != SUFFIX:
-            raise ValueError(
-                f"{path} holds a {type(content).__name__} that is not a module's state_dict: write that alone, as in "
-                f"torch.save(module.state_dict(), path)."
-            )
+        is_foreign = not isinstance(content, Mapping) or not ("schema" in content or helios.is_ancestor(content))
+        if path.suffix != SUFFIX or is_foreign:
+            return WeightsFile(path, _states_in(content, path))
     state = conversion.load_any(path)
     modules = join_weights(state, path)
     facts = state["metrics"], state["progress"]["steps"], state["run_name"]
@@ -206,6 +207,25 @@ def _is_foreign(path: Path) -> bool:
     return "_epoch_" not in path.name
 
 
+def _states_in(content: Any, path: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Return the state of a module that a file holds, alone or in a dict; several by their names.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if _is_state(content):
+        return {UNNAMED: content}
+    values = content if isinstance(content, Mapping) else {}
+    states = {str(name): value for name, value in values.items() if _is_state(value)}
+    if not states:
+        holds = f" with the keys {', '.join(map(str, list(values)[:10]))}" if values else ""
+        raise ValueError(
+            f"{path} holds a {type(content).__name__}{holds}, and no state_dict of a module: write that, as in "
+            f"torch.save(module.state_dict(), path)."
+        )
+    return states if len(states) > 1 else {UNNAMED: states.popitem()[1]}
+
+
 def _is_state(content: Any) -> bool:
     """Return whether this is what a module's `state_dict` returns."""
     return (
@@ -232,6 +252,22 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         if name not in tensors and kept in tensors:
             tensors[name] = tensors[kept]
     return tensors
+
+
+def _read_parts(path: Path) -> dict[str, Tensor]:
+    """Return the tensors in the files that an index of `save_pretrained` names, which are beside it."""
+    reader.check_is_there(path)
+    try:
+        parts: dict[str, str] = dict(json.loads(read_small(path, LARGEST_INDEX))["weight_map"])
+        files = {part: path.with_name(part) for part in parts.values()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no index of files beside it: its weight_map cannot be read ({error}).") from error
+    if any(file.suffix == INDEX for file in files.values()):
+        raise ValueError(f"{path} names an index in its weight_map, where files of weights are expected.")
+    tensors = {part: read_weights(file).modules.get(UNNAMED, {}) for part, file in files.items()}
+    if missing := [f"{part} holds no {name!r}" for name, part in parts.items() if name not in tensors[part]]:
+        raise ValueError(f"{path} does not match the files beside it: {missing[0]}.")
+    return {name: tensors[part][name] for name, part in parts.items()}
 
 
 def export_weights(

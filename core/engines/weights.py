@@ -141,7 +141,12 @@ def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str
         )
         if now.keys() != then.keys():
             names = ", ".join(sorted(now.keys() ^ then.keys())[:5])
-            raise ValueError(f"The checkpoint's {name!r} is another network than the task's: they differ in {names}.")
+            is_part = bool(then) and then.keys() < now.keys()
+            raise ValueError(
+                f"The checkpoint's {name!r} is another network than the task's: they differ in {names}."
+                + " It holds only a part of the weights, as one file of several does, or an export of a checkpoint "
+                "with trained_only=True: load the index, or the checkpoint." * is_part
+            )
         for part, value in now.items():
             is_weight = isinstance(value, Tensor) and not is_lazy(value) and not part.endswith(EXTRA_STATE)
             if is_weight and value.shape != then[part].shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import struct
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from heliograph import (
 )
 from heliograph.core.checkpoint import weights
 from heliograph.core.checkpoint.storage import Store
+from heliograph.core.checkpoint.weights_files import export_weights, read_weights
+from heliograph.core.engines.options import modules_of
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, damage
 from heliograph.tests.ranks_pool import Pool
@@ -162,13 +165,67 @@ def test_what_chooses_in_a_folder_is_refused_for_a_file(saved: Make, tmp_path: P
         TypeError, match=r"^load_weights\(task, path\) takes the path of a file or a folder, got None\.$"
     ):
         load_weights(supervised(), None)  # type: ignore[arg-type]
-    torch.save({"model": weights_of(7.0)}, tmp_path / "nested.pt")
-    with pytest.raises(
-        ValueError, match=r"nested\.pt holds a dict that is not a module's state_dict: write that alone"
-    ):
-        load_weights(supervised(), tmp_path / "nested.pt")
-    with pytest.raises(FileNotFoundError, match=r"There is no checkpoint at .*gone.pth. Known: run_epoch_0"):
+    for name, content in {"counts": {"epoch": 3, "step": torch.tensor(4)}, "list": [1], "empty": {}}.items():
+        for ending in ("pt", "pth"):
+            torch.save(content, tmp_path / f"{name}.{ending}")
+            with pytest.raises(ValueError, match="state_dict") as refusal:
+                load_weights(supervised(), tmp_path / f"{name}.{ending}")
+            assert name != "counts" or "epoch, step" in str(refusal.value)
+    with pytest.raises(FileNotFoundError, match=r"There is no checkpoint at .*gone.pth.* Known: .*run_epoch_0"):
         load_weights(supervised(), tmp_path / "gone.pth")
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.ckpt", "x.pt"])
+@pytest.mark.parametrize("wrapper", ["model", "state_dict", "model_state_dict", "net"])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "model.", "_orig_mod.module."])
+def test_the_state_of_a_wrapped_module(tmp_path: Path, name: str, wrapper: str, prefix: str) -> None:
+    state = {prefix + key: value for key, value in weights_of(3.0).items()}
+    optimizer = torch.optim.Adam([torch.zeros(2, requires_grad=True)]).state_dict()
+    for content in (state, {wrapper: state, "epoch": 3, "optimizer": optimizer, "rng": torch.zeros(3)}):
+        torch.save(content, tmp_path / name)
+        for target in (supervised(), linear(0.0), Supervised(nn.DataParallel(linear(0.0)), nn.functional.mse_loss)):
+            loaded = load_weights(target, tmp_path / name)
+            assert loaded.modules == ("",)
+            assert {each.mean().item() for each in modules_of(target).popitem()[1].parameters()} == {3.0, 0.0}
+        result = Trainer(device="cpu").test(supervised(), kit.random_batches(1), weights=tmp_path / name)
+        assert name in result.notes[0]
+
+
+def test_several_states_in_a_file_are_loaded_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"model": weights_of(1.0), "ema": {f"module.{k}": v for k, v in weights_of(2.0).items()}}, path)
+    both = SimpleNamespace(model=linear(0.0), ema=linear(0.0))
+    assert sorted(load_weights(both, path).modules) == ["ema", "model"]
+    assert (filled(both.model), filled(both.ema)) == (1.0, 2.0)
+    task = supervised()
+    with pytest.raises(ValueError, match=r"\['ema', 'model'\], the task has \['model'\].*module='model'"):
+        load_weights(task, path)
+    assert load_weights(task, path, module="model").modules == ("model",)
+    assert load_weights(task.model, path, module="ema").modules == ("ema",)
+    assert filled(task.model) == 2.0
+
+
+def test_names_that_a_wrapper_does_not_explain_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    for odd in ({"module.weight": 1, "bias": 1}, {"module.other": 1, "module.bias": 1}, {"weight": 1, "a.weight": 1}):
+        torch.save(dict.fromkeys(odd, torch.zeros(2, 4)), path)
+        with pytest.raises(ValueError, match=r"another network|has the shape"):
+            load_weights(supervised(), path)
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_an_export_of_what_was_trained_is_called_a_part_of_the_network(tmp_path: Path, ending: str) -> None:
+    task = supervised(1.0)
+    task.model.bias.requires_grad_(False)
+    schedule, checkpoint = SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path / "x", trained_only=True)
+    result = kit.fit(
+        schedule, checkpoint, task=task, train=kit.random_batches(2), optimizer=lambda _: kit.sgd()([task.model.weight])
+    )
+    assert result.last_checkpoint is not None
+    export_weights(read_weights(result.last_checkpoint), tmp_path / f"out.{ending}")
+    with pytest.raises(ValueError, match=r"differ in bias.*only a part.*trained_only") as refusal:
+        load_weights(supervised(), tmp_path / f"out.{ending}")
+    assert "bias" in str(refusal.value)
 
 
 def test_other_modules_and_shapes_are_refused_and_nothing_is_loaded(saved: Make) -> None:
@@ -314,6 +371,43 @@ class TestOtherFiles:
         untied = nn.ModuleDict({"embedding": nn.Embedding(2, 4), "out": nn.Linear(4, 2, bias=False)})
         with pytest.raises(ValueError, match=r"differ in embedding.weight"):
             load_weights(untied, tmp_path / "foreign.safetensors")
+
+    def test_parts_that_an_index_names(self, tmp_path: Path) -> None:
+        task, index = supervised(), tmp_path / "model.safetensors.index.json"
+        parts = {"weight": "model-1.safetensors", "bias": "model-2.safetensors"}
+        for name, part in parts.items():
+            save_file({name: weights_of(6.0)[name], "of another": torch.zeros(1)}, tmp_path / part)
+        index.write_text(json.dumps({"metadata": {}, "weight_map": parts}))
+        assert load_weights(task, index).path == index
+        assert filled(task.model) == 6.0
+        trained = Trainer(device="cpu").test(kit.linear_classifier(), class_batches(2), weights=index)
+        assert str(index) in trained.notes[0]
+
+        (tmp_path / "model-2.safetensors").unlink()
+        with pytest.raises(FileNotFoundError, match=r"model-2\.safetensors"):
+            load_weights(task, index)
+        index.write_text(json.dumps({"weight_map": {"weight": "model-1.safetensors", "bias": "model-1.safetensors"}}))
+        with pytest.raises(ValueError, match=r"model-1\.safetensors.*'bias'"):
+            load_weights(task, index)
+
+    @pytest.mark.parametrize(
+        "content", ["{", "[]", "{}", '{"weight_map": {"weight": "../x.safetensors"}}', '{"weight_map": {"weight": 3}}']
+    )
+    def test_an_index_that_names_no_parts_beside_it(self, tmp_path: Path, content: str) -> None:
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(content)
+        with pytest.raises(ValueError, match=r"weight_map"):
+            load_weights(supervised(), index)
+
+    def test_parts_that_torch_wrote(self, tmp_path: Path) -> None:
+        task, index = supervised(), tmp_path / "pytorch_model.bin.index.json"
+        torch.save(weights_of(5.0), tmp_path / "pytorch_model-1.bin")
+        index.write_text(json.dumps({"weight_map": dict.fromkeys(weights_of(0.0), "pytorch_model-1.bin")}))
+        load_weights(task, index)
+        assert filled(task.model) == 5.0
+        index.write_text(json.dumps({"weight_map": {"weight": index.name}}))
+        with pytest.raises(ValueError, match="weight_map"):
+            load_weights(task, index)
 
     def test_the_package_is_named_where_it_is_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
