@@ -49,7 +49,7 @@ class Export(Plugin):
     `EMA(load_at_end=True)`. The module is exported on the CPU, in eval mode and without gradients; it keeps its modes
     and its device. On several ranks the main one exports.
 
-    The file is read again and run with the example and, where the batch dimension may change, with one sample more; the
+    The file is read again and run with the example and, where the batch dimension may change, with larger batches; the
     outputs must be those of the module. A difference is an error, and then no file is written. An `example` is tried at
     the start, on a copy of the module. Without ONNX Runtime an ONNX model is not run, and the result warns of it. The
     file appears when it is complete and checked. A training that failed, or that is to be resumed elsewhere
@@ -250,11 +250,11 @@ class Export(Plugin):
 
     def _export(self, run: Run, path: Path, module: nn.Module, arguments: Arguments) -> str:
         """Write to a path, and compare; return what came out, in words."""
-        sizes: list[int | None] = [None]
+        sizes: Sequence[int | None] = [None]
         options = self.options
         if self._fits_any_batch:
-            size = max(2, batch_size(arguments))  # the exporters take a size of 1 for one that never changes
-            arguments, sizes = of_size(arguments, size), [size, size + 1]
+            size = max(2, own := batch_size(arguments))  # the exporters take a size of 1 for one that never changes
+            arguments, sizes = of_size(arguments, size), sorted({own, size, size + 1})
             options = {**options, "dynamic_shapes": batch_shapes(arguments)}
         with quiet():
             try:
@@ -276,7 +276,9 @@ class Export(Plugin):
             return False
         return True
 
-    def _compare(self, run: Run, path: Path, module: nn.Module, arguments: Arguments, sizes: list[int | None]) -> str:
+    def _compare(
+        self, run: Run, path: Path, module: nn.Module, arguments: Arguments, sizes: Sequence[int | None]
+    ) -> str:
         largest = 0.0
         for size in sizes:
             given = arguments if size is None else of_size(arguments, size)
@@ -291,9 +293,9 @@ class Export(Plugin):
                 batch = "" if size is None else f" with a batch of {size}"
                 raise RuntimeError(
                     f"The exported model is not the module{batch}, so {self.path} was not written: "
-                    f"{_first_lines(error)}" + FIXED * (size is not None and size != sizes[0])
+                    f"{_first_lines(error)}" + FIXED * (size is not None and size != max(2, sizes[0] or 0))
                 ) from error
-        batches = " and ".join(str(size) for size in sizes if size is not None)
+        batches = " and ".join(", ".join(map(str, sizes)).rsplit(", ", 1)) * (sizes != [None])
         return f", checked{f' with batches of {batches}' if batches else ''}: it differs by at most {largest:.2g}"
 
 

@@ -152,7 +152,27 @@ def test_a_batch_of_one_is_no_fixed_size(tmp_path: Path, ending: str) -> None:
     result = train(Export(path), train=class_batches(2, size=1))
 
     assert run_file(path, INPUTS)[0].shape == (7, 2)
-    assert "with batches of 2 and 3" in result.notes[-1]
+    assert "with batches of 1, 2 and 3" in result.notes[-1]
+
+
+class OddAlone(nn.Linear):
+    """A layer that treats a batch of one differently."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        return outputs - outputs.mean(0) if len(inputs) > 1 else outputs
+
+
+@pytest.mark.parametrize("example", [(torch.ones(1, 4),), {"inputs": torch.ones(1, 4)}, None])
+def test_the_example_is_checked_with_its_own_size(tmp_path: Path, example: Any) -> None:
+    path = tmp_path / "model.onnx"
+    task = Supervised(OddAlone(4, 1), lambda outputs, targets: outputs.square().mean())
+    batches = class_batches(2, size=1 if example is None else 3)
+    with pytest.raises(RuntimeError, match=r"a batch of 1.*dynamic=False"):
+        train(Export(path, example=example), task=task, train=batches)
+    assert not path.exists()
+    example = batches[0][0] if example is None else example
+    assert "differs by at most" in train(Export(path, example=example, dynamic=False), task=task).notes[-1]
 
 
 @BOTH
