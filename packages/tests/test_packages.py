@@ -41,7 +41,7 @@ PRIVATE = """
     core.checkpoint.storage.reader core.checkpoint.storage.reader.is_complete
     core.checkpoint.unseen.attributes.package_of core.checkpoint.unseen.program.affects_training
     core.checkpoint.unseen.program.plugin_options core.checkpoint.unseen.values.MISSING
-    core.checkpoint.unseen.values.Value core.checkpoint.unseen.values.differing core.checkpoint.unseen.values.encode
+    core.data.draws.equality.same core.checkpoint.unseen.values.differing core.checkpoint.unseen.values.encode
     core.checkpoint.unseen.values.equal core.checkpoint.unseen.values.show_both core.context.RunContext
     core.context.part_of core.data.draws.generators.isolated core.data.draws.held_generators.HeldGenerators
     core.data.draws.memory.LEGACY core.data.draws.memory.Memory core.data.draws.memory.PYTHON

@@ -8,9 +8,9 @@ from typing import Any
 
 from heliograph import Plugin
 from heliograph.core.checkpoint.unseen.attributes import package_of
-from heliograph.core.checkpoint.unseen.values import Value, differing, encode, show_both
-from torch import Tensor, equal
+from heliograph.core.checkpoint.unseen.values import differing, encode, show_both
 
+Value = Mapping[str, Any]  # an encoded one
 DESCRIPTORS = (FunctionType, staticmethod, classmethod, property)
 
 
@@ -31,14 +31,3 @@ def list_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> Itera
     for name, one, other in differing(before, now):
         was, value = show_both(one, other)
         yield f"{name} was {was} and is {value}"
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two states are equal."""
-    if isinstance(one, Tensor):
-        return isinstance(other, Tensor) and equal(one, other)
-    if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return isinstance(other, list | tuple) and len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other) or one != one

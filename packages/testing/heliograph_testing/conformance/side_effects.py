@@ -7,12 +7,13 @@ from typing import Any
 
 from heliograph import Plugin, Run, TrainStart, on
 from heliograph.core.checkpoint.unseen.program import plugin_options
-from heliograph.core.checkpoint.unseen.values import Value, encode
+from heliograph.core.checkpoint.unseen.values import encode
 from heliograph.core.data.draws import rng
+from heliograph.core.data.draws.equality import same
 from heliograph.events import Event
 from heliograph.spi import Receiver
 
-from .attributes import class_attributes, list_changes, same
+from .attributes import Value, class_attributes, list_changes
 from .kept_batches import BatchWatch
 from .rule import rule
 from .subject import Subject, name_of

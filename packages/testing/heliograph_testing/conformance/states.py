@@ -20,10 +20,11 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint.unseen.program import affects_training, plugin_options
-from heliograph.core.checkpoint.unseen.values import MISSING, Value, encode, equal
+from heliograph.core.checkpoint.unseen.values import MISSING, encode, equal
+from heliograph.core.data.draws.equality import same
 from heliograph.spi import as_plain
 
-from .attributes import list_changes, same
+from .attributes import Value, list_changes
 from .rule import rule
 from .subject import Subject, name_of
 

@@ -7,6 +7,7 @@ import random
 import re
 import threading
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import IO, Any
 
@@ -101,6 +102,54 @@ class Keeper(h.Plugin):
 @pytest.mark.parametrize("name", ["counting", "keeper"])
 def test_an_honest_plugin_passes(name: str, tmp_path: Path) -> None:
     check_plugin({"counting": Counting, "keeper": lambda: Keeper(tmp_path / "kept.txt")}[name])
+
+
+class Last(h.Plugin):
+    """A correct plugin whose state holds what is not equal to itself."""
+
+    make: Callable[[], Any]
+
+    def __init__(self) -> None:
+        self.last = type(self).make()
+
+    def reset(self) -> None:
+        self.last = type(self).make()
+
+    @h.on(h.BatchEnd)
+    def look(self, run: h.Run, event: h.BatchEnd) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": deepcopy(self.last)}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.last = deepcopy(state["last"]) if state else type(self).make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: float("nan"),
+        lambda: torch.tensor(float("nan")),
+        lambda: {"of": [torch.tensor([1.0, float("nan")]), (float("nan"), {"x": torch.full((2,), torch.nan)})]},
+        lambda: torch.tensor([torch.nan], dtype=torch.bfloat16),
+        lambda: torch.tensor([complex("nan")]),
+        lambda: torch.empty(0, 3),
+    ],
+)
+def test_a_state_may_hold_nan(make: Callable[[], Any]) -> None:
+    check_plugin(type("Last", (Last,), {"make": staticmethod(make)}))
+
+
+@pytest.mark.parametrize("other", [0.0, torch.tensor([0.0, torch.nan]), torch.tensor([torch.nan], dtype=torch.float64)])
+def test_finds_a_lost_nan(other: Any) -> None:
+    class Bad(Last):
+        make = staticmethod(lambda: torch.tensor([torch.nan]))
+
+        def load_state_dict(self, state: Any) -> None:
+            self.last = other if state else torch.tensor([torch.nan])
+
+    assert "is not the one that it saved" in finding(Bad, "resumes")
 
 
 # Requests
