@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ..core.engines.options import parameters_of
-from ..core.engines.weights import LEFT_WEIGHTS, check_average
+from ..core.engines.weights import EVALUATED, LEFT_WEIGHTS, check_average
 from ..events import (
     Lane,
     LastBoundary,
@@ -116,7 +116,7 @@ class EMA(Plugin):
             return
         if run.optimizer is not None or self._is_average_of(run.modules):
             self._swap_in(run.modules)
-        elif not self.load_at_end:
+        elif not self.load_at_end and not any(note.startswith(EVALUATED) for note in run.notes):
             run.note(
                 f"{self.name}: evaluated with the weights that the model has, not with the average, which is of the "
                 f"weights that the training left: others were loaded since, or it is another model"

@@ -16,7 +16,7 @@ from ...events import Engine
 from ...events.checks import check_path, known_names
 from ..distributed.ranks.failure import WorkOutcome, on_main, outcome_of, values_of_ranks
 from ..engines.options import modules_of, plain_name, state_of
-from ..engines.weights import check_fits, find_average, load_average, load_module, measured_average
+from ..engines.weights import EVALUATED, check_fits, find_average, load_average, load_module, measured_average
 from .state.frozen import own_weights
 from .storage.manifest import MissingManifestError
 from .storage.reader import read_manifest
@@ -162,7 +162,7 @@ def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Pat
     file, _ = share(engine, path, next(iter(read), None), partial(read_weights, path))
     loaded = load_into(task, file)
     skipped = "".join(f"; skipped: {line}" for line in loaded.skipped)
-    return f"evaluated with the weights of {loaded}, which stay in the task{skipped}"
+    return f"{EVALUATED} {loaded}, which stay in the task{skipped}"
 
 
 def _where_saved(plugins: Iterable[Any], weights: str) -> tuple[Path, str | None]:

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from ...events.checks import known_names
 from .options import parameters_of, plain_name, state_of
 
+EVALUATED = "evaluated with the weights of"  # begins the note of a run that loaded weights before its evaluation
 LEFT_WEIGHTS = "the weights that a run leaves (load_at_end, load_best)"  # which one plugin may claim
 
 

@@ -28,6 +28,7 @@ from heliograph import (
     ValidationStart,
     on,
 )
+from heliograph.tests import kit
 from heliograph.tests.kit import Batch
 from torch import Tensor, nn
 from torch.nn.utils import prune
@@ -196,6 +197,20 @@ def test_other_weights_than_those_that_the_training_left_are_tested_as_they_are(
     assert by_trainer == plain
     (note,) = trainer.test(task, batches(2)).notes
     assert note.startswith("ema: evaluated with the weights that the model has, not with the average")
+
+
+@pytest.mark.parametrize("evaluate", ["test", "validate", "predict"])
+@pytest.mark.parametrize("average", [True, False])
+def test_weights_that_were_loaded_for_an_evaluation_are_noted_once(
+    batches: Make, sgd: Any, tmp_path: Path, evaluate: str, average: bool
+) -> None:
+    saving = [SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path)]
+    trainer = Trainer([EMA(0.5, validate=average), *saving], device="cpu")
+    task = kit.linear_classifier()
+    kit.fit(trainer, task=task, epochs=2)
+    for weights in ("last", tmp_path):
+        (note,) = getattr(trainer, evaluate)(task, kit.class_batches(2), weights=weights).notes
+        assert ("averaged by 'ema'" in note) == average
 
 
 @pytest.mark.parametrize("width", [3, 5])
