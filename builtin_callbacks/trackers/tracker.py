@@ -51,8 +51,8 @@ class Tracker(Plugin):
     can show. All of these are called in one thread of the tracker, in the order in which things were logged, so the
     training never waits for them. Records wait while there is an outage; those that were not written when the run has
     ended are counted in a warning of its result. A resumed run continues the page that its checkpoint names: what the
-    checkpoint had waiting is written first, and what the page holds already is left out. What is named as a field of
-    `Place`, or `training`, is shown as `metric/epoch`, `image/epoch` and so on.
+    checkpoint had waiting is written first, and what the page holds already is left out. A metric that is named as a
+    field of `Place`, or `training`, is shown as `metric/epoch`.
 
     Attributes:
         outages: errors after which the same record is written again, with pauses that grow up to 5 seconds; any other
@@ -62,6 +62,8 @@ class Tracker(Plugin):
         settles: seconds after which what was written outlives a killed process; until then a checkpoint has it, too,
             and a resumed run writes it again where the page does not hold it.
         collects: kinds of records, such as `scalars`, that are collected by their method and written by `flush`.
+        shares_rows: whether images, texts and the like are in one row with the fields of `Place`: what is named as one
+            of these is shown as `image/epoch` and so on.
         is_local: whether it writes files of this machine: a checkpoint waits until everything is written, but not in
             an outage, nor longer than a second without progress; it has what waits then, as with any other tracker.
     """
@@ -75,6 +77,7 @@ class Tracker(Plugin):
     patience: float = 10.0
     settles: float = 0.0
     collects: tuple[str, ...] = ()
+    shares_rows: bool = False
     is_local: bool = False
 
     def __init__(self) -> None:
@@ -295,7 +298,7 @@ class Tracker(Plugin):
             self._unknown[kind] += 1
             return
         title, *values = vars(event).values()
-        self._put(run, kind, self._place(run), free_name(kind, title), *values)
+        self._put(run, kind, self._place(run), free_name(kind, title) if self.shares_rows else title, *values)
 
     def _put(self, run: Run, kind: str, *arguments: Any) -> None:
         if self._has_ended:

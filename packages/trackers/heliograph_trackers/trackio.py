@@ -39,7 +39,7 @@ class Trackio(Tracker):
     """
 
     name = "trackio"
-    is_local = True
+    shares_rows = is_local = True
     collects = ("scalars", "hyper_parameters", "image", "text", "histogram")
     outages = (OSError, OperationalError)  # the second where another process locks the database, or the disk is full
 

@@ -51,6 +51,7 @@ class WandB(Tracker):
 
     name = "wandb"
     patience = 60.0
+    shares_rows = True
     settles = 30.0  # online, W&B sends every 15 seconds
 
     def __init__(

@@ -39,6 +39,7 @@ from heliograph import (
 )
 from heliograph.builtin_callbacks.trackers.records import SAVED, Place, Record
 from heliograph.builtin_callbacks.trackers.tensorboard import EventFile
+from heliograph.tests import kit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from torch.optim.lr_scheduler import StepLR
 
@@ -361,6 +362,22 @@ def test_images_texts_histograms_curves_and_files(task: Make, batches: Make, sgd
     texts = {name: reader.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0] for name in ("words", "notes")}
     assert texts == {"words": b"some *words*", "notes": f"`{tmp_path / 'notes.txt'}`".encode()}
     assert [each.step for each in reader.Tensors("curve")] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["samples", "epoch", "training"])
+def test_what_is_logged_besides_numbers_has_the_name_that_was_given(tmp_path: Path, name: str) -> None:
+    def show(run: Run, event: StepEnd) -> None:
+        run.log_image(name, torch.zeros(3, 2, 4))
+        run.log_text(name, "some *words*")
+        run.log_histogram(name, torch.arange(9.0))
+
+    trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path)], device="cpu")
+    trainer.bus.on(StepEnd, show)
+    kit.fit(trainer)
+    reader = EventAccumulator(str(tmp_path))
+    reader.Reload()
+    assert (reader.Tags()["images"], reader.Tags()["histograms"]) == ([name], [name])
+    assert f"{name}/text_summary" in reader.Tags()["tensors"]
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool]) -> None:

@@ -395,7 +395,7 @@ def test_images_texts_and_what_a_tracker_cannot_show(task: Make, batches: Make, 
     assert result.warnings == ()
 
 
-def test_what_is_named_as_an_axis_gets_another_name(task: Make, batches: Make, sgd: Any) -> None:
+def test_a_metric_that_is_named_as_an_axis_gets_another_name(task: Make, batches: Make, sgd: Any) -> None:
     """A page shows the step and the others beside each metric, under these names."""
     names = ("step", "epoch", "samples", "seconds", "attempt", "rollbacks", "training")
     tracker = Pages({})
@@ -409,7 +409,7 @@ def test_what_is_named_as_an_axis_gets_another_name(task: Make, batches: Make, s
     fit([tracker, Mine()], task(), batches(1), sgd)
 
     (text, (_, step, values, _), _) = tracker.store["page-0"]["rows"]
-    assert text == ("text", 1, "text/epoch", "seven")
+    assert text == ("text", 1, "epoch", "seven")
     assert (step, [name for name in names if name in values]) == (1, [])
     assert [values[f"metric/{name}"] for name in names] == [99.0] * 7
 
