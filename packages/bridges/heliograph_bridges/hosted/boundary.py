@@ -104,7 +104,8 @@ class BoundaryMoments(BatchMoments):
         if LOSS in metrics and (samples := run.progress.samples - self._samples_logged):
             self._samples_logged += samples
             weights[LOSS] = samples
-            run.means.totals = added(run.means.totals, {"loss": (metrics[LOSS] * samples, samples)})
+            if LOSS not in tracked:  # else it is in the totals
+                run.means.totals = added(run.means.totals, {"loss": (metrics[LOSS] * samples, samples)})
         publish(run, ev.Log(Metrics({**tracked, **metrics}), weights))
 
     @closes_on_error

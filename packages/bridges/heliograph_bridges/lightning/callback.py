@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,7 @@ class HeliographCallback(PluginOwner, Callback):  # type: ignore[misc]  # its ba
         self._training = HostedTraining(plugins, HOST)
         self._name, self._hyper_parameters = name, hyper_parameters
         self._saved: Mapping[str, Any] | None = None
-        self._measured = Measured()
-        self._hooks: list[Any] = []
+        self._hooks, self._module_hook = list[Any](), ExitStack()
         self._in_epoch = self._is_stepping = self._has_stepped = self._is_validating = False
 
     @property
@@ -76,7 +76,7 @@ class HeliographCallback(PluginOwner, Callback):  # type: ignore[misc]  # its ba
         self._training.host = host_of(trainer, saves=self._save_to is not None)
         facts = facts_of(trainer, pl_module, self._name, self._hyper_parameters)
         leave = self._training.begin(facts, saved, _checkpoint_of(trainer), position_of(trainer))
-        self._in_epoch = False
+        self._in_epoch, self._measured = False, Measured()
         for optimizer in trainer.optimizers[:1]:
             self._hooks.append(optimizer.register_step_post_hook(self._note_step))
         trainer.should_stop = trainer.should_stop or leave.stop
@@ -86,11 +86,21 @@ class HeliographCallback(PluginOwner, Callback):  # type: ignore[misc]  # its ba
         self._begin_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the epoch, unless it was left in the middle."""
-        batches = self._training.active.progress.batch
-        self._in_epoch = False
-        if self._training.end_epoch(is_over=trainer.is_last_batch or batches >= trainer.num_training_batches):
-            self._boundary(trainer)
+        """End the epoch after the module's own hook, which Lightning calls last and which logs values of the epoch."""
+        hook = pl_module.on_train_epoch_end
+        own = {"on_train_epoch_end": hook} if "on_train_epoch_end" in vars(pl_module) else {}
+
+        def restore() -> None:
+            del pl_module.on_train_epoch_end
+            vars(pl_module).update(own)
+
+        def end() -> None:
+            self._module_hook.close()
+            hook()
+            self._end_epoch(trainer)
+
+        self._module_hook.callback(restore)
+        pl_module.on_train_epoch_end = end
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the run."""
@@ -152,7 +162,6 @@ class HeliographCallback(PluginOwner, Callback):  # type: ignore[misc]  # its ba
         if self._training.run is None or trainer.sanity_checking:
             return
         self._is_validating = True
-        self._measured.remember(trainer.callback_metrics)
         self._training.begin_validation(sum(trainer.num_val_batches))
 
     def on_validation_batch_start(
@@ -173,7 +182,7 @@ class HeliographCallback(PluginOwner, Callback):  # type: ignore[misc]  # its ba
         """End it, and let plugins decide upon its metrics at once."""
         if self._is_validating:
             self._is_validating = False
-            self._training.end_validation(self._measured.of_validation(trainer.callback_metrics))
+            self._training.end_validation(self._measured.of_validation(trainer))
             if not self._training.active.window:
                 self._boundary(trainer)
 
@@ -188,13 +197,20 @@ class HeliographCallback(PluginOwner, Callback):  # type: ignore[misc]  # its ba
         return {"log": partial(self._log, trainer), "save": partial(self._save, trainer)}
 
     def _log(self, trainer: Any) -> None:
-        self._training.log(self._measured.of_training(trainer.callback_metrics))
+        self._training.log(self._measured.of_training(trainer, in_epoch=self._in_epoch))
 
     def _save(self, trainer: Any) -> None:
         assert self._save_to is not None, "plugins that ask for it are refused"
         path = self._save_to / f"step={self._training.active.progress.steps}.ckpt"
         trainer.save_checkpoint(path)
         self._training.save(path)
+
+    def _end_epoch(self, trainer: Any) -> None:
+        batches = self._training.active.progress.batch
+        self._in_epoch = False
+        self._measured.end_epoch(trainer)
+        if self._training.end_epoch(is_over=trainer.is_last_batch or batches >= trainer.num_training_batches):
+            self._boundary(trainer)
 
     def _begin_epoch(self, trainer: Any) -> None:
         self._training.begin_epoch(trainer.current_epoch)
@@ -205,6 +221,7 @@ class HeliographCallback(PluginOwner, Callback):  # type: ignore[misc]  # its ba
 
     def _remove_hooks(self) -> None:
         self._is_validating = False
+        self._module_hook.close()
         while self._hooks:
             self._hooks.pop().remove()
 

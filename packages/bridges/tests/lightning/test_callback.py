@@ -19,6 +19,7 @@ from heliograph import (
     Every,
     GradientAccumulation,
     GradientsReady,
+    Log,
     LogSchedule,
     NaNGuard,
     Plugin,
@@ -27,6 +28,7 @@ from heliograph import (
     RunResult,
     SaveSchedule,
     StepEnd,
+    ValidationEnd,
     ValidationSchedule,
     on,
 )
@@ -235,6 +237,150 @@ def test_metrics_have_our_names() -> None:
 
     assert set(result.metrics) == {"train/loss", "validation/loss", "validation/accuracy"}
     assert result.metrics["validation/accuracy"] == 0.25
+
+
+class Rows(Plugin):
+    """Keeps the metrics of each log with its step, and those of each validation."""
+
+    def __init__(self) -> None:
+        self.logs: list[tuple[int, dict[str, float]]] = []
+        self.validations: list[dict[str, float]] = []
+
+    @on(Log)
+    def keep_log(self, run: Run, event: Log) -> None:
+        self.logs.append((run.progress.steps, dict(event.metrics)))
+
+    @on(ValidationEnd)
+    def keep_validation(self, run: Run, event: ValidationEnd) -> None:
+        self.validations.append(dict(event.metrics))
+
+
+class Logging(Classifier):
+    """Calls functions that log, each in the hook of its name."""
+
+    def __init__(self, **logs: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.logs, self.batches = logs, 0
+
+    def _call(self, hook: str) -> None:
+        if hook in self.logs:
+            self.logs[hook](self)
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        self.batches += 1
+        self._call("training_step")
+        return self._loss(batch)
+
+    def validation_step(self, batch: Any, index: int, dataloader_idx: int = 0) -> None:
+        self._call("validation_step")
+
+    def on_validation_epoch_end(self) -> None:
+        self._call("on_validation_epoch_end")
+
+    def on_train_epoch_end(self) -> None:
+        self._call("on_train_epoch_end")
+
+
+@pytest.mark.parametrize("hook", ["validation_step", "on_validation_epoch_end"])
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("val_accuracy", "validation/accuracy"),
+        ("accuracy", "validation/accuracy"),
+        ("of/classes", "validation/of/classes"),
+    ],
+)
+def test_a_metric_that_a_validation_does_not_change_is_still_measured(name: str, ours: str, hook: str) -> None:
+    """The sanity check logs the same value."""
+    module = Logging(**{hook: lambda module: module.log(name, 0.5)})
+    result = train(EarlyStopping(ours, mode="max", patience=2), module=module, max_epochs=9)
+
+    assert (result.status, result.progress.epoch) == ("stopped", 3)
+
+
+def test_a_metric_belongs_to_the_phase_in_which_it_is_logged_whatever_its_name() -> None:
+    def log(module: Any) -> None:
+        module.log_dict(dict.fromkeys(("loss", "train_score", "val_score"), 0.5))
+
+    class Logs(pl.Callback):
+        log: Any
+
+        def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.log("by_callback", 3.0)
+
+    rows = Rows()
+    callback = HeliographCallback([LogSchedule(Every(steps=1)), rows])
+    fit([callback, Logs()], module=Logging(training_step=log, validation_step=log), max_epochs=2)
+
+    trained = {"train/loss": 0.5, "train/score": 0.5, "train/val_score": 0.5}
+    assert [row for _, row in rows.logs] == [trained] * 4
+    validated = {"validation/loss": 0.5, "validation/train_score": 0.5, "validation/score": 0.5}
+    assert rows.validations == [validated | {"validation/by_callback": 3.0}] * 2
+
+
+def test_a_log_has_what_was_logged_since_the_last_one() -> None:
+    """The values of an epoch are in the log of its end, also those that the module logs last."""
+
+    def log_step(module: Any) -> None:
+        module.log("step", float(module.batches))
+        module.log("mean", float(module.batches), on_step=False, on_epoch=True)
+        module.log("both", float(module.batches), on_step=True, on_epoch=True)
+        if module.batches == 2:
+            module.log("once", 1.0)
+
+    rows = Rows()
+    schedules = [LogSchedule(Every(steps=2)), LogSchedule(Every(epochs=1)).named("epochs")]
+    module = Logging(training_step=log_step, on_train_epoch_end=lambda module: module.log("score", 7.0))
+    train(*schedules, rows, module=module, batches=3, max_epochs=2)
+
+    logged = [(step, {n: v for n, v in row.items() if n != "train/loss"}) for step, row in rows.logs]
+    assert logged[0] == (2, {"train/step": 2, "train/both": 2, "train/both_step": 2, "train/once": 1})
+    means = {"train/mean": 2, "train/both": 2, "train/both_epoch": 2}
+    assert logged[1] == (3, {"train/step": 3, "train/both_step": 3, "train/score": 7, **means})
+    assert logged[2] == (4, {"train/step": 4, "train/both": 4, "train/both_step": 4})
+
+
+def test_the_mean_of_an_epoch_does_not_replace_the_loss_of_later_steps() -> None:
+    def losses(module: Any) -> tuple[list[tuple[int, float]], RunResult]:
+        rows = Rows()
+        result = train(LogSchedule(Every(steps=3), at_end=False), rows, module=module, max_epochs=3)
+        return [(step, row["train/loss"]) for step, row in rows.logs], result
+
+    logged, result = losses(Classifier())
+
+    assert [step for step, _ in logged] == [3, 6]
+    assert logged == losses(Logging())[0]
+    assert result.means["train/loss"] == pytest.approx(sum(loss for _, loss in logged) / 2)
+
+
+def test_the_metrics_of_several_loaders_are_kept_apart() -> None:
+    rows = Rows()
+    callback = HeliographCallback([rows])
+    loader: Any = DataLoader(kit.class_batches(1), batch_size=None)  # type: ignore[arg-type]
+
+    class Two(Logging):
+        def val_dataloader(self) -> Any:
+            return [loader, loader]
+
+    module = Two(validation_step=lambda module: module.log("accuracy", 0.5))
+    fit([callback], module=module, validates=False, max_epochs=2)
+
+    names = ("validation/accuracy/dataloader_idx_0", "validation/accuracy/dataloader_idx_1")
+    assert rows.validations == [dict.fromkeys(names, 0.5)] * 2
+
+
+def test_a_training_leaves_the_hook_of_the_module_as_it_was() -> None:
+    class Failing(pl.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            raise ArithmeticError("a fault")
+
+    module, ends = Logging(), list[int]()
+    module.on_train_epoch_end = own = lambda: ends.append(module.batches)  # type: ignore[method-assign]
+    fit([HeliographCallback([]), HeliographCallback([], name="second")], module=module, max_epochs=2)
+    assert ends == [2, 4]
+    with pytest.raises(ArithmeticError):
+        fit([HeliographCallback([]), Failing()], module=module, max_epochs=2)
+    assert module.on_train_epoch_end is own
 
 
 @pytest.mark.parametrize(
