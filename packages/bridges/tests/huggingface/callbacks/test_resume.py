@@ -89,13 +89,62 @@ class CountsFromState(Counts, ExportableState):
         return made
 
 
-@pytest.mark.parametrize("kind", [CountsAsDict, CountsFromState])
+class CountsInArguments(Counts, ExportableState):
+    """Keeps what it counts among its arguments, and has no attributes."""
+
+    def __init__(self, steps: int = 0) -> None:
+        self.steps = steps
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"steps": self.steps}}
+
+
+class CountsInArgumentsFromState(CountsInArguments):
+    """Builds itself in a way of its own."""
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> CountsInArgumentsFromState:
+        return cls(**state["args"])
+
+
+class CountsInAttributes(Counts, ExportableState):
+    """Has no arguments."""
+
+    def state(self) -> dict[str, Any]:
+        return {"attributes": {"steps": self.steps}}
+
+
+@pytest.mark.parametrize(
+    "kind", [CountsAsDict, CountsFromState, CountsInArguments, CountsInArgumentsFromState, CountsInAttributes]
+)
 def test_other_states(tmp_path: Path, kind: type[Counts]) -> None:
     with pytest.raises(KilledError):
         run_with(tmp_path, kind(), kill=3)
     callback = kind()
     run_with(tmp_path, callback, epochs=2)
     assert callback.steps == 10
+    bridged = from_huggingface(kind())
+    for _ in range(2):
+        train_here(bridged, epochs=1)
+    assert bridged.state_dict()["callback"]["states"][kind.__name__] in ({"steps": 5}, {"count": 5})
+
+
+def test_a_callback_that_exports_only_its_arguments_resumes_with_those_of_the_program(tmp_path: Path) -> None:
+    class Marked(TrainerCallback, ExportableState):
+        def __init__(self, mark: str) -> None:
+            self.mark = mark
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            pass
+
+        def state(self) -> dict[str, Any]:
+            return {"args": {"mark": self.mark}}
+
+    with pytest.raises(KilledError):
+        run_with(tmp_path, Marked("first"), kill=3)
+    callback = Marked("second")
+    _, result = run_with(tmp_path, callback, epochs=2)
+    assert (callback.mark, result.progress.steps) == ("second", 10)
 
 
 def test_a_callback_without_a_state_starts_fresh_and_the_resume_says_so(tmp_path: Path) -> None:
