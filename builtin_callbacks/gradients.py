@@ -32,6 +32,7 @@ class GradientNorm(Plugin):
 
     affects_training = False
     exclusive = ("gradient_norm",)
+    latest_norm: Tensor | None = None
 
     def __init__(self, *, every: int = 1, per_module: bool = False, norm_type: float = 2.0) -> None:
         self.every = check_whole_number("every", every, of="optimizer steps", at_least=1)
@@ -51,7 +52,8 @@ class GradientNorm(Plugin):
         if count % self.every or not run.tracks:
             return
         held = [each for group in run.optimizer.param_groups for each in group["params"]]
-        run.track(run.label("gradient_norm"), run.engine.clip_gradients(held, None, self.norm_type))
+        self.latest_norm = run.engine.clip_gradients(held, None, self.norm_type)
+        run.track(run.label("gradient_norm"), self.latest_norm)
         for name, module in run.modules.items() if self.per_module else ():
             ours = _among(module.parameters(), held)
             if any(each.grad is not None for each in ours):
@@ -88,6 +90,8 @@ class GradientClipping(Plugin):
     """
 
     exclusive = ("clipping", "gradient_norm")
+    resume_ignores = ("latest_norm",)
+    latest_norm: Tensor | None = None
 
     def __init__(self, norm: float | None = None, *, value: float | None = None, norm_type: float = 2.0) -> None:
         if norm is None and value is None:
@@ -107,10 +111,10 @@ class GradientClipping(Plugin):
     def clip(self, run: Run, event: GradientsReady) -> None:
         """Clip, and track the norm."""
         parameters = [each for group in run.optimizer.param_groups for each in group["params"]]
-        total = run.engine.clip_gradients(parameters, self.norm, self.norm_type)
+        self.latest_norm = run.engine.clip_gradients(parameters, self.norm, self.norm_type)
         if self.value is not None:
             try:
                 clip_grad_value_(parameters, self.value)
             except NotImplementedError:  # torch does not clip sparse gradients
                 clip_grad_value_(with_dense_gradients(parameters), self.value)
-        run.track(run.label("gradient_norm"), total)
+        run.track(run.label("gradient_norm"), self.latest_norm)

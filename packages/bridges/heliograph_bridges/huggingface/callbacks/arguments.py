@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from heliograph import Checkpoint, LogSchedule, Run, SaveSchedule, ValidationSchedule
+from heliograph import Checkpoint, Filter, LogSchedule, Run, SaveSchedule, ValidationSchedule
 from heliograph.builtin_callbacks.schedules import Schedule
 from heliograph.spi import require
 
@@ -61,11 +61,30 @@ def _checkpoint(run: Run, attribute: str) -> Any:
     return getattr(found[0], attribute) if found else None
 
 
+def _schedules(run: Run, kind: type[Schedule]) -> list[tuple[Filter, bool]]:
+    """Return when schedules of a kind ask, and whether they do at the end, too; a `Checkpoint` can be one for saves."""
+    found = [(each.filter, each.at_end) for each in _plugins(run, kind)]
+    every = [each.every for each in _plugins(run, Checkpoint)] if kind is SaveSchedule else []
+    return [*found, *((each, True) for each in every if each is not None)]
+
+
+def last_flags(run: Run) -> set[str]:
+    """Return what the Trainer sets at the last step: what schedules that do not count epochs ask for at the end."""
+    kinds: dict[str, type[Schedule]] = {"should_save": SaveSchedule}
+    if run.validation_sets:
+        kinds["should_evaluate"] = ValidationSchedule
+    return {
+        flag
+        for flag, kind in kinds.items()
+        if any(at_end and when.unit != "epochs" for when, at_end in _schedules(run, kind))
+    }
+
+
 def _interval(kind: type[Schedule]) -> Callable[[Run], int | None]:
     """Return what reads every how many steps a schedule asks; None where it counts something else."""
 
     def read(run: Run) -> int | None:
-        found = [each.filter for each in _plugins(run, kind) if each.filter.unit == "steps"]
+        found = [when for when, _ in _schedules(run, kind) if when.unit == "steps"]
         return int(found[0].values[0]) if found else None
 
     return read
@@ -77,7 +96,7 @@ def _strategy(kind: type[Schedule]) -> Callable[[Run], str]:
     def read(run: Run) -> str:
         if run.is_replay:
             return "steps"
-        units = {each.filter.unit for each in _plugins(run, kind)}
+        units = {when.unit for when, _ in _schedules(run, kind)}
         if units == {"epochs"}:
             return "epoch"
         return "steps" if kind.asks[0] in run.plugins.declared("asks") else "no"

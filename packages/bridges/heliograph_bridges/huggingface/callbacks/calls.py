@@ -9,7 +9,8 @@ from heliograph import Run
 from heliograph.spi import require
 
 from ...own_states import OwnStates
-from .flags import changes, show
+from .arguments import last_flags
+from .flags import FLAGS, LATE, changes, show
 
 METHODS = (
     "on_init_end",
@@ -45,6 +46,8 @@ class Caller:
         run: the run that it is called in.
         args: what it is given as such.
         keywords: what it is given by name.
+        late: the flags that are set and are no requests, with the number of micro-batches at that time.
+        logged_at: the step of the last log.
     """
 
     def __init__(self, callback: Any, base: type, own_states: OwnStates) -> None:
@@ -64,6 +67,9 @@ class Caller:
     def begin(self) -> None:
         """Forget the former training."""
         self.called: set[str] = set()
+        self.late: dict[str, int] = {}
+        self.logged_at = 0
+        self._last: set[str] | None = None  # what the schedules do at the end and have not done yet
 
     def meet(self, run: Run, args: Any, keywords: Mapping[str, Any]) -> None:
         """Take what the callback is given in a run."""
@@ -95,12 +101,20 @@ class Caller:
         Raises:
             TypeError: the method returned something that is not a control.
         """
+        is_over = 0 < state.max_steps <= state.global_step
+        if is_over and self._last is None:
+            self._last = last_flags(run)
+        for flag in clears if self.late or self._last else ():
+            self.late.pop(flag, None)
+            (self._last or set()).discard(flag)
         method = self.methods.get(name)
         if method is None:
             return
         self.called.add(name)
         control = self._control
-        shown = show(control, run.control, clears)
+        shown = show(control, run.control, self._set_here(run, name, is_over=is_over), clears)
+        if shown["should_epoch_stop"]:  # which the Trainer shows until the next epoch
+            self.late["should_epoch_stop"] = run.progress.batches
         returned = method(self.args, state, control, **self.keywords, **more)
         if returned is not None and returned is not control:
             if not isinstance(returned, type(control)):
@@ -108,8 +122,30 @@ class Caller:
                     f"{self.kind}.{name} returned {returned!r}: a callback returns its control, or nothing."
                 )
             self._control = control = returned
+        late = LATE.get(name, ())
+        if name == "on_epoch_end" and self.logged_at == run.progress.steps:
+            late = ("should_log",)  # the Trainer logs a step once
         for flag, value in changes(control, shown):
-            self._apply(run, flag, name, value=value)
+            if flag.name not in late:
+                self._apply(run, flag, name, value=value)
+            self.late.pop(flag.name, None)
+            if value and (flag.name in late or flag.verb == "end_epoch"):
+                self.late[flag.name] = run.progress.batches
+
+    def end_epoch(self, run: Run) -> None:
+        """Request what was set too late at the last step of the epoch: the Trainer reads it at the end of the epoch."""
+        done = {"log"} if self.logged_at == run.progress.steps else set()
+        for flag in FLAGS[2:] if self.late else ():
+            if self.late.get(flag.name) == run.progress.batches and flag.verb not in done:
+                flag.ask(run.control, f"{flag.name} = True in {self.kind}")
+
+    def _set_here(self, run: Run, name: str, *, is_over: bool) -> list[str]:
+        names = [flag for flag, batches in self.late.items() if batches == run.progress.batches]
+        if is_over:
+            names += ["should_training_stop", *(self._last or ())]
+        if name in LATE and run.phase == "validation" and run.optimizer is not None:
+            names.append("should_evaluate")
+        return names
 
     def _apply(self, run: Run, flag: Any, name: str, *, value: bool) -> None:
         reason = f"{flag.name} = {value} in {self.kind}.{name}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from inspect import isfunction, unwrap
 from types import CodeType
 from typing import Any, NamedTuple
@@ -27,11 +27,23 @@ FLAGS = (
     Flag("should_log", Control.request_log, "log"),
 )
 DECLARED = ("stop", "save", "validation", "log")  # what `asks` of a plugin can name
+BOUNDARY = ("should_log", "should_evaluate", "should_save")
+# What the Trainer has already read when it calls a method, or clears before it reads it. Such a flag is no request: it
+# stays set until the next step, and is read once more only if the epoch ends before that.
+LATE: Mapping[str, tuple[str, ...]] = {
+    "on_init_end": (*BOUNDARY, "should_training_stop", "should_epoch_stop"),
+    "on_train_begin": (*BOUNDARY, "should_epoch_stop"),
+    "on_epoch_begin": BOUNDARY,
+    "on_log": ("should_log",),
+    "on_prediction_step": ("should_log", "should_evaluate"),
+    "on_evaluate": ("should_log", "should_evaluate"),
+    "on_save": BOUNDARY,
+}
 Shown = dict[str, bool]
 
 
-def show(theirs: Any, control: Control, clears: tuple[str, ...]) -> Shown:
-    """Set the flags as the requests of the run are, but for those that the Trainer clears here; return them."""
+def show(theirs: Any, control: Control, set_here: Iterable[str], clears: tuple[str, ...]) -> Shown:
+    """Set the flags as the requests of the run are, and as the Trainer sets and clears them here; return them."""
     shown = {
         "should_training_stop": control.should_stop,
         "should_epoch_stop": control.should_end_epoch,
@@ -39,6 +51,8 @@ def show(theirs: Any, control: Control, clears: tuple[str, ...]) -> Shown:
         "should_evaluate": control.should_validate,
         "should_log": control.should_log,
     }
+    for name in set_here:
+        shown[name] = True
     for name in clears:
         shown[name] = False
     vars(theirs).update(shown)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 PREFIXES = {"train": "", "validation": "eval_", "test": "test_", "predict": "test_"}
-RENAMED = {"train/gradient_norm": "grad_norm"}
+GRAD_NORM = "grad_norm"
+RENAMED = {"train/gradient_norm": GRAD_NORM}
 
 
 def their_name(name: str) -> str:

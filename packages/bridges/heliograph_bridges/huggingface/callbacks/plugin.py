@@ -40,8 +40,8 @@ from .arguments import arguments
 from .calls import Caller
 from .exported import stateful
 from .facts import keywords, rate_of
-from .flags import asks_of, names_in
-from .names import their_names
+from .flags import BOUNDARY, asks_of, names_in
+from .names import GRAD_NORM, their_names
 from .state import StateKeeper
 
 STEPS = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
@@ -52,7 +52,7 @@ NEEDED_BY: Mapping[type[Event], tuple[str, ...]] = {
     GradientsReady: ("on_pre_optimizer_step",),
     StepEnd: ("on_optimizer_step", "on_log"),
     BatchEnd: STEPS,
-    EpochEnd: ("on_epoch_end", "on_step_end"),
+    EpochEnd: ("on_epoch_end", "on_step_end", "on_log", "on_evaluate", "on_save"),
     TrainEnd: ("on_train_end",),
     **dict.fromkeys((ValidationBatchEnd, TestBatchEnd, PredictBatchEnd), ("on_prediction_step",)),
     **dict.fromkeys((TestEnd, PredictEnd), ("on_predict",)),
@@ -62,7 +62,6 @@ RARE = {  # methods that a training may never call, and how to mend that
     "on_evaluate": "no validation was due: pass validation= to fit, and add ValidationSchedule(epochs=1)",
     "on_save": "no checkpoint was written: add Checkpoint('runs/x', every=Every(epochs=1))",
 }
-BOUNDARY = ("should_log", "should_evaluate", "should_save")
 TRACKERS = "transformers.integrations."  # what is in there only looks
 REMEDY = "make it an ExportableState, or give it state_dict and load_state_dict"
 BEST = frozenset({"best_metric", "metric_for_best_model"})
@@ -161,13 +160,19 @@ class HuggingFacePlugin(Plugin):
         if run.progress.steps > self._steps:
             self._end_step(run)
         self._keeper.refresh(run)
+        self._call.end_epoch(run)
         self._call(run, "on_epoch_end", self._keeper.state)
 
     @on(Log, optional=True)
     def log(self, run: Run, event: Log) -> None:
-        """Call `on_log`."""
+        """Call `on_log`, with the gradient norm of the last step."""
         self._keeper.refresh(run)
+        self._call.logged_at = run.progress.steps
         logs = their_names(event.metrics)
+        measured_by = None if run.is_replay else run.plugins.declared("exclusive").get("gradient_norm")
+        latest = None if measured_by is None else getattr(run.plugins[measured_by], "latest_norm", None)
+        if GRAD_NORM in logs and latest is not None:
+            logs[GRAD_NORM] = float(latest)
         rate = rate_of(run) if self._rate is None else self._rate
         self._report(run, logs if rate is None else {**logs, "learning_rate": float(rate)})
 
@@ -203,7 +208,7 @@ class HuggingFacePlugin(Plugin):
     def end_training(self, run: Run, event: TrainEnd) -> None:
         """Call `on_train_end`."""
         self._keeper.refresh(run)
-        self._call(run, "on_train_end", self._keeper.state)
+        self._call(run, "on_train_end", self._keeper.state, ("should_log",))  # the Trainer's last log has cleared it
 
     @on(ValidationStart, TestStart, PredictStart, optional=True)
     def begin_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
@@ -223,6 +228,7 @@ class HuggingFacePlugin(Plugin):
         return {
             "trainer": self._keeper.state_dict(),
             "callback": self._own_states.state_dict(self._call.run),
+            "late": dict(self._call.late),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -232,6 +238,7 @@ class HuggingFacePlugin(Plugin):
             return
         self._keeper.load_state_dict(state["trainer"])
         self._own_states.load_state_dict(state["callback"])
+        self._call.late = dict(state["late"])
 
     def close(self) -> None:
         """Let the run go."""

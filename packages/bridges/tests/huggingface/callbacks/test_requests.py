@@ -87,20 +87,19 @@ def test_a_save_is_written_and_reported(tmp_path: Path) -> None:
 def test_flags_are_shown_and_cleared_as_the_trainer_does(tmp_path: Path) -> None:
     """The order of log, evaluation and save at one step; the flag of each is cleared before its method."""
     callback = Setter()
-    plugins = [h.LogSchedule(steps=2), h.ValidationSchedule(steps=2), h.Checkpoint(tmp_path, every=h.Every(steps=2))]
-    train_here(*plugins, callback, train=2, epochs=1)
+    saving = [h.SaveSchedule(steps=2, at_end=False), h.Checkpoint(tmp_path)]
+    train_here(h.LogSchedule(steps=2), h.ValidationSchedule(steps=2), *saving, callback, train=2, epochs=1)
     assert callback.seen == [
         ("epoch_begin", 0, ""),
         ("step_begin", 0, ""),
         ("step_end", 1, ""),
         ("step_begin", 1, ""),
-        ("step_end", 2, "should_save,should_evaluate,should_log"),
-        ("log", 2, "should_save,should_evaluate"),
-        ("log", 2, "should_save"),
-        ("evaluate", 2, "should_save"),
-        ("save", 2, ""),
-        ("epoch_end", 2, ""),
-        ("save", 2, ""),  # the end of the run
+        ("step_end", 2, "should_training_stop,should_save,should_evaluate,should_log"),
+        ("log", 2, "should_training_stop,should_save,should_evaluate"),
+        ("log", 2, "should_training_stop,should_save,should_evaluate"),
+        ("evaluate", 2, "should_training_stop,should_save"),
+        ("save", 2, "should_training_stop"),
+        ("epoch_end", 2, "should_training_stop"),
     ]
 
 
