@@ -429,7 +429,8 @@ class Trainer:
             train: a dataset, or several in `Phases`.
             largest: the samples in a batch to begin with; of a dataset that has fewer, all of them.
             smallest: the fewest to try.
-            **options: the other arguments of `fit`; `loader_params` without the batch size.
+            **options: the other arguments of `fit`; `loader_params` without the batch size. `epochs` and `steps` may be
+                left out.
 
         Raises:
             RuntimeError: the smallest batch does not fit.
@@ -440,6 +441,9 @@ class Trainer:
         from .data.loaders import samples_at_most
 
         largest = samples_at_most(train, largest)
+
+        if options.get("epochs") is options.get("steps") is None:
+            options["steps"] = 1_000_000  # only planned: an attempt makes a few
 
         def attempt(size: int) -> None:
             params = {**(options.get("loader_params") or {}), "batch_size": size}

@@ -9,14 +9,20 @@ from typing import Any
 import pytest
 import torch
 from heliograph import (
+    EarlyStopping,
     Every,
     ExceptionPassThrough,
     GradientAccumulation,
+    LearningRate,
+    LogSchedule,
+    Phases,
     RankFailed,
     RunResult,
     Supervised,
     Trainer,
+    ValidationSchedule,
     find_batch_size,
+    warmup_linear,
 )
 from heliograph.core.data.batch_size import SavedSizeFirst
 from heliograph.tests.kit import fit, random_batches, saving
@@ -173,6 +179,19 @@ def test_a_trainer_finds_it_and_leaves_everything_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), draws)
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.find_batch_size(task, data, largest=64, smallest=16, optimizer=torch.optim.SGD, epochs=1)
+
+
+@pytest.mark.parametrize("plugins", [[], [LearningRate("step"), LogSchedule(fraction=0.5), EarlyStopping()]])
+@pytest.mark.parametrize("length", [{}, {"epochs": None, "steps": None}])
+def test_a_trainer_finds_it_without_an_end_of_the_run(plugins: list[Any], length: dict[str, Any]) -> None:
+    data = TensorDataset(torch.randn(10, 4), torch.randn(10, 2))
+    options: Any = {"largest": 8, "optimizer": torch.optim.SGD, "validation": data, **length}
+    if plugins:
+        options["scheduler"] = warmup_linear(0.1)
+    task = Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
+    trainer = Trainer([*plugins, ValidationSchedule(epochs=1)], device="cpu")
+    for train in (data, Phases(data, data)):
+        assert trainer.find_batch_size(task, train, **options) == 8
 
 
 def test_a_trainer_tries_what_it_returns() -> None:
