@@ -52,12 +52,15 @@ class RemoteAnswer:
         return f"{self.state}{place}: {self.text}"
 
 
+ASKED = "asked through attach()"
+
+
 class RemoteRun:
     """A run that is asked from outside. Each call is a connection of its own.
 
     A request returns when the run has seen it, which is after the batch that is running, or with `wait=True` when it is
-    known what became of it. It needs a reason, which is in the history of the run, in its recording, and in what
-    `explain` says.
+    known what became of it. Its reason is in the history of the run, in its recording, and in what `explain` says; by
+    default it says that the request came from `attach`.
 
     Args:
         address: the socket, or the host and port.
@@ -92,11 +95,11 @@ class RemoteRun:
             raise PermissionError(f"{_name(self.address)} refuses to answer: {message['text']}")
         raise TimeoutError(f"{_name(self.address)} does not answer within {timeout:g} seconds: {SILENT}.")
 
-    def stop(self, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+    def stop(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Ask the run to stop, as `control.stop` does: plugins may postpone it or take it back.
 
         Args:
-            reason: why, for people.
+            reason: why, for people; by default that it was asked through `attach`.
             wait: whether to wait until it is known what became of it.
             timeout: seconds after which the last answer is returned, whatever it is; by default 60, of a run that says
                 nothing at all 5, or as long as it takes with `wait`.
@@ -107,24 +110,24 @@ class RemoteRun:
         """
         return self._ask("stop", reason, wait=wait, timeout=timeout)
 
-    def save(self, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+    def save(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Ask for a checkpoint; see `stop` for the arguments."""
         return self._ask("save", reason, wait=wait, timeout=timeout)
 
-    def validate(self, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+    def validate(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Ask for a validation; see `stop` for the arguments."""
         return self._ask("validate", reason, wait=wait, timeout=timeout)
 
-    def log(self, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+    def log(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Ask for a log; see `stop` for the arguments."""
         return self._ask("log", reason, wait=wait, timeout=timeout)
 
-    def end_epoch(self, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+    def end_epoch(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
         """Ask for the end of the epoch; see `stop` for the arguments."""
         return self._ask("end-epoch", reason, wait=wait, timeout=timeout)
 
     def set_learning_rate(
-        self, rate: float, reason: str, *, optimizer: str = "", wait: bool = False, timeout: float | None = None
+        self, rate: float, reason: str = ASKED, *, optimizer: str = "", wait: bool = False, timeout: float | None = None
     ) -> RemoteAnswer:
         """Ask for another learning rate, as `control.set_learning_rate` does; see `stop` for the other arguments.
 
@@ -151,11 +154,15 @@ class RemoteRun:
             raise ValueError(f"A learning rate is a number above 0, such as 0.01; got {value:g}.")
         return self._ask("set-lr", reason, wait=wait, timeout=timeout, value=value, target=optimizer)
 
-    def enable(self, plugin: str, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+    def enable(
+        self, plugin: str, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None
+    ) -> RemoteAnswer:
         """Ask for a plugin, by its name, to be enabled; see `stop` for the other arguments."""
         return self._ask("enable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
 
-    def disable(self, plugin: str, reason: str, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
+    def disable(
+        self, plugin: str, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None
+    ) -> RemoteAnswer:
         """Ask for a plugin, by its name, to be disabled; see `stop` for the other arguments."""
         return self._ask("disable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
 

@@ -1,4 +1,4 @@
-"""`python -m heliograph ask RUN stop --reason "..."`: ask a run that lives for something."""
+"""`python -m heliograph ask RUN stop [--reason "..."]`: ask a run that lives for something."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ PLAIN = {
 }
 EXITS = "Exit status 0: accepted, and with --wait served; 1: refused, taken back, or the run ended before; 2: there is no such run, or it cannot be reached; 3: no answer in time, or the connection ended; 130: interrupted by Ctrl-C."  # noqa: E501
 NO_OPTION = ("reason", "wait")  # of `status`
+ASKED = "asked on the command line"
 
 
 def ask(arguments: Sequence[str]) -> int:
@@ -61,7 +62,7 @@ def _add_options(parser: argparse.ArgumentParser, **defaults: object) -> None:
         default = defaults.get(name.removeprefix("--").replace("-", "_"), argparse.SUPPRESS)
         parser.add_argument(name, help=help, default=default, **how)
 
-    add("--reason", "why, for the history of the run; every verb but status needs it")
+    add("--reason", f"why, for the history of the run; by default {ASKED!r}")
     add("--wait", "until it is known what became of the request", action="store_true")
     add("--timeout", "wait no longer than that in all", metavar="SECONDS", type=float)
     add("--token-file", "the token of a run over TCP; else $HELIOGRAPH_TOKEN", metavar="FILE", type=Path)
@@ -82,10 +83,9 @@ def run_ask(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Exit with the usage where an option is missing, or one is given that means nothing."""
+    """Give the reason its default; exit with the usage if an option is given that means nothing."""
     if options.verb != "status":
-        if options.reason is None:
-            options.parser.error("the following arguments are required: --reason")
+        options.reason = ASKED if options.reason is None else options.reason
         return
     for name in NO_OPTION:
         if getattr(options, name):

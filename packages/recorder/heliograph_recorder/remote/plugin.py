@@ -45,7 +45,7 @@ class PortError(OSError):
 class Remote(Plugin):
     """Let people ask for a stop, a save, a validation, a log, the end of an epoch, another learning rate, a plugin.
 
-    They ask with `python -m heliograph ask runs/x stop --reason "..."`, or
+    They ask with `python -m heliograph ask runs/x stop`, perhaps with `--reason "..."`, or
     `heliograph_recorder.attach("runs/x").stop("...")`. Each is an ordinary request to the control, in the name of who
     asks (`user@host`): in the history with its reason, agreed on by all ranks, recorded. It is seen at the next batch
     and served at the boundary after it; in a validation, after that. A change of the run and the end of an epoch are

@@ -44,7 +44,7 @@ async function request(verb) {
   const value = verb === "set_learning_rate" ? Number($("rate").value) : undefined;
   const run = shownFirst();
   $("answer").textContent = `asking ${run.name} ...`;
-  const body = JSON.stringify({ run: run.id, verb, value, reason: $("reason").value });
+  const body = JSON.stringify({ run: run.id, verb, value, reason: $("reason").value.trim() || null });
   try {
     const answer = await fetch("ask", { method: "POST", headers: { "X-Watch-Token": embedded.live.token }, body });
     $("answer").textContent = await answer.text();

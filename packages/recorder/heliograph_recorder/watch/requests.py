@@ -12,6 +12,7 @@ from ..remote.sockets import sockets_in
 from .watched_run import WatchedRun
 
 THROUGH = " (through watch)"
+ASKED = "asked on the page"
 PATIENCE = 20.0  # seconds in which a run says that it has seen a request
 VERBS: Final[dict[str, Callable[..., RemoteAnswer]]] = {
     "stop": RemoteRun.stop,
@@ -33,7 +34,7 @@ def ask(run: WatchedRun, what: Any) -> RemoteAnswer:
 
     Args:
         run: the run.
-        what: `verb` and `reason`, and for another learning rate its `value`; as the page has sent it.
+        what: `verb` and perhaps `reason`, and for another learning rate its `value`; as the page has sent it.
 
     Raises:
         ValueError: there is no such verb, or the reason or the value is none.
@@ -42,8 +43,9 @@ def ask(run: WatchedRun, what: Any) -> RemoteAnswer:
     """
     what = what if isinstance(what, dict) else {}
     verb, reason, value = (what.get(name) for name in ("verb", "reason", "value"))
+    reason = ASKED if reason is None else reason
     if not isinstance(reason, str) or not reason.strip():
-        raise ValueError("Give a reason: it is in the history of the run.")
+        raise ValueError("Give a reason, or leave it out: it is in the history of the run.")
     reason = reason.strip() + THROUGH
     if verb == RATE:
         if not is_number(value) or value <= 0:

@@ -70,6 +70,21 @@ def test_a_stop(ask: Any) -> None:
     assert result.reason == "enough"
 
 
+def test_a_reason_that_is_not_given_says_where_the_request_came_from(ask: Any, tmp_path: Path) -> None:
+    verbs = (["log"], ["validate"], ["save"], ["end-epoch"], ["set-lr", "3e-4"], ["disable", "ema"], ["enable", "ema"])
+    found, result = ask(*verbs, ["stop", "--wait"], plugins=(h.EMA(0.9),))
+    assert [status for status, _, _ in found] == [0] * 8
+    assert result.reason == "asked on the command line"
+    assert len([each for each in result.history if each.reason == result.reason]) == 8
+
+    _, result = train(tmp_path, lambda run: (run.set_learning_rate(0.1), run.disable("ema"), run.stop()), h.EMA(0.9))
+    assert [each.verb for each in result.history if "attach()" in each.reason][:2] == [
+        "set_learning_rate",
+        "disable_plugin",
+    ]
+    assert "attach()" in result.reason
+
+
 def test_the_status_is_json(ask: Any) -> None:
     ((status, out, _),), _ = ask(["status"])
     assert status == 0
@@ -223,7 +238,6 @@ def test_what_changes_nothing_is_said(ask: Any) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["x", "stop"],
         ["x", "set-lr", "--reason", "y"],
         ["x", "dance"],
         ["x"],

@@ -238,6 +238,8 @@ def test_a_request_through_another_host_name_is_refused(client: Client) -> None:
         ({**STOP, "verb": "set_learning_rate", "value": -1}, "more than 0"),
         ({**STOP, "verb": "set_learning_rate"}, "more than 0"),
         (STOP, "b/deep/second has ended, or has no Remote in "),
+        ({"run": 1, "verb": "stop"}, "b/deep/second has ended, or has no Remote in "),
+        ({**STOP, "reason": None}, "b/deep/second has ended, or has no Remote in "),
     ],
 )
 def test_a_request_that_cannot_be_made_says_why(client: Client, body: Any, why: str) -> None:
