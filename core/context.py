@@ -211,6 +211,12 @@ class RunContext(PayloadVerbs, ABC):
 
     # Facts.
 
+    def __repr__(self) -> str:
+        at = self.progress
+        return (
+            f"<{type(self).__name__} {self.name!r}: {self.phase}, epoch {at.epoch}, batch {at.batch}, step {at.steps}>"
+        )
+
     @property
     def queue(self) -> Any:
         """Where to put what the process that called `launch` gets at once; None without it."""

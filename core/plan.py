@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from textwrap import TextWrapper
 
 from ..events.errors import count
+from ..plugins.plan import Lines
 from .checkpoint.state.compatibility import batch_factors, global_batch
 from .context import RunContext
 from .data.streams import Streams
@@ -22,7 +23,7 @@ def plan_of(run: RunContext) -> str:
     if run.outcome.started:
         lines += ["start: from the beginning"] * (run.resumed_at is None) + run.notes
         lines += [f"WARNING: {warning}" for warning in run.warnings]
-    return "\n".join([f"run {run.name!r}", *map(WRAPPED.fill, lines)])
+    return Lines("\n".join([f"run {run.name!r}", *map(WRAPPED.fill, lines)]))
 
 
 def _model(run: RunContext) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from ..events.checks import show_attributes
 from .data.order.sizes import size_counter
 from .metrics.values import is_metric_object
 
@@ -29,6 +30,10 @@ class Task:
     Every `nn.Module` among the attributes is moved, switched between train and eval mode, and saved. A task may itself
     be an `nn.Module` instead of a subclass of this: what counts are the method names.
     """
+
+    def __repr__(self) -> str:
+        """Return the class with its attributes; of a task that is a module, the layers."""
+        return nn.Module.__repr__(self) if isinstance(self, nn.Module) else show_attributes(self)
 
     def training_step(self, run: Run, batch: Any) -> Loss | Losses:
         """Return the loss of a batch, a scalar tensor, averaged over its samples.
@@ -108,6 +113,7 @@ class Supervised(Task):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Supervised(model, loss_fn) takes an nn.Module as its model, got {type(model).__name__}.")
+        self.model, self._columns = model, None
         self.metrics: dict[str, Any] = {}
         if metrics is not None:
             from .metrics.objects import named_metrics
@@ -117,7 +123,6 @@ class Supervised(Task):
             from .data.columns import no_loss_function
 
             raise no_loss_function(loss_fn)
-        self.model, self._columns = model, None
         if loss_fn is None or inputs is not None or targets is not None:
             from .data.columns import Columns, loss_of_model
 

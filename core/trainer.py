@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..events import Bus
 from ..events.catalogue import Phase
-from ..events.checks import check_flag
+from ..events.checks import check_flag, show_value
 from ..plugins import Plugins
 from . import loop, settings
 from .data.module import DataModule
@@ -77,6 +77,13 @@ class Trainer:
         for plugin in [plugins] if isinstance(plugins, str) else plugins:  # a name is one error, not one for a letter
             self.plugins.register(plugin)
         self.plugins.load_added()
+
+    def __repr__(self) -> str:
+        plugins, rest = [*map(show_value, self.plugins)], f"engine={self.engine!r}" + ", strict=True" * self.strict
+        text = f"Trainer([{', '.join(plugins)}], {rest})"
+        return (
+            text if len(text) <= 120 else "Trainer([\n" + "".join(f"    {each},\n" for each in plugins) + f"], {rest})"
+        )
 
     @settings.shows_options
     def fit(
@@ -460,13 +467,13 @@ class Trainer:
             train: see `fit`.
             **options: see `fit`.
         """
-        from ..plugins.plan import plan
+        from ..plugins.plan import Lines, plan
 
         if task is None:
             return plan(self.bus)
         run = self.run(task, train, **options)
         try:
-            return f"{run.plan()}\n\n{plan(self.bus)}"
+            return Lines(f"{run.plan()}\n\n{plan(self.bus)}")
         finally:
             run.hooks.closing.close()
 

@@ -100,6 +100,10 @@ class OrderedSignal(Signal, Generic[E]):
         self._arrivals = count()
         self._lock = RLock()  # weak receivers may die in any thread
 
+    def __repr__(self) -> str:
+        owners = [each.owner for _, each in self._sort()]
+        return f"<OrderedSignal of {self.event.__name__}: {', '.join(owners) or 'no receivers'}>"
+
     def connect(
         self, receiver: Any, sender: Any = ANY, weak: bool = True, subscription: Subscription | None = None
     ) -> Any:
@@ -272,6 +276,9 @@ class Handle:
     signal: OrderedSignal[Any]
     receiver: Receiver
 
+    def __repr__(self) -> str:
+        return f"<Handle of {describe(self.receiver)} on {self.signal.event.__name__}>"
+
     def remove(self) -> None:
         """Disconnect for good; doing it twice does no harm."""
         self.signal.disconnect(self.receiver)
@@ -310,6 +317,12 @@ class Bus:
         self.forgiver: Callable[[str, Run, Event, BaseException], bool] | None = None
         self.blamed: tuple[BaseException, str, str] | None = None
         self.interrupted = False
+
+    def __repr__(self) -> str:
+        counts = [
+            f"{len(each.subscriptions)} of {each.event.__name__}" for each in self.signals() if each.subscriptions
+        ]
+        return f"<Bus: receivers {', '.join(counts) or 'none'}>"
 
     def signal(self, event: type[E]) -> OrderedSignal[E]:
         """Return the signal of an event type; any blinker code can connect to it, the sender is the run.

@@ -170,6 +170,11 @@ class Control:
         self._postponed: set[str] = set()
         self.close_batch()
 
+    def __repr__(self) -> str:
+        due = {"stop": self.stop_request, "end_epoch": self._end_request, "roll_back": self._back_request} | self._due
+        shown = ", ".join(f"{verb} by {request.by}" for verb, request in due.items() if request is not None)
+        return f"<Control: {f'requested {shown}' if shown else 'nothing requested'}, {self.history.total} in history>"
+
     # Verbs for any event.
 
     def stop(self, reason: str, *, by: str | None = None, required: bool = False) -> None:

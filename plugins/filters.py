@@ -147,6 +147,13 @@ class Filter(ABC):
         end = totals.get(self.unit)
         return end is not None and self.unit in EXACT and self.due_after(end - 1) == end
 
+    def __repr__(self) -> str:
+        """Return what makes such a filter, such as `Every(steps=100)`."""
+        values = getattr(self, "values", [])  # none yet in one that is half made
+        given = {self.unit: values[0] if len(values) == 1 else tuple(values)} if values else {}
+        given |= {"after": after} if (after := getattr(self, "after", None)) is not None else {}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
     def __str__(self) -> str:
         values = ", ".join(map(str, self.values))
         return f"{type(self).__name__.lower()} {values} of the run" if self.unit == FRACTION else self._rule
@@ -307,6 +314,9 @@ class Once(Filter):
 
     def __init__(self) -> None:
         super().__init__({"emissions": 1})
+
+    def __repr__(self) -> str:
+        return "Once()"
 
     def due_after(self, count: float) -> float:
         """Return 1, then nothing."""

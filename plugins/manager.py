@@ -40,6 +40,10 @@ class Plugins:
         self._engine: Engine | None = None
         bus.forgiver = self._forgive
 
+    def __repr__(self) -> str:
+        names = [name if entry.enabled else f"{name} (off)" for name, entry in self._entries.items()]
+        return f"<Plugins: {', '.join(names) or 'none'}>"
+
     @cached_property
     def _order(self) -> HandlerOrder:
         from .order import HandlerOrder

@@ -9,6 +9,13 @@ from .entry import PluginEntry
 from .states import Forgive
 
 
+class Lines(str):
+    """A text of several lines that a REPL shows as such."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def plan(bus: Bus) -> str:
     """Return the handlers of every event that has some, in their order."""
     lines: list[str] = []
@@ -20,7 +27,7 @@ def plan(bus: Bus) -> str:
             lane = Lane(int(subscription.position[0])).name if subscription.position[0] <= max(Lane) else "last"
             marks = " (off)" * subscription.paused + " (on a condition)" * (subscription.gate is not None)
             lines.append(f"  {lane:<9} {subscription.owner}{marks}")
-    return "\n".join(lines) or "no handlers"
+    return Lines("\n".join(lines) or "no handlers")
 
 
 def descriptions(entries: Iterable[PluginEntry], run: Run, forgive: Forgive) -> dict[str, str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ..events import Event, Run
+from ..events.checks import PLAIN, show_value
 
 if TYPE_CHECKING:
     from ..events.bus import When
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
 Policy = Literal["critical", "observer"]
 Ranks = Literal["all", "main", "local_main"]
+ARGUMENTS = "__arguments__"  # in an object's `__dict__`: the text of each constructor argument, by its name
 
 
 class Plugin:
@@ -62,6 +66,16 @@ class Plugin:
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
             cls.name = snake_case(cls.__name__)
+        if isinstance(constructor := cls.__dict__.get("__init__"), FunctionType):
+            cls.__init__ = _recorded(constructor)  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Return the class with its first argument and the others that were given; those changed since as they are."""
+        texts, now = self.__dict__.get(ARGUMENTS, {}), self.__dict__
+        shown = {name: show_value(now[name]) if type(now.get(name, ...)) in PLAIN else texts[name] for name in texts}
+        own = ", ".join(text if name.isdecimal() else f"{name}={text}" for name, text in shown.items())
+        named = f".named({show_value(self.name)})" if "name" in now.keys() - shown.keys() else ""
+        return f"{type(self).__name__}({own}){named}"
 
     def named(self, name: str) -> Self:
         """Give this object a name of its own, so that two of a class can be registered."""
@@ -143,6 +157,23 @@ class Plugin:
 
     def close(self) -> None:
         """Close files, bars and the like. Called after `RunClosed`, when disabled, when unregistered."""
+
+
+def _recorded(constructor: FunctionType) -> Callable[..., None]:
+    """Return a constructor that keeps the texts of its arguments in the object, for `repr`: no reference to a value."""
+
+    @wraps(constructor)
+    def construct(self: Any, *values: Any, **options: Any) -> None:
+        if ARGUMENTS not in self.__dict__:  # or a class of which this one inherits: the first has all arguments
+            code, defaults = constructor.__code__, constructor.__defaults__ or ()
+            names = code.co_varnames[1 : code.co_argcount]
+            given = dict(zip([*names, *map(str, range(len(values)))], values, strict=False)) | options
+            if names and len(names) == len(defaults) and defaults[0] is not None:
+                given = {names[0]: defaults[0]} | given
+            self.__dict__[ARGUMENTS] = {name: show_value(value) for name, value in given.items()}
+        constructor(self, *values, **options)
+
+    return construct
 
 
 def snake_case(name: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...events.checks import show_attributes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -22,6 +24,7 @@ class DataModule:
 
     loader_params: LoaderParams | Mapping[str, Any] | None = None
     _prepared = False
+    __repr__ = show_attributes
 
     def prepare(self) -> None:
         """Download, unpack, convert. Keep no state: other processes will not see it."""

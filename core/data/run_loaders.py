@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch.utils.data import DataLoader
 
-from ...events.checks import check_whole_number, known_names
+from ...events.checks import check_whole_number, known_names, show_attributes
 from .loaders import (
     ONLY_TRAINING,
     LoaderParams,
@@ -172,6 +172,8 @@ class Periodic:
     Raises:
         ValueError: `every` is not positive.
     """
+
+    __repr__ = show_attributes
 
     def __init__(self, data: Any, *, every: int) -> None:
         self.data, self.every = data, check_whole_number("every", every, of="validations", at_least=1)

@@ -7,7 +7,7 @@ from copy import copy
 from typing import Any, Self
 
 from ...events import Engine
-from ...events.checks import check_number, check_whole_number, known_names
+from ...events.checks import check_number, check_whole_number, known_names, show_attributes
 from .order.shares import Share
 from .order.sizes import batch_size, length_of
 from .sources.choice import source_of
@@ -36,6 +36,8 @@ class Streams(Sourced):
         TypeError: the streams are not given by name.
         ValueError: an argument is out of its range, or is not for this mode.
     """
+
+    __repr__ = show_attributes
 
     def __init__(
         self,

@@ -53,6 +53,10 @@ class DeviceEngine:
             self.determinism.prepare(self.device)
         self.precision.check(self.device)
 
+    def __repr__(self) -> str:
+        ranks = f", rank={self.rank}, world_size={self.world_size}" * (self.world_size > 1)
+        return f"{type(self).__name__}(device='{self.device}', precision={self.precision.name!r}{ranks})"
+
     def process(self) -> AbstractContextManager[None]:
         """Return a context with torch's settings for a run: one process belongs to no group."""
         return self.settings()

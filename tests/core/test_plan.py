@@ -14,6 +14,7 @@ from heliograph import (
     EpochStart,
     Every,
     GradientAccumulation,
+    LogSchedule,
     Once,
     Plugin,
     RNGCapture,
@@ -171,3 +172,16 @@ def test_a_window_ends_with_its_epoch() -> None:
         "  length: 2 epochs, 2 steps, 6 batches an epoch, 6 batches a step, global batch",
         "    18",
     ]
+
+
+def test_a_repl_shows_plans_as_lines() -> None:
+    trainer, options = Trainer([VALIDATES, LogSchedule(steps=1)], device="cpu"), {"optimizer": sgd(), "epochs": 1}
+    handlers = trainer.plan()
+    whole = trainer.plan(linear_classifier(), BATCHES, validation=BATCHES, **options)
+    of_run = trainer.run(linear_classifier(), BATCHES, validation=BATCHES, **options).plan()
+
+    assert repr(handlers).splitlines()[0] == "train_start"
+    assert repr(of_run).splitlines()[0] == "run 'run'"
+    assert repr(whole) == f"{of_run}\n\n{handlers}" == whole
+    assert isinstance(whole, str)
+    assert repr(Trainer(device="cpu").plan()) == "no handlers"

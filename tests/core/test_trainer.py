@@ -8,6 +8,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import heliograph
 import numpy as np
 import pytest
 import torch
@@ -509,6 +510,54 @@ def test_the_printed_history_names_who_asked() -> None:
     ]
     assert "early_stopping: stop - validation/loss has not improved" in str(result.history)
     assert str(fit().history) == "nobody asked for anything"
+
+
+def test_what_users_print_says_what_it_is() -> None:
+    trainer = Trainer([EarlyStopping("validation/loss", patience=3)], device="cpu")
+    trainer.plugins.register(ValidationSchedule(epochs=1))
+    task, texts = linear_classifier(), dict[str, str]()
+
+    def look(run: Run, event: StepEnd) -> None:
+        run.control.stop("enough", by="look")
+        texts.update(run=repr(run), control=repr(run.control))
+
+    handle = trainer.bus.on(StepEnd, look, when=At(steps=2))
+    trainer.fit(task, class_batches(3), validation=class_batches(1), optimizer=sgd(), epochs=1)
+
+    assert repr(trainer).startswith("Trainer([")
+    assert "EarlyStopping(monitor='validation/loss', patience=3)," in repr(trainer)
+    assert "engine=DeviceEngine(device='cpu', precision='fp32')" in repr(trainer)
+    assert repr(trainer.plugins) == "<Plugins: early_stopping, validation_schedule>"
+    assert "1 of StepEnd" in repr(trainer.bus)
+    assert "look on StepEnd" in repr(handle)
+    assert "look" in repr(trainer.bus.signal(StepEnd))
+    assert (
+        repr(Supervised(nn.Linear(2, 1), nn.functional.mse_loss)) == "Supervised(model=Linear(...), loss_fn=mse_loss)"
+    )
+    assert repr(task).startswith(f"{type(task).__name__}(model=")
+    assert texts["run"] == "<TrainRun 'run': train, epoch 0, batch 1, step 2>"
+    assert texts["control"] == "<Control: requested stop by look, 1 in history>"
+
+
+def test_a_trainer_with_many_plugins_prints_a_line_for_each() -> None:
+    lines = repr(Trainer(heliograph.standard("runs"), device="cpu", strict=True)).splitlines()
+    assert "    LogSchedule(steps=50, at_end=True)," in lines
+    assert lines[-1] == "], engine=DeviceEngine(device='cpu', precision='fp32'), strict=True)"
+
+
+def test_no_public_class_prints_an_address() -> None:
+    public = [value for name in dir(heliograph) if isinstance(value := getattr(heliograph, name), type)]
+    kinds = {each for each in public if not vars(each).get("_is_protocol") and each is not heliograph.Event}
+    assert {each for each in kinds if each.__repr__ is object.__repr__} == set()
+
+
+def test_a_task_that_is_a_module_prints_its_layers() -> None:
+    class Net(Task, nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+    assert "(layer): Linear(in_features=2" in repr(Net())
 
 
 def test_the_repr_of_a_result_is_one_line() -> None:

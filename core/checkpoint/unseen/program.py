@@ -12,6 +12,7 @@ from ....events import Run, SavePoint
 from ....events.bus import Handle
 from ....events.guarantee import Guarantee
 from ....plugins.first_party import is_first_party
+from ....plugins.plugin import ARGUMENTS
 from ...data.draws.users_code import is_users
 from .attributes import ignored_names, package_of
 from .values import HEAVY, SCALARS, Weigh, differing, encode, encode_and_weigh, show_both
@@ -161,7 +162,7 @@ def plugin_options(plugin: Any, called: str = "", weigh: Weigh | None = None) ->
         called: its name.
         weigh: called with each that takes long; see `describe_program`.
     """
-    skip, is_ours = {"name", *ignored_names(plugin)}, _is_ours(plugin)
+    skip, is_ours = {"name", ARGUMENTS, *ignored_names(plugin)}, _is_ours(plugin)
     names = [name for name in vars(plugin) if name not in skip and not (is_ours and name.startswith("_"))]
     package, encoded = package_of(plugin), dict[str, Any]()
     for name in names:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from ....events.checks import check_flag, check_whole_number
+from ....events.checks import check_flag, check_whole_number, show_attributes
 from .samplers import Permutation, _check_start, _Seekable
 
 Lengths = npt.NDArray[np.int64]
@@ -78,6 +78,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         TypeError: a length is not a whole number.
         ValueError: there are no samples, a sample is longer than a batch may be, or a number is not positive.
     """
+
+    __repr__ = show_attributes
 
     def __init__(
         self,

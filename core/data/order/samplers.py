@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+from ....events.checks import show_attributes
 from ..draws.generators import digest
 
 
@@ -76,6 +77,7 @@ class _Seekable(Sampler[int], ABC):
 
     seed: int | None = None
     epoch: int = 0
+    __repr__ = show_attributes
 
     @abstractmethod
     def __len__(self) -> int: ...
