@@ -14,7 +14,7 @@ from typing import NoReturn
 from heliograph.core.publishing.installed_plugins import indented
 from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
-from heliograph.events.checks import known_names
+from heliograph.events.checks import did_you_mean, known_names
 from heliograph.plugins.discovery import Discovered, discover, find
 from heliograph.plugins.environment import OF_RUN
 from heliograph.plugins.providers import ENTRY_POINTS, how_to_install
@@ -69,7 +69,11 @@ def _refuse(name: str, names: set[str]) -> int:
     elif name in ENTRY_POINTS[GROUP]:
         print(f"heliograph has no command {name!r}. {how_to_install(ENTRY_POINTS[GROUP][name])}", file=sys.stderr)
     else:
-        print(f"heliograph has no command {name!r}.{known_names(name, names)}", file=sys.stderr)
+        ours = ENTRY_POINTS[GROUP]
+        near = did_you_mean(name, names | ours.keys())
+        lacking = [package for each, package in ours.items() if each not in names and repr(each) in near]
+        tail = f"{near} {how_to_install(lacking[0])}" if lacking else known_names(name, names)
+        print(f"heliograph has no command {name!r}.{tail}", file=sys.stderr)
     return 2
 
 

@@ -37,7 +37,7 @@ from ..events import (
 from ..events.bus import is_within
 from ..events.catalogue import Phase
 from ..events.checks import check_whole_number
-from ..events.errors import count, describe_error
+from ..events.errors import OF_RUN, REFUSED, count, describe_error, explains_attributes
 from ..plugins import Plugins
 from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
@@ -47,6 +47,7 @@ from .result import check_line
 from .settings import Settings
 from .stepping.optimizers import GivenModules, OptimizerModes
 from .stepping.windows import Windows
+from .task import explain
 
 if TYPE_CHECKING:
     from ..events.run import CheckpointSource
@@ -64,6 +65,7 @@ def part_of(path: str) -> Any:
     return property(attrgetter(path), lambda run, value: setattr(holder(run), name, value))
 
 
+@explains_attributes(OF_RUN, explain, REFUSED)
 class PayloadVerbs:
     """The `log_...` verbs of a run; the protocol `heliograph.Run` documents them."""
 

@@ -109,7 +109,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         ValueError: an argument is out of its range.
     """
     for unknown in options.keys() - FitOptions.__annotations__.keys():
-        from .system.errors import hint
+        from ..plugins.providers import hint
 
         tail = hint(unknown) or known_names(unknown, FitOptions.__annotations__)
         raise TypeError(f"fit has no argument {unknown!r}.{tail}")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..events import Bus
 from ..events.catalogue import Phase
-from ..events.checks import check_flag, show_value
+from ..events.checks import check_flag
+from ..events.errors import OF_RUN, REFUSED, explains_arguments, explains_attributes
 from ..plugins import Plugins
 from . import loop, settings
 from .data.module import DataModule
@@ -19,7 +20,7 @@ from .engines.options import EngineOptions
 from .host import current_host
 from .result import RunResult
 from .run import TrainRun, apart_from_others
-from .task import can_validate, check_step
+from .task import can_validate, check_step, explain, explain_call
 
 if TYPE_CHECKING:
     from .data.loaders import LoaderParams
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     Limit = float | Mapping[str, float] | None
 
 
+@explains_attributes(OF_RUN, explain, REFUSED)
 class Trainer:
     """Reusable: calls of `fit`, `validate`, `test` and `predict` follow one another and never disturb each other.
 
@@ -57,6 +59,7 @@ class Trainer:
         ValueError: plugins contradict each other, or options; the device is not there.
     """
 
+    @explains_arguments(explain_call)
     def __init__(
         self,
         plugins: Iterable[Any] = (),
@@ -79,12 +82,15 @@ class Trainer:
         self.plugins.load_added()
 
     def __repr__(self) -> str:
+        from ..events.signatures import show_value
+
         plugins, rest = [*map(show_value, self.plugins)], f"engine={self.engine!r}" + ", strict=True" * self.strict
         text = f"Trainer([{', '.join(plugins)}], {rest})"
         return (
             text if len(text) <= 120 else "Trainer([\n" + "".join(f"    {each},\n" for each in plugins) + f"], {rest})"
         )
 
+    @explains_arguments(explain_call)
     @settings.shows_options
     def fit(
         self,
@@ -151,6 +157,7 @@ class Trainer:
                 raise
         return run.result_or_raise(exits=on_interrupt == "raise")
 
+    @explains_arguments(explain_call)
     @settings.shows_options
     def run(self, task: Any, train: Any, **options: Unpack[settings.FitOptions]) -> TrainRun:
         """Return a run for a loop of your own, with the arguments of `fit`.
@@ -204,6 +211,7 @@ class Trainer:
         options = {"loader_params": loader_params, "limit_train": limit_train}
         return count_steps(self.engine, self.plugins, train, epochs, steps, options)
 
+    @explains_arguments(explain_call)
     def validate(
         self,
         task: Any,
@@ -227,6 +235,7 @@ class Trainer:
         """
         return self._evaluate(task, validation, "validation", loader_params, name, limit, weights)
 
+    @explains_arguments(explain_call)
     def test(
         self,
         task: Any,
@@ -250,6 +259,7 @@ class Trainer:
         """
         return self._evaluate(task, test, "test", loader_params, name, limit, weights)
 
+    @explains_arguments(explain_call)
     def predict(
         self,
         task: Any,

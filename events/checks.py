@@ -8,7 +8,6 @@ from math import isinf, isnan
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from os import PathLike
-from reprlib import Repr
 from typing import Any, TypedDict, TypeGuard, TypeVar, Unpack
 
 from .catalogue import CATALOGUE, Event
@@ -30,8 +29,13 @@ class Bounds(TypedDict, total=False):
 def known_names(given: str, allowed: Iterable[str]) -> str:
     """Return the tail of an error sentence: the nearest of the allowed names as a question, then all of them."""
     names = sorted(allowed)
-    near = get_close_matches(given, names, n=1)
-    return (f" Did you mean {near[0]!r}?" if near else "") + f" Known: {', '.join(names) or 'none'}."
+    return f"{did_you_mean(given, names)} Known: {', '.join(names) or 'none'}."
+
+
+def did_you_mean(given: str, allowed: Iterable[str]) -> str:
+    """Return the question whether the nearest of the allowed names is meant; empty if none is near."""
+    near = get_close_matches(given, sorted(allowed), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -89,46 +93,6 @@ def _check(
         allowed = kind + f" of {of}" * bool(of) + f", {limits}" * bool(limits) + f", or {or_else}" * bool(or_else)
         raise ValueError(f"{what} must be {allowed}; got {value!r}.")
     return number
-
-
-class _Short(Repr):
-    """Texts of values that fit into one line: no address, no tensor, no module with all its layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel, self.maxstring, self.maxother = 3, 60, 100
-
-    def repr_instance(self, x: Any, level: int) -> str:
-        """Return the object's own text if that is short, else its class."""
-        if isinstance(x, PathLike):
-            return self.repr1(str(x), level)
-        if name := getattr(x, "__qualname__", ""):  # a function or a class
-            return str(name).rpartition(".")[2]
-        kind = type(x)
-        if shape := getattr(x, "shape", ()):
-            return f"{kind.__name__}({', '.join(map(str, shape))})"
-        text = "" if hasattr(x, "named_parameters") else repr(x)
-        is_short = len(text) <= self.maxother or kind.__module__.startswith("heliograph.")
-        is_shown = text and is_short and text.isprintable() and " at 0x" not in text
-        return text if is_shown else f"{kind.__name__}(...)"
-
-
-_SHORT = _Short()
-
-
-def show_value(value: object) -> str:
-    """Return a value as a short text in one line; a class whose own text cannot be had is shown by its name."""
-    try:
-        return _SHORT.repr(value)
-    except Exception:  # noqa: BLE001  # the user's classes may raise anything, and a text must not
-        return f"{type(value).__name__}(...)"
-
-
-def show_attributes(thing: object) -> str:
-    """Return an object as its class with its public attributes: what `__repr__` of a class may be."""
-    named = ((name, show_value(value)) for name, value in vars(thing).items() if name[:1] != "_")
-    shown = [f"{name}={text}" for name, text in named if text not in ("None", "{}", "()", "[]")]
-    return f"{type(thing).__name__}({', '.join(shown)})"
 
 
 def describe(receiver: Callable[..., Any]) -> str:

@@ -1,4 +1,4 @@
-"""The signatures and lanes of handlers, checked when they are connected: nothing is checked when they are called."""
+"""The signatures and lanes of handlers, checked when they are connected; and short texts of objects, for `repr`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from enum import IntEnum
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, CO_VARKEYWORDS
+from os import PathLike
+from reprlib import Repr
 from types import FunctionType, MethodType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -100,3 +102,43 @@ def _annotated_event(receiver: Callable[..., Any]) -> tuple[type, ...]:
         return ()
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return () if Any in kinds else tuple(kind for kind in kinds if isinstance(kind, type))
+
+
+class _Short(Repr):
+    """Texts of values that fit into one line: no address, no tensor, no module with all its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, 60, 100
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """Return the object's own text if that is short, else its class."""
+        if isinstance(x, PathLike):
+            return self.repr1(str(x), level)
+        if name := getattr(x, "__qualname__", ""):  # a function or a class
+            return str(name).rpartition(".")[2]
+        kind = type(x)
+        if shape := getattr(x, "shape", ()):
+            return f"{kind.__name__}({', '.join(map(str, shape))})"
+        text = "" if hasattr(x, "named_parameters") else repr(x)
+        is_short = len(text) <= self.maxother or kind.__module__.startswith("heliograph.")
+        is_shown = text and is_short and text.isprintable() and " at 0x" not in text
+        return text if is_shown else f"{kind.__name__}(...)"
+
+
+_SHORT = _Short()
+
+
+def show_value(value: object) -> str:
+    """Return a value as a short text in one line; a class whose own text cannot be had is shown by its name."""
+    try:
+        return _SHORT.repr(value)
+    except Exception:  # noqa: BLE001  # the user's classes may raise anything, and a text must not
+        return f"{type(value).__name__}(...)"
+
+
+def show_attributes(thing: object) -> str:
+    """Return an object as its class with its public attributes: what `__repr__` of a class may be."""
+    named = ((name, show_value(value)) for name, value in vars(thing).items() if name[:1] != "_")
+    shown = [f"{name}={text}" for name, text in named if text not in ("None", "{}", "()", "[]")]
+    return f"{type(thing).__name__}({', '.join(shown)})"

@@ -18,10 +18,9 @@ from typing import Any
 from ..events.checks import known_names
 from ..events.errors import describe_error
 from .environment import switched_off
-from .providers import ENTRY_POINTS, how_to_install
+from .providers import ENTRY_POINTS, KEYWORD, how_to_install
 
 GROUP = "heliograph.plugins"
-KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 NOT_INSTALLED = (
     "Heliograph is imported but not installed, so that nothing is found by name, not even its own plugins. Run "
     f"`pip install -e {Path(__file__).parents[1]}`."

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import getmembers, isfunction, signature
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..events import Event
+from ..events import CATALOGUE, Event
 from ..events.bus import Gate
 from ..events.checks import check_whole_number, known_names
 from ..events.control import Verb
@@ -18,6 +19,7 @@ from .filters import Filter
 from .marks import marked_methods
 from .order import Handler
 from .plugin import Plugin, snake_case
+from .providers import HOOKS, hint
 
 if TYPE_CHECKING:
     from ..events import Run
@@ -196,7 +198,9 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
         )
     if isinstance(plugin, type):
         raise TypeError(f"{plugin.__name__} is a class: register an object of it, {plugin.__name__}(...).")
-    if not (marks := list(marked_methods(type(plugin)))):
+    marks = list(marked_methods(type(plugin)))
+    _check_hooks(type(plugin), {method for method, _ in marks})
+    if not marks:
         _check_without_handlers(plugin)
     for method_name, mark in marks:
         method: Callable[..., Any] = getattr(plugin, method_name)
@@ -210,6 +214,30 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
             check_receiver(method, event)
             if event not in getattr(plugin, "ignores", ()):
                 yield event, Handler(name, method, mark)
+
+
+def _check_hooks(kind: type, marked: set[str]) -> None:
+    """Raise TypeError if a class has an unmarked method as other frameworks call theirs, which nothing would call."""
+    if {each.__module__.partition(".")[0] for each in kind.__mro__} & {*BRIDGES, "keras", "tensorflow"}:
+        return  # that framework calls it
+    functions = {name: each for base in kind.__mro__ for name, each in vars(base).items() if isfunction(each)}
+    called = {name for each in functions.values() for name in each.__code__.co_names}
+    for name in functions.keys() - marked - called:
+        if event := _event_of_hook(name):
+            raise TypeError(
+                f"No event calls {kind.__name__}.{name}{signature(getattr(kind, name))}. Mark it with its event, and "
+                f"let it take the run and the event, as in\n    @on({event})\n    def {name}(self, run, event): ..."
+            )
+
+
+def _event_of_hook(name: str) -> str:
+    """Return the event at which other frameworks call a method of this name; empty if there is none."""
+    if not name.startswith("on_") and not name.endswith("_epoch_end"):
+        return ""
+    word = re.sub("^(validation|test|predict)_epoch", r"\1", name.removeprefix("on_").replace("_begin", "_start"))
+    word = re.sub("^train_(?=epoch|batch)", "", word)
+    own = next((event.__name__ for event in CATALOGUE if event.name == word), "")
+    return own or hint(word, HOOKS).strip()
 
 
 def _check_without_handlers(plugin: object) -> None:

@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol, TypedDict, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from ...events.checks import check_flag, check_whole_number, is_whole_number, known_names, show_attributes
+from ...events.checks import check_flag, check_whole_number, is_whole_number, known_names
+from ...events.signatures import show_attributes
 from ...plugins.discovery import find
 from .order.samplers import RandomSampler, SequentialSampler
 from .order.sizes import check_loader, length_of

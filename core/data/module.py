@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...events.checks import show_attributes
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -24,7 +22,11 @@ class DataModule:
 
     loader_params: LoaderParams | Mapping[str, Any] | None = None
     _prepared = False
-    __repr__ = show_attributes
+
+    def __repr__(self) -> str:
+        from ...events.signatures import show_attributes
+
+        return show_attributes(self)
 
     def prepare(self) -> None:
         """Download, unpack, convert. Keep no state: other processes will not see it."""

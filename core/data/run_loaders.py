@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from torch.utils.data import DataLoader
 
-from ...events.checks import check_whole_number, known_names, show_attributes
+from ...events.checks import check_whole_number, known_names
+from ...events.signatures import show_attributes
 from .loaders import (
     ONLY_TRAINING,
     LoaderParams,

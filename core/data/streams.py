@@ -7,7 +7,8 @@ from copy import copy
 from typing import Any, Self
 
 from ...events import Engine
-from ...events.checks import check_number, check_whole_number, known_names, show_attributes
+from ...events.checks import check_number, check_whole_number, known_names
+from ...events.signatures import show_attributes
 from .order.shares import Share
 from .order.sizes import batch_size, length_of
 from .sources.choice import source_of

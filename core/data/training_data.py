@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...events import Engine, Progress
-from ...events.checks import show_attributes
 from ...events.guarantee import Guarantee, weaker
 from .order.shares import Layout, Share
 from .sources.choice import source_of
@@ -44,8 +43,6 @@ class TrainingData:
         advances: whether the next epoch reads the next phase's loader.
         together: samples of the batches that all ranks have in hand, where these may differ in size; else None.
     """
-
-    __repr__ = show_attributes
 
     def __init__(
         self,

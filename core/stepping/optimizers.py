@@ -44,7 +44,7 @@ def check_optimizer(
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(
             f"{'' if called == 'optimizer' else f'The {called}: '}optimizer= takes a torch optimizer, or a function "
-            f"that makes one from parameters, got {optimizer!r}."
+            f"that makes one from parameters, got {optimizer!r}.{_own_optimizers(task)}"
         )
     closure = signature(made.step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
@@ -117,6 +117,12 @@ class OptimizerModes:
         named = [(state.get(name, {}), module.named_parameters()) for name, module in modules.items()]
         self._trained = [(each, saved[key]) for saved, parameters in named for key, each in parameters if key in saved]
         self.train()
+
+
+def _own_optimizers(task: Any) -> str:
+    kind = type(task).__name__
+    is_there = hasattr(task, "configure_optimizers")
+    return f" Nothing calls {kind}.configure_optimizers: give what it returns, optimizer=..., scheduler=..." * is_there
 
 
 class GivenModules:

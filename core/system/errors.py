@@ -7,52 +7,6 @@ from inspect import Signature, signature
 from pathlib import Path
 from typing import Any
 
-RESUME = "To resume, register Checkpoint(folder, resume='auto')."
-PLUGINS = "Plugins are given to the trainer as a list: Trainer([EarlyStopping(), ...])."
-LENGTH = "The length of a training is given to fit: epochs= or steps=."
-VALIDATION = "fit takes the data to validate with as validation=."
-VALIDATE_WHEN = "When to validate is for a plugin: ValidationSchedule(epochs=1)."
-LOG = "Logs are written by plugins, such as JsonlLog(path), when LogSchedule(steps=50) says so."
-SAVE = "Checkpoints are written by the plugin Checkpoint(folder, every=Every(epochs=1))."
-DEVICE = "The hardware is chosen by Trainer(device='cuda') or gpus=[0, 1]; several processes by torchrun or launch."
-CLIP = "Gradients are clipped by the plugin GradientClipping(1.0)."
-ACCUMULATE = "Gradients of several batches are added up by the plugin GradientAccumulation(4)."
-SEED = "Random generators are seeded, and kept for a resume, by the plugin RNGCapture(seed)."
-BATCHES = "How a dataset is batched is given to fit: loader_params={'batch_size': 32, 'shuffle': True}."
-OPTIMIZER = "fit takes an optimizer, or a function that makes one: optimizer=partial(torch.optim.Adam, lr=0.001)."
-SCHEDULER = "fit takes scheduler=, such as warmup_cosine(0.03), and the plugin LearningRate('step') steps it."
-TASK = "fit(task, train) begins with the task: Supervised(model, loss_fn, metrics={'accuracy': accuracy}), say."
-FIT = "It is an argument of fit: trainer.fit(task, train, optimizer=..., epochs=...)."
-PRECISION = "Precision and determinism are options of the trainer: Trainer(precision='bf16', deterministic=True)."
-BAR = "Progress is shown by the plugin ProgressBar()."
-
-# Words of Lightning, the HF Trainer, Keras, Catalyst, Ignite and skorch.
-WORDS = {
-    RESUME: "resume resume_from resume_from_checkpoint ckpt_path checkpoint_path initial_epoch",
-    PLUGINS: "callbacks callback plugin plugins hooks handlers",
-    LENGTH: "epochs steps max_epochs max_steps num_epochs n_epochs num_train_epochs total_steps min_epochs max_time "
-    "nb_epoch",
-    VALIDATION: "val val_data val_loader val_dataloader val_dataloaders valid_loader valid_data validation_data "
-    "validation_loader eval_dataset eval_data eval_loader eval_dataloader validation_split train_split",
-    VALIDATE_WHEN: "eval_steps eval_strategy evaluation_strategy check_val_every_n_epoch val_check_interval "
-    "validation_freq validate_every limit_val_batches num_sanity_val_steps",
-    LOG: "logger loggers logging_dir logging_steps log_every_n_steps report_to log_dir logdir",
-    SAVE: "save_steps save_strategy save_total_limit enable_checkpointing checkpoint checkpoint_callback save_dir "
-    "output_dir default_root_dir",
-    DEVICE: "device devices gpus use_cpu engine accelerator strategy num_nodes n_gpu no_cuda tpu_cores",
-    CLIP: "gradient_clip_val max_grad_norm clip_grad grad_clip clip_grad_norm gradient_clip_algorithm",
-    ACCUMULATE: "accumulate_grad_batches gradient_accumulation_steps accumulation_steps grad_accum",
-    SEED: "seed random_state data_seed seed_everything",
-    BATCHES: "batch_size per_device_train_batch_size per_device_eval_batch_size shuffle num_workers collate_fn "
-    "drop_last data_collator train_dataset train_dataloader train_dataloaders train_data train_loader loaders",
-    OPTIMIZER: "lr learning_rate optimizers optim optimizer_cls weight_decay",
-    SCHEDULER: "lr_scheduler schedulers lr_schedulers lr_scheduler_type warmup_steps warmup_ratio",
-    FIT: "name optimizer scheduler validation loader_params hyper_parameters on_interrupt task train",
-    PRECISION: "precision deterministic cudnn_benchmark benchmark amp use_amp mixed_precision fp16 bf16 tf32",
-    TASK: "model module loss loss_fn criterion loss_function compute_loss metrics metric compute_metrics",
-    BAR: "verbose progress_bar enable_progress_bar disable_tqdm",
-}
-
 SEEN = {"died": "died", "hung": "hung", "left": "left the group"}  # what the others saw, where a rank reported nothing
 
 
@@ -130,11 +84,6 @@ def run_notes(error: BaseException | None) -> list[str]:
         found += getattr(error, "heliograph_run_notes", ())
         error = error.__cause__
     return found
-
-
-def hint(word: str) -> str:
-    """Return the tail of an error sentence about a word of other frameworks: what it is here; empty for others."""
-    return next((f" {text}" for text, words in WORDS.items() if word in words.split()), "")
 
 
 def check_form(task: Any, step: str) -> None:

@@ -91,6 +91,20 @@ def recording(folder: Path) -> str:
     return str(write(folder / "x.recording", attempt(EventEntry("train_start", 0.0, Counters()))))
 
 
+def test_a_misspelt_command_is_answered_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["explian"]) == 2
+    assert "Did you mean 'explain'?" in capsys.readouterr().err
+    monkeypatch.setattr("heliograph.__main__.discover", lambda group: [])
+    assert main(["explian", "runs/x"]) == 2
+    err = capsys.readouterr().err
+    assert "Did you mean 'explain'?" in err
+    assert "pip install ./packages/recorder" in err
+    assert main(["chekpoint"]) == 2
+    assert "Did you mean 'checkpoint'?" in capsys.readouterr().err
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "given",

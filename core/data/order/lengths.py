@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from ....events.checks import check_flag, check_whole_number, show_attributes
+from ....events.checks import check_flag, check_whole_number
+from ....events.signatures import show_attributes
 from .samplers import Permutation, _check_start, _Seekable
 
 Lengths = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from ....events.checks import show_attributes
+from ....events.signatures import show_attributes
 from ..draws.generators import digest
 
 

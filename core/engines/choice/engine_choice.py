@@ -25,7 +25,7 @@ def make_engine(engine: LoopEngine | str | None, options: EngineOptions) -> Loop
         ValueError: an engine object comes with options; also what the choice refuses.
     """
     if unknown := sorted(options.keys() - EngineOptions.__annotations__.keys()):
-        from ...system.errors import hint
+        from ....plugins.providers import hint
 
         tail = hint(unknown[0]) or known_names(unknown[0], EngineOptions.__annotations__)
         raise TypeError(f"Trainer has no option {unknown[0]!r}.{tail}")
