@@ -39,6 +39,7 @@ from ..events.catalogue import Phase
 from ..events.checks import check_whole_number
 from ..events.errors import OF_RUN, REFUSED, count, describe_error, explains_attributes
 from ..plugins import Plugins
+from .data.order.sizes import SampleCounter, size_counter
 from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
 from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
@@ -195,7 +196,8 @@ class RunContext(PayloadVerbs, ABC):
         self, settings: Settings, bus: Bus, plugins: Plugins, engine: LoopEngine, phase: Phase = "train"
     ) -> None:
         self.settings, self.bus, self.plugins, self.engine = settings, bus, plugins, engine
-        self.name, self.phase, self.size_of = settings.name, phase, settings.size_of
+        self.name, self.phase = settings.name, phase
+        self.size_of = size_counter(settings.task, SampleCounter(self.warn, settings.streams))
         self.hot = HotSignals(bus)
         self.resumption, self.outcome, self.hooks = Resumption(), Outcome(), Hooks()
         self._begin_work()

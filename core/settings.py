@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter, isgeneratorfunction, signature
@@ -13,7 +13,6 @@ import torch
 from ..events.catalogue import Phase
 from ..events.checks import check_flag, check_number, check_whole_number, known_names
 from ..plugins import Plugins
-from .data.order.sizes import batch_size, check_loader, size_counter
 from .engines.options import modules_of
 from .stepping.optimizers import SINGLE, Optimizers, make_optimizer
 from .task import check_parts, check_step, check_task
@@ -80,7 +79,7 @@ class Settings:
     evaluations: Mapping[Phase, Mapping[str, Loader]] = field(default_factory=dict)
     limits: Mapping[str, int | float] = field(default_factory=dict)  # of the sets of an evaluation
     every: Mapping[str, int] = field(default_factory=dict)  # of a set, which of the validations read it
-    counts: Callable[[Any], int] = batch_size  # how samples are counted, unless the task does so
+    streams: Sequence[Collection[str]] = ()  # the names of those of each phase that has some
     optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
     schedulers: Mapping[str, Any] = field(default_factory=dict)
     several: bool = False  # the optimizers were given by name, for a loss of its own each
@@ -89,11 +88,6 @@ class Settings:
     max_skipped_steps: int | None = MAX_SKIPPED_STEPS
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
     allow_unused_parameters: bool = False
-    size_of: Callable[[Any], int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Look up how the samples of a batch are counted: by the task's own `batch_size(batch)`, if it has one."""
-        object.__setattr__(self, "size_of", size_counter(self.task, self.counts))
 
     @cached_property
     def modules(self) -> dict[str, torch.nn.Module]:
@@ -115,7 +109,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         raise TypeError(f"fit has no argument {unknown!r}.{tail}")
     options = {**DEFAULTS, **options}  # type: ignore[typeddict-item]  # their names are checked
     check_task(task, "training_step")
-    loaders, params, counts = training_loaders(train, options, world_size)
+    loaders, params, streams = training_loaders(train, options, world_size)
     epochs, steps = check_length(options.get("epochs"), options.get("steps"))
     if (most := options["max_skipped_steps"]) is not None:
         most = check_whole_number("max_skipped_steps=", most, of="skipped steps in a row", at_least=1)
@@ -144,7 +138,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         evaluations={} if options.get("validation") is None else {"validation": sets},
         limits=limits,
         every=every,
-        counts=counts,
+        streams=streams,
         optimizers=optimizers,
         schedulers=_schedulers(options.get("scheduler"), optimizers, several=several),
         several=several,
@@ -181,11 +175,10 @@ def _schedulers(given: Any, optimizers: Mapping[str, torch.optim.Optimizer], *, 
 
 
 def training_loaders(train: Any, options: Mapping[str, Any], world_size: int) -> TrainingLoaders:
-    """Return the loader of each phase, with the parameters as one process goes by them, and what counts samples."""
+    """Return the loader of each phase, with the parameters as one process goes by them, and the names of streams."""
     is_plain = options.get("loader_params") is None and options.get("limit_train") is None
-    if is_plain and type(train) in (list, tuple):  # of batches
-        check_loader(train, "train")
-        return [train], None, batch_size
+    if is_plain and type(train) in (list, tuple) and train:  # of batches
+        return [train], None, ()
     from .data.run_loaders import given_loaders
 
     return given_loaders(train, options, world_size)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ..events.errors import OF_SELF, explains_arguments, explains_attributes
-from .data.order.sizes import size_counter
+from .data.order.sizes import count_samples, size_counter
 from .metrics.values import is_metric_object
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Supervised(Task):
         if run.bus.receiver_count:
             run.outputs = outputs
         if self.metrics and run.tracks:
-            weight = size_counter(self)(batch)
+            weight = size_counter(self, count_samples)(batch)
             for name, value in self._measure(outputs, targets):
                 run.track(name, value, weight)
         return self.loss_fn(outputs, targets)

@@ -7,13 +7,14 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Literal, Protocol, TypedDict, cast
 
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from ...events.checks import check_flag, check_whole_number, is_whole_number, known_names
 from ...events.signatures import show_attributes
 from ...plugins.discovery import find
 from .order.samplers import RandomSampler, SequentialSampler
-from .order.sizes import check_loader, length_of
+from .order.sizes import length_of
 from .sources.dataloader import shield_workers
 
 ONLY_TRAINING = ("shuffle", "sampler", "batch_sampler", "drop_last", "draws_per")
@@ -256,3 +257,27 @@ def adapter_of(data: Any) -> Adapter | None:
 @cache
 def _packages() -> frozenset[str]:
     return frozenset(point.name for point in entry_points(group=GROUP))
+
+
+def check_loader(loader: Any, split: str) -> None:
+    """Raise TypeError unless a loader can be iterated, ValueError where it says that it is empty."""
+    if isinstance(loader, Mapping):
+        raise TypeError(
+            f"The {split} loader is a {type(loader).__name__} with the keys {sorted(map(str, loader))[:5]}, and a "
+            f"loader yields batches: give one of its values. Phases(...) trains on several, one after the other."
+        )
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise TypeError(f"The {split} loader must be an iterable of batches, got {type(loader).__name__}.")
+    samples = hasattr(loader, "__len__") and not hasattr(loader, "__iter__")  # as other libraries' datasets
+    if samples or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
+        raise TypeError(
+            f"The {split} loader is a dataset of samples: say how to batch it, loader_params={{'batch_size': 32}}, or "
+            f"give a DataLoader."
+        )
+    if isinstance(loader, Tensor):
+        raise TypeError(
+            f"The {split} loader is a tensor, which holds no batches: give TensorDataset(inputs, targets) with "
+            f"loader_params={{'batch_size': 32}}."
+        )
+    if length_of(loader) == 0:
+        raise ValueError(f"The {split} loader is empty: it has no batch. Check its dataset, batch_size and drop_last.")

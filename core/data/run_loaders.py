@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from torch.utils.data import DataLoader
@@ -14,23 +14,23 @@ from .loaders import (
     ONLY_TRAINING,
     LoaderParams,
     Phases,
+    check_loader,
     check_params,
     evaluation_loader,
     is_dataset,
     make_loader,
     params_of_one_process,
 )
-from .order.sizes import batch_size, check_loader
 from .sources.limited import Limit, Limited, check_limit
 from .sources.stateful import is_stateful
-from .streams import Streams, StreamSizes
+from .streams import Streams
 
 Named = Mapping[str, LoaderParams]
-TrainingLoaders = tuple[Sequence[Any], LoaderParams | None, Callable[[Any], int]]
+TrainingLoaders = tuple[Sequence[Any], LoaderParams | None, Sequence[Collection[str]]]
 
 
 def given_loaders(train: Any, options: Mapping[str, Any], world_size: int) -> TrainingLoaders:
-    """Return the loader of each phase, the parameters for all datasets, and what counts the samples of a batch.
+    """Return the loader of each phase, the parameters for all datasets, and the names of its streams.
 
     Args:
         train: what `fit` is given.
@@ -42,8 +42,7 @@ def given_loaders(train: Any, options: Mapping[str, Any], world_size: int) -> Tr
     loaders = training_loaders(train, params, world_size, limit=limit, others=plain_sets(sets).values())
     phases = phases_of(train)
     common = params_of_one_process(split_params(params, phases)[0], world_size)
-    names = [list(each.loaders) for each in phases if isinstance(each, Streams)]
-    return loaders, common, StreamSizes(*names) if names else batch_size
+    return loaders, common, [list(phase.loaders) for phase in phases if isinstance(phase, Streams)]
 
 
 def training_loaders(

@@ -10,7 +10,7 @@ from ...events import Engine
 from ...events.checks import check_number, check_whole_number, known_names
 from ...events.signatures import show_attributes
 from .order.shares import Share
-from .order.sizes import batch_size, length_of
+from .order.sizes import length_of
 from .sources.choice import source_of
 from .sources.contract import Source, Sourced
 from .sources.limited import Limit, Limited
@@ -100,23 +100,6 @@ class Streams(Sourced):
                 loader = Limited(loader, self._limits[name], f"train stream {name!r}", per_sample=keyed_by_sample)
             sources[name] = source_of(loader, share, per_sample=keyed_by_sample, engine=engine)
         return StreamsSource(self, sources, mixture, own, share)
-
-
-class StreamSizes:
-    """Counts the samples of a batch: of a dict of streams, those of all of them.
-
-    Args:
-        names: of the streams.
-    """
-
-    def __init__(self, *names: Collection[str]) -> None:
-        self._names = tuple(map(set, names))
-
-    def __call__(self, batch: Any) -> int:
-        """Return the samples in a batch; a stream that is over has none."""
-        if isinstance(batch, Mapping) and batch.keys() in self._names:
-            return sum(batch_size(part) for part in batch.values() if part is not None)
-        return batch_size(batch)
 
 
 def _check_weights(weights: Any, streams: Mapping[str, Any], mode: str) -> dict[str, float]:

@@ -24,7 +24,8 @@ from heliograph import (
     on,
 )
 from heliograph.tests.kit import linear_classifier
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 BATCH = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
@@ -129,7 +130,7 @@ def test_a_set_whose_counts_are_all_0_is_a_warning() -> None:
 
     result = Trainer(device="cpu").validate(OfSet(), {"empty": [(0.0, 0)] * 2, "full": [(0.0, 0), (6.0, 3)]})
     assert result.metrics == {"validation/full/loss": 2.0}
-    assert result.warnings == ("The validation set 'empty' has no metric: every count of 'loss' is 0.",)
+    assert "The validation set 'empty' has no metric: every count of 'loss' is 0." in result.warnings
 
 
 @pytest.mark.parametrize("make_task", [lambda: Constant(LOSS), linear_classifier], ids=["own", "ours"])
@@ -198,3 +199,26 @@ def test_the_note_of_an_error_says_which_batch_of_which_set(phase: str, where: s
     place = {"step": " (batch 2 of set 'b')", "loader": " (batch 4 of set 'b')", "end": ""}[where]
     split = {"validate": "validation"}.get(phase, phase)
     assert raised.value.__notes__[0].startswith(f"heliograph: in {split}{place}, epoch 0, batch 0, step 0")
+
+
+@pytest.mark.parametrize("how", ["fit", "own loop", "validate", "predict"])
+@pytest.mark.parametrize("extra", [{}, {"step": torch.tensor(1), "shard": "s-01"}, {"class_weights": torch.ones(7)}])
+def test_samples_are_counted_by_the_tensors_of_a_batch(how: str, extra: dict[str, Any]) -> None:
+    """A batch whose tensors disagree is warned of once, whoever counts its samples."""
+    batches = [extra | {"x": torch.zeros(size, 4), "y": torch.zeros(size, dtype=torch.long)} for size in (4, 4, 2)]
+    task = Supervised(nn.Linear(4, 3), cross_entropy, inputs="x", targets="y")
+    trainer = Trainer([ValidationSchedule(epochs=1)] if how == "fit" else [], device="cpu")
+    if how == "fit":
+        result = trainer.fit(task, batches, validation=batches, optimizer=torch.optim.SGD, epochs=2)
+        assert result.progress.samples == 20
+    elif how == "own loop":
+        with trainer.run(task, batches, optimizer=torch.optim.SGD, epochs=1) as run:
+            for _ in run.epochs():
+                for batch in run.batches():
+                    run.step(task.training_step(run, batch))
+        result = run.result
+        assert result.progress.samples == 10
+    else:
+        result = getattr(trainer, how)(task, batches)
+        assert result.progress.samples == 10
+    assert ["class_weights: [7]" in warning for warning in result.warnings] == [True] * ("class_weights" in extra)

@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Number
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
 
 
-def batch_size(batch: Any) -> int:
-    """Return the samples in a batch.
+class SampleCounter:
+    """Count the samples of a batch: the first dimension that its tensors have in common.
 
-    They are the first dimension of the first tensor or array found in it; a list of numbers or texts has as many as it
-    is long. All else is one sample: a tensor without dimensions, a number, a text.
+    Args:
+        warn: called once, with a sentence, if the tensors disagree or there are none.
+        streams: the names of the streams, for each phase that has some; their samples are added up.
     """
-    kind = type(batch)
-    if kind is tuple or kind is list:
+
+    def __init__(self, warn: Callable[[str], None] | None = None, streams: Sequence[Collection[str]] = ()) -> None:
+        self._warn, self._streams = warn, tuple(map(set, streams))
+        self._tensors: dict[type, list[Callable[[Any], Any]]] = {}  # where they were in the last batch of a type
+
+    def __call__(self, batch: Any) -> int:
+        """Return the number of samples; a stream that is over has none."""
+        kind = batch.__class__
+        if self._streams and isinstance(batch, Mapping) and batch.keys() in self._streams:
+            return sum(self(part) for part in batch.values() if part is not None)
         try:
-            return batch[0].shape[0]  # type: ignore[no-any-return]  # a tensor, nearly always: spared the search
-        except (AttributeError, IndexError, TypeError):
+            if (kind is tuple or kind is list) and len(batch) == 2:
+                first, second = batch  # tensors, nearly always
+                if first.__class__ is second.__class__ is Tensor and (size := first.shape[0]) == second.shape[0]:
+                    return size
+            sizes: set[int] = {get(batch).shape[0] for get in self._tensors.get(kind, ())}
+            if len(sizes) == 1:
+                return sizes.pop()
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError):  # it is another kind of batch
             pass
-    while not isinstance(shape := getattr(batch, "shape", None), tuple):
-        if isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str | bytes | Number):
-            batch = batch[0]
-        elif isinstance(batch, Mapping) and batch:
-            batch = next(iter(batch.values()))
-        else:
-            return len(batch) if isinstance(batch, Sequence) and not isinstance(batch, str | bytes) else 1
-    return int(shape[0]) if shape else 1
+        from ..draws.equality import find_samples  # loaded for batches of another form
+
+        size, self._tensors[kind], doubt = find_samples(batch)
+        if doubt and self._warn is not None:
+            self._warn(doubt)
+            self._warn = None
+        return size
 
 
-def size_counter(task: Any, counts: Callable[[Any], int] = batch_size) -> Callable[[Any], int]:
-    """Return what counts the samples of a batch: `task.batch_size(batch)` if the task has it, else `counts`."""
+count_samples = SampleCounter()
+
+
+def size_counter(task: Any, counter: SampleCounter) -> Callable[[Any], int]:
+    """Return what counts the samples of a batch: `task.batch_size(batch)` if the task has it, else `counter`."""
     own = getattr(task, "batch_size", None)
-    return own if callable(own) else counts
+    return own if callable(own) else counter
 
 
 def length_of(loader: Iterable[Any] | None) -> int | None:
@@ -44,32 +59,3 @@ def length_of(loader: Iterable[Any] | None) -> int | None:
         return len(loader)  # type: ignore[arg-type]  # asked, not assumed
     except TypeError:
         return None
-
-
-def check_no_names(data: Any, split: str) -> None:
-    """Raise TypeError where data are several by name: the names would be taken for batches."""
-    if isinstance(data, Mapping):
-        raise TypeError(
-            f"The {split} loader is a {type(data).__name__} with the keys {sorted(map(str, data))[:5]}, and a loader "
-            f"yields batches: give one of its values. Phases(...) trains on several, one after the other."
-        )
-
-
-def check_loader(loader: Any, split: str) -> None:
-    """Raise TypeError unless a loader can be iterated, ValueError where it says that it is empty."""
-    check_no_names(loader, split)
-    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise TypeError(f"The {split} loader must be an iterable of batches, got {type(loader).__name__}.")
-    samples = hasattr(loader, "__len__") and not hasattr(loader, "__iter__")  # as other libraries' datasets
-    if samples or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
-        raise TypeError(
-            f"The {split} loader is a dataset of samples: say how to batch it, loader_params={{'batch_size': 32}}, or "
-            f"give a DataLoader."
-        )
-    if isinstance(loader, Tensor):
-        raise TypeError(
-            f"The {split} loader is a tensor, which holds no batches: give TensorDataset(inputs, targets) with "
-            f"loader_params={{'batch_size': 32}}."
-        )
-    if length_of(loader) == 0:
-        raise ValueError(f"The {split} loader is empty: it has no batch. Check its dataset, batch_size and drop_last.")

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..order.shares import ALONE, Layout, Share
-from ..order.sizes import batch_size, length_of
+from ..order.sizes import count_samples, length_of
 
 if TYPE_CHECKING:
     from ....events.guarantee import Guarantee
@@ -105,7 +105,7 @@ class SequenceSource(Stateless):
             rounds = full_batches(len(loader), share.world_size, drop_last=False)
             self._end = rounds * share.world_size if fills_up else len(loader)
             self.length = len(range(share.rank, self._end, share.world_size))
-            self.even = self._end == len(loader) and len(set(map(batch_size, loader))) == 1
+            self.even = self._end == len(loader) and len(set(map(count_samples, loader))) == 1
 
     def open(self, reading: Reading) -> Iterator[Any]:
         """Begin at the position."""

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from ...data.last_batch import with_last
-from ...data.order.sizes import batch_size
+from ...data.order.sizes import SampleCounter
 from ...data.training_data import TrainingData
 
 UNEQUAL = "the ranks had unequally many batches: each epoch ended when the first of them had no more"
@@ -38,18 +38,9 @@ def read_together(
     if rest is None:
         return _read_in_step(((batch, False) for batch in batches), data, engine, size_of, None)
     left = islice(batches, max(0, rest))
-    if data.source is not None and data.source.even and _goes_by_shape(size_of):
-        return left  # the ranks have equally many, and equally long ones
+    if data.source is not None and data.source.even and isinstance(size_of, SampleCounter):
+        return left  # the ranks have equally many, and equally long ones; code of the user's may count otherwise
     return _read_in_step(((batch, False) for batch in left), data, engine, size_of, None)
-
-
-def _goes_by_shape(size_of: Callable[[Any], int]) -> bool:
-    """Return whether samples are not counted by code of the user's, which may find other numbers on each rank."""
-    if size_of is batch_size:
-        return True
-    from ...data.streams import StreamSizes
-
-    return isinstance(size_of, StreamSizes)
 
 
 def _read_in_step(

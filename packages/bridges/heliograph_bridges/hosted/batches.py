@@ -100,7 +100,7 @@ class BatchMoments(ABC):
         """
         run = self.active
         if run.tracks:
-            run.stepping.first.kept.append((loss.detach().clone(), run.settings.size_of(run.work.batch), False))
+            run.stepping.first.kept.append((loss.detach().clone(), run.size_of(run.work.batch), False))
 
     @closes_on_error
     def begin_step(self) -> bool:
@@ -156,7 +156,7 @@ class BatchMoments(ABC):
 
     def _count(self, run: HostedRun) -> None:
         if not self._is_counted:
-            self._is_counted, size = True, run.settings.size_of(run.work.batch)
+            self._is_counted, size = True, run.size_of(run.work.batch)
             run.progress.samples += run.data.sum_of_all_ranks(size) if run.control.is_shared else size
 
 
