@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from operator import attrgetter
 from pathlib import Path
@@ -275,9 +275,10 @@ class RunContext(PayloadVerbs, ABC):
     @property
     def is_last_batch(self) -> bool:
         """Whether the current batch is the last of its epoch."""
-        if self.batches_per_epoch is None:
-            return self.work.is_last_seen
-        return self.progress.batch + self.work.in_hand >= self.batches_per_epoch
+        seen, length = self.work.is_last_seen, self.batches_per_epoch
+        if length is None:
+            return bool(seen)
+        return self.progress.batch + self.work.in_hand >= length and seen is not False
 
     @property
     def losses(self) -> Mapping[str, Tensor | None]:
@@ -494,13 +495,15 @@ class RunContext(PayloadVerbs, ABC):
             from .distributed.ranks.common_batches import read_together
 
             rest = (0 if self.work.is_last_seen else None) if length is None else int(min(length, last)) - batch
-            batches = read_together(batches, self.data, self.engine, rest, self.size_of, mark if ahead else None)
-        elif length is None and ahead:
-            from .data.last_batch import mark_last
-
-            batches = mark_last(batches, mark)
+            marks = mark if ahead and not is_over and last == inf else None
+            batches = read_together(batches, self.data, self.engine, rest, self.size_of, marks)
         elif last < inf:
             batches = islice(batches, max(0, int(last) - batch))
+        elif (length is None and ahead) or (length is not None and type(self.train_loader) not in (list, tuple)):
+            from .data.last_batch import mark_last
+
+            sure = max(0, (length or 0) - batch - ahead)  # the others may be more than the loader says
+            batches = chain(islice(batches, sure), mark_last(batches, mark, ahead=ahead))
         fed, source = self.engine.feed(batches), self.data.source
         if source is None or not source.parts:
             return fed

@@ -25,7 +25,7 @@ def check_exhausted(run: RunContext) -> None:
     origin = run.origin.batch if run.origin.epoch == run.progress.epoch else 0  # a resume may begin beyond the end
     if expected is not None and batch != max(expected, origin):
         text = f"The train loader ended after {batch} batches, but its length says {expected}."
-        if is_shared:
+        if is_shared and batch < expected:
             raise ValueError(f"{text} On several ranks that is an error, since the others count on them.")
         run.warn(text)
     run.work.is_exhausted = True

@@ -178,7 +178,7 @@ def _windows(plugin: Any, epochs: int) -> dict[int, int]:
 
 def epochs_done(progress: Progress, length: int | None) -> float | None:
     """Return how many epochs are done, where one has so many batches; None where that is unknown."""
-    return None if length is None else progress.epoch + progress.batch / length
+    return None if length is None else progress.epoch + min(1.0, progress.batch / length)
 
 
 def part_done(progress: Progress, planned: int | None, *, skips: bool) -> float | None:

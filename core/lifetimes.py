@@ -39,7 +39,7 @@ class EpochWork:
         in_hand: whether a batch is being processed.
         is_unstepped: whether the user's own loop has yet to call `run.step(loss)` for it.
         is_exhausted: whether the loader has ended.
-        is_last_seen: of a loader without a length, whether the current batch is its last.
+        is_last_seen: whether the current batch is the loader's last; None if its length alone says so.
         reads_ahead: whether a loader without a length is read one item ahead, so that its last batch is known; not in
             the user's own loop, which may make what it reads.
         has_begun: whether `EpochStart` was emitted.
@@ -57,7 +57,7 @@ class EpochWork:
     in_hand: bool = False
     is_unstepped: bool = False
     is_exhausted: bool = False
-    is_last_seen: bool = False
+    is_last_seen: bool | None = None
     reads_ahead: bool = True
     has_begun: bool = False
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))

@@ -168,7 +168,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
         run.task.load_state_dict(deepcopy(saved["task"]["task"]))
     run.progress.load_state_dict(progress)
     run.stepping.units = dict(saved.get("count_units", {}))
-    run.work.is_last_seen = saved.get("last_seen", False)
+    run.work.is_last_seen = saved.get("last_seen")
     run.work.has_begun = saved.get("epoch_begun", run.progress.batch > 0)
     run.in_boundary = saved.get("at_save_point", False)
     switched = run.control.switches

@@ -144,7 +144,7 @@ def _counts(run: Run) -> tuple[float, int, int]:
 
 def _batches_left(run: Run) -> float:
     progress = run.progress
-    return ((run.max_epochs or 0) - progress.epoch) * (run.batches_per_epoch or 0) - progress.batch
+    return max(0, ((run.max_epochs or 0) - progress.epoch) * (run.batches_per_epoch or 0) - progress.batch)
 
 
 def _speed(steps: float) -> list[str]:

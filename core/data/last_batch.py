@@ -176,8 +176,8 @@ def with_last(batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
     yield batch, True
 
 
-def mark_last(batches: Iterable[T], mark: Callable[[bool], None]) -> Iterator[T]:
-    """Yield batches, each after a call of `mark` with whether it is the last."""
-    for batch, is_last in with_last(batches):
+def mark_last(batches: Iterable[T], mark: Callable[[bool], None], *, ahead: bool = True) -> Iterator[T]:
+    """Yield batches, each after a call of `mark` with whether it is known to be the last, reading one item ahead."""
+    for batch, is_last in with_last(batches) if ahead else ((batch, False) for batch in batches):
         mark(is_last)
         yield batch

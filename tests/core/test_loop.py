@@ -541,6 +541,14 @@ def test_a_loader_that_ends_before_its_length_steps_the_open_window_and_warns() 
     assert result.progress.steps == 2
 
 
+@pytest.mark.parametrize(("says", "steps"), [(1, [2, 2, 1]), (2, [2, 2, 1]), (4, [2, 2, 1])])
+def test_windows_stay_whole_beyond_the_length_of_a_loader(says: int, steps: list[int]) -> None:
+    names, result = trace(GradientAccumulation(2), train=Sized(class_batches(5), says))
+    assert result.warnings == (f"The train loader ended after 5 batches, but its length says {says}.",)
+    assert [part.count("batch_start") for part in " ".join(names).split(" step_end")[:-1]] == steps
+    assert result.progress.epoch == 1
+
+
 def test_a_transform_replaces_the_batch_for_everybody() -> None:
     seen: list[int] = []
 

@@ -103,7 +103,7 @@ class StatefulSource(Stateless):
         """
         self._exhausted, self._before = False, None
         for number in count(reading.batch + 1):
-            if reading.ahead:
+            if reading.ahead or (self.length is not None and number > self.length):
                 self._before = self.loader.state_dict()
             try:
                 batch = next(batches)
@@ -111,6 +111,7 @@ class StatefulSource(Stateless):
                 self._exhausted = True
                 return
             is_last = number == self.length and not reading.ahead
+            self._before = self.loader.state_dict() if is_last else self._before
             following = list(islice(batches, 1)) if is_last else []
             self._exhausted = is_last and not following
             yield from (batch, *following)

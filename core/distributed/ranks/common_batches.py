@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from ...data.last_batch import with_last
@@ -29,14 +29,17 @@ def read_together(
         engine: connects the ranks.
         rest: how many batches are left, as the loader says; None where it does not.
         size_of: returns the samples in a batch.
-        mark_last: called where a loader has no length, with whether the batch that is yielded next is the last; None
-            where that one is not to be read ahead.
+        mark_last: called with whether the batch that is yielded next is the last, if a loader has no length or has
+            reached it; None if no batch is to be read ahead.
     """
     data.together = None
     if rest is None and mark_last is not None:
         return _read_in_step(with_last(batches), data, engine, size_of, mark_last)
     if rest is None:
         return _read_in_step(((batch, False) for batch in batches), data, engine, size_of, None)
+    if mark_last is not None and data.source is not None and data.source.as_it_is:  # it may have more than it says
+        sure = ((batch, False) for batch in islice(batches, max(0, rest - 1)))
+        return _read_in_step(chain(sure, with_last(batches)), data, engine, size_of, mark_last)
     left = islice(batches, max(0, rest))
     if data.source is not None and data.source.even and isinstance(size_of, SampleCounter):
         return left  # the ranks have equally many, and equally long ones; code of the user's may count otherwise
@@ -63,7 +66,7 @@ def _read_in_step(
         data.together = sum(sizes)
         if mark_last is not None:
             mark_last(any(ends))
-        if any(ends) and not all(ends):
+        if any(ends) and not all(ends) and (data.source is None or data.source.length is None):
             data.note_once(UNEQUAL)
         yield batch
         if any(ends):

@@ -395,6 +395,21 @@ def test_so_is_one_that_ends_before_its_length(ranks: Pool) -> None:
     assert sum(reported in note for note in info.value.__notes__) == 2
 
 
+def too_small(saved: bytes | None = None, cut_at: int | None = None) -> Reported:
+    data = DataLoader(Sized(10, 4, says=6), 2)
+    return trained(data, GradientAccumulation(2), saved=saved, cut_at=cut_at)
+
+
+def test_a_loader_that_has_more_than_its_length_is_read_until_the_first_rank_ends(ranks: Pool) -> None:
+    first, second = ranks(2).run(too_small, None, 2)
+    assert [place[:2] for place in first["places"][:5]] == [(0, batch) for batch in range(1, 6)]
+    assert first["places"] == second["places"]
+    assert first["steps"] == second["steps"] == [0, 1, 1, 2, 3, 3, 4, 4, 5, 6]
+    resumed, _ = ranks(2).run(too_small, first["cut"])
+    assert resumed["steps"] == first["steps"][4:]
+    assert resumed["weights"] == first["weights"]
+
+
 # Evaluations.
 
 

@@ -14,6 +14,7 @@ from heliograph import (
     BatchEnd,
     CheckpointLoaded,
     EpochStart,
+    GradientAccumulation,
     Plugin,
     Replay,
     Run,
@@ -125,10 +126,40 @@ def test_a_chain_of_resumes_saved_before_anything_is_read(fit: Make, noisy: Make
         assert saved["data"]["state"] == whole.cuts[step]["data"]["state"]
 
 
-def test_its_state_is_asked_for_at_a_save_only(fit: Make) -> None:
+def test_its_state_is_asked_for_at_a_save_and_where_its_length_ends(fit: Make) -> None:
     loader = SizedShards()
     fit(loader, cut_at=[2, 7])
-    assert loader.looked == 2
+    assert loader.looked == 2 + 2
+
+
+class Longer(Shards):
+    """Has two batches more than its length says."""
+
+    def __len__(self) -> int:
+        return self.per_epoch - 2
+
+
+class LongerPlain(list[Tensor]):
+    """Keeps no position, and says too small a length."""
+
+    def __len__(self) -> int:
+        return 3
+
+
+def plain() -> LongerPlain:
+    return LongerPlain(torch.full((2, 7), float(number), dtype=torch.float64) for number in range(5))
+
+
+@pytest.mark.parametrize("make", [Longer, plain])
+@pytest.mark.parametrize("factor", [1, 2])
+def test_windows_stay_whole_beyond_the_length_also_after_a_resume(make: Any, factor: int, fit: Make) -> None:
+    whole = fit(make(), cut_everywhere=True, plugins=[GradientAccumulation(factor)])
+    assert len(whole.batches) == 10
+    assert whole.result.progress.steps == (10 if factor == 1 else 6)
+    assert "ended after 5 batches, but its length says 3" in whole.result.warnings[0]
+    for place in whole.places.keys() - {(1, 5), (2, 0)}:
+        cut = whole.places[place]
+        assert fit(make(), saved=cut, plugins=[GradientAccumulation(factor)]).is_tail_of(whole)
 
 
 def test_nothing_is_read_again(noisy: Make, fit: Make) -> None:
