@@ -31,6 +31,7 @@ DESCRIPTIONS: Mapping[Verb, str] = {
     "predict": "Predict with the task of a configuration; PredictionWriter among the plugins takes the outputs.",
 }
 END = (
+    "A configuration calls every class and function that it names: use only files that you trust. "
     "Exit status 0: done; 1: it failed; 2: the configuration is wrong; others as plugins ask for. "
     "--trainer.plugins.help NAME shows the options of a plugin."
 )

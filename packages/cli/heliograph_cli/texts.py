@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from heliograph.spi import printable
 
 from .errors import ConfigurationError
 from .names import Load
@@ -32,6 +37,8 @@ def refuse_others(load: Load) -> Load:
 def check_file(path: Path) -> None:
     """Refuse a file that is not a mapping in YAML, or in which a mapping has a key twice, of which YAML keeps the last.
 
+    Warn on standard error if another user can have written it: the command calls whatever it names.
+
     Args:
         path: of the file.
 
@@ -42,6 +49,7 @@ def check_file(path: Path) -> None:
     from jsonargparse import get_loader
 
     try:
+        _warn_of_others(path)
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text)
         get_loader("yaml")(text)  # refuses what cannot be a key, and tags of Python
@@ -58,6 +66,20 @@ def check_file(path: Path) -> None:
             f"{path} holds {held}: a configuration is a mapping of keys, such as task: my_module.MyTask."
         )
     _check_keys(node, str(path), "")
+
+
+def _warn_of_others(path: Path) -> None:
+    is_first = multiprocessing.parent_process() is None and os.environ.get("RANK", "0") == "0"
+    if not is_first or not hasattr(os, "getuid"):  # Windows has neither owners nor modes
+        return
+    status = path.stat()
+    reasons = [f"belongs to another user (uid {status.st_uid})"] * (status.st_uid != os.getuid())
+    writers = [name for name, bit in (("its group", 0o020), ("everybody", 0o002)) if status.st_mode & bit]
+    if writers:
+        reasons.append(f"can be written by {' and '.join(writers)} (chmod go-w changes that)")
+    if reasons:
+        text = f"{path} {' and '.join(reasons)}: read it first, this command calls every class and function in it."
+        sys.stderr.write(f"heliograph: warning: {printable(text)}\n")
 
 
 def check_options(words: Sequence[str]) -> None:

@@ -122,6 +122,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, in which `lesson.py` and `lesson.yaml` lie."""
     (tmp_path / "lesson.py").write_text(MODULE)
     (tmp_path / "lesson.yaml").write_text(CONFIG)
+    (tmp_path / "lesson.yaml").chmod(0o644)  # whatever the umask is
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(VARIABLE, "")
     monkeypatch.setattr(sys, "path", list(sys.path))

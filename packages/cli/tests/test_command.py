@@ -53,6 +53,40 @@ def test_a_file_gives_all_that_fit_takes(fit: Command, fitted: list[dict[str, An
     assert type(call["scheduler"](made, 10)).__name__ == "WarmupCosine"
 
 
+@pytest.mark.parametrize("given", [["lesson.yaml"], ["--config=lesson.yaml"], ["--config", "lesson.yaml"]])
+@pytest.mark.parametrize(
+    ("mode", "words"), [(0o644, ""), (0o600, ""), (0o664, "its group"), (0o646, "everybody"), (0o666, "its group and")]
+)
+def test_a_file_that_others_can_write_is_warned_of(
+    mode: int, words: str, given: list[str], folder: Path, fitted: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "lesson.yaml").chmod(mode)
+    assert main(["fit", *given]) == 0
+    err = capsys.readouterr().err
+    assert len(fitted) == 1
+    assert err.count("warning: lesson.yaml") == (1 if words else 0)
+    assert words in err
+    assert ("chmod go-w" in err) == bool(words)
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+def test_a_file_of_another_user_is_warned_of_before_anything_in_it_is_called(
+    verb: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    (folder / "lesson.py").write_text("raise SystemExit(3)")
+    with pytest.raises(SystemExit):
+        main([verb, "lesson.yaml"])
+    assert f"lesson.yaml belongs to another user (uid {user})" in capsys.readouterr().err
+
+
+def test_the_help_says_that_a_configuration_is_code(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    assert "calls every class and function that it names" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_seed_is_that_of_everything_that_is_made(fit: Command, fitted: list[dict[str, Any]]) -> None:
     fit(), fit(), fit("--seed=4")
     first, again, other = (call["task"].model[0].weight for call in fitted)
