@@ -29,9 +29,9 @@ from ...core.checkpoint.storage.manifest import (
     shards_path,
 )
 from ...core.checkpoint.storage.store import Store
-from ...core.checkpoint.storage.untrusted_files import OF_MACHINE
 from ...core.checkpoint.weights_files import WHICH, Of, export_weights, find_weights
 from ...core.metrics.monitor import Monitor
+from ...core.system.errors import OF_MACHINE
 from ...core.system.extras import printable, printable_lines
 from ...events.checks import known_names
 from .retention import by_training, ranked, reasons_to_keep

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, UntypedStorage, nn
 
-from ...core.checkpoint.state.ranks import cause_of
+from ...core.checkpoint.state.ranks import INDEX, cause_of
 from ...core.checkpoint.storage.files import digest_of
-from ...core.checkpoint.storage.manifest import INDEX
 from ...core.distributed.ranks.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
 from ...core.engines.sharded.states import ShardingEngine
 from ...events import BatchEnd, Engine, Handle, Lane, Run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Mapping
 from inspect import Signature, signature
 from pathlib import Path
@@ -132,3 +133,14 @@ def wrong_loss(loss: Any) -> TypeError | ValueError:
     elif loss is None:
         hint = "is a return missing?"
     return TypeError(f"The loss must be a scalar tensor, got {type(loss).__name__}: {hint}")
+
+
+OF_MACHINE = (MemoryError, OSError, SystemError, RuntimeError)
+LACK = re.compile("alloc|memory")  # in the RuntimeError of torch's allocator, or of a failed mmap
+
+
+def is_of_machine(error: BaseException, *, is_verified: bool = False) -> bool:
+    """Return whether an error of reading a file is a lack of memory or the like."""
+    if not isinstance(error, OF_MACHINE) or isinstance(error, RecursionError):
+        return False
+    return is_verified or not isinstance(error, RuntimeError) or LACK.search(str(error)) is not None

@@ -6,7 +6,8 @@ import hashlib
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from pickle import Unpickler, UnpicklingError
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,8 +16,7 @@ from torch import Tensor
 from ....events import Engine, Run
 from ....events.errors import describe_error
 from ...engines.sharded.states import ShardingEngine, States, empty, join_states
-from ..storage.manifest import INDEX
-from ..storage.untrusted_files import is_of_machine, read_index
+from ...system.errors import is_of_machine
 from .compatibility import restore_groups
 
 if TYPE_CHECKING:
@@ -222,6 +222,58 @@ def _read_alone(rest: Mapping[str, Any], path: Path | None) -> States:
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         _read(tensors, shards_folder(path), no_dist=True)
     return join_states(tensors, rest)
+
+
+INDEX = ".metadata"  # in the folder of shards; written by rank 0 when all others have written
+DCP = "torch.distributed.checkpoint"
+IN_INDEX = {  # not BytesStorageMetadata: torch unpickles what that is of, and shards hold only tensors
+    f"{DCP}.metadata.Metadata", f"{DCP}.metadata.MetadataIndex", f"{DCP}.metadata.StorageMeta",
+    f"{DCP}.metadata.ChunkStorageMetadata", f"{DCP}.metadata.TensorStorageMetadata",
+    f"{DCP}.metadata.TensorProperties",
+    f"{DCP}.metadata._MEM_FORMAT_ENCODING", f"{DCP}.filesystem._StorageInfo",
+    "torch.Size", "torch.serialization._get_layout",
+}  # fmt: skip
+
+
+class _IndexUnpickler(Unpickler):
+    """Creates only the objects of which `torch.distributed.checkpoint` makes the index of shards."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        if module.startswith("pathlib") and name.endswith("Path"):
+            return PurePosixPath
+        if full in IN_INDEX:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
+            return dtype
+        raise UnpicklingError(
+            f"it holds {full}, which is not a part of an index of shards: to create it could run code"
+        )
+
+
+def read_index(path: Path) -> Metadata:
+    """Return the index of shards, `.metadata`, which is a pickle; no code in it runs.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, holds objects of other classes (one is named), or names files in other folders.
+    """
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    with path.open("rb") as file:
+        try:
+            index = _IndexUnpickler(file).load()
+            if not isinstance(index, Metadata):
+                raise TypeError(f"it holds a {type(index).__name__}, not a Metadata")
+            names = {info.relative_path for info in index.storage_data.values()}
+            elsewhere = [name for name in names if Path(name).name != name]
+        except Exception as error:  # what is no such pickle fails in many ways
+            if is_of_machine(error):
+                raise
+            raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    if elsewhere:
+        raise ValueError(f"{path} is forged: it names a file of another folder, {min(elsewhere)!r}.")
+    return index
 
 
 def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:

@@ -19,7 +19,6 @@ SUFFIX = ".pth"
 MANIFEST = ".json"
 PINNED = ".pinned"
 SHARDS = ".shards"
-INDEX = ".metadata"  # in the folder of shards; written by rank 0 when all others have written
 Label = Literal["last", "best"]
 Mode = Literal["min", "max"]
 ELSEWHERE = frozenset("/\0" + ("\\:" if os.name == "nt" else ""))  # what a bare file name has not

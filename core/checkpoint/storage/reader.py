@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ....events.checks import known_names
+from ..state.ranks import INDEX, read_index
 from ..state.schema import check_schema
 from .files import SYSTEM, Files, WatchedReader
 from .folder import FoundFile, Manifests
 from .manifest import (
-    INDEX,
     MANIFEST,
     MOST,
     SUFFIX,
@@ -30,7 +30,7 @@ from .manifest import (
     run_part,
     shards_path,
 )
-from .untrusted_files import check_archive, check_content, read_index, read_small, refuse_unread
+from .untrusted_files import check_archive, check_content, read_small, refuse_unread
 
 State = dict[str, Any]
 LONGEST_NAME = 255  # bytes, on most file systems

@@ -11,18 +11,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from io import BufferedReader
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from pickle import Unpickler, UnpicklingError
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from pickle import UnpicklingError
+from typing import Any, NoReturn, Self
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
+from ...system.errors import is_of_machine
 from ..state.schema import MAPPINGS, SEQUENCES, check_tree
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import Metadata
 
 FOLLOW_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has none of these
 _FLAGS: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -92,17 +90,6 @@ def cause(error: Exception) -> str:
     return f"{type(error).__name__}: {inner or error}"
 
 
-OF_MACHINE = (MemoryError, OSError, SystemError, RuntimeError)
-LACK = re.compile("alloc|memory")  # in the RuntimeError of torch's allocator, or of a failed mmap
-
-
-def is_of_machine(error: BaseException, *, is_verified: bool = False) -> bool:
-    """Return whether an error of reading a file is a lack of memory or the like, see `refuse_unread`."""
-    if not isinstance(error, OF_MACHINE) or isinstance(error, RecursionError):
-        return False
-    return is_verified or not isinstance(error, RuntimeError) or LACK.search(str(error)) is not None
-
-
 def refuse_unread(what: Path | str, error: Exception, *, is_verified: bool = False) -> NoReturn:
     """Raise the error that reading a file has raised, or ValueError if the file is the cause.
 
@@ -115,55 +102,6 @@ def refuse_unread(what: Path | str, error: Exception, *, is_verified: bool = Fal
         raise ValueError(f"{what} cannot be read: {cause(error)}") from error
     error.add_note(f"{what} could not be read, but no damage was found.")
     raise error
-
-
-DCP = "torch.distributed.checkpoint"
-IN_INDEX = {  # not BytesStorageMetadata: torch unpickles what that is of, and shards hold only tensors
-    f"{DCP}.metadata.Metadata", f"{DCP}.metadata.MetadataIndex", f"{DCP}.metadata.StorageMeta",
-    f"{DCP}.metadata.ChunkStorageMetadata", f"{DCP}.metadata.TensorStorageMetadata",
-    f"{DCP}.metadata.TensorProperties",
-    f"{DCP}.metadata._MEM_FORMAT_ENCODING", f"{DCP}.filesystem._StorageInfo",
-    "torch.Size", "torch.serialization._get_layout",
-}  # fmt: skip
-
-
-class _IndexUnpickler(Unpickler):
-    """Creates only the objects of which `torch.distributed.checkpoint` makes the index of shards."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        full = f"{module}.{name}"
-        if PATH.fullmatch(full):
-            return plain_path
-        if full in IN_INDEX:
-            return super().find_class(module, name)
-        if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
-            return dtype
-        raise UnpicklingError(
-            f"it holds {full}, which is not a part of an index of shards: to create it could run code"
-        )
-
-
-def read_index(path: Path) -> Metadata:
-    """Return the index of shards, `.metadata`, which is a pickle; no code in it runs.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged, holds objects of other classes (one is named), or names files in other folders.
-    """
-    from torch.distributed.checkpoint.metadata import Metadata
-
-    with open_regular(path) as file:
-        try:
-            index = _IndexUnpickler(file).load()
-            if not isinstance(index, Metadata):
-                raise TypeError(f"it holds a {type(index).__name__}, not a Metadata")
-            names = {info.relative_path for info in index.storage_data.values()}
-            elsewhere = [name for name in names if Path(name).name != name]
-        except Exception as error:  # noqa: BLE001  # what is no such pickle fails in many ways
-            refuse_unread(path, error)
-    if elsewhere:
-        raise ValueError(f"{path} is forged: it names a file of another folder, {min(elsewhere)!r}.")
-    return index
 
 
 EXPANDED = 2**40  # bytes: an expanded view may be larger than its file, but not than any memory
