@@ -24,7 +24,7 @@ from ..events import (
 )
 from ..events.checks import check_flag
 from ..plugins import Plugin, on
-from ..plugins.filters import Filter, Recurrence, make_filter
+from ..plugins.filters import Filter, Recurrence, is_unsaved, make_filter, moment
 
 if TYPE_CHECKING:
     from ..events.alarms import Alarm
@@ -261,15 +261,3 @@ class SaveSchedule(Schedule):
     def moment(self, progress: Progress) -> int:
         """Return a number that the end of an epoch changes, too."""
         return moment(progress)
-
-
-def moment(progress: Progress) -> int:
-    """Return a number that the end of an epoch changes, too: the state is another one after it."""
-    return progress.batches + progress.epoch
-
-
-def is_unsaved(run: Run, saves: Recurrence) -> bool:
-    """True if the end of a training differs from its last save, or if a validation or an effective stop is new."""
-    control, is_trained = run.control, run.progress.batches > run.origin.batches
-    has_stopped = control.stopped and control.stop_request is not None and control.stop_request.vetoed
-    return moment(run.progress) != saves.last or (is_trained and control.should_validate) or bool(has_stopped)

@@ -168,7 +168,7 @@ class Outcome:
         """Note that the state is being saved."""
         before, self.at_save_point = self.at_save_point, not self.finished
         yield
-        self.at_save_point = before
+        self.at_save_point, self.held = before, None
 
 
 @dataclass(slots=True)

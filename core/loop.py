@@ -236,7 +236,6 @@ def serve(run: RunContext) -> None:
     if control.pop_request("save"):
         with run.outcome.saving(), run.modes.evaluating():
             run.emit(ev.SavePoint())
-    run.outcome.held = None
 
 
 def publish(run: RunContext, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:

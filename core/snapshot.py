@@ -32,7 +32,6 @@ from .checkpoint.state.schema import (
     check_resumable,
     check_schema,
     versions,
-    with_numbers,
 )
 from .checkpoint.storage import read_manifest
 from .context import RunContext
@@ -157,7 +156,6 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
 
         saved = with_frozen(saved, run.modules)
     saved = fit_to_engine(select_rank_part(saved, run.engine.rank, run.engine.world_size), run.engine, resumption.path)
-    saved = with_numbers(saved, saved.get("number_types"))
     if "shards" not in saved:
         check_fits(run.modules, saved["modules"])
     check_optimizers(run, saved)

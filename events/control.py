@@ -186,8 +186,7 @@ class Control:
             required: whether no plugin may withdraw it, as where the machine is taken away.
         """
         request = self.record("stop", reason, by)
-        if self.stop_request is None or self.stop_request.vetoed is None:
-            self.stop_request = request
+        self.stop_request = stop if (stop := self.stop_request) and stop.vetoed is not None else request
         self.stop_request.required |= required
         self.pending = True
 
@@ -390,17 +389,9 @@ class Control:
         Raises:
             RuntimeError: too much was skipped in a row.
         """
-        progress, skips = self._progress, self.skips
-        if counter is not None:
-            setattr(progress, counter, getattr(progress, counter) + 1)
-        if skips.step != progress.steps:
-            skips = self.skips = Skips(progress.steps)
-        skips.count += 1
-        skips.by_engine += by_engine
-        if self.max_skips is not None and skips.count > self.max_skips:
-            from .skips import too_many_skips
+        from .skips import count_skip
 
-            raise too_many_skips(skips, self.history)
+        count_skip(self, self._progress, counter, by_engine=by_engine)
 
     def pop_request(self, verb: Verb) -> bool:
         """Return whether something was requested for the boundary, and count it as served; never while rolling back."""

@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from .progress import Skips
+from .progress import Progress, Skips
 
 Requests = Iterable[Any]  # naming the control's type here would close a circle of imports
+
+
+def count_skip(control: Any, progress: Progress, counter: str | None, *, by_engine: bool) -> None:
+    """Count what was skipped; see `Control.count_skip`."""
+    if counter is not None:
+        setattr(progress, counter, getattr(progress, counter) + 1)
+    if control.skips.step != progress.steps:
+        control.skips = Skips(progress.steps)
+    control.skips.count += 1
+    control.skips.by_engine += by_engine
+    if control.max_skips is not None and control.skips.count > control.max_skips:
+        raise too_many_skips(control.skips, control.history)
 
 
 def too_many_skips(skips: Skips, history: Requests) -> RuntimeError:

@@ -403,3 +403,15 @@ class Recurrence:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the state until the run has its new origin."""
         self._saved = state or None
+
+
+def moment(progress: Progress) -> int:
+    """Return a number that the end of an epoch changes, too: the state is another one after it."""
+    return progress.batches + progress.epoch
+
+
+def is_unsaved(run: Run, saves: Recurrence) -> bool:
+    """True if the end of a training differs from its last save, or if a validation or an effective stop is new."""
+    control, is_trained = run.control, run.progress.batches > run.origin.batches
+    has_stopped = control.stopped and control.stop_request is not None and control.stop_request.vetoed
+    return moment(run.progress) != saves.last or (is_trained and control.should_validate) or bool(has_stopped)

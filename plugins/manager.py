@@ -162,14 +162,14 @@ class Plugins:
             if switched_off(entry.name):
                 say_stays_off(entry.name)
             else:
-                self._switch(entry, enabled=True, by=by)
+                self._toggle(entry, enabled=True, by=by)
         for name in self._left_out.intersection(key for key in keys if isinstance(key, str)):
             say_stays_off(name)
 
     def disable(self, *keys: Key, by: str | None = None) -> None:
         """Stop calling the handlers of plugins, which keep their position and their state; `by` is who did it."""
         for entry in self._find_all(keys):
-            self._switch(entry, enabled=False, by=by)
+            self._toggle(entry, enabled=False, by=by)
             self._retire(entry)
 
     @contextmanager
@@ -180,9 +180,7 @@ class Plugins:
         try:
             yield
         finally:
-            for entry in entries:
-                if self._entries.get(entry.name) is entry:
-                    self._switch(entry, enabled=True)
+            self.enable(*(entry.name for entry in entries if self._entries.get(entry.name) is entry))
 
     def is_enabled(self, key: Key) -> bool:
         """Return whether a plugin is enabled."""
@@ -392,13 +390,10 @@ class Plugins:
                 names = f"{other!r} and {entry.name!r} both claim {both}"
                 raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
 
-    def _switch(self, entry: PluginEntry, *, enabled: bool, by: str | None = None) -> None:
-        if self._run is not None:
-            self._run.control.switches[entry.name] = enabled  # a checkpoint holds it
-        self._toggle(entry, enabled=enabled, by=by)
-
     def _toggle(self, entry: PluginEntry, *, enabled: bool, by: str | None = None) -> None:
         before = entry.toggle(enabled=enabled, run=self._run)
+        if self._run is not None and not entry.disabled_by_errors:
+            self._run.control.switches[entry.name] = enabled  # a checkpoint holds it
         for event, handler in entry.handlers:
             self._bus.signal(event).pause(handler.method, paused=not entry.is_active)
         if enabled != before:

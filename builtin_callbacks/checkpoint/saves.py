@@ -13,8 +13,7 @@ from ...core.checkpoint.storage import JudgedBy
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import add_run_note
 from ...events import Run
-from ...plugins.filters import Filter, Recurrence
-from ..schedules import is_unsaved, moment
+from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
 from .weights_only import lost
 
 

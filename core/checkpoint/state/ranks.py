@@ -18,6 +18,7 @@ from ....events.errors import describe_error
 from ...engines.sharded.states import ShardingEngine, States, empty, join_states
 from ...system.errors import is_of_machine
 from .compatibility import restore_groups
+from .schema import with_numbers
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
@@ -59,14 +60,15 @@ def select_rank_part(saved: Mapping[str, Any], rank: int, world_size: int) -> di
     """
     ranks, means = saved["ranks"], saved.get("means", {})
     if not ranks:  # a snapshot of this rank only
-        return dict(saved)
+        return dict(with_numbers(saved, saved.get("number_types")))
     part: Mapping[str, Any] = ranks[rank] if rank < len(ranks) else {"means": {}, "unseen": {}}
     if rank == 0:
         for gone in ranks[world_size:]:
             means = _added(means, gone.get("means", saved["means"]))
         part = {"means": means}
     merged = {name: {**saved.get(name, {}), **part[name]} if name in BY_NAME else part[name] for name in part}
-    return {**saved, **merged}
+    selected = {**saved, **merged}
+    return dict(with_numbers(selected, selected.get("number_types")))
 
 
 def digest(value: Any) -> bytes:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from heliograph.core.checkpoint.state.ranks import gather_rank_parts, select_rank_part
-from heliograph.core.checkpoint.state.schema import with_numbers
-from heliograph.core.stepping.changes import restore_switches
 from heliograph.spi import as_plain
 
 from .run import HostedRun
@@ -75,19 +73,20 @@ def restore(run: HostedRun, saved: Mapping[str, Any], path: Path | None) -> None
             f"heliograph reads up to {VERSION}: update it."
         )
     own = select_rank_part({"ranks": [], **saved}, run.engine.rank, run.engine.world_size)
-    own = with_numbers(own, own.get("number_types"))
     resumption = run.resumption
     run.training_id, resumption.path = own["training_id"], path
     run.progress.load_state_dict(own["progress"])
     run.origin = run.progress.copy()
     run.work.has_begun, run.in_boundary = own["epoch_begun"], own["in_boundary"]
-    switched = run.control.switches
     run.control.load_state_dict(own["control"], at_save_point=run.in_boundary)
     run.metrics.update(own["metrics"])
     run.means.load_state_dict(own["means"])
     run.means.totals = {name: (value, weight) for name, (value, weight) in own["totals"].items()}
     found = run.plugins.load_state_dict(own["plugins"], own["plugin_versions"], path)
-    restore_switches(run, switched, goes_back=False)
+    for name, enabled in [*run.control.switches.items()]:
+        if name in run.plugins and run.plugins.is_enabled(name) != enabled:
+            (run.plugins.enable if enabled else run.plugins.disable)(name)
+            run.note(f"plugin {name!r} is {'enabled' if enabled else 'disabled'}, as in the loaded state")
     run.plugins.load_filter_states(run.origin, own["filters"])
     resumption.resumed_from, resumption.resumed_at = path, run.origin
     resumption.fresh_plugins, resumption.unclaimed_states = map(tuple, found)
