@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 from torch.nn.utils import clip_grad_value_
 
-from ..core.engines.options import with_dense_gradients
 from ..events import GradientsReady, Lane, Run
 from ..events.checks import check_flag, check_number, check_whole_number
 from ..plugins import Plugin, on
@@ -116,5 +115,7 @@ class GradientClipping(Plugin):
             try:
                 clip_grad_value_(parameters, self.value)
             except NotImplementedError:  # torch does not clip sparse gradients
+                from ..core.engines.weights import with_dense_gradients
+
                 clip_grad_value_(with_dense_gradients(parameters), self.value)
         run.track(run.label("gradient_norm"), self.latest_norm)

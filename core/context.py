@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property, partial
 from itertools import chain, islice
 from math import inf
@@ -46,13 +46,14 @@ from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
 from .metrics.values import Metrics
 from .result import check_line
 from .settings import Settings
-from .stepping.optimizers import GivenModules, OptimizerModes
+from .stepping.optimizers import GivenModules, switched
 from .stepping.windows import Windows
 from .task import explain
 
 if TYPE_CHECKING:
     from ..events.run import CheckpointSource
     from .engines.contract import LoopEngine
+    from .engines.weights import OptimizerModes
     from .length import Length
     from .metrics.means import Means
 
@@ -140,7 +141,7 @@ class RunContext(PayloadVerbs, ABC):
         hot: the signals of every batch.
         data: the training data.
         stepping: the optimizers, each with the micro-batches since its last step.
-        modes: switches those of them that evaluate other weights than they train.
+        modes: switches those of them that evaluate other weights than they train; None without any.
         work: the work of the epoch.
         resumption: what the run continues from.
         outcome: what becomes its result.
@@ -204,13 +205,16 @@ class RunContext(PayloadVerbs, ABC):
         self.progress = Progress()
         self.origin = self.progress.copy()
         self.metrics: dict[str, float] = Metrics()
-        self.claims: dict[str, str] = {}  # whether a mean's values are tracked or returned, by its name
         self.data = TrainingData(settings.train, engine, self.note, per_sample=settings.per_sample)
         self.hooks.closing.callback(self.data.close)
         if settings.schedulers or isinstance(settings.epochs, float):
             self.settings = settings = self.length.complete(settings)
         self.stepping = _windows(settings)
-        self.modes = OptimizerModes(settings.optimizers.values())
+        self.modes: OptimizerModes | None = None
+        if optimizers := switched(settings.optimizers.values()):
+            from .engines.weights import OptimizerModes
+
+            self.modes = OptimizerModes(optimizers)
         self.control = _control(self)
 
     # Facts.
@@ -344,12 +348,10 @@ class RunContext(PayloadVerbs, ABC):
 
     def claim(self, name: str, source: Literal["tracked", "returned"]) -> None:
         """Raise ValueError if a tracked value and one that the task returns would share a mean."""
-        if self.claims.setdefault(name, source) != source:
-            what = "the returned loss" if self.phase == "train" else f"a value that {self.phase}_step returns"
-            raise ValueError(
-                f"The name {name!r} is reserved for {what}: run.track({name!r}, ...) would mix both in the mean "
-                f"{self.phase}/{name}. Remove the call, or track the value by another name."
-            )
+        if self.work.claims.setdefault(name, source) != source:
+            from .metrics.means import reserved
+
+            raise reserved(name, self.phase)
 
     def collect(self, name: str, value: Any) -> None:
         """Keep a value of the batch in hand until the evaluation ends."""
@@ -534,9 +536,13 @@ class RunContext(PayloadVerbs, ABC):
             from .checkpoint.state.rates import base_rates
             from .checkpoint.unseen.comparison import UnseenState
 
-            with self.modes.evaluating():  # as at a save
+            with self.evaluating_weights():  # as at a save
                 self.resumption.unseen = UnseenState.of(self)
             self.resumption.given_rates = base_rates(self.optimizers)
+
+    def evaluating_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights to evaluate and to save."""
+        return nullcontext() if self.modes is None else self.modes.evaluating()
 
     def compare_listeners(self) -> None:
         """Compare who listens with who listened when the state was saved."""

@@ -47,6 +47,7 @@ class EpochWork:
         contexts: what is open until the batch ends.
         casts: whether the user's own loop computes under autocast.
         autocast: holds that context while the user's own loop has a batch.
+        claims: whether the values of a mean are tracked or returned, by its name.
         weight: what `run.weigh` was given for a batch.
         averaged: the gradients that the user's own loop has averaged over the ranks, by the ids of their parameters.
         collection: what the running evaluation collects.
@@ -64,6 +65,7 @@ class EpochWork:
     contexts: ExitStack = field(default_factory=ExitStack)
     casts: bool = False
     autocast: ExitStack = field(default_factory=ExitStack)
+    claims: dict[str, str] = field(default_factory=dict)
     weight: Weight | None = None
     averaged: dict[int, ReferenceType[Tensor] | None] = field(default_factory=dict)
     collection: Collection | None = None

@@ -234,7 +234,7 @@ def serve(run: RunContext) -> None:
         run.progress.validations += evaluate(run, "validation")
         control.agree()
     if control.pop_request("save"):
-        with run.outcome.saving(), run.modes.evaluating():
+        with run.outcome.saving(), run.evaluating_weights():
             run.emit(ev.SavePoint())
 
 
@@ -296,7 +296,8 @@ def close_epoch(run: RunContext) -> None:
 def finish(run: RunContext) -> None:
     """Emit LastBoundary, then TrainEnd, and serve what the handlers of each request."""
     run.outcome.finished = True
-    run.modes.eval()
+    if run.modes is not None:
+        run.modes.eval()
     for event in (ev.LastBoundary(), ev.TrainEnd()):
         run.emit(event)
         for _ in range(2):  # the second time, what was requested during the first

@@ -201,7 +201,6 @@ class TrainRun(RunContext):
 
     def _prepare(self) -> None:
         engine = self.engine
-        self.modes.check(engine)
         engine.set_up(self.task, self.modules, self.optimizers)
         if self.phase == "train":
             self.stepping.forward = engine.bind(self.task.training_step)
@@ -209,7 +208,8 @@ class TrainRun(RunContext):
                 self.warn(text)
             for optimizer in self.optimizers.values():
                 optimizer.zero_grad()
-            self.modes.train()
+            if self.modes is not None:
+                self.modes.begin(engine)
         self.plugins.open(self)  # last: what fails before leaves the trainer free
         try:
             self.control.open()

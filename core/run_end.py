@@ -18,7 +18,6 @@ from .context import RunContext
 from .host import is_preempted
 from .result import ResumeReport, RunResult
 from .settings import unmet_needs
-from .stepping.optimizers import OptimizerModes
 
 FEW = 5  # so many skipped steps need no word, nor does one of a hundred: the scale of fp16 is found by skipping
 NAMED = 5  # so many parameters are named
@@ -38,7 +37,7 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
 
         error = end_early(run, error)
     run.outcome.finished = True
-    if error is None or isinstance(error, KeyboardInterrupt):  # another may be one of the device
+    if run.modes is not None and (error is None or isinstance(error, KeyboardInterrupt)):  # others may be the device's
         run.modes.eval()
     where = _where(run, error)
     if error is not None:
@@ -55,7 +54,7 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
 
         note_newest(run, error)
     warn_of_closing(run)
-    run.modes = OptimizerModes(())  # keeps no weights
+    run.modes = None  # keeps no weights
     run.bus.blamed = None  # keeps no traceback, and so no batch, alive
     run.outcome.result = _result(run, error)
     if error is None:

@@ -92,7 +92,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         **({} if run.resumption.given_rates is None else {"given_rates": run.resumption.given_rates}),
         **({"count_units": dict(run.stepping.units)} if run.stepping.units else {}),
         **({} if shards is None else {"shards": dict(shards)}),
-        **({"trained": trained} if (trained := run.modes.state_dict(run.modules)) else {}),
+        **({} if run.modes is None else run.modes.state_dict(run.modules)),
         **({} if run.outcome.rows is None else {"log_history": run.outcome.rows.state_dict() | _totals(run)}),
     }
     snapshot, types = as_plain(snapshot, "state")
@@ -228,7 +228,7 @@ def _load_rows(run: RunContext, saved: Mapping[str, Any]) -> None:
 def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:
     """Load the modules, the optimizers, whose learning rates are state, and the schedulers of the same kinds."""
     given, resumption = base_rates(run.optimizers), run.resumption
-    if "trained" in saved:  # so that it is in eval mode until all of it is loaded
+    if run.modes is not None and "trained" in saved:  # so that it is in eval mode until all of it is loaded
         run.modes.eval()
     load_parts(run, saved, run.optimizers, resumption.path, drops_added=not resumption.is_resume)
     run.engine.load_state_dict(saved.get("engine", {}))
@@ -277,7 +277,8 @@ def _restore(run: RunContext) -> dict[str, Any]:
         resumption.restored += resumption.unseen.resume(
             run, own["unseen"], restores=resumption.restores_attributes, is_roll_back=not resumption.is_resume
         )
-    run.modes.load_state_dict(run.modules, own.get("trained", {}))
+    if run.modes is not None:
+        run.modes.load_state_dict(run.modules, own)
     if resumption.is_resume:
         resumption.is_resume, resumption.resumed_from, resumption.resumed_at = False, resumption.path, run.origin
         _warn_if_past(run)
@@ -328,7 +329,7 @@ def _compare_restored(run: RunContext, state: Mapping[str, Any]) -> None:
     """Compare plugins and settings with those of a state that was applied, now that every plugin has its own."""
     resumption = run.resumption
     if state.get("unseen") and resumption.unseen is not None:
-        with run.modes.evaluating():  # as at the save
+        with run.evaluating_weights():  # as at the save
             resumption.unseen.compare(run, state["unseen"], is_roll_back=resumption.resumed_at is not run.origin)
     if run.control.is_shared:
         _share_doubts(run)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from .full_precision import FullPrecision
-from .options import PrecisionName, state_of, with_dense_gradients
+from .options import PrecisionName, state_of
 
 if TYPE_CHECKING:
     from ...events.engine import Reduction
@@ -162,6 +162,8 @@ class DeviceEngine:
         try:
             return _clip_gradients(chosen, norm, norm_type)
         except NotImplementedError:  # torch has no norm of sparse gradients, which are rare and cost a look at each
+            from .weights import with_dense_gradients
+
             return _clip_gradients(with_dense_gradients(chosen, keep=norm is None), norm, norm_type)
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:

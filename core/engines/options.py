@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 COMPILED = "_orig_mod"  # the part of what `torch.compile(module)` returns that is the module
@@ -58,28 +58,6 @@ def parameters_of(module: nn.Module, *, remove_duplicate: bool = True) -> Iterat
     """Yield the parameters of a module by plain names."""
     for name, parameter in module.named_parameters(remove_duplicate=remove_duplicate):
         yield plain_name(name), parameter
-
-
-def with_dense_gradients(parameters: Iterable[Tensor], *, keep: bool = False) -> list[Tensor]:
-    """Return parameters, with stand-ins that have the values of a sparse gradient as their gradient.
-
-    Args:
-        parameters: with their gradients.
-        keep: whether the gradients stay as they are. Otherwise a sparse one is coalesced, and shares memory with that
-            of its stand-in, so clipping one clips the other.
-    """
-    found: list[Tensor] = []
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is not None and gradient.is_sparse:
-            gradient = gradient.coalesce()
-            if not keep:
-                parameter.grad = gradient
-            values = gradient._values()
-            parameter = values.detach()
-            parameter.grad = values.detach() if values.numel() else None  # the largest of no values is an error
-        found.append(parameter)
-    return found
 
 
 def begin_train_mode(modules: Mapping[str, nn.Module]) -> str | None:

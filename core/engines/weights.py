@@ -1,8 +1,9 @@
-"""The weights of a task's modules: refused where processes share them, compared with saved ones, and loaded."""
+"""The weights of a task's modules: refused where shared, compared with saved ones, loaded, switched to evaluate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -284,3 +285,94 @@ def _check_trained(
                 f"trained no longer: where a module has set_extra_state, let it copy_ into the parameters that are "
                 f"there."
             )
+
+
+def with_dense_gradients(parameters: Iterable[Tensor], *, keep: bool = False) -> list[Tensor]:
+    """Return parameters, with stand-ins that have the values of a sparse gradient as their gradient.
+
+    Args:
+        parameters: with their gradients.
+        keep: whether the gradients stay as they are. Otherwise a sparse one is coalesced, and shares memory with that
+            of its stand-in, so clipping one clips the other.
+    """
+    found: list[Tensor] = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            gradient = gradient.coalesce()
+            if not keep:
+                parameter.grad = gradient
+            values = gradient._values()
+            parameter = values.detach()
+            parameter.grad = values.detach() if values.numel() else None  # the largest of no values is an error
+        found.append(parameter)
+    return found
+
+
+class OptimizerModes:
+    """Switch optimizers with `train()` and `eval()`, such as schedule-free ones, which evaluate other weights.
+
+    The trained weights are kept meanwhile and come back bit for bit, which `eval()` and `train()` alone do not ensure.
+    """
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self._optimizers = optimizers
+        self._trained: list[tuple[Tensor, Tensor]] | None = None  # parameters and their values, in eval mode
+
+    def begin(self, engine: Any) -> None:
+        """Begin to train; raise ValueError if the engine divides the weights."""
+        if getattr(engine, "shard_state", None) is not None:
+            raise ValueError(
+                f"{type(self._optimizers[0]).__name__} has train() and eval(), which switch whole weights, and "
+                f"{type(engine).__name__} divides them: use DDPEngine, or another optimizer."
+            )
+        self.train()
+
+    def eval(self) -> None:
+        """Put the weights to evaluate and to save into the model, unless they are there."""
+        if self._trained is None:
+            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+            self._trained = [(each, each.detach().clone()) for group in groups for each in group["params"]]
+            for optimizer in self._optimizers:
+                optimizer.eval()
+
+    def train(self) -> None:
+        """Put the weights to train back into the model."""
+        for optimizer in self._optimizers:
+            optimizer.train()
+        with torch.no_grad():
+            for parameter, value in self._trained or ():
+                parameter.copy_(value)
+        self._trained = None
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Return a context for a validation or a save."""
+        if self._trained is not None:
+            yield
+            return
+        try:
+            self.eval()
+            yield
+        finally:
+            self.train()
+
+    def state_dict(self, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
+        """Return the trained weights by module and name, unless they are in the model."""
+        if self._trained is None:
+            return {}
+        values = {id(parameter): value for parameter, value in self._trained}
+        named = {name: module.named_parameters() for name, module in modules.items()}
+        return {
+            "trained": {
+                name: {key: values[id(each)] for key, each in parameters if id(each) in values}
+                for name, parameters in named.items()
+            }
+        }
+
+    def load_state_dict(self, modules: Mapping[str, nn.Module], state: Mapping[str, Any]) -> None:
+        """Continue with trained weights, after those of the model and the states of the optimizers were loaded."""
+        trained = state.get("trained", {})
+        named = [(trained.get(name, {}), module.named_parameters()) for name, module in modules.items()]
+        self._trained = [(each, saved[key]) for saved, parameters in named for key, each in parameters if key in saved]
+        self.train()

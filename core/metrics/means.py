@@ -267,6 +267,15 @@ def own_name(name: object, phase: str) -> str:
     return name
 
 
+def reserved(name: str, phase: str) -> ValueError:
+    """Return the error of a value that is tracked by the name of a returned one."""
+    what = "the returned loss" if phase == "train" else f"a value that {phase}_step returns"
+    return ValueError(
+        f"The name {name!r} is reserved for {what}: run.track({name!r}, ...) would mix both in {phase}/{name}. "
+        f"Remove the call, or track the value by another name."
+    )
+
+
 def check_scalar(name: str, value: Any) -> None:
     """Raise TypeError unless a value is a number or a tensor, ValueError where that has not one element."""
     if not hasattr(value, "__float__"):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..engines.options import modules_of
 
@@ -55,68 +54,9 @@ def check_optimizer(
     return made
 
 
-class OptimizerModes:
-    """Switch optimizers with `train()` and `eval()`, such as schedule-free ones, which evaluate other weights.
-
-    The trained weights are kept meanwhile and come back bit for bit, which `eval()` and `train()` alone do not ensure.
-    """
-
-    def __init__(self, optimizers: Iterable[Any]) -> None:
-        modes = ("train", "eval")
-        self._switched = [each for each in optimizers if all(callable(getattr(each, mode, None)) for mode in modes)]
-        self._trained: list[tuple[Tensor, Tensor]] | None = None  # parameters and their values, in eval mode
-
-    def check(self, engine: Any) -> None:
-        """Raise ValueError if an engine divides weights that an optimizer switches."""
-        if self._switched and getattr(engine, "shard_state", None) is not None:
-            raise ValueError(
-                f"{type(self._switched[0]).__name__} has train() and eval(), which switch whole weights, and "
-                f"{type(engine).__name__} divides them: use DDPEngine, or another optimizer."
-            )
-
-    def eval(self) -> None:
-        """Put the weights to evaluate and to save into the model, unless they are there."""
-        if self._switched and self._trained is None:
-            groups = [group for optimizer in self._switched for group in optimizer.param_groups]
-            self._trained = [(each, each.detach().clone()) for group in groups for each in group["params"]]
-            for optimizer in self._switched:
-                optimizer.eval()
-
-    def train(self) -> None:
-        """Put the weights to train back into the model."""
-        for optimizer in self._switched:
-            optimizer.train()
-        with torch.no_grad():
-            for parameter, value in self._trained or ():
-                parameter.copy_(value)
-        self._trained = None
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Return a context for a validation or a save."""
-        if not self._switched or self._trained is not None:
-            yield
-            return
-        try:
-            self.eval()
-            yield
-        finally:
-            self.train()
-
-    def state_dict(self, modules: Mapping[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
-        """Return the trained weights by module and name, unless they are in the model."""
-        values = {id(parameter): value for parameter, value in self._trained or ()}
-        named = {name: module.named_parameters() for name, module in modules.items() if values}
-        return {
-            name: {key: values[id(each)] for key, each in parameters if id(each) in values}
-            for name, parameters in named.items()
-        }
-
-    def load_state_dict(self, modules: Mapping[str, nn.Module], state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Continue with trained weights, after those of the model and the states of the optimizers were loaded."""
-        named = [(state.get(name, {}), module.named_parameters()) for name, module in modules.items()]
-        self._trained = [(each, saved[key]) for saved, parameters in named for key, each in parameters if key in saved]
-        self.train()
+def switched(optimizers: Iterable[Any]) -> list[Any]:
+    """Return the optimizers with `train()` and `eval()`, such as schedule-free ones."""
+    return [each for each in optimizers if callable(getattr(each, "train", None)) and hasattr(each, "eval")]
 
 
 def _own_optimizers(task: Any) -> str:

@@ -316,7 +316,8 @@ class Tracks(Supervised):
 
     def validation_step(self, run: Run, batch: Any) -> Any:
         self._track(run)
-        return {**super().validation_step(run, batch), "error": 2.0}
+        measured: Any = super().validation_step(run, batch)
+        return {**measured, "error": 2.0}
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -396,7 +397,7 @@ def test_a_loop_that_steps_with_gradients_of_its_own_may_track_its_loss() -> Non
     with trainer.run(task, kit.class_batches(2), optimizer=kit.sgd(), epochs=1) as run:
         for _ in run.epochs():
             for batch in run.batches():
-                task.training_step(run, batch).backward()
+                task.training_step(run, batch).backward()  # type: ignore[no-untyped-call]
                 run.track("loss", 1.0)
                 run.step_with_gradients("optimizer")
     assert run.result.metrics["train/loss"] == 1.0

@@ -759,7 +759,7 @@ def test_a_metric_in_the_place_of_a_count_is_refused_of_several_optimizers_and_i
     ):
         for _ in run.epochs():
             for batch in run.batches():
-                run.step((task.training_step(run, batch)[0], 0.5))
+                run.step((task.training_step(run, batch)[0], 0.5))  # type: ignore[arg-type]  # refused
 
 
 def test_a_task_that_counts_and_a_weight_of_the_batch_are_refused_together() -> None:
