@@ -7,8 +7,9 @@ from copy import deepcopy
 from itertools import count, islice
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
 
+from ..draws.equality import same
 from ..draws.generators import isolated
 from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
 from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, Probe, keyed_batch
@@ -16,6 +17,8 @@ from ..draws.users_code import Plainness
 from ..order.shares import ALONE, Share
 from .dataloader import apart, start_iterator
 from .stateless import EXACT, Reading, Stateless, Worth
+
+YIELDED = "_num_yielded"  # by which the state of a `StatefulDataLoader` says its position
 
 
 class StatefulSource(Stateless):
@@ -31,6 +34,7 @@ class StatefulSource(Stateless):
         self._exhausted = False
         self._given: Mapping[str, Any] | None = None
         self._before: Mapping[str, Any] | None = None
+        self._doubts: tuple[str, ...] = ()
 
     def open(self, reading: Reading) -> Iterator[Any]:
         """Continue at the position of the loader."""
@@ -43,21 +47,26 @@ class StatefulSource(Stateless):
             self._probe = _probe_dataset(self.loader, reading)
         if given is not None:
             self.loader.load_state_dict(deepcopy(given["loader"]))
+            if not reading.batch and hasattr(self.loader, "restart_on_stop_iteration"):
+                self._finish_pass()
         set_epoch(self.loader, reading.epoch)
         if isinstance(self.loader, DataLoader):  # one of `datasets` would begin each epoch where it was resumed
             set_epoch(self.loader.dataset, reading.epoch)
+        loaded = given["loader"] if given is not None and reading.batch else None
         if not reading.apart:
-            return self._follow(iter(self.loader), reading)
+            return self._follow(iter(self.loader), reading, loaded)
         if given is not None and not reading.batch:
             with isolated():
                 self.loader.state_dict()  # torchdata's puts a loaded state in place only now, over the keys
         held = HeldGenerators() if reading.batch else self._at_begin
         batches = start_iterator(self.loader, reading, held, self.share.rank)
         batches = apart(batches, reading, self._at_batch, self.share.rank, first=reading.batch)
-        return self._follow(batches, reading)
+        return self._follow(batches, reading, loaded)
 
     def worth(self) -> Worth:
-        """Say what is known of its draws."""
+        """Say what is known of its position and draws."""
+        if self._doubts:
+            return "not exact", self._doubts
         if (sampler := _forgetful(self.loader)) is not None:
             kind = type(self.loader).__name__
             return "not exact", (f"a {type(sampler).__name__} in a {kind} saves no state: its order may be another",)
@@ -96,7 +105,28 @@ class StatefulSource(Stateless):
             return given
         return {**given, "ended": False, "amid": False} if given["ended"] else None
 
-    def _follow(self, batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
+    def _finish_pass(self) -> None:
+        """Read to the end of a pass of `torchdata.nodes` that had ended, as the run that is resumed did.
+
+        Its loader would do that itself, but then its state stays that of the end throughout the next pass.
+        """
+        restarts, self.loader.restart_on_stop_iteration = self.loader.restart_on_stop_iteration, False
+        with isolated():
+            next(iter(self.loader), None)
+        self.loader.restart_on_stop_iteration = restarts
+
+    def _compare(self, loaded: Any, number: int) -> None:
+        """Doubt a state that was loaded within an epoch, if the loader is elsewhere after the next batch."""
+        now, name = self.loader.state_dict(), type(self.loader).__name__
+        yielded = now.get(YIELDED, number) if isinstance(now, Mapping) else number
+        if same(now, loaded):
+            self._doubts = (f"the state of a {name} did not change with a batch, so its position may be another",)
+        elif yielded != number:
+            self._doubts = (
+                f"a {name} is at batch {yielded} of an epoch of which {number} were read: others may repeat",
+            )
+
+    def _follow(self, batches: Iterator[Any], reading: Reading, loaded: Any) -> Iterator[Any]:
         """Note when the loader ends, before its last batch is out: that is part of the state that a save there keeps.
 
         Where the loop reads ahead, the state from before that is kept, and the end is what comes after the last batch.
@@ -110,6 +140,8 @@ class StatefulSource(Stateless):
             except StopIteration:
                 self._exhausted = True
                 return
+            if loaded is not None:
+                loaded = self._compare(loaded, number)
             is_last = number == self.length and not reading.ahead
             self._before = self.loader.state_dict() if is_last else self._before
             following = list(islice(batches, 1)) if is_last else []
@@ -159,9 +191,20 @@ def _loses_buffer(dataset: Any) -> bool:
 
 def _forgetful(loader: Any) -> Any:
     """Return the sampler of a stateful loader of which its state holds nothing but how often it was asked."""
+    nodes = [loader] if hasattr(loader, "restart_on_stop_iteration") else []
+    for node in nodes:  # of `torchdata.nodes`, which sets the epoch of a sampler
+        for part in vars(node).values():
+            if type(part).__module__.startswith("torchdata.nodes") and not any(part is node for node in nodes):
+                nodes.append(part)
+            if isinstance(part, Sampler) and not (_repeats(part) or hasattr(part, "set_epoch")):
+                return part
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
     own = loader.batch_size is None and loader.batch_sampler is not None
     sampler: Any = loader.batch_sampler if own else loader.sampler
-    repeats = type(sampler) is SequentialSampler or type(sampler).__module__.partition(".")[0] == "torchdata"
-    return None if repeats or hasattr(sampler, "state_dict") else sampler
+    return None if _repeats(sampler) else sampler
+
+
+def _repeats(sampler: Any) -> bool:
+    is_known = type(sampler) is SequentialSampler or type(sampler).__module__.partition(".")[0] == "torchdata"
+    return is_known or hasattr(sampler, "state_dict")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,16 @@ from heliograph import (
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.stateful import StatefulSource
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
+from torchdata.nodes import IterableWrapper, Loader, Mapper, SamplerWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader import sampler as torchdata_sampler
 
@@ -130,6 +141,46 @@ def test_its_state_is_asked_for_at_a_save_and_where_its_length_ends(fit: Make) -
     loader = SizedShards()
     fit(loader, cut_at=[2, 7])
     assert loader.looked == 2 + 2
+
+
+def nodes(sampler: Any = None) -> Any:
+    """A pipeline of torchdata's nodes."""
+    rows = [torch.full((2, 7), float(number), dtype=torch.float64) for number in range(5)]
+    if sampler is None:
+        return Loader(IterableWrapper(rows))
+    return Loader(Mapper(SamplerWrapper(sampler(rows)), rows.__getitem__))
+
+
+@pytest.mark.parametrize("sampler", [None, SequentialSampler, partial(DistributedSampler, num_replicas=1, rank=0)])
+@pytest.mark.parametrize("cuts", [(5, 8), (3, 4), (5, 7, 9)])
+def test_nodes_continue_in_every_resume(sampler: Any, cuts: tuple[int, ...], fit: Make) -> None:
+    whole, saved = fit(nodes(sampler), epochs=3), None
+    for cut, stop in pairwise((0, *cuts, 15)):
+        part = fit(nodes(sampler), saved=saved, cut_at=[stop], epochs=3)
+        assert part.batches == whole.batches[cut:]
+        saved = part.cuts.get(stop)
+    assert part.weights == whole.weights
+    assert part.result.resume.guarantee == "order-exact"
+
+
+def test_a_sampler_in_nodes_that_keeps_no_state_is_not_believed(fit: Make) -> None:
+    cut = fit(nodes(RandomSampler), cut_at=[3]).cuts[3]
+    resume = fit(nodes(RandomSampler), saved=cut).result.resume
+    assert resume.guarantee == "not exact"
+    assert "RandomSampler" in resume.reasons[0]
+
+
+class Stale(Shards):
+    """Gives the state that it began with."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": 0}
+
+
+def test_a_state_that_does_not_follow_the_position_is_not_believed(fit: Make) -> None:
+    resume = fit(Stale(), saved=fit(Stale(), cut_at=[3]).cuts[3]).result.resume
+    assert resume.guarantee == "not exact"
+    assert "did not change" in resume.reasons[0]
 
 
 class Longer(Shards):
