@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("heliograph")
 OTHERS = "when the loader was read again, the last batch before the checkpoint was another one than it had been"
+UNCOMPARED = "nothing is read again between two epochs, so whether the loader repeats its order was not compared"
 LONG = 0.5  # seconds of a probe that are worth a note
 UNCAPTURED = "no plugin keeps the state of the random generators: add RNGCapture()"
 
@@ -248,6 +249,8 @@ class TrainingData:
             if layout == self.source.layout:  # else the position is another process's, or another batch
                 self._expected = state["last_batch"]
                 self._last.set_position(progress["batch"], self._expected)
+        if progress["epoch"] and not progress["batch"] and self._is_replayed:
+            self.doubt("not exact", UNCOMPARED)
         if before is not None and before["source"] == self.source.kind["source"]:
             self.source.load_state_dict(state["state"])
         return counters

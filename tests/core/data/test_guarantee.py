@@ -407,3 +407,19 @@ def test_what_lowered_the_guarantee_once_is_kept(drawing: Make, fit: Make) -> No
         "batches of 4 were read, now of 2: what is computed over a batch differs",
         "the global batch was 1 rank x batch_size 4 x accumulation 1, and is 1 rank x batch_size 2 x accumulation 1",
     )
+
+
+class Again:
+    """Yields the same batches in every pass."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(56, dtype=torch.float64).reshape(4, 2, 7))
+
+
+def test_what_was_not_compared_is_not_claimed(fit: Make) -> None:
+    """Within an epoch the last batch is read again and compared, between two epochs nothing is."""
+    whole = fit(Again(), cut_everywhere=True)
+    assert fit(Again(), saved=whole.places[0, 2]).result.resume.guarantee == "replayed"
+    resume = fit(Again(), saved=whole.places[1, 0]).result.resume
+    assert resume.guarantee == "not exact"
+    assert "not compared" in resume.reasons[-1]
