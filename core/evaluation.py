@@ -14,6 +14,7 @@ from ..events import Request
 from ..events import catalogue as ev
 from ..events.catalogue import Phase
 from .context import RunContext
+from .data.evaluation_data import left_out
 from .metrics.log_rows import add_row
 from .metrics.means import Means, own_name
 from .outputs.collection import Collection
@@ -63,6 +64,9 @@ class Evaluation:
             dataset: run.data.evaluation_length(loader, self._limits.get(dataset))
             for dataset, loader in loaders.items()
         }
+        for dataset, loader in loaders.items():
+            if dataset not in self._limits and (samples := left_out(loader)):
+                run.data.note_once(f"the {self._called(dataset)} leaves out {samples}: give it drop_last=False")
         lengths = self._lengths.values()
         run.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
         run.progress.evaluated = 0

@@ -127,11 +127,22 @@ def check_in_order(loader: Any) -> None:
             f"predict returns outputs in the order of the data, and this loader draws another one "
             f"({type(loader.sampler).__name__}): give it shuffle=False, or give the dataset with loader_params."
         )
-    samples = length_of(loader.sampler)
-    if loader.drop_last and loader.batch_size and (samples is None or samples % loader.batch_size):
+    if left_out(loader):
         raise ValueError(
             "predict returns outputs of all samples, and this loader drops the last: give drop_last=False."
         )
+
+
+def left_out(loader: Any) -> str:
+    """Return how many samples of a loader `drop_last` leaves out, in words; empty if there are none."""
+    batches = loader.batch_sampler if isinstance(loader, DataLoader) else None
+    if not getattr(batches, "drop_last", False) or not getattr(batches, "batch_size", None):
+        return ""
+    samples = length_of(loader.dataset if isinstance(loader.dataset, IterableDataset) else batches.sampler)
+    if samples is None:
+        return "the samples of an incomplete last batch"
+    left = samples % batches.batch_size
+    return f"{left} of {samples} samples" if left else ""
 
 
 def _ignore(done: int, batches: int) -> None:

@@ -27,6 +27,7 @@ from heliograph.tests.kit import linear_classifier
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 BATCH = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
 LOSS = torch.tensor(0.5)
@@ -222,3 +223,23 @@ def test_samples_are_counted_by_the_tensors_of_a_batch(how: str, extra: dict[str
         result = getattr(trainer, how)(task, batches)
         assert result.progress.samples == 10
     assert ["class_weights: [7]" in warning for warning in result.warnings] == [True] * ("class_weights" in extra)
+
+
+@pytest.mark.parametrize("phase", ["validate", "test"])
+@pytest.mark.parametrize("size", [10, 11])
+@pytest.mark.parametrize("by_sampler", [False, True])
+def test_samples_that_drop_last_leaves_out_are_noted(phase: str, size: int, by_sampler: bool) -> None:
+    data = TensorDataset(torch.zeros(size, 4), torch.zeros(size, dtype=torch.long))
+    sampler = BatchSampler(SequentialSampler(data), 5, drop_last=True)
+    loader = DataLoader(data, batch_sampler=sampler) if by_sampler else DataLoader(data, 5, drop_last=True)
+    result = getattr(Trainer(device="cpu"), phase)(linear_classifier(), {"hard": loader})
+    assert result.progress.samples == 10
+    notes = [note for note in result.notes if "leaves out" in note]
+    assert ["'hard' leaves out 1 of 11 samples" in note for note in notes] == [True] * (size % 5)
+
+
+def test_a_batch_sampler_that_leaves_out_samples_is_refused_by_predict() -> None:
+    data = TensorDataset(torch.zeros(11, 4), torch.zeros(11, dtype=torch.long))
+    loader = DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 5, drop_last=True))
+    with pytest.raises(ValueError, match="drop_last=False"):
+        Trainer(device="cpu").predict(linear_classifier(), loader)
