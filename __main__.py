@@ -16,7 +16,7 @@ from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
 from heliograph.events.checks import did_you_mean, known_names
 from heliograph.plugins.discovery import Discovered, discover, find
-from heliograph.plugins.environment import OF_RUN
+from heliograph.plugins.environment import CALLED, OF_RUN, check_needs_nothing
 from heliograph.plugins.providers import ENTRY_POINTS, how_to_install
 
 # An entry point names a function that takes the arguments of its command and returns the exit status. The first line of
@@ -55,11 +55,17 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if name not in KERNEL and name.rpartition(":")[2] not in packaged:
         return _refuse(name.rpartition(":")[2], {*KERNEL, *packaged})
     try:
-        command = KERNEL[name].load() if name in KERNEL else find(name, GROUP).load()
+        point = KERNEL[name] if name in KERNEL else find(name, GROUP)
+        command = point.load()
     except (ImportError, LookupError) as error:  # LookupError: several packages have it
         print(f"heliograph {name}: {error}", file=sys.stderr)
         return 2
-    status: int = command(rest) or 0
+    try:
+        status: int = command(rest) or 0
+    except Exception as error:
+        if isinstance(point, Discovered):
+            error.add_note(f"heliograph: in the command {point.name!r} of package {point.package} {point.version}")
+        raise
     return status
 
 
@@ -133,8 +139,8 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     try:
         for name in options.enable:
-            find(name)
-    except LookupError as error:
+            check_needs_nothing(name, find(name).load(), CALLED[OF_RUN])
+    except (ImportError, LookupError, ValueError) as error:
         print(f"heliograph run: {error}", file=sys.stderr)
         return 2
     return _become(options.script, options.arguments, options.disable, options.enable)

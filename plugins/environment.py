@@ -64,7 +64,7 @@ def load_added(
         for name in added:
             if name.rpartition(":")[2] in registered:
                 continue
-            _check_needs_nothing(name, find(name), called)
+            check_needs_nothing(name, find(name), called)
             try:
                 load(name)
             except Exception as error:
@@ -99,7 +99,7 @@ def _changes_of(variable: str, registered: Collection[str], installed: Collectio
     return f"{CALLED[variable]} {' and '.join(parts)}{there}"
 
 
-def _check_needs_nothing(name: str, made_by: Callable[..., Any], called: str) -> None:
+def check_needs_nothing(name: str, made_by: Callable[..., Any], called: str) -> None:
     """Raise ValueError where a plugin cannot be made without options."""
     try:
         parameters = signature(made_by).parameters.values()

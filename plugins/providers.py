@@ -207,8 +207,8 @@ def how_to_import(name: str) -> str:
     package = NAMES.get(name)
     if package is None:
         return ""
-    module = f"heliograph_{package}"
-    if find_spec(module) is None:
+    module, package = f"heliograph_{package}", package.partition(".")[0]
+    if find_spec(f"heliograph_{package}") is None:
         return how_to_install(package)
     statement = f"import {module}" if name == "ray" else f"from {module} import {name}"
     return f"It is in heliograph-{package}: {statement}"
@@ -226,8 +226,9 @@ def _by_name(**names: str) -> dict[str, str]:
 
 
 _OF_RECORDER = """
-    Difference Digests Divergence Drill NotExact PausedRun Recorder Remote RemoteAnswer RemoteRun Replayed StepCheck
-    StepChecked StepDiffers Verdicts attach diverge drill fork goto replay
+    Difference Digests Divergence Drill NotExact PausedRun Recorder Recording Remote RemoteAnswer RemoteRun Replayed
+    StepCheck StepChecked StepDiffers Verdicts attach count_times diverge drill fork goto read replay story
+    write_timeline
 """
 _OF_RULES = """
     RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart RulePatience RuleSet RuleSpec
@@ -236,11 +237,18 @@ _OF_RULES = """
 NAMES = _by_name(
     bridges="AccelerateEngine",
     optuna="Optuna open_study",
-    ray="CreatorTrainer LocalLauncher RayLauncher RayReport ray",
+    ray="Attempt CreatorTrainer LocalLauncher RayLauncher RayReport RayValues Search Trial current_session ray tune "
+    "tune_results",
     recorder=_OF_RECORDER,
     rules=_OF_RULES,
+    testing="ResumeCheck assert_resume_exact check_plugin check_resume check_tracker",
     trackers="MLflow OpenTelemetry Profile Trackio WandB",
-)
+) | {
+    "HeliographCallback": "bridges.lightning",  # and `bridges.huggingface`
+    "from_huggingface": "bridges.huggingface",
+    "from_ignite": "bridges.ignite",
+    "from_lightning": "bridges.lightning",
+}
 COMMANDS = _by_name(
     cli="fit predict test validate",
     recorder="ask demo diverge explain fork goto replay timeline watch",

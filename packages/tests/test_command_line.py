@@ -164,6 +164,20 @@ def test_run_with_a_plugin_that_is_not_installed(capsys: pytest.CaptureFixture[s
     )
 
 
+def test_run_with_a_plugin_that_needs_an_option(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    assert main(["run", "--enable", "recorder", str(tmp_path / "train.py")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'recorder', which needs folder" in line
+
+
+def test_an_error_within_a_command_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heliograph_recorder.command.explain", lambda arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        main(["explain", "runs"])
+    assert "package heliograph-recorder" in caught.value.__notes__[0]
+
+
 def test_a_command_of_another_package_by_both_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nothing:explain"]) == 2
     error = capsys.readouterr().err

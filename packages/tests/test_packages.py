@@ -164,6 +164,13 @@ def test_the_table_of_entry_points_is_complete(group: str) -> None:
     assert points == ENTRY_POINTS[group]
 
 
+@pytest.mark.parametrize("package", NAMES)
+def test_the_table_of_names_is_complete(package: str) -> None:
+    names = {name for name, provider in PROVIDED.items() if provider == package} - {"ray"}
+    public = {name for name in dir(importlib.import_module(f"heliograph_{package}")) if name[0] != "_"}
+    assert public - names == set()
+
+
 @pytest.mark.parametrize("name", sorted(PROVIDED))
 def test_a_name_of_a_package_says_where_it_is(name: str) -> None:
     module = f"heliograph_{PROVIDED[name]}"
