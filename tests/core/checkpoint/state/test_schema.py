@@ -124,7 +124,7 @@ def test_a_state_without_such_numbers_is_returned_as_it_is() -> None:
     state = {"a": [1, {"b": 2.0}], "t": torch.ones(2)}
     assert as_plain(state, "state") == (state, None)
     assert as_plain(state, "state")[0] is state
-    mixed = {"weights": OrderedDict(t=torch.ones(2)), "rate": np.float32(1)}
+    mixed: dict[str, Any] = {"weights": OrderedDict(t=torch.ones(2)), "rate": np.float32(1)}
     assert as_plain(mixed, "state")[0]["weights"] is mixed["weights"]
 
 
