@@ -104,7 +104,12 @@ NUMBERS = [
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda each: f"{type(each).__name__} {getattr(each, 'dtype', '')}")
 def test_numbers_of_numpy_are_stored_as_plain_ones_and_come_back_with_their_type(number: Any, tmp_path: Path) -> None:
-    state = {"a": [1, (number, {"b": number})], "c": OrderedDict(d=number), "n": Counter(e=1), "t": torch.ones(2)}
+    state: dict[str, Any] = {
+        "a": [1, (number, {"b": number})],
+        "c": OrderedDict(d=number),
+        "n": Counter(e=1),
+        "t": torch.ones(2),
+    }
     plain, types = as_plain(state, "state")
     check_plain(plain, "state")
     torch.save((plain, types), tmp_path / "state.pth")
