@@ -135,7 +135,7 @@ def check_in_order(loader: Any) -> None:
 
 def left_out(loader: Any) -> str:
     """Return how many samples of a loader `drop_last` leaves out, in words; empty if there are none."""
-    batches = loader.batch_sampler if isinstance(loader, DataLoader) else None
+    batches: Any = loader.batch_sampler if isinstance(loader, DataLoader) else None
     if not getattr(batches, "drop_last", False) or not getattr(batches, "batch_size", None):
         return ""
     samples = length_of(loader.dataset if isinstance(loader.dataset, IterableDataset) else batches.sampler)

@@ -141,7 +141,8 @@ class StatefulSource(Stateless):
                 self._exhausted = True
                 return
             if loaded is not None:
-                loaded = self._compare(loaded, number)
+                self._compare(loaded, number)
+                loaded = None
             is_last = number == self.length and not reading.ahead
             self._before = self.loader.state_dict() if is_last else self._before
             following = list(islice(batches, 1)) if is_last else []
