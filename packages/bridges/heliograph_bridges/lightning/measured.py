@@ -47,7 +47,7 @@ class Measured:
 
 
 def _values(results: Any, phase: str, *, on_step: bool, keys: Any = None) -> dict[str, float]:
-    values = {}
+    values = dict[str, float]()
     for key, result in results.items():
         if result.has_reset or (keys is not None and key not in keys):
             continue

@@ -104,9 +104,9 @@ class Caller:
         is_over = 0 < state.max_steps <= state.global_step
         if is_over and self._last is None:
             self._last = last_flags(run)
-        for flag in clears if self.late or self._last else ():
-            self.late.pop(flag, None)
-            (self._last or set()).discard(flag)
+        for cleared in clears if self.late or self._last else ():
+            self.late.pop(cleared, None)
+            (self._last or set()).discard(cleared)
         method = self.methods.get(name)
         if method is None:
             return

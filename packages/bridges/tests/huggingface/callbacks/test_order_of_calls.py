@@ -122,7 +122,7 @@ def test_the_known_differences(tmp_path: Path) -> None:
     )
 
 
-STEPS = {
+STEPS: dict[str, Any] = {
     "num_train_epochs": 2,
     "logging_strategy": "steps",
     "logging_steps": 2,
@@ -174,7 +174,7 @@ def test_the_flags_are_those_of_the_trainer_at_every_call(tmp_path: Path, sets: 
 
 
 def test_the_flags_are_those_of_the_trainer_where_epochs_decide(tmp_path: Path) -> None:
-    there = {"num_train_epochs": 2, "gradient_accumulation_steps": 2}
+    there: dict[str, Any] = {"num_train_epochs": 2, "gradient_accumulation_steps": 2}
     there |= dict.fromkeys(("logging_strategy", "eval_strategy", "save_strategy"), "epoch")
     plugins = [
         h.GradientAccumulation(2),
