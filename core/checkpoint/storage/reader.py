@@ -60,7 +60,9 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
             schema; the message says what to do.
     """
     if verify:
-        check(path, with_shards=with_shards, files=files)
+        entry = check(path, with_shards=with_shards, files=files)
+        if with_shards and INDEX in entry.shards:
+            read_index(shards_path(path) / INDEX)
     state = read(path, is_verified=verify, files=files)
     try:
         check_schema(state)
@@ -147,8 +149,6 @@ def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Ent
         if not files.patiently(shard.is_file):
             raise ValueError(f"The checkpoint {path} is damaged: its shard {shard} is not there.")
         _check_bytes(shard, size, sha256, f"The shard {shard} of the checkpoint {path}", files)
-        if name == INDEX:
-            read_index(shard)
     return entry
 
 
