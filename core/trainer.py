@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Never, Unpack
 
 from ..events import Bus
 from ..events.catalogue import Phase
@@ -59,11 +59,10 @@ class Trainer:
         ValueError: plugins contradict each other, or options; the device is not there.
     """
 
-    @explains_arguments(explain_call)
     def __init__(
         self,
         plugins: Iterable[Any] = (),
-        *,
+        *more: Never,
         engine: LoopEngine | str | None = None,
         strict: bool = False,
         **options: Unpack[EngineOptions],
@@ -73,10 +72,9 @@ class Trainer:
         self.engine = make_engine(engine, options)
         check_flag("strict", strict)
         self.strict = strict
-        if not isinstance(plugins, Iterable):
-            raise TypeError(
-                f"Trainer(plugins) takes a list of plugin objects: Trainer([{type(plugins).__name__}(...)])."
-            )
+        if more or not isinstance(plugins, Iterable):
+            names = ", ".join(f"{type(each).__name__}(...)" for each in (plugins, *more))
+            raise TypeError(f"Trainer(plugins) takes a list of plugin objects: Trainer([{names}]).")
         for plugin in [plugins] if isinstance(plugins, str) else plugins:  # a name is one error, not one for a letter
             self.plugins.register(plugin)
         self.plugins.load_added()

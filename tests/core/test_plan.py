@@ -175,7 +175,8 @@ def test_a_window_ends_with_its_epoch() -> None:
 
 
 def test_a_repl_shows_plans_as_lines() -> None:
-    trainer, options = Trainer([VALIDATES, LogSchedule(steps=1)], device="cpu"), {"optimizer": sgd(), "epochs": 1}
+    trainer = Trainer([VALIDATES, LogSchedule(steps=1)], device="cpu")
+    options: dict[str, Any] = {"optimizer": sgd(), "epochs": 1}
     handlers = trainer.plan()
     whole = trainer.plan(linear_classifier(), BATCHES, validation=BATCHES, **options)
     of_run = trainer.run(linear_classifier(), BATCHES, validation=BATCHES, **options).plan()

@@ -547,7 +547,7 @@ def test_a_trainer_with_many_plugins_prints_a_line_for_each() -> None:
 
 def test_no_public_class_prints_an_address() -> None:
     public = [value for name in dir(heliograph) if isinstance(value := getattr(heliograph, name), type)]
-    kinds = {each for each in public if not vars(each).get("_is_protocol") and each is not heliograph.Event}
+    kinds: set[Any] = {each for each in public if not vars(each).get("_is_protocol") and each is not heliograph.Event}
     assert {each for each in kinds if each.__repr__ is object.__repr__} == set()
 
 
