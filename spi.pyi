@@ -33,10 +33,10 @@ from .core.program import MakeTrainer as MakeTrainer
 from .core.program import TrainerFactory as TrainerFactory
 from .core.program import UsageError as UsageError
 from .core.program import find_function as find_function
-from .core.system.extras import printable as printable
 from .core.system.extras import printable_lines as printable_lines
 from .core.system.extras import require as require
 from .core.system.extras import version as version
+from .core.system.extras import with_article as with_article
 from .events.alarms import Alarm as Alarm
 from .events.bus import Probe as Probe
 from .events.bus import Receiver as Receiver
@@ -51,6 +51,7 @@ from .events.checks import describe as describe
 from .events.checks import is_number as is_number
 from .events.checks import is_whole_number as is_whole_number
 from .events.checks import known_names as known_names
+from .events.checks import printable as printable
 from .events.control import CHANGES as CHANGES
 from .events.control import COUNTED as COUNTED
 from .events.control import LOADED as LOADED

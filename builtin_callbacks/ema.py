@@ -10,8 +10,7 @@ from weakref import ref
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from ..core.engines.options import parameters_of
-from ..core.engines.weights import EVALUATED, LEFT_WEIGHTS, check_average
+from ..core.engines.weights import EVALUATED, LEFT_WEIGHTS, check_average, parameters_of
 from ..events import (
     Lane,
     LastBoundary,

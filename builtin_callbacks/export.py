@@ -21,7 +21,7 @@ from ..core.data.draws.rng import kept
 from ..core.engines.sharded.states import ShardingEngine
 from ..core.host import ended_for_good
 from ..core.system.errors import NotRecorded
-from ..core.system.extras import require
+from ..core.system.extras import kind_of, require
 from ..events import BatchStart, Handle, Lane, Run, RunClosed, TrainStart
 from ..events.checks import check_flag, check_number, check_path, known_names
 from ..events.errors import describe_error
@@ -139,7 +139,7 @@ class Export(Plugin):
         name = self._chosen(run)
         if isinstance(run.engine, ShardingEngine):
             raise ValueError(
-                f"A {type(run.engine).__name__} holds shards of the model, which cannot be exported: save it with "
+                f"{type(run.engine).__name__} holds shards of the model, which cannot be exported: save it with "
                 f"Checkpoint, and export it from one process, after load_weights."
             )
         self._refuse_former()
@@ -512,7 +512,7 @@ def as_arguments(example: Any) -> Arguments:
         return (), dict(example)
     raise TypeError(
         f"example= is what the module is called with: a tensor, a tuple of positional arguments or a dict of keyword "
-        f"arguments; got a {type(example).__name__}."
+        f"arguments; got {kind_of(example)}."
     )
 
 

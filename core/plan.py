@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import TextWrapper
 
+from ..events.checks import printable
 from ..events.errors import count
 from ..plugins.plan import Lines
 from .checkpoint.state.compatibility import batch_factors, global_batch
@@ -23,7 +24,7 @@ def plan_of(run: RunContext) -> str:
     if run.outcome.started:
         lines += ["start: from the beginning"] * (run.resumed_at is None) + run.notes
         lines += [f"WARNING: {warning}" for warning in run.warnings]
-    return Lines("\n".join([f"run {run.name!r}", *map(WRAPPED.fill, lines)]))
+    return Lines("\n".join([f"run {run.name!r}", *map(WRAPPED.fill, map(printable, lines))]))
 
 
 def _model(run: RunContext) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..events import History, Progress
 from ..events.catalogue import Status
+from ..events.checks import printable
 from ..events.guarantee import Guarantee, verified
 
 
@@ -53,7 +54,7 @@ class ResumeReport:
 
     def __str__(self) -> str:
         said = [verified(self.verified_steps)] if self.verified_steps else []
-        return "; ".join([self.guarantee, *self.reasons, *said])  # the difference is among the reasons
+        return printable("; ".join([self.guarantee, *self.reasons, *said]))  # the difference is among the reasons
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -109,8 +110,6 @@ class RunResult:
     predictions: Any = field(default=None, compare=False)  # tensors compare element by element
 
     def __str__(self) -> str:
-        from .system.extras import printable_lines
-
         place = self.progress
         lines = [
             f"{self._ending}: {self.reason}",
@@ -124,13 +123,13 @@ class RunResult:
         lines += self.notes
         lines += [f"WARNING: {warning}" for warning in self.warnings]
         lines += [f"plugin {name} failed: {error}" for name, errors in self.plugin_errors.items() for error in errors]
-        return printable_lines("\n".join(lines))
+        return "\n".join(map(printable, lines))
 
     def __repr__(self) -> str:
         count = len(self.warnings)
         warned = f", {count} warning{'s' * (count > 1)}" if count else ""
         (done,) = self._predicted() or [f"epochs {self.progress.epoch}, steps {self.progress.steps}"]
-        return f"<RunResult: {self._ending}, {done}{warned}>"
+        return printable(f"<RunResult: {self._ending}, {done}{warned}>")
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -225,5 +224,5 @@ def check_line(method: str, text: str) -> str:
         TypeError: it is not text.
     """
     if not isinstance(text, str):
-        raise TypeError(f"run.{method} takes a line of text, got a {type(text).__name__}: format it first.")
+        raise TypeError(f"run.{method} takes a line of text, got {type(text).__name__}: format it first.")
     return text

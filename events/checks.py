@@ -38,6 +38,12 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
+def printable(text: object) -> str:
+    """Return a text in one line, with control characters escaped."""
+    line = str(text).translate({9: 32, 10: 32})  # tabs and line feeds as spaces
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Return whether a value is a real number, of Python or NumPy, NaN and infinities included; True is none."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Literal, get_args
 
 from .bus import current_handler, is_within
-from .checks import check_number
+from .checks import check_number, printable
 from .progress import Progress, Skips
 
 Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back", "veto_save", "withdraw_stop", "withdraw_end_epoch", "withdraw_log", "withdraw_validation", "withdraw_save", "set_learning_rate", "enable_plugin", "disable_plugin"]  # fmt: skip  # noqa: E501
@@ -64,7 +64,8 @@ class Request:
     def __str__(self) -> str:
         times = f" (x{self.times})" if self.times > 1 else ""
         asker = self.by if self.rank is None else f"{self.by} on rank {self.rank}"
-        return f"epoch {self.epoch} batch {self.batch} step {self.step}  {asker}: {self.what}{times} - {self.reason}"
+        where = f"epoch {self.epoch} batch {self.batch} step {self.step}  "
+        return printable(f"{where}{asker}: {self.what}{times} - {self.reason}")
 
 
 class History(deque[Request]):

@@ -255,7 +255,7 @@ def _check_without_handlers(plugin: object) -> None:
         raise TypeError(f"{kind.__name__} is a callback of another framework: register {bridge} ({install}).")
     if isinstance(plugin, Iterable):
         raise TypeError(
-            f"A {kind.__name__} is not a plugin, but holds some: give it without the brackets around it, as in "
+            f"{kind.__name__} is not a plugin, but holds some: give it without the brackets around it, as in "
             f"Trainer(plugins), or unpack it, as in Trainer([*plugins, EarlyStopping()])."
         )
     declares = any(getattr(plugin, attribute, ()) for attribute in ("asks", "needs", "exclusive"))

@@ -470,5 +470,5 @@ def _check_in_no_run(entry: PluginEntry) -> None:
             name = "" if run is None else f" {run.name!r}"
             raise RuntimeError(
                 f"Plugin {other.name!r} is in the run{name} of another trainer, to which it belongs until that ends: "
-                f"give this trainer a {kind} object of its own."
+                f"give this trainer another {kind}."
             )

@@ -32,8 +32,8 @@ from ...core.checkpoint.storage.store import Store
 from ...core.checkpoint.weights_files import WHICH, Of, export_weights, find_weights
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import OF_MACHINE
-from ...core.system.extras import printable, printable_lines
-from ...events.checks import known_names
+from ...core.system.extras import printable_lines
+from ...events.checks import known_names, printable
 from .retention import by_training, ranked, reasons_to_keep
 
 T = TypeVar("T")

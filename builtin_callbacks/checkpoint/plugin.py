@@ -17,6 +17,7 @@ from ...core.engines.weights import LEFT_WEIGHTS
 from ...core.host import ended_for_good, is_preempted
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import NotRecorded
+from ...core.system.extras import kind_of
 from ...events import (
     BatchEnd,
     CheckpointLoaded,
@@ -248,7 +249,7 @@ class Checkpoint(Plugin):
         waits = any(each.resume is not None for each in others)  # for that one to say which training it is
         if self.sharded and not isinstance(run.engine, ShardingEngine):
             raise ValueError(
-                f"sharded=True is for an engine that holds shards, as FSDPEngine does; a {type(run.engine).__name__} "
+                f"sharded=True is for an engine that holds shards, as FSDPEngine does; {kind_of(run.engine)} "
                 f"holds everything on every rank: leave it out."
             )
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ...core.checkpoint.state.frozen import FrozenWeights
-from ...core.engines.options import state_of
 from ...core.engines.sharded.states import ShardingEngine
+from ...core.engines.weights import state_of
+from ...core.system.extras import kind_of
 from ...events import Run
 from .repeated.proof import Proof
 
@@ -42,7 +43,7 @@ class Capture:
             return
         if isinstance(run.engine, ShardingEngine):
             raise ValueError(
-                f"trained_only=True is for an engine that has whole weights, and a {type(run.engine).__name__} divides "
+                f"trained_only=True is for an engine that has whole weights, and {kind_of(run.engine)} divides "
                 f"them: leave it out, or train with DDPEngine."
             )
         if all(each.requires_grad for module in run.modules.values() for each in module.parameters()):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, TextIO
 
-from ...core.system.extras import printable, require
+from ...core.system.extras import require
 from ...events import (
     BatchEnd,
     CheckpointLoaded,
@@ -32,7 +32,7 @@ from ...events import (
     ValidationStart,
 )
 from ...events.catalogue import Status
-from ...events.checks import check_flag, check_number
+from ...events.checks import check_flag, check_number, printable
 from ...events.errors import count
 from ...events.guarantee import verified
 from ...plugins import Plugin, on

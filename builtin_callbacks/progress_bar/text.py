@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 
 from ...core.host import is_preempted
-from ...core.system.extras import printable
 from ...events import Run
 from ...events.catalogue import Status
+from ...events.checks import printable
 
 WIDTH = 80  # columns, where there is no terminal
 MAX_METRICS = 20  # at the end of a run, below its bars

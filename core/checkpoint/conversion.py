@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..system.extras import kind_of
 from . import helios
 from .state.ranks import join_shards
 from .state.schema import SCHEMA, check_schema
@@ -195,7 +196,7 @@ def _upgrade(saved: Any, path: Path) -> Upgraded:
         state, notes = helios.convert(saved, path)
         return Upgraded(f"Helios {state['versions']['helios']}", state, notes, sequence=helios.sequence_of(state))
     if not isinstance(saved, Mapping):
-        raise ValueError(f"it holds a {type(saved).__name__}, where a checkpoint is a dict.")
+        raise ValueError(f"it holds {kind_of(saved)}, where a checkpoint is a dict.")
     check_schema(saved)
     held = "the checksums in the file hold; by which metric it was judged is not known any more"
     return Upgraded(f"schema {SCHEMA}", dict(saved), [held])

@@ -15,8 +15,17 @@ from torch import Tensor, nn
 from ...events import Engine
 from ...events.checks import check_path, known_names
 from ..distributed.ranks.failure import WorkOutcome, on_main, outcome_of, values_of_ranks
-from ..engines.options import modules_of, plain_name, state_of
-from ..engines.weights import EVALUATED, check_fits, find_average, load_average, load_module, measured_average
+from ..engines.options import modules_of
+from ..engines.weights import (
+    EVALUATED,
+    check_fits,
+    find_average,
+    load_average,
+    load_module,
+    measured_average,
+    plain_name,
+    state_of,
+)
 from .state.frozen import own_weights
 from .storage.manifest import MissingManifestError
 from .storage.reader import read_manifest
@@ -203,7 +212,8 @@ def _pairs(task: Any, file: WeightsFile, module: str | None) -> Pairs:
         name = _only_fit(fits, "the weights in the file")
         return {name: (UNNAMED, own[name])}
     if saved.keys() != own.keys():
-        choice = f"choose one, module={name!r}, or " if (name := next(iter(own.keys() & saved.keys()), None)) else ""
+        both = sorted(own.keys() & saved.keys())
+        choice = f"choose one, module={both[0]!r}, or " if both else ""
         raise ValueError(
             f"The file holds the modules {sorted(saved)}, the task has {sorted(own)}: {choice}use the task that wrote "
             f"it."

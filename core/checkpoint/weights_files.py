@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...events.checks import known_names
 from ..engines.weights import EXTRA_STATE, measured_average
-from ..system.extras import require, version
+from ..system.extras import kind_of, require, version
 from . import conversion, helios
 from .state.frozen import FROZEN
 from .state.ranks import join_weights
@@ -220,7 +220,7 @@ def _states_in(content: Any, path: Path) -> Mapping[str, Mapping[str, Any]]:
     if not states:
         holds = f" with the keys {', '.join(map(str, list(values)[:10]))}" if values else ""
         raise ValueError(
-            f"{path} holds a {type(content).__name__}{holds}, and no state_dict of a module: write that, as in "
+            f"{path} holds {kind_of(content)}{holds}, and no state_dict of a module: write that, as in "
             f"torch.save(module.state_dict(), path)."
         )
     return states if len(states) > 1 else {UNNAMED: states.popitem()[1]}

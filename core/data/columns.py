@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..system.extras import kind_of
+
 LABELS = "labels"
 
 
@@ -84,7 +86,7 @@ class Columns:
             return outputs
         if (logits := part_of_outputs(outputs, "logits")) is None:
             raise TypeError(
-                f"The model returned a {type(outputs).__name__} without logits, which metrics and predictions are made "
+                f"The model returned {kind_of(outputs)} without logits, which metrics and predictions are made "
                 f"of. Subclass Supervised, and write the validation_step or predict_step."
             )
         return logits
@@ -99,7 +101,7 @@ def loss_of_model(outputs: Any, _targets: Any) -> Any:
     loss = part_of_outputs(outputs, "loss")
     if loss is None:
         raise TypeError(
-            f"The model returned a {type(outputs).__name__} without a loss. Models of transformers compute it where "
+            f"The model returned {kind_of(outputs)} without a loss. Models of transformers compute it where "
             f"the batch has the column 'labels'. Else give Supervised(model, loss_fn, inputs=..., targets=...)."
         )
     return loss

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, W
 from torch.utils.data import RandomSampler as TorchRandomSampler
 
 from ...events import Engine
+from ..system.extras import kind_of
 from .draws.generators import digest
 from .order.choice import order_of
 from .order.dealt import EveryNth, knows_ranks
@@ -112,7 +113,7 @@ class EvaluationData:
         self._as_they_are.add(id(loader))
         if self._share.world_size > 1:
             self._note(
-                f"a {type(loader).__name__} of an evaluation is read as it is on each of {self._share.world_size} "
+                f"{kind_of(loader)} of an evaluation is read as it is on each of {self._share.world_size} "
                 f"ranks: share its data out by run.engine.rank, or every rank does all of the work"
             )
         return source

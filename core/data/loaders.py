@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from ...events.checks import check_flag, check_whole_number, is_whole_number, known_names
 from ...events.signatures import show_attributes
 from ...plugins.discovery import find
+from ..system.extras import kind_of
 from .order.samplers import RandomSampler, SequentialSampler
 from .order.sizes import length_of
 from .sources.dataloader import shield_workers
@@ -189,8 +190,7 @@ def samples_at_most(data: Any, size: int) -> int:
     """
     if isinstance(data, DataLoader | list | tuple):
         raise TypeError(
-            f"find_batch_size makes batches of several sizes, and a {type(data).__name__} is batches already: give its "
-            f"dataset."
+            f"find_batch_size makes batches of several sizes, and {kind_of(data)} is batches already: give its dataset."
         )
     check_whole_number("largest", size, of="samples", at_least=1)
     samples = length_of(data) if isinstance(data, Dataset) else None  # type: ignore[arg-type]  # asked for its length
@@ -263,7 +263,7 @@ def check_loader(loader: Any, split: str) -> None:
     """Raise TypeError unless a loader can be iterated, ValueError where it says that it is empty."""
     if isinstance(loader, Mapping):
         raise TypeError(
-            f"The {split} loader is a {type(loader).__name__} with the keys {sorted(map(str, loader))[:5]}, and a "
+            f"The {split} loader is a dict with the keys {sorted(map(str, loader))[:5]}, and a "
             f"loader yields batches: give one of its values. Phases(...) trains on several, one after the other."
         )
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):

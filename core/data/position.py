@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ...events import Engine
 from ...events.guarantee import Guarantee
+from ..system.extras import kind_of
 from .batch_size import prefer_saved
 from .order.shares import Layout
 from .sources.contract import Compound, Source, nested
@@ -213,7 +214,7 @@ def _agree_on_phase(
             _check_same(facts)
         else:
             note(
-                f"a {type(source.loader).__name__} is read as it is on each of {engine.world_size} ranks: share its "
+                f"{kind_of(source.loader)} is read as it is on each of {engine.world_size} ranks: share its "
                 f"data out by run.engine.rank, or every rank trains on all of it"
             )
         lengths = {each.length for each in facts}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from .full_precision import FullPrecision
-from .options import PrecisionName, state_of
+from .options import PrecisionName
 
 if TYPE_CHECKING:
     from ...events.engine import Reduction
@@ -214,8 +214,10 @@ class DeviceEngine:
         self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the states by name."""
-        weights = {name: state_of(module) for name, module in modules.items()}
-        return weights, {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
+        from .weights import state_of
+
+        trained = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
+        return {name: state_of(module) for name, module in modules.items()}, trained
 
     def unpack(
         self,

@@ -35,29 +35,7 @@ class EngineOptions(TypedDict, total=False):
 def modules_of(task: Any) -> dict[str, nn.Module]:
     """Return the modules of a task by attribute name; the task itself if it is one; of a compiled one the original."""
     named = {"task": task} if isinstance(task, nn.Module) else vars(task)
-    return {name: uncompiled(each) for name, each in named.items() if isinstance(each, nn.Module)}
-
-
-def uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module that `torch.compile(module)` was called with; any other module unchanged."""
-    original = module._modules.get(COMPILED)
-    return module if original is None else original
-
-
-def plain_name(name: str) -> str:
-    """Return the name of a parameter or part of a module as it is if no part is compiled by `torch.compile`."""
-    return ".".join(part for part in name.split(".") if part != COMPILED) if COMPILED in name else name
-
-
-def state_of(module: nn.Module) -> dict[str, Any]:
-    """Return the state of a module by plain names."""
-    return {plain_name(name): value for name, value in module.state_dict().items()}
-
-
-def parameters_of(module: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters of a module by plain names."""
-    for name, parameter in module.named_parameters(remove_duplicate=remove_duplicate):
-        yield plain_name(name), parameter
+    return {name: each._modules.get(COMPILED) or each for name, each in named.items() if isinstance(each, nn.Module)}
 
 
 def begin_train_mode(modules: Mapping[str, nn.Module]) -> str | None:

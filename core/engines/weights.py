@@ -13,10 +13,26 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ...events.checks import known_names
-from .options import parameters_of, plain_name, state_of
+from .options import COMPILED
 
 EVALUATED = "evaluated with the weights of"  # begins the note of a run that loaded weights before its evaluation
 LEFT_WEIGHTS = "the weights that a run leaves (load_at_end, load_best)"  # which one plugin may claim
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a parameter or part of a module as it is if no part is compiled by `torch.compile`."""
+    return ".".join(part for part in name.split(".") if part != COMPILED) if COMPILED in name else name
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """Return the state of a module by plain names."""
+    return {plain_name(name): value for name, value in module.state_dict().items()}
+
+
+def parameters_of(module: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of a module by plain names."""
+    for name, parameter in module.named_parameters(remove_duplicate=remove_duplicate):
+        yield plain_name(name), parameter
 
 
 def refuse_shared_weights(modules: Mapping[str, nn.Module], engine: str, processes: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..system.extras import kind_of
 from .values import is_metric_object
 
 Computed = tuple[dict[str, float], dict[str, Any]]  # the numbers by name, and what is not a number
@@ -119,7 +120,7 @@ def _is_number(value: Any) -> bool:
 
 def describe_other(name: str, value: Any) -> str:
     """Return where to find what a metric computed, as it is not a number."""
-    what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else kind_of(value)
     return (
         f"the metric {name!r} is {what}, not a number: no log has it; run.collected[{name!r}] has it when a validation "
         f"or test ends. For a number of each class, wrap it, as in torchmetrics' ClasswiseWrapper"

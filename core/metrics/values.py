@@ -54,7 +54,7 @@ def _number(name: str, value: Any) -> float:
             raise TypeError
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        given = repr(value) if isinstance(value, str | bytes | None) else f"a {type(value).__name__}"
+        given = repr(value) if isinstance(value, str | bytes | None) else f"a value of type {type(value).__name__}"
         raise TypeError(
             f"The metric {name!r} was given {given}: it takes a number, or a tensor of one element."
         ) from None

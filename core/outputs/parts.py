@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...events import Engine
+from ..system.extras import kind_of
 
 Structure = list[Any]  # ["tensor", dtype, shape of a row], ["array", ...], ["list"], ["none"], or a container of these
 LEAVES = ("tensor", "array", "list", "none")
@@ -108,7 +109,7 @@ def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> S
         return ["dict", [*value], [_take_apart(each, f"{path}[{key!r}]", size, leaves) for key, each in value.items()]]
     if not isinstance(value, tuple):
         raise TypeError(
-            f"Outputs of a batch are {ALLOWED}; got a {type(value).__name__}{_where(path)}. Put other objects into a "
+            f"Outputs of a batch are {ALLOWED}; got {kind_of(value)}{_where(path)}. Put other objects into a "
             f"list, one for each sample."
         )
     parts = [_take_apart(each, f"{path}[{number}]", size, leaves) for number, each in enumerate(value)]

@@ -19,11 +19,11 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from ...events.checks import known_names
+from ...events.checks import known_names, printable
 from ...plugins.discovery import Discovered, describe_failure, discover, find
 from ...plugins.first_party import DISTRIBUTIONS
 from ...plugins.marks import marked_methods
-from ..system.extras import printable, printable_lines, version
+from ..system.extras import printable_lines, version
 
 NOT_IMPORTED = "not imported"
 CHECK = "`python -m heliograph plugins --check` imports them, each in a process of its own."

@@ -9,7 +9,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from ...events import Engine
-from ...events.checks import check_whole_number
+from ...events.checks import check_whole_number, printable
 from ...events.errors import count
 from ..data.order.shares import Share
 from ..data.sources.contract import Source, Sourced
@@ -55,7 +55,8 @@ class Overfitting:
             f"{name}: {values[0]:.6g} at first, {values[-1]:.6g} after {count(len(values), 'step', 'steps')} on {what}"
             for name, values in self.losses.items()
         ]
-        return "\n".join([*lines, *(f"{name} {value:.6g}" for name, value in sorted(self.metrics.items()))])
+        lines += [f"{name} {value:.6g}" for name, value in sorted(self.metrics.items())]
+        return "\n".join(map(printable, lines))
 
 
 class _KeptBatches(Stateless):

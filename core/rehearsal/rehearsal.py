@@ -244,7 +244,7 @@ def refuse_iterators(data: list[Any]) -> None:
     for each in chain.from_iterable(named):
         if isinstance(each, Iterator):
             raise ValueError(
-                f"A {type(each).__name__} can be read only once, so what is read of it here could not be put back: "
+                f"{type(each).__name__} can be read only once, so what is read of it here could not be put back: "
                 f"give an object whose __iter__ begins anew, such as a DataLoader or a list."
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import tomllib
 import warnings
@@ -13,6 +14,8 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
+
+from ...events.checks import printable
 
 ROOT = Path(__file__).parents[2]
 NAME = "heliograph"
@@ -81,15 +84,19 @@ def _other_copy() -> Path | None:
     return None
 
 
-def printable(text: object) -> str:
-    """Return a text in one line, with control characters escaped."""
-    return "".join(each if each.isprintable() else _escape(each) for each in str(text))
-
-
 def printable_lines(text: str) -> str:
     """Return a text of several lines, with control characters escaped."""
     return "\n".join(map(printable, text.split("\n")))
 
 
-def _escape(character: str) -> str:
-    return " " if character in "\n\t" else character.encode("unicode_escape", "backslashreplace").decode("ascii")
+_VOWEL = re.compile(r"[AEIOaeio]|[Uu]n(?![ie])|[FHLMNRSX](?=[A-Z])")  # of what is spelled: an LSTM
+
+
+def with_article(name: str) -> str:
+    """Return the name of a class or the like with its article: `a Linear`, `an Episodes`, `an SGD`."""
+    return f"{'an' if _VOWEL.match(name) else 'a'} {name}"
+
+
+def kind_of(value: object) -> str:
+    """Return the name of a value's class with its article."""
+    return with_article(type(value).__name__)

@@ -589,5 +589,5 @@ def test_the_main_rank_exports(tmp_path: Path, ranks: Pool) -> None:
 def test_shards_are_refused_at_the_start(tmp_path: Path, ranks: Pool) -> None:
     one, other = ranks(2).run(export_on_ranks, tmp_path / "model.pt2", "fsdp")
 
-    assert str(one).startswith("A FSDPEngine holds shards of the model, which cannot be exported")
+    assert str(one).startswith("FSDPEngine holds shards of the model, which cannot be exported")
     assert other == "RankFailed"

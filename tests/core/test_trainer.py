@@ -491,6 +491,25 @@ def test_the_result_says_how_it_went() -> None:
     assert f"train/loss {result.metrics['train/loss']:.6g}" in text
 
 
+def test_what_is_printed_has_no_control_characters() -> None:
+    """Names and reasons of the user could move the cursor, or look like other lines."""
+
+    class Odd(Plugin):
+        @on(BatchEnd)
+        def stop(self, run: Run, event: BatchEnd) -> None:
+            run.track("acc\x1b[31m\nsteps 9", 1.0)
+            run.note("a\x07note")
+            run.control.stop("\x1b[2Jgone\nepochs 9", required=False)
+
+    trainer = Trainer([LogSchedule(Every(steps=1)), Odd()], device="cpu")
+    result = fit(trainer, steps=2)
+    for shown in (str(result), repr(result), str(result.history), str(result.resume)):
+        assert all(line.isprintable() for line in shown.split("\n")), shown
+    assert not any(line.startswith(("steps 9", "epochs 9")) for line in str(result).split("\n"))
+    assert "train/acc\\x1b[31m steps 9 1" in str(result)
+    assert len(str(result.history).split("\n")) == len(result.history)
+
+
 def test_hyper_parameters_are_checked() -> None:
     with pytest.raises(TypeError, match=r"hyper_parameters= takes a dict such as \{'lr': 0.01\}, got 3\."):
         fit(Trainer(device="cpu"), hyper_parameters=3)

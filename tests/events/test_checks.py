@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.events.checks import check_flag, check_number, check_whole_number, is_number, is_whole_number
+from heliograph.events.checks import (
+    check_flag,
+    check_number,
+    check_whole_number,
+    is_number,
+    is_whole_number,
+)
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])

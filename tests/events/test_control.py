@@ -499,6 +499,14 @@ def test_other_requests_are_listed_one_by_one(control: Control) -> None:
     assert {each.times for each in control.history} == {1}
 
 
+def test_the_history_escapes_control_characters(control: Control) -> None:
+    control.stop("\x1b[2Jdone\nepoch 9 batch 9 step 9  me: stop - never\r")
+    text = str(control.history)
+    assert len(text.splitlines()) == 1
+    assert text.isprintable()
+    assert "\\x1b[2Jdone" in str(control.history[0])
+
+
 def test_the_history_keeps_the_latest_ten_thousand() -> None:
     progress = Progress()
     control = Control(progress)

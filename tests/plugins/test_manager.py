@@ -662,7 +662,7 @@ def test_a_plugin_is_in_one_run_at_a_time(trainer: Trainer, plugins: Plugins) ->
             fit(trainer)
         assert str(caught.value) == (
             "Plugin 'noting' is in the run 'outer' of another trainer, to which it belongs until that ends: give this "
-            "trainer a Noting object of its own."
+            "trainer another Noting."
         )
 
     in_a_run_of_another_trainer(shared, train_within)

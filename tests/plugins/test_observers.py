@@ -176,7 +176,11 @@ METRICS: list[tuple[Any, Any, str]] = [
     ("x", "text", "The metric 'x' was given 'text': it takes a number, or a tensor of one element."),
     ("x", "1.5", "The metric 'x' was given '1.5': it takes a number, or a tensor of one element."),
     ("x", None, "The metric 'x' was given None: it takes a number, or a tensor of one element."),
-    ("x", torch.ones(2), "The metric 'x' was given a Tensor: it takes a number, or a tensor of one element."),
+    (
+        "x",
+        torch.ones(2),
+        "The metric 'x' was given a value of type Tensor: it takes a number, or a tensor of one element.",
+    ),
     (3, 1.0, "A metric goes by a name such as 'train/loss', got 3."),
 ]
 
@@ -201,9 +205,9 @@ def test_a_metric_of_numpy_or_a_tensor_is_kept_as_a_number() -> None:
 
 def test_a_note_that_is_no_text_is_the_plugins_error() -> None:
     result = fit(Doing(lambda run: run.note(5)))  # type: ignore[arg-type]
-    sentence = "run.note takes a line of text, got a int: format it first."
+    sentence = "run.note takes a line of text, got int: format it first."
     assert result.plugin_errors == {"doing": (f"batch_end at step 2: TypeError: {sentence}",)}
-    with pytest.raises(TypeError, match="got a int"):
+    with pytest.raises(TypeError, match="got int"):
         fit(Doing(lambda run: run.note(5), "critical"))  # type: ignore[arg-type]
 
 

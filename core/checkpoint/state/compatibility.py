@@ -12,7 +12,7 @@ from torch import nn
 
 from ....events import Run
 from ....events.guarantee import Guarantee
-from ...engines.options import parameters_of
+from ...engines.weights import parameters_of
 from ..unseen.program import affects_training
 from .rates import scale_optimizer, scale_scheduler
 

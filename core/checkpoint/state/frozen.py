@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...engines.options import parameters_of
+from ...engines.weights import parameters_of
 
 FROZEN = "frozen"  # in a state: the digests of what its modules lack, by module and name
 CHUNK = 1 << 26  # bytes that are hashed at a time

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ....events.checks import PLAIN
+from ...system.extras import kind_of, with_article
 
 SCHEMA = 3
 
@@ -215,9 +216,10 @@ class _TreeCheck:
 
     def _check_leaf(self, value: Any, path: str) -> None:
         if self._only_plain and type(value) not in PLAIN and not isinstance(value, Tensor):
+            name = with_article(f"{type(value).__module__}.{type(value).__name__}")
             raise TypeError(
-                f"{path} is a {type(value).__module__}.{type(value).__name__}: a checkpoint holds plain types and "
-                f"tensors only, so that it loads safely. Convert it in state_dict()."
+                f"{path} is {name}: a checkpoint holds plain types and tensors only, so that it loads "
+                f"safely. Convert it in state_dict()."
             )
 
 
@@ -242,4 +244,4 @@ def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def brief(value: Any) -> str:
     """Return a value for an error message: of a container only its type, as it may be very large."""
-    return repr(value)[:LONGEST] if type(value) in PLAIN else f"a {type(value).__name__}"
+    return repr(value)[:LONGEST] if type(value) in PLAIN else kind_of(value)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self
 
+from ...system.extras import kind_of
 from ..state.schema import SCHEMA, describe_schema
 
 SUFFIX = ".pth"
@@ -335,7 +336,7 @@ def _shard(saved: Mapping[str, Any]) -> tuple[int, str]:
 def _typed(value: Any, name: str, *kinds: type) -> Any:
     """Return a value that has exactly one of these types: a bool is not an int here."""
     if type(value) not in kinds:
-        raise TypeError(f"{name} is a {type(value).__name__}, not {' or '.join(each.__name__ for each in kinds)}")
+        raise TypeError(f"{name} is {kind_of(value)}, not {' or '.join(each.__name__ for each in kinds)}")
     return value
 
 

@@ -18,7 +18,8 @@ from ....plugins.first_party import is_first_party
 from ...data.draws.equality import set_by_epoch
 from ...data.draws.users_code import is_users
 from ...data.streams import Streams
-from ...engines.options import COMPILED, plain_name
+from ...engines.options import COMPILED
+from ...engines.weights import plain_name
 from .values import GENERATORS, HEAVY, Weigh, encode_and_weigh
 
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}

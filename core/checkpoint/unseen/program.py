@@ -14,6 +14,7 @@ from ....events.guarantee import Guarantee
 from ....plugins.first_party import is_first_party
 from ....plugins.plugin import ARGUMENTS
 from ...data.draws.users_code import is_users
+from ...system.extras import with_article
 from .attributes import ignored_names, package_of
 from .values import HEAVY, SCALARS, Weigh, differing, encode, encode_and_weigh, show_both
 
@@ -98,7 +99,7 @@ def _plugin_changes(
     what: str, before: Mapping[str, Any], now: Mapping[str, Any], *, same_steps: bool
 ) -> Iterator[tuple[Guarantee, str]]:
     if before["class"] != now["class"]:
-        yield "not exact", f"{what} was a {before['class']} and is a {now['class']}"
+        yield "not exact", f"{what} was {with_article(before['class'])} and is {with_article(now['class'])}"
         return
     if before["enabled"] != now["enabled"]:
         yield "not exact", f"{what} was switched {'on' if before['enabled'] else 'off'} and is not"

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ....events.checks import PLAIN
 from ...data.draws.users_code import attributes_of, is_users, unwrapped
+from ...system.extras import kind_of
 
 LEAVES: Final = 100_000  # plain values in one attribute that are copied
 FEW: Final = 100  # of what is compared only, numbers of tensors too
@@ -115,9 +116,7 @@ def describe(value: Any) -> str:
         return f"a tensor {list(value.shape)}"
     if isinstance(value, np.ndarray):
         return f"an array {list(value.shape)}"
-    name = type(value).__name__
-    article = "an" if name[0] in "aeiouAEIOU" else "a"
-    return f"{article} {name} of {len(value)}" if hasattr(value, "__len__") else f"{article} {name}"
+    return f"{kind_of(value)} of {len(value)}" if hasattr(value, "__len__") else kind_of(value)
 
 
 class _Counted:

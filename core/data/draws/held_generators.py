@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ...system.extras import with_article
 from .equality import CONTAINERS, SHAPES, Family, same
 from .generators import Generator, generator_states, is_global, key_generators, seed_all
 from .rng import generator_state
@@ -96,8 +97,8 @@ class HeldGenerators:
         """
         kinds = dict.fromkeys(type(each).__qualname__ for each in self._search.odd)
         sentences = [
-            f"{name} holds a {kind}, which no key reaches, so a resumed run continues with another state of it: "
-            f"{'use random.Random(seed)' if kind == 'SystemRandom' else 'go by the index of the sample'}"
+            f"{name} holds {with_article(kind)}, which no key reaches, so a resumed run continues with another "
+            f"state of it: {'use random.Random(seed)' if kind == 'SystemRandom' else 'go by the index of the sample'}"
             for kind in kinds
         ]
         if self._search.in_sets:

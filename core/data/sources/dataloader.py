@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
+from ...system.extras import kind_of
 from ..draws.equality import outline
 from ..draws.generators import isolated
 from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
@@ -134,10 +135,12 @@ class MapSource(Rewired):
     def worth(self) -> Worth:
         """Say that it is exact, unless it goes its own way, or the sampler may, or workers deliver in any order."""
         if self._its_own_way:
-            return "replayed", (f"a {type(self.loader).__name__} iterates in its own way, so it is read again",)
+            return "replayed", (f"{kind_of(self.loader)} iterates in its own way, so it is read again",)
         if self.order.unknown is not None:
-            name = type(self.order.unknown).__name__
-            return "not exact", (f"a {name} may keep a state that no key reaches: give it indices(seed, epoch, start)",)
+            sampler = kind_of(self.order.unknown)
+            return "not exact", (
+                f"{sampler} may keep a state that no key reaches: give it indices(seed, epoch, start)",
+            )
         if self.loader.num_workers and not getattr(self.loader, "in_order", True):
             return "not exact", ("in_order=False lets workers deliver batches in any order",)
         return EXACT
@@ -198,7 +201,7 @@ class OpaqueSource(Stateless):
 
     def worth(self) -> Worth:
         """Say that it is read again."""
-        return "replayed", (f"a {type(self.loader).__name__} is read again up to the position",)
+        return "replayed", (f"{kind_of(self.loader)} is read again up to the position",)
 
 
 MASK = 2**63 - 1

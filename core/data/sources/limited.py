@@ -8,6 +8,7 @@ from typing import Any
 
 from ....events import Engine
 from ....events.checks import is_whole_number
+from ...system.extras import kind_of
 from ..order.shares import Layout, Share
 from .choice import source_of
 from .contract import Compound, Source, Sourced, nested
@@ -131,6 +132,6 @@ def left_early(source: Source) -> Worth:
     level, reasons = source.worth()
     for each in nested(source):
         if not each.parts and each.kind["source"] == "stateful" and each.worth()[0] != "exact":
-            reason = f"an epoch ends before a {type(each.loader).__name__} does, and may not begin again there"
+            reason = f"an epoch ends before {kind_of(each.loader)} does, and may not begin again there"
             level, reasons = "not exact", (*reasons, reason)
     return level, reasons

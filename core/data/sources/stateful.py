@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
 
+from ...system.extras import kind_of
 from ..draws.equality import same
 from ..draws.generators import isolated
 from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
@@ -68,8 +69,8 @@ class StatefulSource(Stateless):
         if self._doubts:
             return "not exact", self._doubts
         if (sampler := _forgetful(self.loader)) is not None:
-            kind = type(self.loader).__name__
-            return "not exact", (f"a {type(sampler).__name__} in a {kind} saves no state: its order may be another",)
+            where = kind_of(self.loader)
+            return "not exact", (f"{kind_of(sampler)} in {where} saves no state: its order may be another",)
         if _loses_buffer(getattr(self.loader, "dataset", self.loader)):
             return "not exact", (
                 "the state of an IterableDataset of `datasets` has no samples of its shuffle buffer, which is filled "
@@ -78,7 +79,7 @@ class StatefulSource(Stateless):
         if isinstance(self.loader, DataLoader) and not self.loader.num_workers:
             return EXACT
         who = "its workers draw" if isinstance(self.loader, DataLoader) else "it draws"
-        return "order-exact", (f"a {type(self.loader).__name__} keeps its own position, but nobody knows what {who}",)
+        return "order-exact", (f"{kind_of(self.loader)} keeps its own position, but nobody knows what {who}",)
 
     def hidden(self) -> tuple[float, list[str]]:
         """Return what was found in its dataset."""

@@ -18,6 +18,7 @@ from threading import Thread
 from typing import Any
 
 from ....events.errors import describe_error
+from ...system.extras import kind_of
 from .exceptions import carry
 from .queue import Frame, open_queue, receive, send
 
@@ -290,7 +291,7 @@ def _dump(value: Any, rank: int) -> bytes:
         return pickle.dumps(value)
     except Exception as error:
         raise TypeError(
-            f"Rank {rank} returned a {type(value).__qualname__} that cannot be pickled, and so cannot be sent to the "
+            f"Rank {rank} returned {kind_of(value)} that cannot be pickled, and so cannot be sent to the "
             f"process that called launch: {error}. Return plain data, or nothing."
         ) from error
 

@@ -16,10 +16,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.hooks import RemovableHandle
 
 from ...distributed.ranks.exchange import broadcast_tensors
-from ..options import PrecisionName, state_of
+from ..options import PrecisionName
 from ..parallel.processes import Backend, ProcessEngine
 from ..precision import DTYPES
-from ..weights import load_module
+from ..weights import load_module, state_of
 from .modules import Sharding, check_trained, check_wrap, forget_forwards, roots, whole
 from .states import (
     Modules,

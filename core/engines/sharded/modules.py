@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup
 
+from ...system.extras import kind_of
+
 Wrap = Callable[[nn.Module], bool]
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 STEPS = ("training_step", "validation_step", "test_step")
@@ -168,8 +170,8 @@ def _modules_called(module: nn.Module, name: str) -> Iterator[nn.Module]:
         yield module
     elif next(module.parameters(recurse=False), None) is not None:
         raise ValueError(
-            f"{name!r} is a {_kind(module)} with parameters and without a forward: FSDPEngine gathers parameters "
-            f"around forward. Put them into a module that is called, or use DDPEngine."
+            f"{name!r} is {kind_of(module)} with parameters and without a forward: FSDPEngine gathers "
+            f"parameters around forward. Put them into a module that is called, or use DDPEngine."
         )
     else:
         for part, child in module.named_children():

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from ..options import state_of
-from ..weights import load_module
+from ..weights import load_module, state_of
 from .modules import like, whole
 
 Optimizers = Mapping[str, torch.optim.Optimizer]

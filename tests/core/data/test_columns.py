@@ -164,7 +164,7 @@ def test_ranks_train_as_one_process_does(ranks: Pool) -> None:
             (torch.ones(2, 4), torch.ones(2)),
             r"Supervised without a loss function takes batches that are dicts, got tuple",
         ),
-        ({}, {"values": torch.ones(2, 4)}, r"returned a Output without a loss\. .* the column 'labels'\."),
+        ({}, {"values": torch.ones(2, 4)}, r"returned an Output without a loss\. .* the column 'labels'\."),
         ({"inputs": ("values", "mask")}, {"values": torch.ones(2, 4)}, r"no column 'mask'; it has 'values'\."),
         ({"targets": "label"}, {"values": torch.ones(2, 4)}, r"no column 'label'; it has 'values'\."),
     ],

@@ -144,7 +144,7 @@ def test_wrong_arguments() -> None:
         overfit(batches=0)
     with pytest.raises(TypeError, match="validate= is True or False, got 'x'"):
         overfit(validate="x")
-    with pytest.raises(ValueError, match="A generator can be read only once"):
+    with pytest.raises(ValueError, match="generator can be read only once"):
         overfit(train=(each for each in class_batches(2)))
 
 

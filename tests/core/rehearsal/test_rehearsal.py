@@ -228,7 +228,7 @@ def test_data_that_can_be_read_only_once_are_refused(where: str) -> None:
     stream = iter(class_batches(3))
     given = {"train": stream, "stream": {"a": stream, "b": class_batches(2)}}
     train, options = (given.get(where), {} if where in given else {"validation": {"a": stream}})
-    with pytest.raises(ValueError, match="A list_iterator can be read only once"):
+    with pytest.raises(ValueError, match="list_iterator can be read only once"):
         rehearse([ValidationSchedule(Every(epochs=1))], None, train, **options)
     assert len(list(stream)) == 3
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from heliograph import Run
+from heliograph.spi import with_article
 
 from .flavour import Flavour
 
@@ -65,7 +66,7 @@ def check_served(callback: Any) -> None:
         refusal = REFUSED.get(kind.__name__)
         if refusal is not None and kind.__module__.startswith(("lightning.", "pytorch_lightning.")):
             name = type(callback).__name__
-            own = name if kind.__name__ == name else f"{name}, a {kind.__name__},"
+            own = name if kind.__name__ == name else f"{name}, {with_article(kind.__name__)},"
             raise ValueError(f"{own} cannot run here: it {refusal.why}. Use {refusal.instead}.")
 
 

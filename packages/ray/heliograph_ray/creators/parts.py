@@ -12,6 +12,7 @@ from heliograph.core.data.draws import rng
 from heliograph.core.data.loaders import is_dataset
 from heliograph.core.engines.weights import check_fits, load_module
 from heliograph.core.stepping.optimizers import SINGLE
+from heliograph.spi import with_article
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -60,7 +61,7 @@ class Parts:
             owners = [name for name, each in self.optimizers.items() if scheduler.optimizer is each]
             if not owners or owners[0] in found:
                 raise ValueError(
-                    f"scheduler_creator returned a {type(scheduler).__name__} of "
+                    f"scheduler_creator returned {with_article(type(scheduler).__name__)} of "
                     f"{'an optimizer that has one already' if owners else 'another optimizer'}: return one scheduler "
                     f"for each optimizer of optimizer_creator; torch's ChainedScheduler makes one of two."
                 )

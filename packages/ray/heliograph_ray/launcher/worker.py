@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph.core.distributed.launch.exceptions import Carried, carry
 from heliograph.core.distributed.launch.queue import open_queue
-from heliograph.spi import describe_error, hosted_by, require
+from heliograph.spi import describe_error, hosted_by, require, with_article
 
 from .failures import WorkerFailed, is_secondary
 from .host import RayHost
@@ -115,7 +115,7 @@ def _dump(value: Any, rank: int, ray: ModuleType) -> bytes:
         pickled: bytes = ray.cloudpickle.dumps(value)
     except Exception as error:
         raise TypeError(
-            f"Rank {rank} returned a {type(value).__qualname__} that cannot be pickled, and so cannot be sent to the "
-            f"process that called RayLauncher.run: {error}. Return plain data, or None."
+            f"Rank {rank} returned {with_article(type(value).__name__)} that cannot be pickled, and so cannot be sent "
+            f"to the process that called RayLauncher.run: {error}. Return plain data, or None."
         ) from error
     return pickled

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
 
-from heliograph.spi import printable
+from heliograph.spi import printable, with_article
 
 LONGEST = 4096  # bytes of a message, with the end of its line
 REASON = 500  # characters
@@ -89,7 +89,7 @@ def read_command(line: bytes) -> Command:
         if name not in FIELDS:
             raise ValueError(f"{printable(name)[:NAME]!r} is not a field of a message.")
         if FIELDS[name] is not type(value):
-            raise ValueError(f"the field {name!r} of a message is a {FIELDS[name].__name__}.")
+            raise ValueError(f"the field {name!r} of a message is {with_article(FIELDS[name].__name__)}.")
     word = message.get("ask", "")
     if word not in VERBS and word != STATUS:
         raise ValueError(f"a run is asked for one of {', '.join([*VERBS, STATUS])}.")

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any
 
 import torch
-from heliograph.spi import leaves
+from heliograph.spi import leaves, with_article
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -115,7 +115,7 @@ def _shown(value: Any) -> str:
         return repr(value.type)
     if isinstance(value, Tensor):
         return "a Tensor"  # a parameter too: its bits are what counts
-    return repr(value) if isinstance(value, VALUES) else f"a {type(value).__name__}"
+    return repr(value) if isinstance(value, VALUES) else with_article(type(value).__name__)
 
 
 def _memory(tensor: Tensor) -> int:

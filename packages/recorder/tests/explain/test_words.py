@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from heliograph.core.system.extras import printable
+from heliograph.events.checks import printable
 from heliograph_recorder.explain import words
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-from heliograph.spi import require
+from heliograph.spi import require, with_article
 
 from ..errors import RuleError, RuleTypeError
 
@@ -66,7 +66,7 @@ def read_document(path: Path) -> Document:
         raise RuleError(f"A rule file has at most {LARGEST} bytes, and this one has more.", file=str(path))
     content = _parse(data, document)
     if not isinstance(content, dict):
-        kind = "empty" if content is None else f"a {type(content).__name__}"
+        kind = "empty" if content is None else with_article(type(content).__name__)
         raise RuleTypeError(f"A rule file is a mapping with the key 'controllers', this one is {kind}.", file=str(path))
     document.content = content
     return document

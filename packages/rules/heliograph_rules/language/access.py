@@ -8,7 +8,7 @@ from itertools import repeat
 from operator import is_
 from typing import Any
 
-from heliograph.spi import known_names
+from heliograph.spi import known_names, with_article
 
 from ..errors import MetricUnavailable, RuleLimitError, RuleTypeError
 from .kinds import NONE
@@ -62,7 +62,9 @@ class Reader:
             if type(each) is tuple:
                 self.key(each)
             elif not is_scalar(type(each)):
-                raise RuleTypeError(f"{INCORRECT}: a {type(each).__name__} cannot be a key, or be in a set.")
+                raise RuleTypeError(
+                    f"{INCORRECT}: {with_article(type(each).__name__)} cannot be a key, or be in a set."
+                )
             elif type(each) is int and each.bit_length() > MAX_KEY_BITS:
                 raise RuleLimitError(f"A whole number is too large for a key, or for a set: above 2**{MAX_KEY_BITS}.")
         return value
@@ -120,7 +122,9 @@ class Reader:
         held = value if type(value) is Held else admit(value)
         if type(held) is not Held:
             kind = type(held).__name__
-            raise RuleTypeError(f"{INCORRECT}: a {kind} holds nothing that could be looked at, got {describe(held)}.")
+            raise RuleTypeError(
+                f"{INCORRECT}: {with_article(kind)} holds nothing that could be looked at, got {describe(held)}."
+            )
         return held
 
     def _index(self, key: Any) -> int | slice:

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from heliograph.spi import with_article
+
 from ..errors import MetricUnavailable, RuleTypeError
 from ..text import show
 from .kinds import NONE
@@ -65,8 +67,8 @@ def admit(value: object) -> Any:
     item = _item(value)
     if not is_scalar(type(item)):
         raise RuleTypeError(
-            f"{INCORRECT}: a metric's value holds a {NAME_OF(kind)}. Rules read numbers, booleans, texts, None, lists, "
-            "tuples, dicts, sets and deques of such, and tensors and arrays of one element."
+            f"{INCORRECT}: a metric's value holds {with_article(NAME_OF(kind))}. Rules read numbers, booleans, texts, "
+            "None, lists, tuples, dicts, sets and deques of such, and tensors and arrays of one element."
         )
     return item
 
@@ -79,7 +81,7 @@ def is_scalar(kind: type) -> bool:
 def describe(value: Any) -> str:
     """Return a plain value as Python writes it; the type of a container, which may hold anything."""
     kind = value.base if type(value) is Held else type(value)
-    return show(value) if is_scalar(kind) else f"a {kind.__name__}"
+    return show(value) if is_scalar(kind) else with_article(kind.__name__)
 
 
 def _item(value: object) -> object:
