@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..events.checks import check_path, check_whole_number, known_names
-from ..events.errors import explains_arguments
 from ..plugins.entry import make_entry
 from ..plugins.filters import Every, Filter
+from ..plugins.hints import explains_arguments
 from ..plugins.plugin import snake_case
-from ..plugins.providers import explain_call
 from .checkpoint.plugin import Checkpoint
 from .early_stopping import EarlyStopping
 from .progress_bar.plugin import ProgressBar
@@ -24,7 +23,7 @@ from .trackers.tensorboard import TensorBoard
 EACH_EPOCH = Every(epochs=1)
 
 
-@explains_arguments(explain_call)
+@explains_arguments
 def standard(
     folder: str | Path,
     *plugins: Any,

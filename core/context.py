@@ -37,8 +37,9 @@ from ..events import (
 from ..events.bus import is_within
 from ..events.catalogue import Phase
 from ..events.checks import check_whole_number
-from ..events.errors import OF_RUN, REFUSED, count, describe_error, explains_attributes
+from ..events.errors import count, describe_error, place_of
 from ..plugins import Plugins
+from ..plugins.hints import OF_RUN, explains_attributes
 from .data.order.sizes import SampleCounter, size_counter
 from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
@@ -46,9 +47,8 @@ from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
 from .metrics.values import Metrics
 from .result import check_line
 from .settings import Settings
-from .stepping.optimizers import GivenModules, switched
+from .stepping.optimizers import switched
 from .stepping.windows import Windows
-from .task import explain
 
 if TYPE_CHECKING:
     from ..events.run import CheckpointSource
@@ -67,7 +67,7 @@ def part_of(path: str) -> Any:
     return property(attrgetter(path), lambda run, value: setattr(holder(run), name, value))
 
 
-@explains_attributes(OF_RUN, explain, REFUSED)
+@explains_attributes(OF_RUN)
 class PayloadVerbs:
     """The `log_...` verbs of a run; the protocol `heliograph.Run` documents them."""
 
@@ -220,10 +220,7 @@ class RunContext(PayloadVerbs, ABC):
     # Facts.
 
     def __repr__(self) -> str:
-        at = self.progress
-        return (
-            f"<{type(self).__name__} {self.name!r}: {self.phase}, epoch {at.epoch}, batch {at.batch}, step {at.steps}>"
-        )
+        return f"<{type(self).__name__} {self.name!r}: {place_of(self).removeprefix('in ')}>"
 
     @property
     def queue(self) -> Any:
@@ -584,6 +581,7 @@ class RunContext(PayloadVerbs, ABC):
         else:
             from ..plugins.filters import plan_filters
             from ..plugins.isolation import isolation
+            from .stepping.changes import GivenModules
 
             plan_filters(self.bus, self)
             given = GivenModules(self.task)

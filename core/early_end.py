@@ -1,13 +1,27 @@
-"""The early end of a run that fails or exits, or of a loop of your own that is left; what its errors say of it."""
+"""The early end of a run that fails or exits, or of a loop of your own that is left; what its errors say of it.
+
+And what a run left undone, in words: steps that it skipped, handlers that it never called.
+"""
 
 from __future__ import annotations
 
-from ..events.errors import error_text
+from collections import Counter
+from collections.abc import Iterator
+
+from ..events import Progress
+from ..events import catalogue as ev
+from ..events.errors import count, error_text
+from ..events.skips import who_skipped
 from . import loop
 from .context import RunContext
 from .epoch_end import finish_left_batch
 from .result import RunResult
+from .settings import unmet_needs
 from .system.errors import add_run_note
+
+FEW = 5  # so many skipped steps need no word, nor does one of a hundred: the scale of fp16 is found by skipping
+OF_BATCHES = frozenset({ev.BatchStart, ev.BatchEnd, ev.ShouldStop})
+OF_VALIDATIONS = frozenset({ev.ValidationBatchStart, ev.ValidationBatchEnd})
 
 
 def end_early(run: RunContext, error: BaseException | None) -> BaseException | None:
@@ -106,3 +120,63 @@ def _finish_early(run: RunContext) -> BaseException | None:
     except BaseException as error:  # noqa: BLE001  # fails the run like any other; raised by close_run
         return error
     return None
+
+
+def no_step(run: RunContext) -> str:
+    """Return the warning of a run that made no optimizer step."""
+    progress, skips = run.progress, run.control.skips
+    who = f" Who skipped: {who_skipped(skips, run.control.history)}." if skips.count else ""
+    batches, steps = progress.skipped_batches, progress.skipped_steps
+    skipped = [count(batches, "batch", "batches")] * bool(batches) + [count(steps, "step", "steps")] * bool(steps)
+    return (
+        f"The run made no optimizer step, so nothing was trained. It had {count(progress.batches, 'batch', 'batches')}"
+        f"{', skipped: ' * bool(skipped)}{' and '.join(skipped)}.{who}"
+    )
+
+
+def left_undone(run: RunContext) -> Iterator[str]:
+    """Yield what plugins left undone, and what was skipped."""
+    yield from _disabled(run)
+    yield from _uncalled(run)
+    yield from _skipped(run)
+
+
+def _disabled(run: RunContext) -> Iterator[str]:
+    """Say what a plugin that is disabled would have asked for, where no other does and something needs it."""
+    off = run.plugins.declared("asks", enabled=False)
+    for word, name in unmet_needs(run.settings, run.plugins):
+        if word in off and word != "stop":
+            what = "stepped the scheduler" if word == "scheduler" else f"asked for a {word}"
+            so = "" if name is None else f", so {name!r} could not act"
+            yield f"While plugin {off[word]!r} was disabled, no plugin {what}{so}."
+
+
+def _uncalled(run: RunContext) -> list[str]:
+    """Return the handlers that were not called; the rest of a resumed run may be too short for some."""
+    if run.resumed_at is not None and run.progress.epoch <= run.resumed_at.epoch + 1:
+        return []
+    progress, emitted = run.progress, set(run.outcome.emitted)
+    for happened, events in (
+        (progress.batches, OF_BATCHES),
+        (progress.batches - progress.skipped_batches, {ev.ForwardEnd, ev.BackwardEnd}),
+        (progress.steps, {ev.StepEnd}),
+        (progress.steps + progress.skipped_steps, {ev.GradientsReady}),
+        (ev.ValidationStart in emitted, OF_VALIDATIONS),
+    ):
+        emitted |= events if happened else set()
+    return run.plugins.uncalled(emitted, run.note)
+
+
+def _skipped(run: RunContext) -> Iterator[str]:
+    before, now, history = run.resumed_at or Progress(), run.progress, run.control.history
+    steps = now.steps - before.steps + (skipped := now.skipped_steps - before.skipped_steps)
+    batches, left_out = now.batches - before.batches, now.skipped_batches - before.skipped_batches
+    for verb, what, number, of in (
+        ("skip_step", "optimizer steps", skipped, steps),
+        ("skip_batch", "batches", left_out, batches),
+    ):
+        if now.steps and number > max(FEW, of // 100):
+            by = Counter(request.by for request in history if request.verb == verb)
+            by["the engine"] = number - by.total()
+            names = ", ".join(f"{name} ({times})" for name, times in by.most_common() if times > 0)
+            yield f"{number} of {of} {what} were skipped, by {names}."

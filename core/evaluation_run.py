@@ -14,11 +14,11 @@ from .checkpoint.weights import load_for_run
 from .data.evaluation_data import check_in_order
 from .data.loaders import LoaderParams, check_params, params_of_one_process, shared_params
 from .data.module import DataModule
-from .data.module_life import data_of_phase
+from .data.module_life import complete_options, data_of_phase, open_module
 from .data.run_loaders import named_sets, plain_sets
 from .run import TrainRun, apart_from_others, is_in_run
 from .run_end import close_run
-from .settings import Settings, check_name, evaluation
+from .settings import FitOptions, Settings, check_name, evaluation
 
 if TYPE_CHECKING:
     from .engines.contract import LoopEngine
@@ -90,3 +90,23 @@ def failing_with_data(
         run.plugins.open(run)
         close_run(run, error)
         raise
+
+
+def open_training_data(
+    bus: Bus,
+    plugins: Plugins,
+    engine: LoopEngine,
+    module: DataModule,
+    task: Any,
+    options: FitOptions,
+    life: ExitStack,
+) -> Any:
+    """Return the training data of a module, and complete the options with the rest of it."""
+    opening = failing_with_data(bus, plugins, engine, task, "train", options.get("name", "run"))
+    opened = life.enter_context(opening)
+    life.enter_context(engine.process())
+    with opened():
+        open_module(module, life, engine)
+        train = module.train()
+        complete_options(module, options)
+    return train

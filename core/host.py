@@ -24,7 +24,7 @@ class Host(Protocol):
         """Take note of how a training ended, where it ended without an error."""
 
 
-_hosts: dict[int, Host] = {}  # by process: one that is forked from a rank (a loader's worker, say) has none
+_hosts: dict[int, Host | None] = {}  # by process: one that is forked from a rank (a loader's worker, say) has none
 
 
 def current_host() -> Host | None:
@@ -48,25 +48,10 @@ def ended_for_good(run: Run, status: Status) -> bool:
 
 
 @contextmanager
-def unhosted() -> Iterator[None]:
-    """Have no training that begins within ask a host."""
-    former = _hosts.pop(os.getpid(), None)
+def hosted_by(host: Host | None) -> Iterator[None]:
+    """Have every training that begins within ask this host; None for no host."""
+    former, _hosts[os.getpid()] = current_host(), host
     try:
         yield
     finally:
-        if former is not None:
-            _hosts[os.getpid()] = former
-
-
-@contextmanager
-def hosted_by(host: Host) -> Iterator[None]:
-    """Have every training that begins within ask this host."""
-    former = current_host()
-    _hosts[os.getpid()] = host
-    try:
-        yield
-    finally:
-        if former is None:
-            del _hosts[os.getpid()]
-        else:
-            _hosts[os.getpid()] = former
+        _hosts[os.getpid()] = former

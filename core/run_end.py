@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from math import isfinite
@@ -12,18 +11,16 @@ from typing import Any
 from ..events import Progress
 from ..events import catalogue as ev
 from ..events.catalogue import Status
-from ..events.errors import count, describe_error, place_of
+from ..events.errors import describe_error, place_of
 from . import loop
 from .context import RunContext
 from .host import is_preempted
 from .result import ResumeReport, RunResult
-from .settings import unmet_needs
+from .stepping.optimizers import held_parameters
 
-FEW = 5  # so many skipped steps need no word, nor does one of a hundred: the scale of fp16 is found by skipping
+EXIT_STATUSES = {"interrupted": 130, "failed": 1}  # what a shell calls an interrupt, and Python an exception
 NAMED = 5  # so many parameters are named
 MEND = "Freeze them with requires_grad_(False), or pass allow_unused_parameters=True to fit."
-OF_BATCHES = frozenset({ev.BatchStart, ev.BatchEnd, ev.ShouldStop})
-OF_VALIDATIONS = frozenset({ev.ValidationBatchStart, ev.ValidationBatchEnd})
 
 
 def close_run(run: RunContext, error: BaseException | None) -> None:
@@ -39,7 +36,8 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
     run.outcome.finished = True
     if run.modes is not None and (error is None or isinstance(error, KeyboardInterrupt)):  # others may be the device's
         run.modes.eval()
-    where = _where(run, error)
+    owner, event = (None, None) if error is None else run.blame(error)
+    where = place_of(run) + ("" if owner is None else f"; in {owner} on {event}")
     if error is not None:
         error = departure.fail(error, where)
     else:
@@ -108,17 +106,6 @@ def _status(run: RunContext, error: BaseException | None) -> Status:
     return "stopped" if run.control.stopped else "completed"
 
 
-def _exit_status(run: RunContext) -> int:
-    statuses = {"interrupted": 130, "failed": 1}  # what a shell calls an interrupt, and Python an exception
-    return statuses.get(run.outcome.status, run.outcome.exit_status or 0)
-
-
-def _where(run: RunContext, error: BaseException | None) -> str:
-    where = place_of(run)
-    owner, event = (None, None) if error is None else run.blame(error)
-    return where if owner is None else f"{where}; in {owner} on {event}"
-
-
 def _resume(run: RunContext) -> ResumeReport:
     guarantee, reasons = run.data.guarantee()
     report = ResumeReport(
@@ -147,7 +134,7 @@ def _result(run: RunContext, error: BaseException | None) -> RunResult:
         recording=run.recording,
         history=run.control.history,
         seconds=perf_counter() - run.outcome.began,
-        exit_status=_exit_status(run),
+        exit_status=EXIT_STATUSES.get(run.outcome.status, run.outcome.exit_status or 0),
         resume=_resume(run) if run.settings.train else None,
         notes=tuple(run.notes),
         warnings=tuple(run.warnings),
@@ -213,14 +200,18 @@ def warn_of_shortfall(run: RunContext) -> None:
     """
     warn_of_closing(run)
     if run.phase == "train" and not run.progress.steps and not (run.control.stopped and not run.progress.batches):
-        run.warn(_no_step(run))
+        from .early_end import no_step
+
+        run.warn(no_step(run))
     if ev.EpochStart not in run.outcome.emitted or is_preempted(run):  # which a resumed run continues
         return
+    if len(run.plugins) or run.progress.skipped_steps or run.progress.skipped_batches:
+        from .early_end import left_undone
+
+        for sentence in left_undone(run):
+            run.warn(sentence)
     for sentence in (
-        *_disabled(run),
         *_unread_validation(run),
-        *_uncalled(run),
-        *_skipped(run),
         *_not_finite(run),
         *_unwritten(run),
         *_without_gradient(run),
@@ -238,29 +229,6 @@ def warn_of_closing(run: RunContext) -> None:
             run.warn(f"Plugin {name!r} failed, and the run continued: {errors[-1].removesuffix('.')}.")
 
 
-def _no_step(run: RunContext) -> str:
-    from ..events.skips import who_skipped
-
-    progress, skips = run.progress, run.control.skips
-    who = f" Who skipped: {who_skipped(skips, run.control.history)}." if skips.count else ""
-    batches, steps = progress.skipped_batches, progress.skipped_steps
-    skipped = [count(batches, "batch", "batches")] * bool(batches) + [count(steps, "step", "steps")] * bool(steps)
-    return (
-        f"The run made no optimizer step, so nothing was trained. It had {count(progress.batches, 'batch', 'batches')}"
-        f"{', skipped: ' * bool(skipped)}{' and '.join(skipped)}.{who}"
-    )
-
-
-def _disabled(run: RunContext) -> Iterator[str]:
-    """Say what a plugin that is disabled would have asked for, where no other does and something needs it."""
-    off = run.plugins.declared("asks", enabled=False)
-    for word, name in unmet_needs(run.settings, run.plugins):
-        if word in off and word != "stop":
-            what = "stepped the scheduler" if word == "scheduler" else f"asked for a {word}"
-            so = "" if name is None else f", so {name!r} could not act"
-            yield f"While plugin {off[word]!r} was disabled, no plugin {what}{so}."
-
-
 def _unread_validation(run: RunContext) -> Iterator[str]:
     if run.settings.evaluations and not run.progress.validations:
         by = run.plugins.declared("asks").get("validation")
@@ -268,37 +236,6 @@ def _unread_validation(run: RunContext) -> Iterator[str]:
             "" if by is None else f" Plugin {by!r} asks for it: let it do so earlier, as ValidationSchedule(steps=10)."
         )
         yield f"The validation set was never read: no validation was due before the run ended.{mend}"
-
-
-def _uncalled(run: RunContext) -> list[str]:
-    """Return the handlers that were not called; the rest of a resumed run may be too short for some."""
-    if run.resumed_at is not None and run.progress.epoch <= run.resumed_at.epoch + 1:
-        return []
-    progress, emitted = run.progress, set(run.outcome.emitted)
-    for happened, events in (
-        (progress.batches, OF_BATCHES),
-        (progress.batches - progress.skipped_batches, {ev.ForwardEnd, ev.BackwardEnd}),
-        (progress.steps, {ev.StepEnd}),
-        (progress.steps + progress.skipped_steps, {ev.GradientsReady}),
-        (ev.ValidationStart in emitted, OF_VALIDATIONS),
-    ):
-        emitted |= events if happened else set()
-    return run.plugins.uncalled(emitted, run.note)
-
-
-def _skipped(run: RunContext) -> Iterator[str]:
-    before, now, history = run.resumed_at or Progress(), run.progress, run.control.history
-    steps = now.steps - before.steps + (skipped := now.skipped_steps - before.skipped_steps)
-    batches, left_out = now.batches - before.batches, now.skipped_batches - before.skipped_batches
-    for verb, what, number, of in (
-        ("skip_step", "optimizer steps", skipped, steps),
-        ("skip_batch", "batches", left_out, batches),
-    ):
-        if now.steps and number > max(FEW, of // 100):
-            by = Counter(request.by for request in history if request.verb == verb)
-            by["the engine"] = number - by.total()
-            names = ", ".join(f"{name} ({times})" for name, times in by.most_common() if times > 0)
-            yield f"{number} of {of} {what} were skipped, by {names}."
 
 
 def _not_finite(run: RunContext) -> Iterator[str]:
@@ -325,12 +262,7 @@ def _due(run: RunContext) -> Iterator[str]:
 def _without_optimizer(run: RunContext) -> Iterator[str]:
     if run.settings.allow_unused_parameters:
         return
-    held = {
-        id(each)
-        for optimizer in run.optimizers.values()
-        for group in optimizer.param_groups
-        for each in group["params"]
-    }
+    held = set[int]().union(*map(held_parameters, run.optimizers.values()))
     missing = [name for name, each in _parameters(run) if each.requires_grad and id(each) not in held]
     if missing:
         yield f"{_named(missing)} require gradients and are in no optimizer, so they were not trained. {MEND}"

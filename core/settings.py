@@ -122,7 +122,11 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
             f"{type(task).__name__}.training_step yields losses: give the optimizer of each by the name that it is "
             f'yielded with, optimizer={{"generator": ..., "discriminator": ...}}.'
         )
-    optimizers = _optimizers(options.get("optimizer"), task)
+    optimizers, schedulers = _optimizers(options.get("optimizer"), task), dict[str, Any]()
+    if options.get("scheduler") is not None:
+        from .stepping.schedulers import make_schedulers
+
+        schedulers = make_schedulers(options["scheduler"], optimizers, several=several)
     sets, limits, every = _validation_sets(task, options, params)
     hyper_parameters = options.get("hyper_parameters") or {}
     if not isinstance(hyper_parameters, Mapping):
@@ -140,7 +144,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         every=every,
         streams=streams,
         optimizers=optimizers,
-        schedulers=_schedulers(options.get("scheduler"), optimizers, several=several),
+        schedulers=schedulers,
         several=several,
         epochs=epochs,
         steps=steps,
@@ -164,14 +168,6 @@ def _optimizers(given: Any, task: Any) -> dict[str, torch.optim.Optimizer]:
     from .stepping.named_windows import make_optimizers
 
     return make_optimizers(given, task)
-
-
-def _schedulers(given: Any, optimizers: Mapping[str, torch.optim.Optimizer], *, several: bool) -> dict[str, Any]:
-    if given is None:
-        return {}
-    from .stepping.schedulers import make_schedulers
-
-    return make_schedulers(given, optimizers, several=several)
 
 
 def training_loaders(train: Any, options: Mapping[str, Any], world_size: int) -> TrainingLoaders:

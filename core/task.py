@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ..events.errors import OF_SELF, explains_arguments, explains_attributes
+from ..plugins.hints import OF_SELF, explains_arguments, explains_attributes
 from .data.order.sizes import count_samples, size_counter
 from .metrics.values import is_metric_object
 
@@ -24,21 +24,7 @@ Evaluation = Value | Mapping[str, Value] | None
 _PAIRS = (tuple, list)  # others may come apart into keys, rows or letters
 
 
-def explain(name: str) -> str:
-    """Return what to use instead of an attribute that there is not."""
-    from ..plugins.providers import explain_attribute
-
-    return explain_attribute(name)
-
-
-def explain_call(error: TypeError, function: Callable[..., Any], count: int, options: Iterable[str]) -> str:
-    """Return what is wrong with the arguments of a call; empty if they are right."""
-    from ..plugins.providers import explain_call
-
-    return explain_call(error, function, count, options)
-
-
-@explains_attributes(OF_SELF, explain)
+@explains_attributes(OF_SELF)
 class Task:
     """Base of tasks: write `training_step`, and `validation_step` where you validate.
 
@@ -119,7 +105,7 @@ class Supervised(Task):
 
     _columns: Columns | None = None
 
-    @explains_arguments(explain_call)
+    @explains_arguments
     def __init__(
         self,
         model: nn.Module,

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Unpack
 from ..events import Bus
 from ..events.catalogue import Phase
 from ..events.checks import check_flag
-from ..events.errors import OF_RUN, REFUSED, explains_arguments, explains_attributes
 from ..plugins import Plugins
+from ..plugins.hints import OF_RUN, explains_arguments, explains_attributes
 from . import loop, settings
 from .data.module import DataModule
 from .engines.choice.engine_choice import make_engine
 from .engines.options import EngineOptions
-from .host import current_host
+from .host import current_host, hosted_by
 from .result import RunResult
 from .run import TrainRun, apart_from_others
-from .task import can_validate, check_step, explain, explain_call
+from .task import can_validate, check_step
 
 if TYPE_CHECKING:
     from .data.loaders import LoaderParams
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Limit = float | Mapping[str, float] | None
 
 
-@explains_attributes(OF_RUN, explain, REFUSED)
+@explains_attributes(OF_RUN)
 class Trainer:
     """Reusable: calls of `fit`, `validate`, `test` and `predict` follow one another and never disturb each other.
 
@@ -80,15 +80,12 @@ class Trainer:
         self.plugins.load_added()
 
     def __repr__(self) -> str:
-        from ..events.signatures import show_value
+        from ..events.signatures import show_list
 
-        plugins, rest = [*map(show_value, self.plugins)], f"engine={self.engine!r}" + ", strict=True" * self.strict
-        text = f"Trainer([{', '.join(plugins)}], {rest})"
-        return (
-            text if len(text) <= 120 else "Trainer([\n" + "".join(f"    {each},\n" for each in plugins) + f"], {rest})"
-        )
+        rest = f"engine={self.engine!r}" + ", strict=True" * self.strict
+        return show_list("Trainer", self.plugins, rest)
 
-    @explains_arguments(explain_call)
+    @explains_arguments
     @settings.shows_options
     def fit(
         self,
@@ -155,7 +152,7 @@ class Trainer:
                 raise
         return run.result_or_raise(exits=on_interrupt == "raise")
 
-    @explains_arguments(explain_call)
+    @explains_arguments
     @settings.shows_options
     def run(self, task: Any, train: Any, **options: Unpack[settings.FitOptions]) -> TrainRun:
         """Return a run for a loop of your own, with the arguments of `fit`.
@@ -169,7 +166,9 @@ class Trainer:
         with ExitStack() as life:
             life.enter_context(apart_from_others())
             if isinstance(train, DataModule):
-                train = self._open_module(train, task, options, life)
+                from .evaluation_run import open_training_data
+
+                train = open_training_data(self.bus, self.plugins, engine, train, task, options, life)
             else:
                 life.enter_context(engine.process())
             checked = settings.training(task, train, options, engine.world_size)
@@ -209,7 +208,7 @@ class Trainer:
         options = {"loader_params": loader_params, "limit_train": limit_train}
         return count_steps(self.engine, self.plugins, train, epochs, steps, options)
 
-    @explains_arguments(explain_call)
+    @explains_arguments
     def validate(
         self,
         task: Any,
@@ -233,7 +232,7 @@ class Trainer:
         """
         return self._evaluate(task, validation, "validation", loader_params, name, limit, weights)
 
-    @explains_arguments(explain_call)
+    @explains_arguments
     def test(
         self,
         task: Any,
@@ -257,7 +256,7 @@ class Trainer:
         """
         return self._evaluate(task, test, "test", loader_params, name, limit, weights)
 
-    @explains_arguments(explain_call)
+    @explains_arguments
     def predict(
         self,
         task: Any,
@@ -349,11 +348,10 @@ class Trainer:
         Raises:
             ValueError: the data can be read only once; and as `fit`.
         """
-        from .host import unhosted
         from .rehearsal.rehearsal import rehearse
 
         check_step(task, "training_step")
-        with unhosted():
+        with hosted_by(None):
             return rehearse(self, loop.fit, task, train, options, folder)
 
     def overfit(
@@ -452,19 +450,9 @@ class Trainer:
             TypeError: the training data are batches already.
             ValueError: the sizes are not positive, or the wrong way round.
         """
-        from .data.batch_size import find_batch_size
-        from .data.loaders import samples_at_most
+        from .data.batch_size import find_by_rehearsing
 
-        largest = samples_at_most(train, largest)
-
-        if options.get("epochs") is options.get("steps") is None:
-            options["steps"] = 1_000_000  # only planned: an attempt makes a few
-
-        def attempt(size: int) -> None:
-            params = {**(options.get("loader_params") or {}), "batch_size": size}
-            self.rehearse(task, train, **{**options, "loader_params": params})
-
-        return find_batch_size(attempt, largest, smallest=smallest)[0]
+        return find_by_rehearsing(partial(self.rehearse, task, train), train, largest, smallest, options)
 
     def plan(self, task: Any = None, train: Any = None, **options: Unpack[settings.FitOptions]) -> str:
         """Return the handlers of each event, in the order in which they run.
@@ -484,20 +472,6 @@ class Trainer:
             return Lines(f"{run.plan()}\n\n{plan(self.bus)}")
         finally:
             run.hooks.closing.close()
-
-    def _open_module(self, module: DataModule, task: Any, options: settings.FitOptions, life: ExitStack) -> Any:
-        """Return the training data of a module, and complete the options with the rest of it."""
-        from .data.module_life import complete_options, open_module
-        from .evaluation_run import failing_with_data
-
-        name = options.get("name", "run")
-        opening = life.enter_context(failing_with_data(self.bus, self.plugins, self.engine, task, "train", name))
-        life.enter_context(self.engine.process())
-        with opening():
-            open_module(module, life, self.engine)
-            train = module.train()
-            complete_options(module, options)
-        return train
 
     def _evaluate(
         self, task: Any, data: Any, phase: Phase, params: Params, name: str, limit: Limit, weights: Weights

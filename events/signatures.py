@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, CO_VARKEYWORDS
 from os import PathLike
@@ -142,3 +142,10 @@ def show_attributes(thing: object) -> str:
     named = ((name, show_value(value)) for name, value in vars(thing).items() if name[:1] != "_")
     shown = [f"{name}={text}" for name, text in named if text not in ("None", "{}", "()", "[]")]
     return f"{type(thing).__name__}({', '.join(shown)})"
+
+
+def show_list(name: str, items: Iterable[object], rest: str) -> str:
+    """Return a call with a list and more arguments: in one line if that is short, else with a line for each item."""
+    texts = [*map(show_value, items)]
+    text = f"{name}([{', '.join(texts)}], {rest})"
+    return text if len(text) <= 120 else "\n".join([f"{name}([", *(f"    {each}," for each in texts), f"], {rest})"])

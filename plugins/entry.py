@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import getmembers, isfunction, signature
@@ -112,6 +112,32 @@ class PluginEntry:
                 f"Plugin {self.name!r} was given a condition when it was registered already, where it has no effect: "
                 f"call when() before, as in Trainer([{type(self.plugin).__name__}(...).when(...)])."
             )
+
+    def check_is_free(
+        self, entries: Mapping[str, PluginEntry], claims: Mapping[str, str], own_claims: Iterable[str]
+    ) -> None:
+        """Raise ValueError where the object, its name or a capability is registered already."""
+        kind = type(self.plugin).__name__
+        if any(entry.plugin is self.plugin for entry in entries.values()):
+            raise ValueError(f"This {kind} is registered already.")
+        if self.name in entries:
+            mend = f"{kind}(...).named('{self.name}_2')"
+            raise ValueError(f"A plugin named {self.name!r} is registered: give this one another name, as in {mend}.")
+        for word in own_claims:
+            if (other := claims.get(word)) is not None:
+                both = ", ".join(sorted(each for each in own_claims if claims.get(each) == other))
+                names = f"{other!r} and {self.name!r} both claim {both}"
+                raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
+
+    def check_is_in_no_run(self, in_runs: Iterable[tuple[Mapping[int, PluginEntry], Run | None]]) -> None:
+        """Raise RuntimeError where the plugin is in a run, which it would be reset and closed under."""
+        for entries, run in in_runs:
+            if (other := entries.get(id(self.plugin))) is not None:
+                name = "" if run is None else f" {run.name!r}"
+                raise RuntimeError(
+                    f"Plugin {other.name!r} is in the run{name} of another trainer, to which it belongs until that "
+                    f"ends: give this trainer another {type(self.plugin).__name__}."
+                )
 
     def gate_of(self, event: type[Event]) -> Gate | None:
         """Return what decides whether a handler of an event is called; None where it always is."""

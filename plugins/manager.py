@@ -82,9 +82,9 @@ class Plugins:
 
         entry = make_entry(plugin, name)
         claims = dict.fromkeys(entry.declared("exclusive"), entry.name)
-        self._check_free(entry, claims)
+        entry.check_is_free(self._entries, self._claims, claims)
         if self._run is not None:
-            _check_in_no_run(entry)
+            entry.check_is_in_no_run(_in_runs())
         entry.enabled, entry.runs_on_this_rank = not switched_off(entry.name), self._runs_on_this_rank(entry)
         if not entry.enabled:
             say_switched_off(entry.name)
@@ -337,7 +337,7 @@ class Plugins:
                 "engine of its own."
             )
         for entry in self._entries.values():
-            _check_in_no_run(entry)
+            entry.check_is_in_no_run(_in_runs())
 
     def reset(self) -> None:
         """Before a training: reset every plugin that takes part."""
@@ -375,20 +375,6 @@ class Plugins:
         engine = self._engine
         is_main, is_local_main = (True, True) if engine is None else (engine.is_main, engine.is_local_main)
         return {"all": True, "main": is_main, "local_main": is_local_main}[entry.ranks]
-
-    def _check_free(self, entry: PluginEntry, claims: Iterable[str]) -> None:
-        """Raise ValueError where an object, a name or a capability is registered already."""
-        kind = type(entry.plugin).__name__
-        if id(entry.plugin) in self._by_object:
-            raise ValueError(f"This {kind} is registered already.")
-        if entry.name in self._entries:
-            mend = f"{kind}(...).named('{entry.name}_2')"
-            raise ValueError(f"A plugin named {entry.name!r} is registered: give this one another name, as in {mend}.")
-        for word in claims:
-            if (other := self._claims.get(word)) is not None:
-                both = ", ".join(sorted(each for each in claims if self._claims.get(each) == other))
-                names = f"{other!r} and {entry.name!r} both claim {both}"
-                raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
 
     def _toggle(self, entry: PluginEntry, *, enabled: bool, by: str | None = None) -> None:
         before = entry.toggle(enabled=enabled, run=self._run)
@@ -462,13 +448,5 @@ def _heeds_environment() -> bool:
     return any(map(os.environ.get, ("HELIOGRAPH_PLUGINS", "HELIOGRAPH_RUN")))
 
 
-def _check_in_no_run(entry: PluginEntry) -> None:
-    """Raise RuntimeError where a plugin is in a run, which it would be reset and closed under."""
-    for others in list(_IN_RUNS):
-        if (other := others._by_object.get(id(entry.plugin))) is not None:
-            kind, run = type(entry.plugin).__name__, others._run
-            name = "" if run is None else f" {run.name!r}"
-            raise RuntimeError(
-                f"Plugin {other.name!r} is in the run{name} of another trainer, to which it belongs until that ends: "
-                f"give this trainer another {kind}."
-            )
+def _in_runs() -> list[tuple[dict[int, PluginEntry], Run | None]]:
+    return [(each._by_object, each._run) for each in list(_IN_RUNS)]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ..events import Event, Run
 from ..events.checks import PLAIN
-from ..events.errors import OF_SELF, explains_arguments, explains_attributes
 from ..events.signatures import show_value
-from .providers import OF_PLUGIN, explain_attribute, explain_call
+from .hints import OF_SELF, explains_arguments, explains_attributes
 
 if TYPE_CHECKING:
     from ..events.bus import When
@@ -24,7 +23,7 @@ Ranks = Literal["all", "main", "local_main"]
 ARGUMENTS = "__arguments__"  # in an object's `__dict__`: the text of each constructor argument, by its name
 
 
-@explains_attributes(OF_SELF, explain_attribute)
+@explains_attributes(OF_SELF)
 class Plugin:
     """An object whose `@on` methods are subscribed when it is registered.
 
@@ -165,7 +164,7 @@ class Plugin:
 
 def _recorded(constructor: FunctionType) -> Callable[..., None]:
     """Return a constructor that keeps the texts of its arguments in the object, for `repr`: no reference to a value."""
-    explained = explains_arguments(partial(explain_call, table=OF_PLUGIN))(constructor)
+    explained = explains_arguments(constructor)
 
     @wraps(constructor)
     def construct(self: Any, *values: Any, **options: Any) -> None:

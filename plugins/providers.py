@@ -93,6 +93,9 @@ OF_PLUGIN = {
     "monitor= names the metric, and mode= says which way is better.": "metric_for_best_model greater_is_better",
     "The folder is the first argument.": "dirpath default_root_dir",
 }
+TABLES = dict.fromkeys(("validate", "test", "predict"), OF_EVALUATION) | dict.fromkeys(
+    ("fit", "run", "standard", "Supervised"), WORDS
+)
 # Attributes of their trainers, modules and callbacks, as a step or a handler would use them.
 ATTRIBUTES = {
     TRACK: "log log_dict log_metrics",
@@ -166,18 +169,7 @@ def hint(word: str, table: Mapping[str, str] = WORDS) -> str:
     return next((f" {text}" for text, words in table.items() if word in words.split()), "")
 
 
-def explain_attribute(name: str) -> str:
-    """Return the tail of an error sentence about a missing attribute of a run, task, trainer or plugin."""
-    return hint(name, ATTRIBUTES)
-
-
-def explain_call(
-    error: TypeError,
-    function: Callable[..., Any],
-    count: int,
-    options: Iterable[str],
-    table: Mapping[str, str] = WORDS,
-) -> str:
+def explain_call(error: TypeError, function: Callable[..., Any], count: int, options: Iterable[str]) -> str:
     """Return what is wrong with the arguments of a call; empty if they are right, and the error is another one.
 
     Args:
@@ -185,14 +177,13 @@ def explain_call(
         function: what was called.
         count: how many arguments were given by position.
         options: the names of the others.
-        table: what the words of other frameworks are here.
     """
     if error.__traceback__ is None or error.__traceback__.tb_next is not None:
         return ""  # within the function
     parameters = signature(function).parameters
     named = [name for name, each in parameters.items() if each.kind in KEYWORD and name != "self"]
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-    table = OF_EVALUATION if name in ("validate", "test", "predict") else table
+    table = TABLES.get(name, OF_PLUGIN)
     for word in options:
         if word not in named:
             text = did_you_mean(word, named) or hint(word, table)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,6 +14,7 @@ from ...events.checks import check_whole_number
 from ...events.errors import error_text
 from ..system.errors import RankFailed, TrainingError
 from .draws import rng
+from .loaders import samples_at_most
 
 T = TypeVar("T")
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -68,6 +69,19 @@ def find_batch_size(attempt: Callable[[int], T], largest: int, *, smallest: int 
         gc.collect()  # what the failed attempt held, tracebacks included
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def find_by_rehearsing(
+    rehearse: Callable[..., object], train: Any, largest: int, smallest: int, options: Mapping[str, Any]
+) -> int:
+    """Find the largest batch that a rehearsal fits with; see `Trainer.find_batch_size`."""
+    length = {"steps": 1_000_000} if options.get("epochs") is options.get("steps") is None else {}  # a few are made
+
+    def attempt(size: int) -> None:
+        params = {**(options.get("loader_params") or {}), "batch_size": size}
+        rehearse(**{**options, **length, "loader_params": params})
+
+    return find_batch_size(attempt, samples_at_most(train, largest), smallest=smallest)[0]
 
 
 _FIRST_TRY: ContextVar[tuple[int, range]] = ContextVar("first try", default=(0, range(0)))

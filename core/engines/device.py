@@ -47,7 +47,11 @@ class DeviceEngine:
         cudnn_benchmark: bool = False,
     ) -> None:
         self.precision = _precision(precision)
-        self.determinism = _determinism(deterministic=deterministic, cudnn_benchmark=cudnn_benchmark)
+        self.determinism: Determinism | None = None
+        if deterministic or cudnn_benchmark:
+            from .determinism import Determinism
+
+            self.determinism = Determinism(deterministic=deterministic, cudnn_benchmark=cudnn_benchmark)
         self.device = check_device(default_device() if device is None else device)
         if self.determinism is not None:
             self.determinism.prepare(self.device)
@@ -280,11 +284,3 @@ def _precision(name: PrecisionName) -> FullPrecision:
     from .precision import Precision
 
     return Precision(name)
-
-
-def _determinism(*, deterministic: bool, cudnn_benchmark: bool) -> Determinism | None:
-    if not deterministic and not cudnn_benchmark:
-        return None
-    from .determinism import Determinism
-
-    return Determinism(deterministic=deterministic, cudnn_benchmark=cudnn_benchmark)

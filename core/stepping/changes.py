@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from ...events.checks import known_names
 from ...events.control import LOADED
 from ...plugins.environment import switched_off
 from ..checkpoint.state.rates import scale_optimizer, scale_scheduler, set_rate
+from ..engines.options import modules_of
+from .optimizers import held_parameters
 
 
 class RefusedChangeError(Exception):
@@ -132,3 +134,43 @@ def _switch(run: Run, request: Request) -> bool:
 
 def _rate(optimizer: Any) -> float:
     return float(optimizer.param_groups[0]["lr"])
+
+
+REMEDY = "Change the model before fit, which makes the optimizer of its parameters."
+
+
+class GivenModules:
+    """The modules of a task before the handlers of `TrainStart`, which come after its optimizers are made.
+
+    Args:
+        task: the task.
+    """
+
+    def __init__(self, task: Any) -> None:
+        self._task, self._modules = task, modules_of(task)
+        self._parameters = [each for module in self._modules.values() for each in module.parameters()]
+
+    def check(self, optimizers: Iterable[torch.optim.Optimizer], world_size: int) -> None:
+        """Raise ValueError where a handler has put modules into the task that would not be trained."""
+        now = modules_of(self._task)
+        for name in now.keys() | self._modules.keys():
+            if now.get(name) is not self._modules.get(name):
+                raise ValueError(
+                    f"A handler of TrainStart replaced, added or removed the task's module {name!r}: the run trains, "
+                    f"moves and saves those that fit was given. {REMEDY}"
+                )
+        before, held = {id(each) for each in self._parameters}, set().union(*map(held_parameters, optimizers))
+        added = {
+            f"{name}.{part}": each
+            for name, module in now.items()
+            for part, each in module.named_parameters()
+            if id(each) not in before and each.requires_grad
+        }
+        names = [name for name, each in added.items() if world_size > 1 or id(each) not in held]
+        if names:
+            what = "no optimizer holds" if world_size == 1 else "the ranks would not exchange gradients of"
+            raise ValueError(
+                f"A handler of TrainStart put parameters into the task that {what}: {', '.join(names[:5])}"
+                f"{', ...' if len(names) > 5 else ''}. They would not be trained. {REMEDY}"
+                + (" Or add them there: run.optimizer.add_param_group({'params': [...]})." if world_size == 1 else "")
+            )

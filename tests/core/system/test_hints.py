@@ -18,7 +18,7 @@ from heliograph import (
     Trainer,
     on,
 )
-from heliograph.events.errors import OF_RUN, OF_SELF, REFUSED
+from heliograph.plugins.hints import OF_RUN, OF_SELF, REFUSED
 from heliograph.plugins.providers import ATTRIBUTES, CLASSES, HOOKS, OF_EVALUATION, OF_PLUGIN, WORDS, hint
 from heliograph.tests import kit
 from torch import nn
