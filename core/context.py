@@ -486,7 +486,8 @@ class RunContext(PayloadVerbs, ABC):
         is_shared, batch, length = self.control.is_shared, self.progress.batch, self.batches_per_epoch
         last = self.last_batch
         is_over = is_shared and batch > 0 and self.is_last_batch
-        ahead = self.work.reads_ahead and not isinstance(self.train_loader, Iterator)  # which would lose an item
+        peeks = not isinstance(self.train_loader, Iterator)  # which would lose an item
+        ahead = self.work.reads_ahead and peeks
         batches = self.data.open(self.progress, partial(self._report, report_replay), is_over=is_over, ahead=ahead)
         self.hooks.call_positioned()
         mark = partial(setattr, self.work, "is_last_seen")
@@ -494,15 +495,15 @@ class RunContext(PayloadVerbs, ABC):
             from .distributed.ranks.common_batches import read_together
 
             rest = (0 if self.work.is_last_seen else None) if length is None else int(min(length, last)) - batch
-            marks = mark if ahead and not is_over and last == inf else None
+            marks = mark if peeks and (ahead or length is not None) and not is_over and last == inf else None
             batches = read_together(batches, self.data, self.engine, rest, self.size_of, marks)
         elif last < inf:
             batches = islice(batches, max(0, int(last) - batch))
         elif (length is None and ahead) or (length is not None and type(self.train_loader) not in (list, tuple)):
             from .data.last_batch import mark_last
 
-            sure = max(0, (length or 0) - batch - ahead)  # the others may be more than the loader says
-            batches = chain(islice(batches, sure), mark_last(batches, mark, ahead=ahead))
+            sure = max(0, (length or 0) - batch - peeks)  # the others may be more than the loader says
+            batches = chain(islice(batches, sure), mark_last(batches, mark, ahead=peeks))
         fed, source = self.engine.feed(batches), self.data.source
         if source is None or not source.parts:
             return fed

@@ -163,6 +163,25 @@ def test_an_exception_in_the_body_closes_the_run() -> None:
     assert recorder.trace[-2:] == ["run_failed", "run_closed"]
 
 
+class TooShort(list[Batch]):
+    """Says that it has two batches."""
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_windows_stay_whole_beyond_the_length_that_a_loader_says() -> None:
+    held: list[int] = []
+    run, task, _ = start(TooShort(class_batches(5)), GradientAccumulation(3), epochs=2)
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(loss_of(task, batch))
+                held.append(run.progress.steps)
+    assert held == [0, 0, 1, 1, 2, 2, 2, 3, 3, 4]
+    assert "5 batches" in run.result.warnings[0]
+
+
 def test_break_in_an_open_window_still_steps_it() -> None:
     run, task, _ = start(class_batches(4), GradientAccumulation(3), epochs=1)
     with run:
