@@ -11,7 +11,6 @@ from .core.checkpoint.state.leaves import leaves as leaves
 from .core.checkpoint.state.rates import scale_optimizer as scale_optimizer
 from .core.checkpoint.state.rates import scale_scheduler as scale_scheduler
 from .core.checkpoint.state.schema import as_plain as as_plain
-from .core.checkpoint.state.schema import check_plain as check_plain
 from .core.checkpoint.storage import read_manifest as read_manifest
 from .core.checkpoint.storage.lock import Lock as Lock
 from .core.checkpoint.storage.manifest import Entry as Entry

@@ -103,7 +103,7 @@ def test_a_counter_is_in_the_words_of_the_plan_as_its_filter_is() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: LogSchedule(Every(steps=1), steps=2), TypeError, "or a filter, .*; got <.*Every.*>, steps=2"),
+        (lambda: LogSchedule(Every(steps=1), steps=2), TypeError, "or a filter, .*; got Every.*, steps=2"),
         (lambda: LogSchedule(), TypeError, "LogSchedule takes an interval, .*; got nothing"),
         (lambda: LogSchedule(at_end=True), TypeError, "LogSchedule takes an interval"),
         (lambda: LogSchedule(step=2), TypeError, "LogSchedule has no argument 'step'. Did you mean 'steps'"),  # type: ignore[call-arg]  # a mistake

@@ -220,7 +220,7 @@ def test_a_note_that_is_no_text_is_the_plugins_error() -> None:
         (raising(KeyError("m")), "KeyError: 'm'"),
         (raising(SystemExit(1)), "SystemExit: 1"),
         (raising(SilentError()), "SilentError: <its text raised OSError>"),
-        (lambda: {"a": [np.float64(1)]}, "TypeError: its state['a'][0] is a numpy.float64: a checkpoint holds"),
+        (lambda: {"a": [np.zeros(2)]}, "TypeError: its state['a'][0] is a numpy.ndarray: a checkpoint holds"),
         (lambda: {"a": Path("x")}, "TypeError: its state['a'] is a pathlib."),
         (lambda: {"a": threading.Lock()}, "TypeError: cannot pickle '_thread.lock' object"),
     ],
