@@ -19,7 +19,10 @@ from torch.export import Dim
 from ..core.checkpoint.storage.files import prepare_folder, write_whole
 from ..core.data.draws.rng import kept
 from ..core.engines.sharded.states import ShardingEngine
+from ..core.evaluation import eval_mode
 from ..core.host import ended_for_good
+from ..core.outputs.parts import mapped as changed
+from ..core.outputs.parts import on_cpu
 from ..core.system.errors import NotRecorded
 from ..core.system.extras import kind_of, require
 from ..events import BatchStart, Handle, Lane, Run, RunClosed, TrainStart
@@ -165,7 +168,7 @@ class Export(Plugin):
             return
         name = self._chosen(run)
         with run.engine.writing(), _as_exported(run.modules[name]) as module:
-            arguments = copied(as_arguments(example))
+            arguments = on_cpu(as_arguments(example))
             self._write(run, name, module, arguments)
 
     def close(self) -> None:
@@ -182,7 +185,7 @@ class Export(Plugin):
                 f"known: give example=, a tensor, a tuple of positional arguments or a dict of keyword arguments."
             )
         self._check_inputs(run.batch[0])
-        self._seen = copied(run.batch[0])
+        self._seen = on_cpu(run.batch[0])
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -199,7 +202,7 @@ class Export(Plugin):
 
     def _try_example(self, run: Run, name: str) -> None:
         """Call a copy of the module, as at the end: its attributes and the random generators stay as they were."""
-        args, kwargs = copied(as_arguments(self.example))
+        args, kwargs = on_cpu(as_arguments(self.example))
         with kept(), run.engine.writing():
             try:
                 twin = deepcopy(run.modules[name]).cpu()
@@ -303,15 +306,9 @@ class Export(Plugin):
 def _as_exported(module: nn.Module) -> Iterator[nn.Module]:
     """Yield a module in eval mode on the CPU, without gradients; the module itself keeps its modes and its device."""
     devices = {each.device.type for each in (*module.parameters(), *module.buffers())}
-    modes = [(part, part.training) for part in module.modules()]
     made = module if devices <= {"cpu"} else deepcopy(module).cpu()
-    try:
-        made.eval()
-        with torch.no_grad():
-            yield made
-    finally:
-        for part, training in modes:
-            part.training = training
+    with eval_mode({"": made}), torch.no_grad():
+        yield made
 
 
 def _first_lines(error: BaseException) -> str:
@@ -521,31 +518,11 @@ def mapped(value: Any, act: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return act(value)
     if isinstance(value, tuple | list):
-        return _like(value, [mapped(each, act) for each in value])
+        items = [mapped(each, act) for each in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, Mapping):
         return {name: mapped(each, act) for name, each in value.items()}
     return None
-
-
-def changed(value: Any, act: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested tuples, lists and dicts with each tensor replaced; other leaves are as they were."""
-    if isinstance(value, Tensor):
-        return act(value)
-    if isinstance(value, tuple | list):
-        return _like(value, [changed(each, act) for each in value])
-    if isinstance(value, Mapping):
-        return {name: changed(each, act) for name, each in value.items()}
-    return value
-
-
-def _like(value: Any, items: list[Any]) -> Any:
-    """Return items as what they were in: a list, a tuple or a named tuple."""
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-
-
-def copied(value: Any) -> Any:
-    """Return the inputs on the CPU, apart from the graph and from what changes them later."""
-    return changed(value, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 def batch_size(arguments: Arguments) -> int:
@@ -554,8 +531,7 @@ def batch_size(arguments: Arguments) -> int:
     Raises:
         ValueError: there is none, or they differ.
     """
-    sizes: set[int] = set()
-    mapped(arguments, lambda tensor: sizes.add(tensor.shape[0]) if tensor.ndim else None)
+    sizes = {tensor.shape[0] for tensor in tensors_in(arguments) if tensor.ndim}
     if len(sizes) != 1 or sizes == {0}:
         raise ValueError(
             f"The inputs have the first dimensions {sorted(sizes)}, so which one is the batch is not known: "

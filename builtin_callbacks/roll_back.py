@@ -101,20 +101,17 @@ class RollBack(Plugin):
         self.skipped |= {(epoch, batch) for epoch, batch in state["skipped"]}
 
     def _go_back(self, run: Run, what: str) -> None:
-        self._check_times(what)
+        if self.times >= self.max_times:
+            raise FloatingPointError(
+                f"{what}, and the run went back {self.times} times already (max_times={self.max_times}): lower the "
+                f"learning rate, clip gradients, check the data."
+            )
         if run.engine.world_size == 1:  # else this rank may be alone here, and a save ends on all ranks together
             run.settle()
         state, path = self._last_good(run, what)
         self.times += 1
         run.note(f"rolled back at step {run.progress.steps} to {path} ({self.times} of {self.max_times}): {what}")
         run.roll_back(state, path)
-
-    def _check_times(self, what: str) -> None:
-        if self.times >= self.max_times:
-            raise FloatingPointError(
-                f"{what}, and the run went back {self.times} times already (max_times={self.max_times}): lower the "
-                f"learning rate, clip gradients, check the data."
-            )
 
     def _last_good(self, run: Run, what: str) -> tuple[dict[str, Any], Path]:
         if run.is_replay and self._paths:  # there are no weights to look at: whether it was good, the recording shows

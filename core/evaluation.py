@@ -220,7 +220,7 @@ class Evaluation:
 
 
 @contextmanager
-def _eval_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+def eval_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Switch modules to eval mode, and every submodule back to the mode that it had."""
     modes = [(module, module.training) for root in modules.values() for module in root.modules()]
     for root in modules.values():
@@ -238,7 +238,7 @@ def evaluating(run: RunContext, phase: Phase, kind: Callable[..., Evaluation] = 
     former, means, claims = run.phase, run.means, run.work.claims
     run.phase, run.work.claims = phase, {}
     try:
-        with run.evaluating_weights(), _eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
+        with run.evaluating_weights(), eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
             yield kind(run, phase, run.settings.evaluations.get(phase, {}))
     finally:
         run.control.is_evaluating = False

@@ -49,7 +49,12 @@ class TrainRun(RunContext):
         if self._entered:
             raise RuntimeError("A run is used once: ask trainer.run(...) for another.")
         try:
-            self._check_free()
+            if is_in_run(self.engine):
+                raise RuntimeError(
+                    f"This {type(self.engine).__name__} is in a run, whose modules and optimizers it holds until that "
+                    f"ends: use another Trainer with an engine of its own."
+                )
+            self.plugins.check_free()
         except RuntimeError:
             self.hooks.closing.close()  # without an error: the engine stays in its group, for the run that uses it
             raise
@@ -190,14 +195,6 @@ class TrainRun(RunContext):
         from .own_loop import outside_autocast
 
         return outside_autocast(self.engine.device)
-
-    def _check_free(self) -> None:
-        if is_in_run(self.engine):
-            raise RuntimeError(
-                f"This {type(self.engine).__name__} is in a run, whose modules and optimizers it holds until that "
-                f"ends: use another Trainer with an engine of its own."
-            )
-        self.plugins.check_free()
 
     def _prepare(self) -> None:
         engine = self.engine

@@ -92,7 +92,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         **({} if run.resumption.given_rates is None else {"given_rates": run.resumption.given_rates}),
         **({"count_units": dict(run.stepping.units)} if run.stepping.units else {}),
         **({} if shards is None else {"shards": dict(shards)}),
-        **({} if run.modes is None else run.modes.state_dict(run.modules)),
+        **({} if run.modes is None else run.modes.state_dict()),
         **({} if run.outcome.rows is None else {"log_history": run.outcome.rows.state_dict() | _totals(run)}),
     }
     snapshot, types = as_plain(snapshot, "state")
@@ -173,7 +173,11 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     run.control.load_state_dict(saved["control"], at_save_point=run.in_boundary)
     run.metrics.update(saved["metrics"])
     run.means.load_state_dict(saved.get("means", {}))
-    _load_rows(run, saved)
+    from .metrics.log_rows import LogRows
+
+    state = saved.get("log_history")
+    run.outcome.rows = None if state is None else LogRows.of_state(state, run.outcome.rows)
+    run.means.totals = {name: (value, weight) for name, (value, weight) in (state or {}).get("totals", {}).items()}
     # A return may be to what the run was resumed from.
     resumption.batch_change = saved.get("batch_change", resumption.batch_change)
     resumption.restores_attributes = saved.get("restore_attributes", resumption.restores_attributes)
@@ -216,15 +220,6 @@ def _totals(run: RunContext) -> dict[str, Any]:
     return {"totals": {name: list(each) for name, each in run.means.totals.items()}}
 
 
-def _load_rows(run: RunContext, saved: Mapping[str, Any]) -> None:
-    """Continue with the rows of a snapshot; where it has none, without any."""
-    from .metrics.log_rows import LogRows
-
-    state = saved.get("log_history")
-    run.outcome.rows = None if state is None else LogRows.of_state(state, run.outcome.rows)
-    run.means.totals = {name: (value, weight) for name, (value, weight) in (state or {}).get("totals", {}).items()}
-
-
 def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:
     """Load the modules, the optimizers, whose learning rates are state, and the schedulers of the same kinds."""
     given, resumption = base_rates(run.optimizers), run.resumption
@@ -257,7 +252,16 @@ def restoring(run: RunContext) -> Iterator[Path | None]:
     """Apply the state that a run is to continue from, yield its file, then compare what every plugin made of it."""
     own = _restore(run)
     yield run.resumption.path
-    _compare_restored(run, own)
+    resumption = run.resumption
+    if own.get("unseen") and resumption.unseen is not None:
+        with run.evaluating_weights():  # as at the save
+            resumption.unseen.compare(run, own["unseen"], is_roll_back=resumption.resumed_at is not run.origin)
+    if run.control.is_shared:
+        known = run.data.guarantee()  # another rank may read other data: it is one training
+        for level, reasons in run.engine.gather_objects(known):
+            for reason in reasons:
+                if reason not in known[1]:
+                    run.data.doubt(level, reason)
 
 
 def _restore(run: RunContext) -> dict[str, Any]:
@@ -278,7 +282,7 @@ def _restore(run: RunContext) -> dict[str, Any]:
             run, own["unseen"], restores=resumption.restores_attributes, is_roll_back=not resumption.is_resume
         )
     if run.modes is not None:
-        run.modes.load_state_dict(run.modules, own)
+        run.modes.load_state_dict(own)
     if resumption.is_resume:
         resumption.is_resume, resumption.resumed_from, resumption.resumed_at = False, resumption.path, run.origin
         _warn_if_past(run)
@@ -323,25 +327,6 @@ def _describe_newest(run: Run) -> str:
     missing = run.progress.steps - steps
     more = "1 step is" if missing == 1 else f"{missing} steps are"
     return f"{newest}, of step {steps}, and {more} not in it" if missing > 0 else ""
-
-
-def _compare_restored(run: RunContext, state: Mapping[str, Any]) -> None:
-    """Compare plugins and settings with those of a state that was applied, now that every plugin has its own."""
-    resumption = run.resumption
-    if state.get("unseen") and resumption.unseen is not None:
-        with run.evaluating_weights():  # as at the save
-            resumption.unseen.compare(run, state["unseen"], is_roll_back=resumption.resumed_at is not run.origin)
-    if run.control.is_shared:
-        _share_doubts(run)
-
-
-def _share_doubts(run: RunContext) -> None:
-    """Take over why other ranks are not exact, as where one of them reads other data: it is one training."""
-    known = run.data.guarantee()
-    for level, reasons in run.engine.gather_objects(known):
-        for reason in reasons:
-            if reason not in known[1]:
-                run.data.doubt(level, reason)
 
 
 def _where(run: RunContext) -> str:

@@ -98,7 +98,9 @@ class EventOrder:
         Raises:
             ValueError: the demands, those of the lanes among them, form a cycle; nothing was added.
         """
-        self._enlist(handler)
+        for table, names in self._tables(handler):
+            for name in names:
+                table.setdefault(name, []).append(handler)
         try:
             followers = self._followers(handler)
         except ValueError:
@@ -119,11 +121,6 @@ class EventOrder:
         self._take_out([handler, *followers])
         self._strike(handler)
         return self._put_back(followers)
-
-    def _enlist(self, handler: Handler) -> None:
-        for table, names in self._tables(handler):
-            for name in names:
-                table.setdefault(name, []).append(handler)
 
     def _strike(self, handler: Handler) -> None:
         for table, names in self._tables(handler):

@@ -148,7 +148,10 @@ class Outbox:
                     pause = self._wait(describe_error(error), pause)
                 else:
                     pause = FIRST_PAUSE
-                    self._end_outage()
+                    if self._outage:
+                        with self._changed:
+                            self._outage = ""
+                        logger.info("%s is written to again", self._name)
         except BaseException as error:
             with self._changed:
                 self._give_up(describe_error(error))
@@ -182,7 +185,12 @@ class Outbox:
         except Exception as error:  # noqa: BLE001  # counted, logged, and said in the result
             self._note_refusal(record, describe_error(error))
         if is_collected:
-            self._note_collected(record)
+            with self._changed:
+                if not self._given_up:
+                    self._collected += 1
+                    self._values += record.values
+                    self._written += 1
+                    self._changed.notify_all()
         else:
             self._remove(record, self._collected)
 
@@ -201,14 +209,6 @@ class Outbox:
         for record in records:
             self._remove(record, 0)
         self._forget_collected()
-
-    def _note_collected(self, record: Record) -> None:
-        with self._changed:
-            if not self._given_up:
-                self._collected += 1
-                self._values += record.values
-                self._written += 1
-                self._changed.notify_all()
 
     def _forget_collected(self) -> None:
         with self._changed:
@@ -240,12 +240,6 @@ class Outbox:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._given_up or self._is_closing is not was_closing, pause)
         return FIRST_PAUSE if self._is_closing else min(2 * pause, LONGEST_PAUSE)
-
-    def _end_outage(self) -> None:
-        if self._outage:
-            with self._changed:
-                self._outage = ""
-            logger.info("%s is written to again", self._name)
 
     # What was lost.
 

@@ -327,19 +327,16 @@ class Tracker(Plugin):
             training_id = uuid4().hex if run.is_replay else run.training_id
             page = Page(run.name, training_id, self._page_id, self._attempt, resumed_at)
             self._outbox.put(Record("open", (page,)))
-            self._remark_left_out()
+            what = ", ".join(f"{kind} ({count})" for kind, count in self._left_out.items())
+            self._left_out = {}
+            if what:
+                self._remark(f"{self.name} may lack what waited to be written when the checkpoint was saved: {what}")
             waiting, self._waiting = self._waiting, []
             for record in waiting:
                 self._outbox.put(record)
             if run.hyper_parameters and self._writes("hyper_parameters"):  # after those of a former attempt
                 self._outbox.put(Record("hyper_parameters", (plain_values(run.hyper_parameters),)))
         return self._outbox
-
-    def _remark_left_out(self) -> None:
-        what = ", ".join(f"{kind} ({count})" for kind, count in self._left_out.items())
-        self._left_out = {}
-        if what:
-            self._remark(f"{self.name} may lack what waited to be written when the checkpoint was saved: {what}")
 
     def _remark(self, text: str) -> None:
         """Note it in the result; from the thread, too."""

@@ -188,7 +188,7 @@ def _plugins(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         notes.append("there is no state of the random generators: they start fresh")
     log = _loggers(saved).get("root", {}).get("log_file")
     if isinstance(log, str):
-        states["file_log"] = {"file": _last_part(log)}
+        states["file_log"] = {"file": (PureWindowsPath(log) if "\\" in log else PurePosixPath(log)).name}
     return states, notes
 
 
@@ -214,10 +214,6 @@ def _loggers(saved: Mapping[str, Any]) -> dict[str, Any]:
     if "run_path" in saved:
         loggers["tensorboard"] = {"run_path": saved["run_path"]}
     return loggers
-
-
-def _last_part(path: str) -> str:
-    return (PureWindowsPath(path) if "\\" in path else PurePosixPath(path)).name
 
 
 def _left_out(state: dict[str, Any]) -> list[str]:

@@ -101,7 +101,7 @@ class LastBatch:
 def digest_of(content: Any) -> bytes:
     """Return a digest of values with their places: of all bytes up to 1 MiB, else of a sample and the sizes."""
     leaves = list(islice(_leaves(content, "", DEPTH), MOST))
-    size = sum(_bytes_of(value) for _, value in leaves)
+    size = sum(value.nbytes if isinstance(value, Tensor | np.ndarray) else 0 for _, value in leaves)
     share = 1.0 if size <= WHOLE else SAMPLE / size
     state = blake2b(digest_size=16)
     for place, value in leaves:
@@ -136,10 +136,6 @@ def _leaves(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
             yield from _leaves(part, f"{place}.{key}", depth - 1)
     else:
         yield place, value
-
-
-def _bytes_of(value: Any) -> int:
-    return value.nbytes if isinstance(value, Tensor | np.ndarray) else 0
 
 
 def _pieces(value: Any, share: float) -> Iterator[bytes | memoryview]:

@@ -347,8 +347,7 @@ class OptimizerModes:
     def eval(self) -> None:
         """Put the weights to evaluate and to save into the model, unless they are there."""
         if self._trained is None:
-            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-            self._trained = [(each, each.detach().clone()) for group in groups for each in group["params"]]
+            self._trained = [(each, each.detach().clone()) for each in self._parameters()]
             for optimizer in self._optimizers:
                 optimizer.eval()
 
@@ -373,22 +372,16 @@ class OptimizerModes:
         finally:
             self.train()
 
-    def state_dict(self, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
-        """Return the trained weights by module and name, unless they are in the model."""
-        if self._trained is None:
-            return {}
-        values = {id(parameter): value for parameter, value in self._trained}
-        named = {name: module.named_parameters() for name, module in modules.items()}
-        return {
-            "trained": {
-                name: {key: values[id(each)] for key, each in parameters if id(each) in values}
-                for name, parameters in named.items()
-            }
-        }
+    def state_dict(self) -> dict[str, Any]:
+        """Return the trained weights, in the order of the optimizers, unless they are in the model."""
+        return {} if self._trained is None else {"trained": [value for _, value in self._trained]}
 
-    def load_state_dict(self, modules: Mapping[str, nn.Module], state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with trained weights, after those of the model and the states of the optimizers were loaded."""
-        trained = state.get("trained", {})
-        named = [(trained.get(name, {}), module.named_parameters()) for name, module in modules.items()]
-        self._trained = [(each, saved[key]) for saved, parameters in named for key, each in parameters if key in saved]
+        trained = state.get("trained", ())
+        self._trained = list(zip(self._parameters()[: len(trained)], trained, strict=True))
         self.train()
+
+    def _parameters(self) -> list[Tensor]:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return [each for group in groups for each in group["params"]]

@@ -75,7 +75,9 @@ class LogRows:
         if newest and newest[-1]["step"] == step:
             newest[-1].update(metrics)
         elif not newest and self._count and self._values["step"][-1] == step:
-            self._newest.append({**self._pop_column_row(), **metrics})
+            self._count -= 1
+            row = {name: (values.pop(), self._known[name].pop()) for name, values in self._values.items()}
+            self._newest.append({name: value for name, (value, is_known) in row.items() if is_known} | dict(metrics))
         else:
             newest.append({"step": step, "epoch": epoch, **metrics})
             if len(newest) > WAITING:
@@ -142,9 +144,3 @@ class LogRows:
             for name, values in self._values.items():
                 del values[:surplus], self._known[name][:surplus]
             self._count, self.dropped = LONGEST, self.dropped + surplus
-
-    def _pop_column_row(self) -> Row:
-        """Take the newest row out of the columns."""
-        self._count -= 1
-        row = {name: (values.pop(), self._known[name].pop()) for name, values in self._values.items()}
-        return {name: value for name, (value, is_known) in row.items() if is_known}

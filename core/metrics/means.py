@@ -60,7 +60,13 @@ class Sum:
         self.weight += weight
         self.pending += 1
         if self.pending == FOLD:
-            self._fold()
+            self.pending = 0
+            if self.short is not None:
+                self.host += self.short[0]
+                self.short[0] = 0.0
+            elif self.total is not None and self.part is not None:
+                self.total.add_(self.part)
+                self.part.zero_()
 
     @property
     def on_host(self) -> float:
@@ -79,15 +85,6 @@ class Sum:
             start = self.start if self.short is None else self.short[0]
             return [self.host, float(self.weight), start, self.pending]
         return [self.host + self.total.item(), float(self.weight), self.part.item(), self.pending]
-
-    def _fold(self) -> None:
-        self.pending = 0
-        if self.short is not None:
-            self.host += self.short[0]
-            self.short[0] = 0.0
-        elif self.total is not None and self.part is not None:
-            self.total.add_(self.part)
-            self.part.zero_()
 
     def _begin(self, name: str, value: Tensor) -> Tensor:
         check_scalar(name, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from ...events import Event, Log, Run, ValidationBatchEnd, ValidationBatchStart, ValidationEnd, ValidationStart
 from ...events.checks import check_number, known_names
@@ -63,7 +63,8 @@ class Monitor:
             raise ValueError(f"{self.name!r} is monitored, but there is no validation data: pass validation= to fit.")
         if run.is_replay or others_take_part(run):
             return
-        own = _own_names(run.task)
+        names = getattr(run.task, "validation_names", None)
+        own = names() if callable(names) else None
         prefixes = [f"validation/{dataset}/" if dataset else "validation/" for dataset in run.validation_sets]
         known = [prefix + name for prefix in prefixes for name in own or ("<name>",)]
         below = prefixes if own is None else [f"{each}/" for each in known]  # of a metric of several values
@@ -162,11 +163,6 @@ def _name_here(name: object) -> str:
     found = re.fullmatch(r"(?:(train|training)|validation|valid|val|eval|test)[_/](.+)", str(name))
     train, rest = found.groups() if found else (None, name if isinstance(name, str) and "/" not in name else "")
     return f"{'train' if train else 'validation'}/{rest or 'loss'}"
-
-
-def _own_names(task: Any) -> Iterable[str] | None:
-    names = getattr(task, "validation_names", None)
-    return names() if callable(names) else None
 
 
 def others_take_part(run: Run, events: Iterable[type[Event]] = VALIDATING) -> bool:

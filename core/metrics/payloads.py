@@ -16,7 +16,8 @@ def log_image(run: Run, name: str, image: Any) -> None:
     """Emit `LogImage`, where somebody wants it; see `heliograph.Run.log_image`."""
     if _is_wanted(run, LogImage, name):
         pixels = to_image(image)
-        if _is_out_of_range(image):
+        values = _array("log_image", image)
+        if np.issubdtype(values.dtype, np.floating) and not ((values >= -0.01) & (values <= 1.01)).all():
             run.warn(f"The image {name!r} has values beyond 0 to 1, and is shown cut to these: scale it before.")
         _emit(run, LogImage(name, pixels))
 
@@ -103,11 +104,6 @@ def to_image(image: Any) -> np.ndarray[Any, Any]:
         pixels = (np.clip(np.nan_to_num(pixels), 0, 1) * 255).round().astype(np.uint8)
     colours = pixels[..., :3] if pixels.shape[2] >= 3 else pixels.repeat(3, axis=2)
     return np.ascontiguousarray(colours)
-
-
-def _is_out_of_range(image: Any) -> bool:
-    values = _array("log_image", image)
-    return bool(np.issubdtype(values.dtype, np.floating) and not ((values >= -0.01) & (values <= 1.01)).all())
 
 
 def _is_wanted(run: Run, kind: type[Event], name: str) -> bool:

@@ -186,7 +186,7 @@ class Proof:
             self._last_handle = run.bus.on(BatchEnd, self._emit_when_done, lane=Lane.REPORT)
 
     def _owner(self, run: Run) -> Owner:
-        layout = _digest(repr(run.data.layouts))
+        layout = blake2b(repr(run.data.layouts).encode(), digest_size=16).digest()
         return Owner(bytes.fromhex(run.training_id), layout, run.engine.rank, run.engine.world_size, self.returns)
 
     def _path(self, run: Run) -> Path:
@@ -294,10 +294,6 @@ class Proof:
 
 
 DIVERGES = "The resumed run diverges from the killed run: what was done again"
-
-
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode(), digest_size=16).digest()
 
 
 def _lower(run: Run, text: str) -> None:

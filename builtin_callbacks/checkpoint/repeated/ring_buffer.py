@@ -106,7 +106,10 @@ class Ring:
     def __init__(self, file: int, path: Path) -> None:
         self.path = path
         try:
-            _take_room(file)
+            if hasattr(os, "posix_fallocate"):  # else a full disk would end the process at a write
+                os.posix_fallocate(file, 0, SIZE)
+            elif os.fstat(file).st_size < SIZE and os.write(file, bytes(SIZE)) < SIZE:  # macOS, say
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.buffer = mmap.mmap(file, SIZE)
         finally:
             os.close(file)  # a mapping keeps it
@@ -179,18 +182,6 @@ def _check_regular(path: Path) -> None:
     """Raise OSError where something that is not a regular file has a name: it is left alone."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise OSError(errno.EEXIST, "not a regular file", str(path))
-
-
-def _take_room(file: int) -> None:
-    """Make a file `SIZE` bytes long, with room for them on the disk.
-
-    Raises:
-        OSError: there is none.
-    """
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, SIZE)
-    elif os.fstat(file).st_size < SIZE and os.write(file, bytes(SIZE)) < SIZE:  # macOS, say
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Rows:

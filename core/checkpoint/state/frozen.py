@@ -112,15 +112,11 @@ def sums(tensors: Mapping[Key, Tensor]) -> dict[Key, int]:
         by_device.setdefault(each.device, []).append(key)
     found: dict[Key, int] = {}
     for device, keys in by_device.items():
-        factors = _factors(device)
+        # Odd numbers without a pattern, so that a changed value, or two that change places, give another sum.
+        numbers = torch.arange(1, SUMMED + 1, device=device) * ODD
+        factors = (numbers ^ (numbers >> 29)) * ODD | 1
         found |= zip(keys, torch.stack([_sum(tensors[key], factors) for key in keys]).tolist(), strict=True)
     return found
-
-
-def _factors(device: torch.device) -> Tensor:
-    """Return odd numbers without a pattern, so that a changed value, or two that change places, give another sum."""
-    numbers = torch.arange(1, SUMMED + 1, device=device) * ODD
-    return (numbers ^ (numbers >> 29)) * ODD | 1
 
 
 def _sum(tensor: Tensor, factors: Tensor) -> Tensor:

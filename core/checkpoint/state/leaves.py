@@ -44,7 +44,9 @@ def _walk(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, 
     if isinstance(value, Tensor):
         yield path, _tensor_leaf(value)
     elif isinstance(value, np.ndarray) and value.dtype != object:
-        yield path, _array_leaf(value)
+        sample = value.reshape(-1)[:: 1 + value.size // SAMPLE]
+        numbers = sample.astype(np.float64) if value.dtype.kind in "biuf" else None
+        yield path, Leaf(f"{value.dtype} of shape {list(value.shape)}", _digest(value.tobytes()), numbers)
     elif isinstance(value, SCALARS):
         yield path, Leaf(type(value).__name__, _digest(repr(value).encode()), value)
     elif isinstance(value, NAMED):
@@ -92,12 +94,6 @@ def _tensor_leaf(value: Tensor) -> Leaf:
         _digest(flat.view(torch.uint8).numpy().data),
         numbers.to(torch.float64, copy=True).numpy(),
     )
-
-
-def _array_leaf(value: np.ndarray[Any, Any]) -> Leaf:
-    sample = value.reshape(-1)[:: 1 + value.size // SAMPLE]
-    numbers = sample.astype(np.float64) if value.dtype.kind in "biuf" else None
-    return Leaf(f"{value.dtype} of shape {list(value.shape)}", _digest(value.tobytes()), numbers)
 
 
 def _digest(content: bytes | memoryview) -> bytes:

@@ -196,7 +196,12 @@ class _TreeCheck:
 
     def _count(self, value: Any, path: str, depth: int) -> int:
         if type(value) not in CONTAINERS:
-            self._check_leaf(value, path)
+            if self._only_plain and type(value) not in PLAIN and not isinstance(value, Tensor):
+                name = with_article(f"{type(value).__module__}.{type(value).__name__}")
+                raise TypeError(
+                    f"{path} is {name}: a checkpoint holds plain types and tensors only, so that it loads "
+                    f"safely. Convert it in state_dict()."
+                )
             return 1
         known = self._counts.get(id(value))
         if known:
@@ -213,14 +218,6 @@ class _TreeCheck:
                 count += self._count(item, where, depth - 1) - 1
         self._counts[id(value)] = count
         return count
-
-    def _check_leaf(self, value: Any, path: str) -> None:
-        if self._only_plain and type(value) not in PLAIN and not isinstance(value, Tensor):
-            name = with_article(f"{type(value).__module__}.{type(value).__name__}")
-            raise TypeError(
-                f"{path} is {name}: a checkpoint holds plain types and tensors only, so that it loads "
-                f"safely. Convert it in state_dict()."
-            )
 
 
 def has_plain_items(value: Any) -> bool:

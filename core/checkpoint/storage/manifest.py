@@ -267,7 +267,9 @@ def decode(content: bytes, path: Path, data: Path | None = None) -> Entry:
         raise ValueError(f"The manifest {path} is damaged, or of something else: {error}.") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"{path} is damaged, or no manifest of a heliograph checkpoint.")
-    if not _checksum_matches(content):
+    before, _, rest = content.partition(CHECKSUM)
+    digest, end, after = rest[:DIGITS], rest[DIGITS : DIGITS + 2], rest[DIGITS + 2 :]
+    if not (end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == digest):
         raise ValueError(f"The manifest {path} is damaged: its bytes do not match its own digest.")
     try:
         if (schema := _typed(facts["schema"], "schema", int)) != SCHEMA:
@@ -326,7 +328,7 @@ def _judged_by(saved: Any) -> JudgedBy | None:
     if mode not in ("min", "max"):
         raise ValueError(f"judged_by has the mode {mode!r}")
     value = _typed(value, "judged_by", int, float, str, NoneType)
-    return _typed(metric, "judged_by", str), mode, _from_json(value)
+    return _typed(metric, "judged_by", str), mode, (None if value is None else float(value))
 
 
 def _shard(saved: Mapping[str, Any]) -> tuple[int, str]:
@@ -361,13 +363,6 @@ def _with_checksum(facts: Mapping[str, Any]) -> bytes:
     return b"".join((before, CHECKSUM, hashlib.sha256(content).hexdigest().encode(), b'",', line, rest))
 
 
-def _checksum_matches(content: bytes) -> bool:
-    """Return whether a manifest has the digest of its other lines."""
-    before, _, rest = content.partition(CHECKSUM)
-    digest, end, after = rest[:DIGITS], rest[DIGITS : DIGITS + 2], rest[DIGITS + 2 :]
-    return end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == digest
-
-
 def _canonical(facts: Mapping[str, Any]) -> bytes:
     """Return canonical JSON, so that any changed byte is damage, even if it means the same.
 
@@ -380,7 +375,3 @@ def _canonical(facts: Mapping[str, Any]) -> bytes:
 def _to_json(value: float | None) -> float | str | None:
     """Return a number for strict JSON: NaN and infinities as strings."""
     return value if value is None or isfinite(value) else str(float(value))
-
-
-def _from_json(value: float | str | None) -> float | None:
-    return None if value is None else float(value)

@@ -44,7 +44,7 @@ def same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(same, one, other))
     if type(one) is not type(other):
         return bool(one == other)
-    if _has_own_equality(one):
+    if callable(getattr(type(one), "equals", None)):
         return bool(one.equals(other))
     try:
         equal = bool(one == other) or (one != one and other != other)
@@ -54,11 +54,6 @@ def same(one: Any, other: Any) -> bool:
         return equal
     own = getattr(one, "__dict__", None)
     return same(own, vars(other)) if own else _pickle(one) == _pickle(other)
-
-
-def _has_own_equality(value: Any) -> bool:
-    """Return whether something compares by its elements, as tables of pandas and pyarrow do."""
-    return callable(getattr(type(value), "equals", None))
 
 
 def _compares(value: Any) -> bool:

@@ -111,7 +111,12 @@ def key_generators(generators: Sequence[Generator], *key: int) -> None:
         elif isinstance(generator, torch.Generator):
             generator.manual_seed(seed % 2**64)
         elif isinstance(generator, np.random.RandomState):
-            _key_legacy(generator, seed)
+            bits = generator._bit_generator
+            if isinstance(bits, np.random.MT19937):
+                generator.seed(seed % 2**32)
+            else:
+                _key_bits(bits, seed)
+                generator.set_state({**generator.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
         elif isinstance(generator, np.random.BitGenerator):
             _key_bits(generator, seed)
         elif isinstance(generator, np.random.SeedSequence):
@@ -135,15 +140,6 @@ def generator_states() -> list[Any]:
 
 def _key_bits(bits: Any, seed: int) -> None:
     bits.__setstate__(type(bits)(seed).__getstate__())  # from NumPy 2 on also what `spawn` draws from
-
-
-def _key_legacy(generator: np.random.RandomState, seed: int) -> None:
-    bits = generator._bit_generator
-    if isinstance(bits, np.random.MT19937):
-        generator.seed(seed % 2**32)
-    else:
-        _key_bits(bits, seed)
-        generator.set_state({**generator.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
 
 
 class _Isolation:

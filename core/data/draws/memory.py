@@ -142,7 +142,8 @@ def _place_in_torch() -> int | None:
     for number in _DRAWS:
         torch.rand(number, generator=twin, device="cpu", dtype=torch.float32)
         torch.randn(1, generator=twin, device="cpu")  # every other time, a second one is cached
-        if list(_ENGINE.unpack(words.image())[3:]) != _words_of(twin):
+        # The public state has the words from byte 24 on, each in eight bytes.
+        if list(_ENGINE.unpack(words.image())[3:]) != twin.get_state()[24 : 24 + 624 * 8].view(torch.int64).tolist():
             return None
         states.append((words.image(), twin.get_state().numpy().tobytes()))
     return place if _all_return(words, states, lambda: twin.get_state().numpy().tobytes()) else None
@@ -163,11 +164,6 @@ def _all_return(memory: Memory, states: list[tuple[bytes, Any]], now: Callable[[
 
 def _seed_at(generator: Any, place: int) -> int:
     return int(_SEED.unpack(Memory(generator._cdata + place, _SEED.size).image())[0])
-
-
-def _words_of(generator: Any) -> Any:
-    """Return the words as the public state has them: from byte 24 on, each in eight bytes."""
-    return generator.get_state()[24 : 24 + 624 * 8].view(torch.int64).tolist()
 
 
 def _normal(generator: Any) -> bytes:

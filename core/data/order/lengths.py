@@ -124,14 +124,11 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         own = seed if self.seed is None else self.seed
         first = _check_start(start, self)
         numbers = Permutation(len(self), own, epoch).iter_from(first) if self.shuffle else range(first, len(self))
-        order = self._sorted(own, epoch)
+        ties = np.fromiter(Permutation(len(self._padded), own, epoch, 1).iter_from(0), np.int64, len(self._padded))
+        # By padded length, those of equal length in an order of this epoch.
+        order = ties[np.argsort(self._padded[ties], kind="stable")]
         for number in numbers:
             yield order[self._ends[number - 1] if number else 0 : self._ends[number]].tolist()
-
-    def _sorted(self, seed: int, epoch: int) -> Lengths:
-        """Return the samples by padded length, those of equal length in an order of this epoch."""
-        ties = np.fromiter(Permutation(len(self._padded), seed, epoch, 1).iter_from(0), np.int64, len(self._padded))
-        return ties[np.argsort(self._padded[ties], kind="stable")]
 
 
 def _ends(ascending: Lengths, tokens: int, most: int | None) -> list[int]:

@@ -49,7 +49,12 @@ class StatefulSource(Stateless):
         if given is not None:
             self.loader.load_state_dict(deepcopy(given["loader"]))
             if not reading.batch and hasattr(self.loader, "restart_on_stop_iteration"):
-                self._finish_pass()
+                # Read to the end of a pass of `torchdata.nodes` that had ended, as the run that is resumed did. The
+                # loader would do that itself, but then its state stays that of the end throughout the next pass.
+                restarts, self.loader.restart_on_stop_iteration = self.loader.restart_on_stop_iteration, False
+                with isolated():
+                    next(iter(self.loader), None)
+                self.loader.restart_on_stop_iteration = restarts
         set_epoch(self.loader, reading.epoch)
         if isinstance(self.loader, DataLoader):  # one of `datasets` would begin each epoch where it was resumed
             set_epoch(self.loader.dataset, reading.epoch)
@@ -105,16 +110,6 @@ class StatefulSource(Stateless):
         if given is None or not (given["amid"] and between_epochs):
             return given
         return {**given, "ended": False, "amid": False} if given["ended"] else None
-
-    def _finish_pass(self) -> None:
-        """Read to the end of a pass of `torchdata.nodes` that had ended, as the run that is resumed did.
-
-        Its loader would do that itself, but then its state stays that of the end throughout the next pass.
-        """
-        restarts, self.loader.restart_on_stop_iteration = self.loader.restart_on_stop_iteration, False
-        with isolated():
-            next(iter(self.loader), None)
-        self.loader.restart_on_stop_iteration = restarts
 
     def _compare(self, loaded: Any, number: int) -> None:
         """Doubt a state that was loaded within an epoch, if the loader is elsewhere after the next batch."""

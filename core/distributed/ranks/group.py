@@ -90,20 +90,16 @@ class Group(Exchange):
         if self._owns_default:
             self._found(timeout)
         else:
-            self._join(timeout)
+            limit = timedelta(seconds=timeout)
+            self.tensors = dist.new_group(backend=self.backend, timeout=limit)
+            self.control = dist.new_group(backend="gloo", timeout=limit)
+            self.rounds = GlooRounds(self.control)
+            self.store = PrefixStore(self.broadcast(uuid4().hex), c10d._get_default_store())
         try:
             return open_board(self.rank, self.world_size, timeout, self.broadcast, self.gather_objects)
         except BaseException:
             self.leave()
             raise
-
-    def _join(self, timeout: float) -> None:
-        """Make the groups next to the default one."""
-        limit = timedelta(seconds=timeout)
-        self.tensors = dist.new_group(backend=self.backend, timeout=limit)
-        self.control = dist.new_group(backend="gloo", timeout=limit)
-        self.rounds = GlooRounds(self.control)
-        self.store = PrefixStore(self.broadcast(uuid4().hex), c10d._get_default_store())
 
     def _found(self, timeout: float) -> None:
         """Initialise the default process group; nothing is left of it if that fails."""

@@ -162,14 +162,11 @@ class SharedControl(Control):
         if self._is_open and self.leaving:
             raise RuntimeError(LEFT)
         if self._is_open:
-            self._set_aside()
+            # Hide what is not agreed on from handlers of `ShouldStop`: to them, the ranks look alike.
+            self._aside = self.open_requests()
+            self.stop_request = self._end_request = self._back_request = None
+            self._due = {}
         return self.pending and not self._is_open
-
-    def _set_aside(self) -> None:
-        """Hide what is not agreed on from handlers of `ShouldStop`: to them, the ranks look alike."""
-        self._aside = self.open_requests()
-        self.stop_request = self._end_request = self._back_request = None
-        self._due = {}
 
     def _take_back(self) -> None:
         """Ask again for what was set aside, in the name of who asked first; of states to go back to, the latest."""

@@ -175,7 +175,11 @@ class Watchdog:
                 if not self.is_lost:
                     self._exchange()
             except DistError:  # reported in what `Watch.explain` returns
-                self._lose_store()
+                self.is_lost = True
+                if self.failure is None and self._host not in (None, self._rank):
+                    self.failure = Failure(self._host, "died", "the store that it hosted is gone")
+                while self._rolls:
+                    self._rolls.pop().done.set()
             self._mind_failure()
 
     def _exchange(self) -> None:
@@ -238,13 +242,6 @@ class Watchdog:
         """Return the first value that any rank gave to a key, perhaps this one."""
         first: bytes = self._store.compare_set(key, "", value)
         return first.decode()
-
-    def _lose_store(self) -> None:
-        self.is_lost = True
-        if self.failure is None and self._host not in (None, self._rank):
-            self.failure = Failure(self._host, "died", "the store that it hosted is gone")
-        while self._rolls:
-            self._rolls.pop().done.set()
 
     def _mind_failure(self) -> None:
         """Break off the collective that the main thread is in, where that is possible; end the process at last."""
