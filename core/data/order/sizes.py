@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import Tensor
@@ -50,7 +51,17 @@ count_samples = SampleCounter()
 def size_counter(task: Any, counter: SampleCounter) -> Callable[[Any], int]:
     """Return what counts the samples of a batch: `task.batch_size(batch)` if the task has it, else `counter`."""
     own = getattr(task, "batch_size", None)
-    return own if callable(own) else counter
+    if not callable(own):
+        return counter
+
+    def checked(batch: Any) -> int:
+        if not isinstance(size := own(batch), Integral) or size < 0:
+            raise TypeError(
+                f"{type(task).__name__}.batch_size(batch) returned {size!r:.100}: return an int, at least 0."
+            )
+        return int(size)
+
+    return checked
 
 
 def length_of(loader: Iterable[Any] | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import pytest
 import torch
 from heliograph.core.data.draws.held_generators import set_epoch
 from heliograph.core.data.last_batch import with_last
-from heliograph.core.data.order.sizes import SampleCounter, count_samples, length_of
+from heliograph.core.data.order.sizes import SampleCounter, count_samples, length_of, size_counter
 from heliograph.core.engines.device import DeviceEngine
 from heliograph.core.engines.movers import move
 from torch import Tensor
@@ -140,6 +141,14 @@ def test_length_of() -> None:
 @pytest.mark.parametrize("items", [[], [1], [1, 2, 3]])
 def test_with_last(items: list[int]) -> None:
     assert list(with_last(items)) == [(item, item == items[-1]) for item in items]
+
+
+@pytest.mark.parametrize("size", [None, torch.tensor(4), 4.0, -1])
+def test_the_batch_size_of_a_task_is_a_number(size: Any) -> None:
+    task = SimpleNamespace(batch_size=lambda batch: size)
+    with pytest.raises(TypeError, match=re.escape(f"batch_size(batch) returned {size!r}")):
+        size_counter(task, count_samples)([])
+    assert size_counter(SimpleNamespace(batch_size=lambda batch: np.int64(4)), count_samples)([]) == 4
 
 
 def test_set_epoch_reaches_loader_and_samplers() -> None:
