@@ -512,7 +512,8 @@ class RunContext(PayloadVerbs, ABC):
         return counted(source, fed, self.progress, partial(setattr, self.work, "stream"))
 
     def _report(self, report_replay: Callable[[int, int], None], done: int, batches: int) -> None:
-        what = f"{batches} batches of epoch {self.progress.epoch} again to reach the position of the checkpoint"
+        read = count(batches, "batch", "batches")
+        what = f"{read} of epoch {self.progress.epoch} again to reach the position of the checkpoint"
         if done == 0 and not self.bus.signal(Replay).chain:
             logger.warning("run %r reads %s", self.name, what)
         report_replay(done, batches)
