@@ -19,6 +19,7 @@ from heliograph import (
     TrainStart,
     on,
 )
+from heliograph.core.checkpoint.state.schema import with_numbers
 from heliograph.core.checkpoint.unseen.program import affects_training, plugin_options
 from heliograph.core.checkpoint.unseen.values import MISSING, encode, equal
 from heliograph.core.data.draws.equality import same
@@ -113,7 +114,7 @@ def resumes(subject: Subject) -> None:
     for each in (Resumer(saved), Reader()):
         trainer.plugins.register(each)
     subject.fit(trainer)
-    was = saved["plugins"].get(name)
+    was = with_numbers(saved, saved.get("number_types"))["plugins"].get(name)
     assert same(loaded[0], was), f"The state that {name!r} loaded is not the one that it saved: {loaded[0]} and {was}."
 
 
@@ -145,7 +146,7 @@ def rolls_back(subject: Subject) -> None:
 
     trainer.plugins.register(Rewinder())
     subject.fit(trainer)
-    state = saved["plugins"].get(name)
+    state = with_numbers(saved, saved.get("number_types"))["plugins"].get(name)
     assert all(same(each, state) for each in found), f"{name!r} rolled back to {state}, but has {found}."
 
 

@@ -135,6 +135,9 @@ class Last(h.Plugin):
         lambda: torch.tensor([torch.nan], dtype=torch.bfloat16),
         lambda: torch.tensor([complex("nan")]),
         lambda: torch.empty(0, 3),
+        lambda: np.float32("nan"),
+        lambda: np.array(1.5),
+        lambda: {"of": [1 + 2j, np.int64(3)]},
     ],
 )
 def test_a_state_may_hold_nan(make: Callable[[], Any]) -> None:
