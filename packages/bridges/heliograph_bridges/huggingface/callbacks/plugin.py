@@ -146,7 +146,7 @@ class HuggingFacePlugin(Plugin):
         self._rate = rate_of(run)
         self._call(run, "on_optimizer_step", self._keeper.state)
 
-    @on(BatchEnd)
+    @on(BatchEnd, lane=Lane.PERSIST)  # after the schedules, as after the flow callback of the Trainer
     def end_batch(self, run: Run, event: BatchEnd) -> None:
         """Call `on_step_end` after a step, `on_substep_end` after another micro-batch."""
         if run.progress.steps > self._steps:
@@ -154,7 +154,7 @@ class HuggingFacePlugin(Plugin):
         elif run.window:
             self._call(run, "on_substep_end", self._keeper.state)
 
-    @on(EpochEnd)
+    @on(EpochEnd, lane=Lane.PERSIST)
     def end_epoch(self, run: Run, event: EpochEnd) -> None:
         """Call `on_epoch_end`, after the end of a step that the end of the epoch has made."""
         if run.progress.steps > self._steps:

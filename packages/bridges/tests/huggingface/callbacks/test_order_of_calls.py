@@ -139,7 +139,7 @@ def flags_of(folder: Path, there: dict[str, Any], plugins: list[Any], sets: Any 
     train_there(folder / "there", [theirs], 3, **there)
     bridged = from_huggingface(ours)
     bridged.asks = ("stop", "save", "validation", "log")  # the code names no flag
-    train_here(*plugins, bridged, train=3, **here)
+    train_here(bridged, *plugins, train=3, **here)  # the order does not matter
     return theirs.flags, ours.flags
 
 
