@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 STEPS = 50
 
 
+@pytest.mark.whole
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["mlp", "conv", "norm"])
 def test_four_ranks_give_the_same_bits_in_every_run_and_stay_close_to_one_process(ranks: Pool, kind: str) -> None:

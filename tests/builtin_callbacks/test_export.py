@@ -163,6 +163,7 @@ class OddAlone(nn.Linear):
         return outputs - outputs.mean(0) if len(inputs) > 1 else outputs
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("example", [(torch.ones(1, 4),), {"inputs": torch.ones(1, 4)}, None])
 def test_the_example_is_checked_with_its_own_size(tmp_path: Path, example: Any) -> None:
     path = tmp_path / "model.onnx"

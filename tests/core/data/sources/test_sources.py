@@ -94,6 +94,7 @@ def test_generators_that_an_iterable_dataset_holds_are_keyed(read: Read) -> None
     assert read(DataLoader(Held(), 3, num_workers=1)) == whole
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("sized", [True, False])
 def test_a_training_over_an_iterable_dataset_is_resumed(
