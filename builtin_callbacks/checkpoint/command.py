@@ -169,7 +169,7 @@ def _each(things: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
         try:
             for line in act(thing):
                 print(printable_lines(line))
-        except (ImportError, ValueError, *OF_MACHINE) as error:
+        except (ValueError, *OF_MACHINE) as error:
             status = _print_error(" ".join([str(error) or repr(error), *getattr(error, "__notes__", ())]))
     return status
 

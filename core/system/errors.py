@@ -135,7 +135,7 @@ def wrong_loss(loss: Any) -> TypeError | ValueError:
     return TypeError(f"The loss must be a scalar tensor, got {type(loss).__name__}: {hint}")
 
 
-OF_MACHINE = (MemoryError, OSError, SystemError, RuntimeError)
+OF_MACHINE = (MemoryError, OSError, SystemError, ImportError, RuntimeError)
 LACK = re.compile("alloc|memory")  # in the RuntimeError of torch's allocator, or of a failed mmap
 
 

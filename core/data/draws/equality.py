@@ -248,6 +248,8 @@ def _sizes_in(value: Any, depth: int = _DEPTH, get: _Get | None = None) -> Itera
         yield from ((int(size), get or _itself) for size in shape[:1])
     elif sizes := [size for name in _DECLARED if isinstance(size := getattr(value, name, None), int)]:
         yield sizes[0], None
+    elif isinstance(value, list) and value and all(isinstance(sample, Mapping | tuple) for sample in value):
+        yield len(value), None  # default_collate makes lists only of tensors, lists and texts
     elif depth:
         depth = min(depth, _DEPTH if isinstance(value, list | tuple | Mapping) else _OBJECT) - 1
         for _, part, inner in _named_parts(value):

@@ -277,6 +277,7 @@ def test_what_cannot_be_read_of_another_run_is_none_of_its_business(tmp_path: Pa
         torch.OutOfMemoryError("CUDA out of memory."),
         SystemError("returned NULL without setting an exception"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
+        ImportError("No module named 'that'"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -45,6 +45,8 @@ class Slotted:
         (torch.tensor(1.0), 1),
         ((torch.zeros(4, 2), torch.zeros(4)), 4),
         ([torch.zeros(4, 2)], 4),
+        ([(torch.zeros(4), torch.tensor(1.0)), (torch.zeros(4), torch.tensor(0.0))], 2),
+        ([{"x": torch.zeros(4), "y": 1}] * 3, 3),
         ({"ids": torch.zeros(3, 7)}, 3),
         (({"ids": torch.zeros(2)}, torch.zeros(9)), 2),
         ((torch.tensor(1.0), torch.zeros(9)), 9),
