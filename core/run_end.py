@@ -114,9 +114,8 @@ def _resume(run: RunContext) -> ResumeReport:
     at = run.resumed_at
     if at is None:
         return report
-    report = replace(report, path=run.resumed_from, restored=tuple(run.resumption.restored))
-    report = replace(report, verified_steps=run.verified_steps, difference=run.difference)
-    return replace(report, epoch=at.epoch, batch=at.batch, step=at.steps)
+    report = replace(report, path=run.resumed_from, restored=tuple(run.resumption.restored), difference=run.difference)
+    return replace(report, epoch=at.epoch, batch=at.batch, step=at.steps, verified_steps=run.verified_steps)
 
 
 def _result(run: RunContext, error: BaseException | None) -> RunResult:

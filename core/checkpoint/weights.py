@@ -29,7 +29,7 @@ from ..engines.weights import (
 from .state.frozen import own_weights
 from .storage.manifest import MissingManifestError
 from .storage.reader import read_manifest
-from .weights_files import UNNAMED, WHICH, Of, WeightsFile, Which, find_weights, read_weights
+from .weights_files import UNNAMED, WHICH, Of, WeightsFile, Which, find_weights, read_weights, view_of
 
 T = TypeVar("T")
 WRAPPERS = re.compile(r"^((module|model|_fsdp_wrapped_module)\.)+")
@@ -269,11 +269,11 @@ def _fitted(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
         weights = renamed if len(renamed) == len(weights) and len(names) == len(own) else weights
     if not any(isinstance(value, Tensor) and name not in weights for name, value in own.items()):
         return weights
-    present = {_view(own[name]): value for name, value in weights.items() if isinstance(own.get(name), Tensor)}
+    present = {view_of(own[name]): value for name, value in weights.items() if isinstance(own.get(name), Tensor)}
     shared = {
         name: present[view]
         for name, value in own.items()
-        if isinstance(value, Tensor) and name not in weights and value.numel() and (view := _view(value)) in present
+        if isinstance(value, Tensor) and name not in weights and value.numel() and (view := view_of(value)) in present
     }
     return {**weights, **shared}
 
@@ -281,10 +281,6 @@ def _fitted(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
 def _bare(name: str) -> str:
     """Return the name of a parameter without what wrappers of the whole module add."""
     return WRAPPERS.sub("", plain_name(name))
-
-
-def _view(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def share(engine: Engine, path: Path, value: T | None, read: Callable[[], T]) -> tuple[T, bool]:

@@ -335,13 +335,13 @@ def _averaged(file: WeightsFile, module: str, plugin: str) -> dict[str, Any]:
     if not average:
         raise ValueError(f"{file.path} holds no weights of {module!r} that a plugin {plugin!r} has averaged.")
     trained = file.modules[module]
-    by_view = {_view(trained[key]): value for key, value in average.items() if key in trained}
+    by_view = {view_of(trained[key]): value for key, value in average.items() if key in trained}
     if len(missing := average.keys() - trained.keys()):
         raise ValueError(f"{file.path}: the average of {plugin!r} has other parameters, such as {min(missing)}.")
-    return {key: by_view.get(_view(value), value) for key, value in trained.items()}
+    return {key: by_view.get(view_of(value), value) for key, value in trained.items()}
 
 
-def _view(value: Any) -> tuple[Any, ...]:
+def view_of(value: Any) -> tuple[Any, ...]:
     """Return what is the same for the names of one shared tensor."""
     if not isinstance(value, Tensor) or not value.numel() or value.layout is not torch.strided:
         return (id(value),)
@@ -361,7 +361,7 @@ def _write_safetensors(out: Path, weights: Mapping[str, Any], metadata: dict[str
         value = weights[name]
         if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
             raise ValueError(f"{name} is not a dense tensor, and safetensors holds only these: export to .pth.")
-        first = kept.setdefault(_view(value), name)
+        first = kept.setdefault(view_of(value), name)
         if first == name:
             tensors[name] = value.detach().clone(memory_format=torch.contiguous_format)  # views of one storage, too
         else:

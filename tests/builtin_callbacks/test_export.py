@@ -37,13 +37,13 @@ from heliograph.builtin_callbacks import export
 from heliograph.builtin_callbacks.export import (
     as_arguments,
     batch_size,
-    changed,
     largest_difference,
     mapped,
     of_size,
     tensors_in,
 )
 from heliograph.core.checkpoint.storage.files import Files
+from heliograph.core.outputs.parts import mapped as changed
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
 from heliograph.tests.ranks_pool import Pool
