@@ -197,12 +197,16 @@ def _no_pair(batch: Any) -> TypeError:
 
 
 def check_task(task: Any, step: str) -> None:
-    """Raise TypeError unless a task has a step that a run will call."""
+    """Raise TypeError unless a task has a step that a run will call, and no method that nothing would call."""
     if not callable(getattr(task, step, None)):
         raise TypeError(
             f"{type(task).__name__} has no {step}(run, batch), so it cannot be the task here. Wrap a plain model "
             f"in Supervised(model, loss_fn), or subclass Task."
         )
+    if any(name.startswith("on_") or name.endswith("_epoch_end") for name in dir(type(task))):
+        from ..plugins.entry import check_hooks
+
+        check_hooks(type(task), how="Move it to a plugin, and")
 
 
 def check_step(task: Any, step: str) -> None:

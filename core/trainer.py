@@ -74,7 +74,8 @@ class Trainer:
         self.strict = strict
         if more or not isinstance(plugins, Iterable):
             names = ", ".join(f"{type(each).__name__}(...)" for each in (plugins, *more))
-            raise TypeError(f"Trainer(plugins) takes a list of plugin objects: Trainer([{names}]).")
+            of_fit = " The task and its data are arguments of fit." * hasattr(plugins, "training_step")
+            raise TypeError(f"Trainer(plugins) takes a list of plugin objects: Trainer([{names}]).{of_fit}")
         for plugin in [plugins] if isinstance(plugins, str) else plugins:  # a name is one error, not one for a letter
             self.plugins.register(plugin)
         self.plugins.load_added()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import getmembers, isfunction, signature
@@ -225,7 +225,7 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
     if isinstance(plugin, type):
         raise TypeError(f"{plugin.__name__} is a class: register an object of it, {plugin.__name__}(...).")
     marks = list(marked_methods(type(plugin)))
-    _check_hooks(type(plugin), {method for method, _ in marks})
+    check_hooks(type(plugin), {method for method, _ in marks})
     if not marks:
         _check_without_handlers(plugin)
     for method_name, mark in marks:
@@ -242,17 +242,17 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
                 yield event, Handler(name, method, mark)
 
 
-def _check_hooks(kind: type, marked: set[str]) -> None:
+def check_hooks(kind: type, marked: Collection[str] = (), how: str = "Mark it with its event, and") -> None:
     """Raise TypeError if a class has an unmarked method as other frameworks call theirs, which nothing would call."""
     if {each.__module__.partition(".")[0] for each in kind.__mro__} & {*BRIDGES, "keras", "tensorflow"}:
         return  # that framework calls it
-    functions = {name: each for base in kind.__mro__ for name, each in vars(base).items() if isfunction(each)}
-    called = {name for each in functions.values() for name in each.__code__.co_names}
-    for name in functions.keys() - marked - called:
+    functions = [(name, each) for base in kind.__mro__ for name, each in vars(base).items() if isfunction(each)]
+    called = {name for _, each in functions for name in each.__code__.co_names}
+    for name in dict(functions).keys() - {*marked, *called}:
         if event := _event_of_hook(name):
             raise TypeError(
-                f"No event calls {kind.__name__}.{name}{signature(getattr(kind, name))}. Mark it with its event, and "
-                f"let it take the run and the event, as in\n    @on({event})\n    def {name}(self, run, event): ..."
+                f"No event calls {kind.__name__}.{name}{signature(getattr(kind, name))}. {how} let it take the run "
+                f"and the event, as in\n    @on({event})\n    def {name}(self, run, event): ..."
             )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from math import ceil, floor, inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ..events import Bus, Progress, Run
 from ..events.checks import check_number, check_whole_number, known_names
@@ -45,6 +45,11 @@ class Filter(ABC):
     Attributes:
         passed: whether it has let one through in this training.
     """
+
+    def __new__(cls, *unnamed: Any, **_counters: Any) -> Self:
+        if unnamed:
+            raise TypeError(f"{cls.__name__} takes a counter by its name, as in {cls.__name__}(steps={unnamed[0]!r}).")
+        return super().__new__(cls)
 
     def __init__(self, counters: dict[str, float | Sequence[float]]) -> None:
         if len(counters) != 1:

@@ -11,7 +11,7 @@ OF_SELF = (
     "log log_dict log_metrics trainer logger current_epoch global_step manual_backward hparams save_hyperparameters"
 )
 REFUSED = "stop should_stop should_training_stop stop_training save save_checkpoint save_model should_save"
-OF_RUN = f"{OF_SELF} {REFUSED} epoch step_count batch_idx iteration state args loggers callbacks model module pl_module lr learning_rate device global_rank local_rank is_global_zero is_world_process_zero backward optimizer_step zero_grad train evaluate"  # noqa: E501
+OF_RUN = f"{OF_SELF} {REFUSED} epoch step_count batch_idx iteration state args loggers callbacks add_callback model module pl_module lr learning_rate device global_rank local_rank is_global_zero is_world_process_zero backward optimizer_step zero_grad train evaluate"  # noqa: E501
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 

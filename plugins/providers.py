@@ -46,6 +46,7 @@ RUN = "Steps and handlers are given the run: run.progress, run.metrics, run.cont
 LOGGERS = (
     "Loggers are plugins, such as TensorBoard('runs'): run.plugins['tensorboard']; run.track(name, value) is for all."
 )
+REGISTERED = "Plugins are trainer.plugins, and run.plugins in a step or handler: plugins.register(EarlyStopping())."
 MODEL = "The user's model code is run.task, and its modules by name are run.modules."
 RATE = "The learning rate is run.optimizer.param_groups[0]['lr']; run.control.set_learning_rate(rate, reason) sets it."
 HARDWARE = "The hardware and the ranks are run.engine: run.engine.device, run.engine.rank, run.engine.is_main."
@@ -103,7 +104,8 @@ ATTRIBUTES = {
     SAVE_NOW: "save save_checkpoint save_model should_save",
     POSITION: "epoch current_epoch global_step step_count batch_idx iteration",
     RUN: "trainer state args",
-    LOGGERS: "logger loggers callbacks",
+    LOGGERS: "logger loggers",
+    REGISTERED: "callbacks add_callback",
     MODEL: "model module pl_module lightning_module",
     RATE: "lr learning_rate",
     HARDWARE: "device global_rank local_rank world_size is_global_zero is_world_process_zero",
@@ -190,7 +192,7 @@ def explain_call(error: TypeError, function: Callable[..., Any], count: int, opt
             return f"{name} has no argument {word!r}.{text} Known: {', '.join(named)}."
     by_place = [name for name in parameters if parameters[name].kind is Parameter.POSITIONAL_OR_KEYWORD]
     form = ", ".join(name if name in by_place else f"{name}=..." for name in named)
-    return f"{error}.{hint(named[0], table) if named and count > len(by_place) else ''} Arguments: {form or 'none'}."
+    return f"{error}.{' Give the others by name.' * (count > len(by_place))} Arguments: {form or 'none'}."
 
 
 def how_to_import(name: str) -> str:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from inspect import Parameter, cleandoc, formatannotation, signature
 from textwrap import dedent, wrap
+from threading import Lock
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -29,6 +30,7 @@ NOT_IMPORTED = "not imported"
 CHECK = "`python -m heliograph plugins --check` imports them, each in a process of its own."
 LIMIT = 20.0  # seconds for one import
 AT_ONCE = 4
+_IMPORTING = Lock()
 WIDTH, INDENT = 100, " " * 8
 STARS: Mapping[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 HEADS = frozenset({"Args:", "Attributes:", "Raises:", "Returns:", "Yields:", "Note:", "Example:", "Examples:"})
@@ -176,7 +178,8 @@ def _state(plugin: Discovered, limit: float) -> State:
     if plugin.switched_off:
         return State("switched off", "not imported: HELIOGRAPH_PLUGINS names it")
     if plugin.package in DISTRIBUTIONS:
-        return _imported(plugin)
+        with _IMPORTING:  # modules that threads import at once may find each other half imported
+            return _imported(plugin)
     code = f"from {__name__} import print_state; print_state({f'{plugin.package}:{plugin.name}'!r})"
     known = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:

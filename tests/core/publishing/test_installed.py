@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 from heliograph.__main__ import main
+from heliograph.core.publishing import installed_plugins
 from heliograph.core.publishing.installed_plugins import State, states_of
 from heliograph.plugins.discovery import Discovered, discover
 
@@ -88,6 +90,22 @@ def test_a_class_that_could_not_be_registered_is_broken(weather: Path) -> None:
     (state,) = states_of(found())
     assert state.word == "broken"
     assert "is not a plugin: register an object with methods marked @on" in state.what
+
+
+def test_our_own_plugins_are_imported_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    importing: list[str] = []
+    at_once: list[int] = []
+
+    def load(plugin: Discovered) -> State:
+        importing.append(plugin.name)
+        Event().wait(0.001)  # another thread may run
+        at_once.append(len(importing))
+        importing.remove(plugin.name)
+        return WELL
+
+    monkeypatch.setattr(installed_plugins, "_imported", load)
+    assert set(states_of([each for each in discover() if each.package == "heliograph"])) == {WELL}
+    assert set(at_once) == {1}
 
 
 def test_an_import_that_hangs_is_given_up(weather: Path) -> None:

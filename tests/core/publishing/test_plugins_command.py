@@ -113,7 +113,7 @@ def test_nothing_of_others_is_imported_unless_that_is_asked_for(
         ("import os; os._exit(3)", "broken: its import ended the process, with exit status 3"),
         ("other = 1", "broken: AttributeError: module 'acme_plugin' has no attribute 'Weather'"),
         (MISFIT, "is not a plugin: register an object with methods marked @on"),
-        (NOT_A_PLUGIN, "is not a plugin: register an object with methods marked @on"),
+        (NOT_A_PLUGIN, "No event calls Weather.on_epoch_end"),
         (WRONG_HANDLER, "broken: Weather.look(run) cannot handle EpochEnd: a handler takes (run, event)"),
         (NEEDS_ARGUMENTS, "available: Look where it is said to."),
         ("def Weather(): pass", "available"),

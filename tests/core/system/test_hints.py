@@ -92,6 +92,8 @@ TRAINER: Any = Trainer(device="cpu")
     ("call", "facts"),
     [
         (lambda: OURS.Trainer(OURS.EMA(), OURS.RNGCapture()), ["Trainer([EMA(...), RNGCapture(...)])"]),
+        (lambda: OURS.Trainer(kit.linear_classifier(), []), ["arguments of fit"]),
+        (lambda: OURS.Every(5), ["Every(steps=5)"]),
         (lambda: OURS.EarlyStopping(patient=3), ["EarlyStopping has no argument 'patient'", "'patience'", "min_delta"]),
         (lambda: OURS.EarlyStopping("validation/loss", 3), ["patience=..."]),
         (lambda: OURS.Checkpoint("runs", save_top_k=3), ["'save_top_k'", "keep_best="]),
@@ -155,6 +157,7 @@ class Reading(Plugin):
         (lambda self, run: run.logger, r"run\.plugins\['tensorboard'\]"),
         (lambda self, run: run.global_step, r"run\.progress\.steps"),
         (lambda self, run: run.model, r"run\.modules"),
+        (lambda self, run: run.callbacks, r"trainer\.plugins"),
     ],
 )
 def test_attributes_of_other_frameworks_say_what_to_use(read: Callable[[Any, Any], Any], words: str) -> None:
@@ -224,6 +227,21 @@ def hook(name: str) -> Plugin:
 def test_a_method_that_only_other_frameworks_call_is_refused(name: str, event: str) -> None:
     with pytest.raises(TypeError, match=rf"No event calls Mine\.{name}\(self, trainer, module\).*\n    @on\({event}\)"):
         Trainer([hook(name)], device="cpu")
+
+
+def test_a_task_has_no_such_methods_either() -> None:
+    class Net(Supervised):
+        def on_train_epoch_end(self) -> None: ...
+
+    class Calling(Net):
+        def training_step(self, run: Run, batch: Any) -> Any:
+            self.on_train_epoch_end()
+            return super().training_step(run, batch)
+
+    model = nn.Linear(4, 2)
+    with pytest.raises(TypeError, match=r"No event calls Net\.on_train_epoch_end\(self\).*Move it to a plugin"):
+        kit.fit(task=Net(model, nn.functional.cross_entropy))
+    assert kit.fit(task=Calling(model, nn.functional.cross_entropy)).status == "completed"
 
 
 def test_a_method_that_the_plugin_calls_itself_is_none() -> None:
