@@ -15,8 +15,6 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
-from ...events.checks import printable
-
 ROOT = Path(__file__).parents[2]
 NAME = "heliograph"
 
@@ -86,6 +84,8 @@ def _other_copy() -> Path | None:
 
 def printable_lines(text: str) -> str:
     """Return a text of several lines, with control characters escaped."""
+    from ...events.checks import printable  # needs blinker: a checkout announces itself without libraries
+
     return "\n".join(map(printable, text.split("\n")))
 
 

@@ -118,8 +118,8 @@ DEFECTS = (
     ),
     defect(
         "one: attributes are not restored",
-        '    if own.get("unseen") and resumption.unseen is not None:\n',
-        "    if False:\n",
+        '    if own.get("unseen") and resumption.unseen is not None:\n        resumption.restored',
+        "    if False:\n        resumption.restored",
     ),
     defect(
         "one: emissions are not saved",
@@ -180,8 +180,8 @@ DEFECTS = (
     # Plugins.
     defect(
         "one: an average begins again",
-        '        self._updates = dict(state.get("updates", {}))\n',
-        "        self._updates = {}\n",
+        'self._updates, self._steps = dict(state.get("updates", {})), dict(state.get("steps", {}))\n',
+        "self._updates, self._steps = {}, {}\n",
     ),
     defect(
         "one: an average is not restored",
@@ -236,8 +236,8 @@ DEFECTS = (
     ),
     defect(
         "ranks: plugins of all ranks get the state of the main one",
-        'BY_NAME = ("progress", "plugins", "plugin_versions")',
-        'BY_NAME = ("progress", "plugin_versions")',
+        'BY_NAME = ("progress", "plugins", "plugin_versions", "number_types")',
+        'BY_NAME = ("progress", "plugin_versions", "number_types")',
     ),
     defect(
         "ranks: the state is read by the main rank only",

@@ -330,7 +330,7 @@ def test_functions_and_arguments_must_be_loaded() -> None:
 
 def test_values_must_be_pickled_and_loaded() -> None:
     with pytest.raises(
-        TypeError, match=r"Rank 0 returned a Unpicklable that cannot be pickled.*: kept at home"
+        TypeError, match=r"Rank 0 returned an Unpicklable that cannot be pickled.*: kept at home"
     ) as caught:
         launch(jobs.Unpicklable, nprocs=1)
     assert caught.value.heliograph_rank == 0  # type: ignore[attr-defined]

@@ -616,7 +616,7 @@ class Scaled(nn.Linear):
         (Sharing, adamw, "Linear and Linear share a parameter of shape [5, 5]: FSDPEngine gathers each module's own"),
         (lambda: Fitting(Scaled()), adamw, "Scaled has a parameter that is a single number, which cannot be shared"),
         (Generating, adamw, "FSDPEngine takes one loss per step, the training step yields several"),
-        (lambda: Fitting(Uncalled()), adamw, "'model' is a Uncalled with parameters and without a forward"),
+        (lambda: Fitting(Uncalled()), adamw, "'model' is an Uncalled with parameters and without a forward"),
         (Fitting, lambda each: adamw([nn.Parameter(torch.ones(2))]), "trains a parameter of shape [2] that is in no"),
     ],
 )

@@ -44,7 +44,7 @@ class Tokens(Task):
         times: by how much the loss and its count are larger.
     """
 
-    def __init__(self, form: Form = "pair", times: float = 1.0) -> None:
+    def __init__(self, form: Form = "pair", times: int = 1) -> None:
         self.model, self.form, self.times = model(), form, times
 
     def training_step(self, run: Run, batch: Batch) -> Any:

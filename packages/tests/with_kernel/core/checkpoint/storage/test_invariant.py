@@ -165,7 +165,7 @@ def test_no_operation_that_fails_costs_a_checkpoint(
             folder, fault = tmp_path / "folder", Fault(at, number, 1 if kind == "refuse once" else 10**6)
             copytree(tmp_path / "before", folder)
             store = Store(folder, "run", ONE)
-            with closing(store), under(fault), suppress(OSError, Death):
+            with closing(store), suppress(OSError, Death), under(fault):
                 store.open()
                 act(store)
             now = look(folder, ["run"])
