@@ -22,18 +22,18 @@ class ValidationShare:
     """A rank's share of a validation set, which the loop treats as a single batch.
 
     Attributes:
-        samples: the number of its samples that were read.
+        batch_size: the number of its samples that were read, as which the loop counts it.
     """
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
-        self.samples = 0
+        self.batch_size = 0
 
     def read(self, run: TrainRun) -> Iterator[Any]:
         """Yield the batches, on the device."""
-        self.samples = 0
+        self.batch_size = 0
         for batch in run.engine.feed(run.data.evaluate(self.loader, 0, run.progress.validations)):
-            self.samples += run.size_of(batch)
+            self.batch_size += run.size_of(batch)
             yield batch
 
 
@@ -54,8 +54,6 @@ class FunctionValidation:
         assert recipe.validation_function is not None
         batches = share.read(cast("TrainRun", run))
         first = next(batches, None)
-        if run.optimizer is None:  # the loop has counted the share as one sample
-            run.progress.samples -= 1
         if first is None:  # there are more ranks than batches
             return
         epochs = [each.last_epoch for each in parts.schedulers.values()]
@@ -67,9 +65,7 @@ class FunctionValidation:
                 "scheduler_step_freq='manual' and call trainer.update_scheduler(metric) after validate()."
             )
         for name, value in check_numbers(returned, "validation_function").items():
-            run.track(name, value, share.samples)
-        if run.optimizer is None:
-            run.progress.samples += share.samples
+            run.track(name, value, share.batch_size)
 
 
 class OneModel(FunctionValidation, Supervised):
