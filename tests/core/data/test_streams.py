@@ -108,6 +108,12 @@ def fitted(train: Any, *plugins: Any, saved: Any = None, **options: Any) -> Tria
     return Trial(seen, losses, weights, result, cuts)
 
 
+def guarantee_at(place: tuple[int, int], guarantee: str) -> str:
+    """Return the guarantee of a resume at (epoch, batch): between two epochs, nothing is read again and compared."""
+    epoch, batch = place
+    return "not exact" if guarantee == "replayed" and epoch and not batch else guarantee
+
+
 def check_resumes(make: Callable[[], Any], *plugins: Any, guarantee: str = "exact", **options: Any) -> Trial:
     """Compare a run with one that is resumed from each of its saves, bit for bit; return it."""
     whole = fitted(make(), *deepcopy(plugins), **options)
@@ -121,7 +127,7 @@ def check_resumes(make: Callable[[], Any], *plugins: Any, guarantee: str = "exac
         assert resumed.weights == whole.weights, place
         assert resumed.counts == whole.counts, place
         assert resumed.result.resume is not None
-        assert resumed.result.resume.guarantee == guarantee, resumed.result.resume.reasons
+        assert resumed.result.resume.guarantee == guarantee_at(place, guarantee), resumed.result.resume.reasons
     return whole
 
 

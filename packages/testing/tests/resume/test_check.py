@@ -129,9 +129,12 @@ def test_workers_an_iterable_and_a_length_in_steps_are_exact() -> None:
         return training(h.RNGCapture(), train=DataLoader(Stream(), batch_size=4), epochs=None, steps=12)
 
     assert assert_resume_exact(with_workers).guarantee == "exact"
-    replayed = assert_resume_exact(from_a_stream)
+    replayed = assert_resume_exact(from_a_stream, kill_at=[4, 10])
     assert replayed.guarantee == "replayed"
     assert len(replayed.reasons) == 1
+    between_epochs = assert_resume_exact(from_a_stream, kill_at=("epoch_start", 2))
+    assert between_epochs.guarantee == "not exact"
+    assert "not compared" in between_epochs.reasons[-1]
 
 
 def test_given_kill_points() -> None:
