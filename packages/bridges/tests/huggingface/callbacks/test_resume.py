@@ -189,7 +189,7 @@ def test_a_run_that_goes_back_takes_the_callback_with_it(tmp_path: Path) -> None
     class GoesBack(h.Plugin):
         done = False
 
-        @h.on(h.BatchEnd)
+        @h.on(h.BatchEnd, lane=h.Lane.REPORT)  # after the callback: its on_step_end is in the state
         def go(self, run: h.Run, event: h.BatchEnd) -> None:
             if run.progress.steps == 2:
                 self.saved = run.state_dict()
