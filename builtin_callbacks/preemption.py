@@ -104,8 +104,8 @@ class Preemption(Plugin):
     def look(self, run: Run, event: BatchEnd | EpochEnd | ValidationCut) -> None:
         """Ask for a save and a stop where a signal came; not at EpochStart, which has no boundary of its own.
 
-        After a cut validation at once, so that the save is not taken for one that was to carry its metrics. At the end
-        of a training, the save that came before its last validation is the whole of it: the resumed run validates then.
+        After a cut validation at once, so that the save is not taken for one that was to carry its metrics. None where
+        the state is saved already, as at the end of a training: the resumed run validates then.
         """
         if self._received is not None and not self._asked:
             is_saved = isinstance(event, ValidationCut) and self._saved_at == _place(run)

@@ -419,7 +419,8 @@ def test_a_notice_in_the_last_validation_is_known_by_its_cut(tmp_path: Path) -> 
     trainer = h.Trainer([*plugins, Recorder(tmp_path), h.Preemption(), notice], device="cpu")
     result = trainer.fit(task, data, validation=data, optimizer=sgd(), epochs=1, on_interrupt="return")
     assert (result.stopped_by, result.progress.validations) == ("preemption", 0)
-    assert [each.by for each in result.history if each.verb == "save"] == ["save_schedule"]
+    assert [each.by for each in result.history if each.verb == "save"] == ["save_schedule", "preemption"]
+    assert len(list((tmp_path / "saved").glob("*.pth"))) == 1
     replayed = replay(tmp_path, [h.EarlyStopping("validation/loss")])
     assert not [note for note in replayed.notes if note.startswith("WARNING")]
 
