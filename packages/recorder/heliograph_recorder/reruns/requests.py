@@ -13,7 +13,7 @@ from heliograph.events import CATALOGUE, Event, FunctionName
 from heliograph.spi import Subscription
 
 from ..divergence.course import Begin
-from ..format.records import AttemptRecord, Counters, Entry, EventEntry, Recording, RequestEntry
+from ..format.records import AttemptRecord, Counters, EventEntry, Recording, RequestEntry
 from ..remote.messages import VERBS, Command
 from ..remote.outcomes import check_command, make_request
 from ..remote.plugin import Remote
@@ -32,7 +32,7 @@ class PersonRequest(NamedTuple):
         request: as it was recorded.
         where: it was made.
         is_of_last: whether it was made in the last attempt of the training.
-        ends: whether it is a stop that was not withdrawn, so that its attempt ended by it, or by a kill before that.
+        ends: whether it is a stop that was not withdrawn, so that its attempt ended by it, or by a kill before it was vetoed.
     """
 
     request: Request
@@ -72,7 +72,7 @@ class _Way:
         is_new = True
         for index, entry in enumerate(attempt.entries):
             if isinstance(entry, RequestEntry):
-                ends = entry.request.verb == "stop" and _ends(attempt.entries[index + 1 :])
+                ends = entry.request.verb == "stop" and _ends(attempt, index + 1)
                 self._add_request(entry.request, is_last=is_last, ends=ends)
             elif isinstance(entry, EventEntry):
                 self._validations = entry.counters.validations
@@ -105,13 +105,15 @@ class _Way:
         self._saves[place] = len(self.found), self._roll_backs
 
 
-def _ends(rest: Sequence[Entry]) -> bool:
-    """Return whether a stop was not withdrawn: sooner or later it ends its attempt, and a resumed run has none of it.
+def _ends(attempt: AttemptRecord, begin: int) -> bool:
+    """Return whether a stop was neither withdrawn, nor vetoed until a kill: a resumed run has none of it.
 
     Args:
-        rest: what was recorded of the attempt after it.
+        attempt: in which it was requested.
+        begin: the number of entries up to the request.
     """
-    return not any(isinstance(each, RequestEntry) and each.request.verb == "withdraw_stop" for each in rest)
+    after = {each.request.verb for each in attempt.entries[begin:] if isinstance(each, RequestEntry)}
+    return "withdraw_stop" not in after and (attempt.status == "stopped" or "veto_stop" not in after)
 
 
 def _place(at: Counters) -> Begin:

@@ -89,14 +89,16 @@ def test_a_stop_that_was_withdrawn_is_withdrawn_again(is_killed: bool, tmp_path:
     assert diverge(folder, tmp_path / "y").first is None
 
 
-def test_a_stop_that_was_vetoed_until_a_kill_is_not_requested(tmp_path: Path) -> None:
-    program, folder = program_of(Vetoing), tmp_path / "x"
+def test_a_stop_that_was_vetoed_until_a_kill_ends_the_resumed_run_and_its_rerun(tmp_path: Path) -> None:
+    program, folder, witness = program_of(Vetoing), tmp_path / "x", Witness()
     with pytest.raises(RuntimeError, match="killed"):
         train(program, folder, Asking(folder, at4=STOP), Failing(8))
-    assert train(program, folder).status == "completed"  # the resumed run has none of it
+    resumed = train(program, folder, witness)
+    assert (resumed.status, resumed.progress.steps) == ("stopped", 9)
     forget(folder)
-    with goto(folder, program, step=11, exact=False) as paused:
-        assert [each for each in paused.run.control.history if "@" in each.by] == []
+    with goto(folder, program, step=9) as paused:
+        assert state_of(paused.run) == witness.states[9]
+        assert paused.comparison.first is None
 
 
 def test_a_stop_that_was_vetoed_and_ended_its_attempt_later_is_not_requested(tmp_path: Path) -> None:
