@@ -88,7 +88,7 @@ def story(program: Program) -> list[Mark]:
         marks.append(Mark("measured", name="Log", metrics={"train/loss": 5.0 - epoch}))
         marks += [Mark("ValidationStart"), Mark("validated"), Mark("validated"), Mark("ValidationEnd")]
         marks.append(Mark("measured", name="ValidationEnd", metrics={"validation/loss": 1.0 + epoch}))
-        marks += [Mark("SavePoint", weights=weights), Mark("CheckpointSaved", name=f"{epoch}.pth"), Mark("ShouldStop")]
+        marks += [Mark("SavePoint", weights=weights), Mark("CheckpointSaved", name=f"{epoch}.pth", number=weights), Mark("ShouldStop")]
     return [*marks, Mark("TrainEnd"), Mark("exported", weights=3), Mark("RunClosed")]
 
 
@@ -259,6 +259,13 @@ def test_the_judge_notices(kind: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind, words in KEYWORDS.items() if not words])
 def test_some_things_no_warning_excuses(kind: str) -> None:
     assert not is_said(kind, ("Nothing happened: no step, no epoch, no checkpoint.",))
+
+
+def test_a_newer_checkpoint_of_the_same_step_replaces_one() -> None:
+    again = added(Mark("CheckpointSaved", name="end.pth", number=3), after="CheckpointSaved")
+    program, account = both(again, given(files={"1.pth": "b", "end.pth": "c"}))(PROGRAM, ACCOUNT)
+    assert "a kept checkpoint is gone" not in kinds(program, account)
+    assert "a kept checkpoint is gone" in kinds(program, replace(account, files={"1.pth": "b"}))
 
 
 def test_an_error_excuses_what_did_not_happen() -> None:

@@ -268,10 +268,12 @@ def _saves_no_end(program: Program) -> bool:
 
 
 def _kept(program: Program, account: Account) -> Iterator[tuple[str, str]]:
-    """The newest checkpoints are on disk."""
+    """The newest checkpoints are on disk; of those of one step that follow each other, only the last."""
     if program.keeps is None:
         return
-    names = list(dict.fromkeys(mark.name for mark in reversed(account.marks) if mark.what == "CheckpointSaved"))
+    saved = account.happened("CheckpointSaved")
+    replaced = {mark.name for mark, newer in pairwise(saved) if mark.name != newer.name and mark.number == newer.number}
+    names = [name for name in dict.fromkeys(mark.name for mark in reversed(saved)) if name not in replaced]
     for name in names[: program.keeps.last]:
         if name not in account.files:
             yield "a kept checkpoint is gone", name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -37,7 +38,7 @@ class Mark:
             `exported`: what a handler of `TrainEnd` finds.
         name: of the optimizer, the validation set, the verb, the file, or the event that has the metrics.
         by: the plugin that asked or raised.
-        number: the epoch, or the samples of a batch.
+        number: the epoch, the samples of a batch, or the step of a checkpoint.
         weights: a digest of the weights.
         metrics: those of a log or a validation.
     """
@@ -48,6 +49,11 @@ class Mark:
     number: int = 0
     weights: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint, which its name ends with."""
+    return int(path.stem.rpartition("_")[2])
 
 
 def digest(modules: Mapping[str, nn.Module]) -> int:
@@ -208,7 +214,7 @@ class Witness(h.Plugin):
 
     @h.on(h.CheckpointSaved, lane=h.Lane.TRANSFORM)
     def see_file(self, run: h.Run, event: h.CheckpointSaved) -> None:
-        opened(self.notebook).mark("CheckpointSaved", name=event.path.name)
+        opened(self.notebook).mark("CheckpointSaved", name=event.path.name, number=step_of(event.path))
 
     @h.on(h.Log, h.ValidationEnd, lane=h.Lane.REPORT)
     def see_metrics(self, run: h.Run, event: h.Log | h.ValidationEnd) -> None:
