@@ -32,7 +32,7 @@ class PersonRequest(NamedTuple):
         request: as it was recorded.
         where: it was made.
         is_of_last: whether it was made in the last attempt of the training.
-        ends: whether it is a stop that was not withdrawn, so that its attempt ended by it, or by a kill before it was vetoed.
+        ends: whether it is a stop that was not withdrawn: its attempt ended by it, or by a kill before it was vetoed.
     """
 
     request: Request
