@@ -88,7 +88,11 @@ def story(program: Program) -> list[Mark]:
         marks.append(Mark("measured", name="Log", metrics={"train/loss": 5.0 - epoch}))
         marks += [Mark("ValidationStart"), Mark("validated"), Mark("validated"), Mark("ValidationEnd")]
         marks.append(Mark("measured", name="ValidationEnd", metrics={"validation/loss": 1.0 + epoch}))
-        marks += [Mark("SavePoint", weights=weights), Mark("CheckpointSaved", name=f"{epoch}.pth", number=weights), Mark("ShouldStop")]
+        marks += [
+            Mark("SavePoint", weights=weights),
+            Mark("CheckpointSaved", name=f"{epoch}.pth", number=weights),
+            Mark("ShouldStop"),
+        ]
     return [*marks, Mark("TrainEnd"), Mark("exported", weights=3), Mark("RunClosed")]
 
 
