@@ -68,7 +68,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "run_name": run.name,
         "training_id": run.training_id,
         "progress": run.progress.state_dict(),
-        "control": run.control.state_dict(),
+        "control": run.control.state_dict(is_over=run.outcome.finished),
         "data": run.data.state_dict(run.progress),
         "planned_done": run.length.done,
         "last_seen": run.work.is_last_seen,

@@ -528,11 +528,15 @@ class Control:
         """Return whether the running evaluation is to be left."""
         return self.cut_request is not None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the pending requests, but for a stop that is required or has ended the run."""
+    def state_dict(self, *, is_over: bool = False) -> dict[str, Any]:
+        """Return the pending requests, but for a stop that is required or has ended the run.
+
+        Args:
+            is_over: whether the training is over: a stop that was not vetoed before came too late to be one.
+        """
         from .open_requests import save
 
-        return save(self, CHANGES)
+        return save(self, CHANGES, is_over=is_over)
 
     def load_state_dict(self, state: Mapping[str, Any], *, at_save_point: bool = False) -> None:
         """Add saved requests to those of the new run.

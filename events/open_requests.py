@@ -44,12 +44,13 @@ def discard(control: Control) -> None:
     control.pending = control.should_stop
 
 
-def save(control: Control, changing: Collection[str]) -> dict[str, Any]:
+def save(control: Control, changing: Collection[str], *, is_over: bool) -> dict[str, Any]:
     """Return what a checkpoint keeps; see `Control.state_dict`.
 
     Args:
         control: the control.
         changing: the verbs of changes of the run, whose requests are kept whole and in order.
+        is_over: whether the training is over.
     """
     later = {**control._later, **control._due}
     changes = [each for each in later.values() if each.verb in changing]
@@ -57,10 +58,12 @@ def save(control: Control, changing: Collection[str]) -> dict[str, Any]:
     state = {"due": sorted(due), "postponed": sorted(control._postponed), "end_epoch": control.should_end_epoch}
     has_skipped = control.skips.count and control.skips.step == control._progress.steps
     stop, veto = control.stop_request, control._save_veto
+    if stop and (stop.required or control.stopped or (is_over and not stop.vetoed)):
+        stop = None
     asked = [each for each in (*later.values(), control._end_request) if each is not None and each.verb not in changing]
     more = {
         "asked": {each.verb: [each.by, each.reason] for each in asked},
-        "stop": stop and not (stop.required or control.stopped) and [stop.by, stop.reason, stop.rank, stop.vetoed],
+        "stop": stop and [stop.by, stop.reason, stop.rank, stop.vetoed],
         "veto_save": veto and [veto.by, veto.reason],
         "skips": [control.skips.count, control.skips.by_engine] if has_skipped else None,
         "changes": [[each.verb, each.target, each.value, each.by, each.reason] for each in changes],

@@ -697,6 +697,16 @@ def test_a_stop_that_ended_the_saved_run_does_not_end_the_resumed_one(control: C
     assert asks_again.stopped
 
 
+@pytest.mark.parametrize("is_vetoed", [False, True])
+def test_a_stop_of_a_training_that_is_over_is_saved_only_if_it_was_vetoed(control: Control, is_vetoed: bool) -> None:
+    control.stop("enough")
+    if is_vetoed:
+        PLACE.event = "ShouldStop"
+        control.veto_stop("too early")
+        control.decide()
+    assert ("stop" in control.state_dict(is_over=True)) == is_vetoed
+
+
 def test_a_required_stop_is_no_state_since_the_resumed_run_has_another_machine(control: Control) -> None:
     control.stop("the machine goes", required=True)
     PLACE.event = "ShouldStop"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copy
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -99,8 +100,12 @@ class Asker(h.Plugin):
 
     @h.on(h.CheckpointSaved, lane=h.Lane.TRANSFORM)
     def remember(self, run: h.Run, event: h.CheckpointSaved) -> None:
-        if self.count >= self.occurrence and self.path is None:
-            self.path = event.path
+        if self.count >= self.occurrence and (self.path is None or self.path.name == event.path.name):
+            kept = event.path.parent.with_suffix(".kept")  # the end of the epoch replaces it
+            kept.mkdir(exist_ok=True)
+            for path in event.path, event.path.with_suffix(".json"):
+                copy(path, kept)
+            self.path = kept / event.path.name
 
     def act(self, run: h.Run) -> None:
         run.control.request_save("the test")
