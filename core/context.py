@@ -141,7 +141,7 @@ class RunContext(PayloadVerbs, ABC):
         hot: the signals of every batch.
         data: the training data.
         stepping: the optimizers, each with the micro-batches since its last step.
-        modes: switches those of them that evaluate other weights than they train; None without any.
+        modes: switches optimizers with `train()` and `eval()`; None without any.
         work: the work of the epoch.
         resumption: what the run continues from.
         outcome: what becomes its result.

@@ -235,7 +235,7 @@ def eval_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
 @contextmanager
 def evaluating(run: RunContext, phase: Phase, kind: Callable[..., Evaluation] = Evaluation) -> Iterator[Evaluation]:
     """Set another phase within this context: eval mode, no gradients, means of its own."""
-    former, means, claims = run.phase, run.means, run.work.claims
+    previous, means, claims = run.phase, run.means, run.work.claims
     run.phase, run.work.claims = phase, {}
     try:
         with run.evaluating_weights(), eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
@@ -243,5 +243,5 @@ def evaluating(run: RunContext, phase: Phase, kind: Callable[..., Evaluation] = 
     finally:
         run.control.is_evaluating = False
     # Not reached after an error: `run.phase` and the collection are then those that failed.
-    run.phase, run.means, run.work.claims = former, means, claims
+    run.phase, run.means, run.work.claims = previous, means, claims
     run.work.batch = run.outputs = run.work.collection = None

@@ -50,8 +50,8 @@ def ended_for_good(run: Run, status: Status) -> bool:
 @contextmanager
 def hosted_by(host: Host | None) -> Iterator[None]:
     """Have every training that begins within ask this host; None for no host."""
-    former, _hosts[os.getpid()] = current_host(), host
+    previous, _hosts[os.getpid()] = current_host(), host
     try:
         yield
     finally:
-        _hosts[os.getpid()] = former
+        _hosts[os.getpid()] = previous

@@ -51,8 +51,8 @@ class TrainRun(RunContext):
         try:
             if is_in_run(self.engine):
                 raise RuntimeError(
-                    f"This {type(self.engine).__name__} is in a run, whose modules and optimizers it holds until that "
-                    f"ends: use another Trainer with an engine of its own."
+                    f"This {type(self.engine).__name__} is used by another run: use another Trainer with its own "
+                    f"engine."
                 )
             self.plugins.check_free()
         except RuntimeError:

@@ -79,7 +79,7 @@ class Settings:
     evaluations: Mapping[Phase, Mapping[str, Loader]] = field(default_factory=dict)
     limits: Mapping[str, int | float] = field(default_factory=dict)  # of the sets of an evaluation
     every: Mapping[str, int] = field(default_factory=dict)  # of a set, which of the validations read it
-    streams: Sequence[Collection[str]] = ()  # the names of those of each phase that has some
+    streams: Sequence[Collection[str]] = ()  # for each phase with streams, their names
     optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
     schedulers: Mapping[str, Any] = field(default_factory=dict)
     several: bool = False  # the optimizers were given by name, for a loss of its own each

@@ -99,7 +99,7 @@ class Retention:
         """
         self._entries = {entry.path: entry for entry in sorted(entries, key=lambda entry: entry.order)}
         self._damaged = set(damaged)
-        self._newest: Entry | None = None  # of those that were added since
+        self._newest: Entry | None = None  # the newest entry added since `begin`
         self._replaced: list[Path] = []
         self._rank()
 

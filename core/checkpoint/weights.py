@@ -257,7 +257,7 @@ def _averages(file: WeightsFile, plugin: str | None, modules: Iterable[str]) -> 
 
 
 def _fitted(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return weights by the names of a module, with those that share the tensor of another name.
+    """Return weights under the names of a module, tied weights under every name.
 
     What wraps a module (DDP, DataParallel, a LightningModule) adds to its names. Files in the safetensors format hold
     shared tensors once.

@@ -35,7 +35,7 @@ class EngineOptions(TypedDict, total=False):
 def modules_of(task: Any) -> dict[str, nn.Module]:
     """Return the modules of a task by attribute name; the task itself if it is one; of a compiled one the original."""
     named = {"task": task} if isinstance(task, nn.Module) else vars(task)
-    return {name: each._modules.get(COMPILED) or each for name, each in named.items() if isinstance(each, nn.Module)}
+    return {name: getattr(each, COMPILED, each) for name, each in named.items() if isinstance(each, nn.Module)}
 
 
 def begin_train_mode(modules: Mapping[str, nn.Module]) -> str | None:

@@ -377,7 +377,7 @@ class OptimizerModes:
         return {} if self._trained is None else {"trained": [value for _, value in self._trained]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with trained weights, after those of the model and the states of the optimizers were loaded."""
+        """Restore the weights to train. Call it after the model and the optimizers are loaded."""
         trained = state.get("trained", ())
         self._trained = list(zip(self._parameters()[: len(trained)], trained, strict=True))
         self.train()

@@ -238,7 +238,7 @@ IN_INDEX = {  # not BytesStorageMetadata: torch unpickles what that is of, and s
 
 
 class _IndexUnpickler(Unpickler):
-    """Creates only the objects of which `torch.distributed.checkpoint` makes the index of shards."""
+    """Unpickles only the classes that `torch.distributed.checkpoint` writes into its index of shards."""
 
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
@@ -291,7 +291,7 @@ def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load
 
     class Reader(FileSystemReader):
-        """Reads the index without running code in it, and never that of a single rank."""
+        """Reads the shared index of all ranks with an allow-list of classes."""
 
         def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
             return read_index(folder / INDEX)

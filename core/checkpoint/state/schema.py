@@ -131,7 +131,7 @@ def with_numbers(value: Any, types: Any) -> Any:
     """Return a state with the NumPy and complex numbers that `as_plain` has replaced.
 
     Raises:
-        ValueError: one of the types is not that of a number.
+        ValueError: the checkpoint names a type that is not numeric.
     """
     if not isinstance(types, str):
         present = value if isinstance(value, Mapping) else range(len(value))

@@ -125,7 +125,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         first = _check_start(start, self)
         numbers = Permutation(len(self), own, epoch).iter_from(first) if self.shuffle else range(first, len(self))
         ties = np.fromiter(Permutation(len(self._padded), own, epoch, 1).iter_from(0), np.int64, len(self._padded))
-        # By padded length, those of equal length in an order of this epoch.
+        # Sort by padded length; equal lengths are in a random order of this epoch.
         order = ties[np.argsort(self._padded[ties], kind="stable")]
         for number in numbers:
             yield order[self._ends[number - 1] if number else 0 : self._ends[number]].tolist()

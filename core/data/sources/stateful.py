@@ -50,7 +50,7 @@ class StatefulSource(Stateless):
             self.loader.load_state_dict(deepcopy(given["loader"]))
             if not reading.batch and hasattr(self.loader, "restart_on_stop_iteration"):
                 # Read to the end of a pass of `torchdata.nodes` that had ended, as the run that is resumed did. The
-                # loader would do that itself, but then its state stays that of the end throughout the next pass.
+                # loader does so on its own, but its state would stay at the end during the next pass.
                 restarts, self.loader.restart_on_stop_iteration = self.loader.restart_on_stop_iteration, False
                 with isolated():
                     next(iter(self.loader), None)
@@ -83,8 +83,7 @@ class StatefulSource(Stateless):
             )
         if isinstance(self.loader, DataLoader) and not self.loader.num_workers:
             return EXACT
-        who = "its workers draw" if isinstance(self.loader, DataLoader) else "it draws"
-        return "order-exact", (f"{kind_of(self.loader)} keeps its own position, but nobody knows what {who}",)
+        return "order-exact", (f"{kind_of(self.loader)} keeps its own position; its random draws are unknown",)
 
     def hidden(self) -> tuple[float, list[str]]:
         """Return what was found in its dataset."""
@@ -119,7 +118,7 @@ class StatefulSource(Stateless):
             self._doubts = (f"the state of a {name} did not change with a batch, so its position may be another",)
         elif yielded != number:
             self._doubts = (
-                f"a {name} is at batch {yielded} of an epoch of which {number} were read: others may repeat",
+                f"a {name} is at batch {yielded}, but {number} were read in this epoch: batches may repeat",
             )
 
     def _follow(self, batches: Iterator[Any], reading: Reading, loaded: Any) -> Iterator[Any]:

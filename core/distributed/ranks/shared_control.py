@@ -162,7 +162,7 @@ class SharedControl(Control):
         if self._is_open and self.leaving:
             raise RuntimeError(LEFT)
         if self._is_open:
-            # Hide what is not agreed on from handlers of `ShouldStop`: to them, the ranks look alike.
+            # Handlers of `ShouldStop` see only requests that all ranks agree on.
             self._aside = self.open_requests()
             self.stop_request = self._end_request = self._back_request = None
             self._due = {}

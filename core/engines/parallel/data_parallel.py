@@ -71,10 +71,10 @@ class DataParallelEngine(DeviceEngine):
             )
         if len(self.gpus) > 1:
             for name in chosen:
-                former = vars(task).get(name)
+                previous = vars(task).get(name)
                 # Beside what an nn.Module registers, so that its parameters and states know nothing of it.
                 vars(task)[name] = Split(parts[name], self.gpus)
-                self._wrapped.append((task, name, former))
+                self._wrapped.append((task, name, previous))
 
     def tear_down(self) -> None:
         """Have the task call its own modules again."""

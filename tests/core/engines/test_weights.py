@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from heliograph import EMA, Every, Run, RunResult, Supervised, Task, Trainer, load_weights
+from heliograph.core.engines.options import modules_of
 from heliograph.core.engines.weights import is_spread, loadable
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, random_batches, saving
@@ -278,3 +280,13 @@ def test_a_compiled_network_of_other_shapes_is_refused_by_its_own_names(tmp_path
     other.model.encoder._orig_mod[0] = nn.Linear(5, 3)
     with pytest.raises(ValueError, match=r"model\.encoder\.0\.weight has the shape \[3, 4\]"):
         load_weights(other, tmp_path / "model.pth")
+
+
+def test_a_compiled_module_of_length_zero_is_unwrapped() -> None:
+    class Empty(nn.Linear):
+        def __len__(self) -> int:
+            return 0
+
+    original = Empty(1, 1)
+    compiled = torch.compile(original, backend="eager")
+    assert modules_of(SimpleNamespace(model=compiled)) == {"model": original}

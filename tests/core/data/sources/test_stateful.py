@@ -111,9 +111,7 @@ def test_a_stream_continues_where_it_stood(kind: Any, step: int, fit: Make) -> N
     assert resumed.is_tail_of(whole)
     assert (loader.position, loader.read) == (10, 10 - step)
     assert resumed.result.resume.guarantee == "order-exact"
-    assert resumed.result.resume.reasons == (
-        f"a {kind.__name__} keeps its own position, but nobody knows what it draws",
-    )
+    assert resumed.result.resume.reasons == (f"a {kind.__name__} keeps its own position; its random draws are unknown",)
 
 
 def test_a_generator_whose_state_a_loader_saves_is_left_alone(fit: Make) -> None:
@@ -348,7 +346,7 @@ def test_torchdata_s_loader_with_workers_keeps_the_order(drawing: Make, fit: Mak
         assert order(resumed) == order(whole)[step:]
         assert resumed.result.resume.guarantee == "order-exact"
         assert resumed.result.resume.reasons == (
-            "a StatefulDataLoader keeps its own position, but nobody knows what its workers draw",
+            "a StatefulDataLoader keeps its own position; its random draws are unknown",
         )
 
 

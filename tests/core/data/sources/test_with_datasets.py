@@ -48,7 +48,7 @@ def fit(folder: Path, data: Any, **options: Any) -> tuple[list[list[int]], Any]:
 
 
 READ_AGAIN = r"an iterable dataset is read again"
-ITS_OWN = r"keeps its own position, but nobody knows|hidden state in it was not found"
+ITS_OWN = r"keeps its own position|hidden state in it was not found"
 KINDS: dict[str, tuple[Make, str, str]] = {
     "rows": (lambda: rows().with_format("torch"), "exact", ""),
     "rows, shuffled": (lambda: DataLoader(rows().with_format("torch"), SIZE, shuffle=True), "exact", ""),
