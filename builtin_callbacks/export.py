@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, cat, nn
 from torch.export import Dim
+from torch.utils._pytree import tree_map
 
 from ..core.checkpoint.storage.files import prepare_folder, write_whole
 from ..core.data.draws.rng import kept
 from ..core.engines.sharded.states import ShardingEngine
 from ..core.evaluation import eval_mode
 from ..core.host import ended_for_good
-from ..core.outputs.parts import mapped as changed
-from ..core.outputs.parts import on_cpu
+from ..core.outputs.parts import mapped, on_cpu
 from ..core.system.errors import NotRecorded
 from ..core.system.extras import kind_of, require
 from ..events import BatchStart, Handle, Lane, Run, RunClosed, TrainStart
@@ -463,7 +463,7 @@ FORMATS: dict[str, Format] = {each.suffix: each for each in (Onnx(), Pt2())}
 def batch_shapes(arguments: Arguments) -> Any:
     """Return `dynamic_shapes` for inputs whose first dimension is the batch."""
     batch = Dim("batch")
-    args, kwargs = mapped(arguments, lambda tensor: {0: batch} if tensor.ndim else None)
+    args, kwargs = tree_map(lambda leaf: {0: batch} if isinstance(leaf, Tensor) and leaf.ndim else None, arguments)
     return kwargs or args
 
 
@@ -513,18 +513,6 @@ def as_arguments(example: Any) -> Arguments:
     )
 
 
-def mapped(value: Any, act: Callable[[Tensor], Any]) -> Any:
-    """Return nested tuples, lists and dicts with each tensor replaced, and each other leaf by None."""
-    if isinstance(value, Tensor):
-        return act(value)
-    if isinstance(value, tuple | list):
-        items = [mapped(each, act) for each in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, Mapping):
-        return {name: mapped(each, act) for name, each in value.items()}
-    return None
-
-
 def batch_size(arguments: Arguments) -> int:
     """Return the first dimension that all tensors of the inputs have.
 
@@ -548,5 +536,5 @@ def of_size(arguments: Arguments, size: int) -> Arguments:
             return tensor
         return cat([tensor] * (size // len(tensor) + 1))[:size].contiguous()
 
-    args, kwargs = changed(arguments, fit)
+    args, kwargs = mapped(arguments, fit)
     return args, kwargs

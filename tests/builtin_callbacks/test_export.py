@@ -36,14 +36,14 @@ from heliograph import (
 from heliograph.builtin_callbacks import export
 from heliograph.builtin_callbacks.export import (
     as_arguments,
+    batch_shapes,
     batch_size,
     largest_difference,
-    mapped,
     of_size,
     tensors_in,
 )
 from heliograph.core.checkpoint.storage.files import Files
-from heliograph.core.outputs.parts import mapped as changed
+from heliograph.core.outputs.parts import mapped
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
 from heliograph.tests.ranks_pool import Pool
@@ -142,8 +142,9 @@ def test_several_inputs_and_outputs(tmp_path: Path, ending: str, named: bool) ->
 def test_named_tuples_stay_what_they_are() -> None:
     Pair = namedtuple("Pair", ["one", "other"])
     given = Pair(torch.ones(2), [torch.zeros(3), "text"])
-    assert changed(given, lambda tensor: tensor + 1) == Pair(ANY, [ANY, "text"])
-    assert mapped(given, lambda tensor: list(tensor.shape)) == Pair([2], [[3], None])
+    assert mapped(given, lambda tensor: tensor + 1) == Pair(ANY, [ANY, "text"])
+    shapes = batch_shapes(((given, torch.tensor(1.0)), {}))
+    assert shapes == (Pair({0: ANY}, [{0: ANY}, None]), None)
 
 
 @BOTH
