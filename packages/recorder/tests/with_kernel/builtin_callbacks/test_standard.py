@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from heliograph import Every, RunResult, Trainer, standard
-from heliograph.tests import kit
+from heliograph import Every, standard
+from heliograph.tests.builtin_callbacks.test_standard import BATCHES, fit
 from heliograph_recorder import Recorder, replay
-
-BATCHES = kit.class_batches(6)
-
-
-def fit(folder: Path, *plugins: Any, task: Any = None, **options: Any) -> RunResult:
-    """Train on six batches with the standard plugins, two epochs unless steps are given."""
-    of_fit = {key: options.pop(key) for key in ("validation", "epochs", "steps") if key in options}
-    length = {} if "steps" in of_fit else {"epochs": 2}
-    return kit.fit(
-        Trainer(standard(folder, *plugins, **options), device="cpu"), train=BATCHES, task=task, **length | of_fit
-    )
-
 
 # Which they are.
 

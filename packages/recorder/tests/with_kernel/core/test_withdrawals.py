@@ -2,60 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import heliograph as h
 from heliograph import Every, Plugin, Run, on
 from heliograph.tests import kit
+from heliograph.tests.core.test_withdrawals import At, Seen, train
 from heliograph_recorder import Recorder, replay
-
-EVENTS: tuple[Any, ...] = (h.EpochStart, h.BatchStart, h.BatchEnd, h.Log, h.ValidationEnd, h.SavePoint, h.ShouldStop, h.EpochEnd, h.LastBoundary, h.TrainEnd)  # fmt: skip  # noqa: E501
-DONE: tuple[Any, ...] = (h.Log, h.ValidationEnd, h.SavePoint, h.EpochEnd)
-Act = Callable[[Run], object]
-
-
-class At(Plugin):
-    """Does something at an event, in some steps."""
-
-    asks = ("stop", "save", "validation", "log")
-    affects_training = False
-
-    def __init__(self, event: Any, act: Act, *steps: int) -> None:
-        self.event, self.act, self.steps = event, act, steps
-
-    @on(*EVENTS, optional=True)
-    def handle(self, run: Run, event: h.Event) -> None:
-        if isinstance(event, self.event) and (not self.steps or run.progress.steps in self.steps):
-            self.act(run)
-
-
-class Seen(Plugin):
-    """Notes what was done, and after which step."""
-
-    affects_training = False
-
-    def __init__(self) -> None:
-        self.done: list[tuple[str, int]] = []
-
-    @on(*DONE, optional=True, lane=h.Lane.MEASURE)
-    def note(self, run: Run, event: h.Event) -> None:
-        self.done.append((event.name, run.progress.steps))
-
-
-def schedules(steps: int = 2) -> list[Plugin]:
-    every = Every(steps=steps)
-    plugins: list[Plugin] = [h.LogSchedule(every), h.ValidationSchedule(every, at_end=False)]
-    return [*plugins, h.SaveSchedule(every, at_end=False)]
-
-
-def train(*plugins: Plugin, folder: Path, steps: int = 6, **options: Any) -> tuple[list[tuple[str, int]], h.RunResult]:
-    seen = Seen()
-    given = [*schedules(), *plugins, seen, h.Checkpoint(folder)]
-    result = kit.fit(*given, train=kit.class_batches(6), validation=kit.class_batches(1), steps=steps, **options)
-    return seen.done, result
-
 
 # Vetoes.
 

@@ -5,23 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from heliograph import Every, Plugin, Run, StepEnd, on
 from heliograph.tests.kit import class_batches, fit
+from heliograph.tests.plugins.test_fractions import Marks
 from heliograph_recorder import replay
 from heliograph_recorder.plugin import Recorder
 
 # Fractions of the planned steps.
-
-
-class Marks(Plugin):
-    """Notes the steps at which filters let something through."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-
-    @on(StepEnd, when=Every(fraction=0.2))
-    def note(self, run: Run, event: StepEnd) -> None:
-        self.steps.append(run.progress.steps)
 
 
 def test_a_replay_knows_the_planned_steps(tmp_path: Path) -> None:

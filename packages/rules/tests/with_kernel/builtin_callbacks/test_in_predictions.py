@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import heliograph as h
-from heliograph.tests.kit import class_batches, linear_classifier
+from heliograph.tests.builtin_callbacks.test_in_predictions import inputs, tracking
 from heliograph_recorder import Recorder, replay
 from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import EventEntry
 from heliograph_recorder.timeline.page import page
 from heliograph_rules import RuleController, RuleFired
-from torch import Tensor
-
-
-def inputs(batches: int = 3) -> list[Tensor]:
-    return [batch[0] for batch in class_batches(batches)]
-
-
-class Tracking(h.Supervised):
-    """Tracks a value in predictions."""
-
-    def predict_step(self, run: h.Run, batch: Any) -> Any:
-        run.track("seen", 2.0)
-        return super().predict_step(run, batch)
-
-
-def tracking() -> Tracking:
-    task = linear_classifier()
-    return Tracking(task.model, task.loss_fn)
 
 
 def test_a_recording_has_it_and_explains_and_replays_it(tmp_path: Path) -> None:

@@ -22,12 +22,11 @@ from heliograph import (
     Trainer,
     ValidationSchedule,
 )
-from heliograph.tests.kit import class_batches, linear_classifier, sgd
+from heliograph.tests.core.test_warnings import BATCHES
+from heliograph.tests.kit import linear_classifier, sgd
 from heliograph_recorder import Recorder
 from heliograph_testing.chaos import Chaos, Fault
 from torch.optim.lr_scheduler import StepLR
-
-BATCHES = class_batches(3)
 
 
 def test_a_strict_trainer_leaves_an_exit_status_as_it_is(tmp_path: Path) -> None:

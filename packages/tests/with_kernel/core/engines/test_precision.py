@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from heliograph import DeviceEngine, Supervised, Trainer
+from heliograph import DeviceEngine, Trainer
 from heliograph.packages.tests.waits import waits_for_a_gpu
-from heliograph.tests.kit import Batch, adam, random_batches
-from torch import Tensor, nn
-
-HUGE = 1e38  # overflows in fp16, and in fp32 once it is scaled
-
-
-def data(count: int = 6, bad: tuple[int, ...] = ()) -> list[Batch]:
-    pairs = enumerate(random_batches(count, 3))
-    return [(inputs * (HUGE if index in bad else 1), targets) for index, (inputs, targets) in pairs]
-
-
-def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return a loss whose gradients fp16 holds with the scale that a run begins with."""
-    return nn.functional.mse_loss(outputs, targets) / 64
-
-
-def make_task() -> Supervised:
-    torch.manual_seed(0)
-    return Supervised(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), loss_fn)
-
+from heliograph.tests.core.engines.test_precision import data, make_task, needs_gpu
+from heliograph.tests.kit import adam
+from torch import nn
 
 # What is refused.
 
@@ -40,8 +23,6 @@ def make_task() -> Supervised:
 
 
 # On a GPU.
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 
 
 @pytest.mark.gpu

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from heliograph import Every, LogSchedule, TensorBoard, Trainer
+from heliograph.tests.builtin_callbacks.trackers.test_tensorboard import Make, scalars
 from heliograph_recorder import Recorder, replay
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
-
-Make = Callable[..., Any]
-
-
-def scalars(folder: Path) -> dict[str, Any]:
-    """Return the points of every curve, as TensorBoard shows them."""
-    reader = EventAccumulator(str(folder))
-    reader.Reload()
-    tags = reader.Tags()["scalars"]
-    return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in tags}
 
 
 @pytest.mark.parametrize("measured", [True, False])

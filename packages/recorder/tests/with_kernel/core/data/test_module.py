@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ from heliograph import (
     EMA,
     Checkpoint,
     Compile,
-    DataModule,
     EarlyStopping,
     Every,
     GradientAccumulation,
     HandlerTimes,
     JsonlLog,
     LearningRate,
-    LoaderParams,
     LogSchedule,
     NaNGuard,
     Preemption,
@@ -30,47 +27,8 @@ from heliograph import (
     Trainer,
     ValidationSchedule,
 )
+from heliograph.tests.core.data.test_module import DiaryModule, Make
 from heliograph_recorder import Recorder
-from torch.utils.data import DataLoader
-
-Make = Callable[..., Any]
-
-
-class DiaryModule(DataModule):
-    """Keeps a diary; fails where it is asked to."""
-
-    loader_params = LoaderParams(batch_size=4, shuffle=True)
-
-    def __init__(self, make: Make, fails: str = "", error: BaseException | None = None) -> None:
-        self.diary: list[str] = []
-        self.make, self.fails, self.error = make, fails, error or ArithmeticError("broken")
-
-    def _note(self, what: str) -> None:
-        self.diary.append(what)
-        if what in self.fails.split():
-            raise type(self.error)(f"{what} is broken")
-
-    def prepare(self) -> None:
-        self._note("prepare")
-
-    def set_up(self) -> None:
-        self._note("set_up")
-
-    def train(self) -> Any:
-        self._note("train")
-        return self.make(8)
-
-    def validation(self) -> Any:
-        self._note("validation")
-        return self.make(4)
-
-    def test(self) -> Any:
-        self._note("test")
-        return {"a": self.make(4), "b": DataLoader(self.make(4), 2)}
-
-    def tear_down(self) -> None:
-        self._note("tear_down")
-
 
 # What plugins get of that.
 
