@@ -11,22 +11,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ..core.engines.weights import EVALUATED, LEFT_WEIGHTS, check_average, parameters_of
-from ..events import (
-    Lane,
-    LastBoundary,
-    PredictEnd,
-    PredictStart,
-    Run,
-    RunClosed,
-    RunFailed,
-    StepEnd,
-    TestEnd,
-    TestStart,
-    TrainStart,
-    ValidationCut,
-    ValidationEnd,
-    ValidationStart,
-)
+from ..events import Lane, Run
+from ..events import catalogue as ev
 from ..events.checks import check_number, check_whole_number
 from ..plugins import Plugin, on
 
@@ -80,15 +66,15 @@ class EMA(Plugin):
         uses = ["validates with it"] * self.validate + ["leaves it at the end"] * self.load_at_end
         return f"averages the weights, decay {self.decay:g}" + "".join(f", {use}" for use in uses)
 
-    @on(TrainStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart, lane=Lane.TRANSFORM)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Refuse sharded parameters."""
         for name, module in run.modules.items():
             if any(hasattr(parameter, "full_tensor") for parameter in module.parameters()):
                 raise ValueError(f"EMA averages whole parameters, those of {name!r} are sharded: use DDPEngine.")
 
-    @on(StepEnd, lane=Lane.MEASURE)
-    def update(self, run: Run, event: StepEnd) -> None:
+    @on(ev.StepEnd, lane=Lane.MEASURE)
+    def update(self, run: Run, event: ev.StepEnd) -> None:
         """Average what the optimizer in hand has stepped, where that is due; before its first update, copy it."""
         name, steps = run.optimizer_name, run.progress.steps
         if len(run.optimizers) > 1:
@@ -108,8 +94,8 @@ class EMA(Plugin):
                 average.copy_(value)
         self._updates[name] = updates + is_due
 
-    @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
-    def put_in(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
+    @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.TRANSFORM, optional=True)
+    def put_in(self, run: Run, event: ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
         """Evaluate with the averaged weights, if that was asked for, there are any, and they are those of the model."""
         if not (self.validate and self.weights):
             return
@@ -121,20 +107,20 @@ class EMA(Plugin):
                 f"weights that the training left: others were loaded since, or it is another model"
             )
 
-    @on(ValidationEnd, ValidationCut, TestEnd, PredictEnd, lane=Lane.TRANSFORM, optional=True)
-    def put_back(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd | PredictEnd) -> None:
+    @on(ev.ValidationEnd, ev.ValidationCut, ev.TestEnd, ev.PredictEnd, lane=Lane.TRANSFORM, optional=True)
+    def put_back(self, run: Run, event: ev.ValidationEnd | ev.ValidationCut | ev.TestEnd | ev.PredictEnd) -> None:
         """Continue with the trained weights."""
         self._swap_out()
 
-    @on(RunFailed, LastBoundary, lane=Lane.TRANSFORM)
-    def give_back(self, run: Run, event: RunFailed | LastBoundary) -> None:
+    @on(ev.RunFailed, ev.LastBoundary, lane=Lane.TRANSFORM)
+    def give_back(self, run: Run, event: ev.RunFailed | ev.LastBoundary) -> None:
         """Give the trained weights back, whatever failed, and note which the training leaves."""
         self._swap_out()
         if run.optimizer is not None and self.validate and self.weights:
             self._trained = [(ref(parameter), parameter._version) for parameter in _parameters(run.modules)]
 
-    @on(RunClosed, lane=Lane.TRANSFORM)
-    def load(self, run: Run, event: RunClosed) -> None:
+    @on(ev.RunClosed, lane=Lane.TRANSFORM)
+    def load(self, run: Run, event: ev.RunClosed) -> None:
         """Leave the model with the average, if that was asked for and the training ended well."""
         if run.optimizer is None or event.status not in ("completed", "stopped"):
             return

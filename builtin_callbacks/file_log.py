@@ -11,25 +11,8 @@ from typing import Any
 
 from ..core.checkpoint.storage import clean
 from ..core.system.numbered_files import make_numbered
-from ..events import (
-    CheckpointLoaded,
-    CheckpointPruned,
-    CheckpointSaved,
-    EpochEnd,
-    EpochStart,
-    Lane,
-    Log,
-    PredictEnd,
-    PredictStart,
-    Run,
-    RunClosed,
-    RunFailed,
-    TestEnd,
-    TestStart,
-    TrainStart,
-    ValidationEnd,
-    ValidationStart,
-)
+from ..events import Lane, Run
+from ..events import catalogue as ev
 from ..events.checks import check_flag, check_whole_number
 from ..events.errors import describe_error
 from ..plugins import Plugin, on
@@ -88,50 +71,50 @@ class FileLog(Plugin):
         former, self.folder = self.folder, folder
         return [former]
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Forget the file of a former training."""
         self.path, self._lost = None, 0
 
-    @on(EpochStart, ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM)
-    def open(self, run: Run, event: EpochStart | ValidationStart | TestStart | PredictStart) -> None:
+    @on(ev.EpochStart, ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.TRANSFORM)
+    def open(self, run: Run, event: ev.EpochStart | ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
         """Take in what others log from now on."""
         if self._handler is None:
             self._open(run)
 
-    @on(CheckpointLoaded, lane=Lane.REPORT)
-    def write_resume(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded, lane=Lane.REPORT)
+    def write_resume(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Write where the run continues."""
         self._write(run, f"resumed at epoch {run.progress.epoch}, step {run.progress.steps} from {event.path}")
 
-    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT, optional=True)
-    def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
+    @on(ev.Log, ev.ValidationEnd, ev.TestEnd, ev.PredictEnd, lane=Lane.REPORT, optional=True)
+    def write_metrics(self, run: Run, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:
         """Write metrics; a prediction may have none."""
         metrics = "  ".join(f"{name} {value:.6g}" for name, value in event.metrics.items())
         self._write(run, metrics or f"batches done: {run.progress.evaluated}")
 
-    @on(EpochEnd, lane=Lane.REPORT, optional=True)
-    def write_epoch(self, run: Run, event: EpochEnd) -> None:
+    @on(ev.EpochEnd, lane=Lane.REPORT, optional=True)
+    def write_epoch(self, run: Run, event: ev.EpochEnd) -> None:
         """Write that an epoch is over."""
         self._write(run, f"epochs done: {run.progress.epoch}")
 
-    @on(CheckpointSaved, lane=Lane.REPORT)
-    def write_checkpoint(self, run: Run, event: CheckpointSaved) -> None:
+    @on(ev.CheckpointSaved, lane=Lane.REPORT)
+    def write_checkpoint(self, run: Run, event: ev.CheckpointSaved) -> None:
         """Write where a checkpoint lies."""
         self._write(run, f"saved {event.path}{' (the best so far)' * event.is_best}")
 
-    @on(CheckpointPruned, lane=Lane.REPORT)
-    def write_pruned(self, run: Run, event: CheckpointPruned) -> None:
+    @on(ev.CheckpointPruned, lane=Lane.REPORT)
+    def write_pruned(self, run: Run, event: ev.CheckpointPruned) -> None:
         """Write which checkpoint was removed."""
         self._write(run, f"removed {event.path}: {event.reason}")
 
-    @on(RunFailed)
-    def write_failure(self, run: Run, event: RunFailed) -> None:
+    @on(ev.RunFailed)
+    def write_failure(self, run: Run, event: ev.RunFailed) -> None:
         """Write the error with its traceback."""
         self._write(run, "failed", error=event.error)
 
-    @on(RunClosed, lane=Lane.REPORT, after=("jsonl_log", "tensorboard"))
-    def write_end(self, run: Run, event: RunClosed) -> None:
+    @on(ev.RunClosed, lane=Lane.REPORT, after=("jsonl_log", "tensorboard"))
+    def write_end(self, run: Run, event: ev.RunClosed) -> None:
         """Write how the run ended, who asked for what, and what did not happen; say how many lines are missing."""
         try:
             for request in run.control.history:

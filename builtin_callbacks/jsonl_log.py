@@ -12,19 +12,8 @@ from typing import Any, Final, TextIO
 from uuid import uuid4
 
 from ..core.system.numbered_files import file_path, find_numbered, is_text, make_numbered, name_other
-from ..events import (
-    CheckpointLoaded,
-    CheckpointSaved,
-    EpochStart,
-    Lane,
-    Log,
-    PredictEnd,
-    Run,
-    RunClosed,
-    RunFailed,
-    TestEnd,
-    ValidationEnd,
-)
+from ..events import Lane, Run
+from ..events import catalogue as ev
 from ..events.errors import describe_error
 from ..plugins import Plugin, on
 
@@ -80,36 +69,36 @@ class JsonlLog(Plugin):
         former, self.path = self.path, folder / self.path.name
         return [former.parent]
 
-    @on(CheckpointLoaded)
-    def go_on(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded)
+    def go_on(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Cut off what was written after the checkpoint when the next line comes."""
         self._began, self._resumes = False, True
         self._resumed_from = str(event.path)
         self._current = None
         self.close()
 
-    @on(EpochStart)
-    def note_beginning(self, run: Run, event: EpochStart) -> None:
+    @on(ev.EpochStart)
+    def note_beginning(self, run: Run, event: ev.EpochStart) -> None:
         """Note that training begins: the end of a run that was refused is not written among the lines of another."""
         self._underway = True
 
-    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT)
-    def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
+    @on(ev.Log, ev.ValidationEnd, ev.TestEnd, ev.PredictEnd, lane=Lane.REPORT)
+    def write_metrics(self, run: Run, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:
         """Write metrics; JSON knows no NaN, so one is written as a string."""
         metrics = {name: float(value) if math.isfinite(value) else str(value) for name, value in event.metrics.items()}
         self._write(run, event.name, {"metrics": metrics})
 
-    @on(CheckpointSaved, lane=Lane.REPORT)
-    def write_checkpoint(self, run: Run, event: CheckpointSaved) -> None:
+    @on(ev.CheckpointSaved, lane=Lane.REPORT)
+    def write_checkpoint(self, run: Run, event: ev.CheckpointSaved) -> None:
         """Write where a checkpoint lies."""
         self._write(run, event.name, {"path": str(event.path), "is_best": event.is_best})
 
-    @on(RunFailed, RunClosed, lane=Lane.REPORT)
-    def write_ending(self, run: Run, event: RunFailed | RunClosed) -> None:
+    @on(ev.RunFailed, ev.RunClosed, lane=Lane.REPORT)
+    def write_ending(self, run: Run, event: ev.RunFailed | ev.RunClosed) -> None:
         """Write how the run ended, with its warnings, and close with it; say how many lines are missing."""
         if run.optimizer is not None and not (self._underway or self._resumes):
             return
-        if isinstance(event, RunFailed):
+        if isinstance(event, ev.RunFailed):
             self._write(run, event.name, {"error": describe_error(event.error)})
             return
         try:

@@ -6,21 +6,8 @@ from time import perf_counter
 
 import torch
 
-from ..events import (
-    BackwardEnd,
-    BatchEnd,
-    BatchStart,
-    EpochStart,
-    ForwardEnd,
-    GradientsReady,
-    Lane,
-    Log,
-    Run,
-    RunClosed,
-    SavePoint,
-    StepEnd,
-    ValidationEnd,
-)
+from ..events import Lane, Run
+from ..events import catalogue as ev
 from ..events.checks import check_flag
 from ..plugins import Plugin, on
 
@@ -63,51 +50,51 @@ class PhaseTimes(Plugin):
         self._waited: float | None = None
         self._mark: float | None = None  # when the phase in hand began
 
-    @on(EpochStart, lane=Lane.REPORT)
-    def begin(self, run: Run, event: EpochStart) -> None:
+    @on(ev.EpochStart, lane=Lane.REPORT)
+    def begin(self, run: Run, event: ev.EpochStart) -> None:
         """Start the clock of the first batch, and count from here how long this rank waits."""
         self._mark = perf_counter()
         if self._waited is None:
             self._waited = run.engine.waited_seconds
 
-    @on(BatchStart, ForwardEnd, BackwardEnd, BatchEnd, lane=Lane.REPORT)
-    def begin_phase(self, run: Run, event: BatchStart | ForwardEnd | BackwardEnd | BatchEnd) -> None:
+    @on(ev.BatchStart, ev.ForwardEnd, ev.BackwardEnd, ev.BatchEnd, lane=Lane.REPORT)
+    def begin_phase(self, run: Run, event: ev.BatchStart | ev.ForwardEnd | ev.BackwardEnd | ev.BatchEnd) -> None:
         """Start the clock of the next phase when the last handler has run."""
         self._mark = perf_counter()
 
-    @on(GradientsReady, StepEnd, optional=True, lane=Lane.REPORT)
-    def begin_step(self, run: Run, event: GradientsReady | StepEnd) -> None:
+    @on(ev.GradientsReady, ev.StepEnd, optional=True, lane=Lane.REPORT)
+    def begin_step(self, run: Run, event: ev.GradientsReady | ev.StepEnd) -> None:
         """Start the clock of the step, or of what follows it."""
         self._mark = perf_counter()
 
-    @on(Log, ValidationEnd, SavePoint, lane=Lane.REPORT, optional=True)
-    def leave_out(self, run: Run, event: Log | ValidationEnd | SavePoint) -> None:
+    @on(ev.Log, ev.ValidationEnd, ev.SavePoint, lane=Lane.REPORT, optional=True)
+    def leave_out(self, run: Run, event: ev.Log | ev.ValidationEnd | ev.SavePoint) -> None:
         """Start the clock of the next batch after what is done at a boundary."""
         self._mark = perf_counter()
 
-    @on(BatchStart, lane=Lane.TRANSFORM)
-    def end_load(self, run: Run, event: BatchStart) -> None:
+    @on(ev.BatchStart, lane=Lane.TRANSFORM)
+    def end_load(self, run: Run, event: ev.BatchStart) -> None:
         """Stop the clock of the loader."""
         self._add(run, "load")
         self._batches += 1
 
-    @on(ForwardEnd, lane=Lane.TRANSFORM)
-    def end_forward(self, run: Run, event: ForwardEnd) -> None:
+    @on(ev.ForwardEnd, lane=Lane.TRANSFORM)
+    def end_forward(self, run: Run, event: ev.ForwardEnd) -> None:
         """Stop the clock of the forward pass."""
         self._add(run, "forward")
 
-    @on(BackwardEnd, lane=Lane.TRANSFORM)
-    def end_backward(self, run: Run, event: BackwardEnd) -> None:
+    @on(ev.BackwardEnd, lane=Lane.TRANSFORM)
+    def end_backward(self, run: Run, event: ev.BackwardEnd) -> None:
         """Stop the clock of the backward pass."""
         self._add(run, "backward")
 
-    @on(StepEnd, lane=Lane.TRANSFORM, optional=True)
-    def end_step(self, run: Run, event: StepEnd) -> None:
+    @on(ev.StepEnd, lane=Lane.TRANSFORM, optional=True)
+    def end_step(self, run: Run, event: ev.StepEnd) -> None:
         """Stop the clock of the optimizer."""
         self._add(run, "step")
 
-    @on(Log, lane=Lane.MEASURE, optional=True)
-    def measure(self, run: Run, event: Log) -> None:
+    @on(ev.Log, lane=Lane.MEASURE, optional=True)
+    def measure(self, run: Run, event: ev.Log) -> None:
         """Add the seconds per batch, and start at zero; in a replay, what the run measured is in the log already."""
         if run.is_replay or not self._batches:
             return
@@ -119,8 +106,8 @@ class PhaseTimes(Plugin):
         self.reset()
         self._waited, self._is_logged = waited, True
 
-    @on(RunClosed)
-    def check_logged(self, run: Run, event: RunClosed) -> None:
+    @on(ev.RunClosed)
+    def check_logged(self, run: Run, event: ev.RunClosed) -> None:
         """Warn where the times of no batch were logged."""
         if event.status in ("completed", "stopped") and self._batches and not self._is_logged:
             run.warn("PhaseTimes shows no times: nothing was logged in this run; add LogSchedule(steps=10), say.")

@@ -11,23 +11,8 @@ from signal import Signals
 from ..core.host import current_host
 from ..core.system.errors import NotRecorded
 from ..core.system.signals import Deadline, SignalHook
-from ..events import (
-    BatchEnd,
-    CheckpointLoaded,
-    EpochEnd,
-    Lane,
-    PredictBatchEnd,
-    PredictStart,
-    Run,
-    RunFailed,
-    SavePoint,
-    TestBatchEnd,
-    TestStart,
-    TrainStart,
-    ValidationBatchEnd,
-    ValidationCut,
-    ValidationStart,
-)
+from ..events import Lane, Run
+from ..events import catalogue as ev
 from ..events.checks import check_number, check_whole_number
 from ..plugins import Plugin, on
 
@@ -93,52 +78,52 @@ class Preemption(Plugin):
         """Say at which signals."""
         return f"saves and stops at {self._hook.names}"
 
-    @on(TrainStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart, lane=Lane.TRANSFORM)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Install the handlers, and forget the former run."""
         self._begin(run)
         if not run.plugins.writes_saves():
             run.warn(f"Plugin {self.name!r} would stop the run and lose it: add Checkpoint('runs/x') to the plugins.")
 
-    @on(BatchEnd, EpochEnd, ValidationCut)
-    def look(self, run: Run, event: BatchEnd | EpochEnd | ValidationCut) -> None:
+    @on(ev.BatchEnd, ev.EpochEnd, ev.ValidationCut)
+    def look(self, run: Run, event: ev.BatchEnd | ev.EpochEnd | ev.ValidationCut) -> None:
         """Ask for a save and a stop where a signal came; not at EpochStart, which has no boundary of its own.
 
         After a cut validation at once, so that the save is not taken for one that was to carry its metrics. None where
         the state is saved already, as at the end of a training: the resumed run validates then.
         """
         if self._received is not None and not self._asked:
-            is_saved = isinstance(event, ValidationCut) and self._saved_at == _place(run)
+            is_saved = isinstance(event, ev.ValidationCut) and self._saved_at == _place(run)
             self._ask(run, self._received, saves=not is_saved)
 
-    @on(SavePoint, lane=Lane.MEASURE, optional=True)
-    def note_save(self, run: Run, event: SavePoint) -> None:
+    @on(ev.SavePoint, lane=Lane.MEASURE, optional=True)
+    def note_save(self, run: Run, event: ev.SavePoint) -> None:
         """Note what is saved, if a plugin is enabled that writes it."""
         if run.plugins.writes_saves():
             self._saved_at = _place(run)
 
-    @on(CheckpointLoaded)
-    def look_again(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded)
+    def look_again(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Note that what is resumed is saved; request again where the run rolled back: that dropped the request."""
         is_resume = run.origin is run.resumed_at  # what a run goes back to does not hold yet why
         self._saved_at = _place(run) if is_resume and event.path is not None else None
         if self._received is not None:
             self._ask(run, self._received, saves=True)
 
-    @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
-    def begin_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
+    @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.TRANSFORM, optional=True)
+    def begin_evaluation(self, run: Run, event: ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
         """Cut a validation short that begins although a signal came; begin a run that consists of nothing else."""
         if self._run is not run:
             self._begin(run)
         self._cut(run)
 
-    @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd, optional=True)
-    def look_in_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd | PredictBatchEnd) -> None:
+    @on(ev.ValidationBatchEnd, ev.TestBatchEnd, ev.PredictBatchEnd, optional=True)
+    def look_in_evaluation(self, run: Run, event: ev.ValidationBatchEnd | ev.TestBatchEnd | ev.PredictBatchEnd) -> None:
         """Cut it short where a signal came."""
         self._cut(run)
 
-    @on(RunFailed, lane=Lane.TRANSFORM)
-    def leave_in_peace(self, run: Run, event: RunFailed) -> None:
+    @on(ev.RunFailed, lane=Lane.TRANSFORM)
+    def leave_in_peace(self, run: Run, event: ev.RunFailed) -> None:
         """Let the deadline be, the process is leaving; upon a Ctrl-C, a second one may leave without closing this."""
         self._stop_clock()
         if isinstance(event.error, KeyboardInterrupt):

@@ -12,25 +12,8 @@ import torch
 from ..core.data.draws import rng
 from ..core.data.draws.generators import Generator, digest, isolated
 from ..core.data.draws.held_generators import find_generators
-from ..events import (
-    CheckpointLoaded,
-    CheckpointPruned,
-    CheckpointSaved,
-    EpochStart,
-    Lane,
-    LastBoundary,
-    PredictEnd,
-    PredictStart,
-    Run,
-    SavePoint,
-    TestEnd,
-    TestStart,
-    TrainEnd,
-    TrainStart,
-    ValidationCut,
-    ValidationEnd,
-    ValidationStart,
-)
+from ..events import Lane, Run
+from ..events import catalogue as ev
 from ..events.checks import check_flag, check_whole_number
 from ..plugins import Plugin, on
 
@@ -103,8 +86,8 @@ class RNGCapture(Plugin):
             return ""
         return f"seeds everything random with {'what torch was seeded with' if self.seed is None else self.seed}"
 
-    @on(TrainStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart, lane=Lane.TRANSFORM)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Seed everything."""
         self._saved, self._rank = None, run.engine.rank
         self._held = find_generators((run.task,))
@@ -114,8 +97,8 @@ class RNGCapture(Plugin):
         run.key_draws(self._taken, probe=self.probe)
         run.isolate_observers(partial(isolated, one_thread=False))
 
-    @on(TrainStart, lane=Lane.REPORT)
-    def note_seed(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart, lane=Lane.REPORT)
+    def note_seed(self, run: Run, event: ev.TrainStart) -> None:
         """Say which seed was chosen, if no checkpoint brings one."""
         if self.seed is None and not run.is_resuming:
             is_users = self._found is not None and seed_of_user(self._found) == self._taken
@@ -123,8 +106,8 @@ class RNGCapture(Plugin):
             why = "as torch.manual_seed was given" if is_users else not_seeded
             run.note(f"everything random is seeded with {self._taken}, {why}")
 
-    @on(CheckpointLoaded, lane=Lane.REPORT)
-    def go_on(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded, lane=Lane.REPORT)
+    def go_on(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Restore the states: what was due where the run was left is served with them."""
         saved = run.data.seed
         if saved is not None and saved != self._taken:
@@ -136,30 +119,30 @@ class RNGCapture(Plugin):
             self._seed(self._taken, run.progress.steps)
         run.when_positioned(self._arrive)
 
-    @on(EpochStart, lane=Lane.TRANSFORM)
-    def begin_again(self, run: Run, event: EpochStart) -> None:
+    @on(ev.EpochStart, lane=Lane.TRANSFORM)
+    def begin_again(self, run: Run, event: ev.EpochStart) -> None:
         """In an epoch that is resumed, undo the draws made until its loader is at its position."""
         if event.resumed:
             self._set_aside(run)
 
-    @on(SavePoint, CheckpointSaved, CheckpointPruned, lane=Lane.TRANSFORM, optional=True)
-    def begin_save(self, run: Run, event: SavePoint | CheckpointSaved | CheckpointPruned) -> None:
+    @on(ev.SavePoint, ev.CheckpointSaved, ev.CheckpointPruned, lane=Lane.TRANSFORM, optional=True)
+    def begin_save(self, run: Run, event: ev.SavePoint | ev.CheckpointSaved | ev.CheckpointPruned) -> None:
         """Take back what is drawn here: a run that resumes from the state that is saved does not draw it."""
         self._set_aside(run)
 
-    @on(LastBoundary, TrainEnd, lane=Lane.TRANSFORM)
-    def begin_end(self, run: Run, event: LastBoundary | TrainEnd) -> None:
+    @on(ev.LastBoundary, ev.TrainEnd, lane=Lane.TRANSFORM)
+    def begin_end(self, run: Run, event: ev.LastBoundary | ev.TrainEnd) -> None:
         """Take back what is drawn here: a run that was stopped and is resumed has an end of its own."""
         self._set_aside(run)
 
-    @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
-    def isolate(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
+    @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.TRANSFORM, optional=True)
+    def isolate(self, run: Run, event: ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
         """Set the training stream aside."""
         if self.isolate_validation:
             self._before_validation = self._capture()
 
-    @on(ValidationEnd, ValidationCut, TestEnd, PredictEnd, lane=Lane.REPORT, optional=True)
-    def put_back(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd | PredictEnd) -> None:
+    @on(ev.ValidationEnd, ev.ValidationCut, ev.TestEnd, ev.PredictEnd, lane=Lane.REPORT, optional=True)
+    def put_back(self, run: Run, event: ev.ValidationEnd | ev.ValidationCut | ev.TestEnd | ev.PredictEnd) -> None:
         """Continue with the training stream."""
         if self._before_validation is not None:
             self._restore(self._before_validation)

@@ -7,21 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from ..core.host import is_preempted
-from ..events import (
-    BatchEnd,
-    CheckpointLoaded,
-    EpochEnd,
-    EpochStart,
-    Lane,
-    LastBoundary,
-    Log,
-    Progress,
-    Run,
-    SavePoint,
-    TrainStart,
-    ValidationCut,
-    ValidationEnd,
-)
+from ..events import Lane, Progress, Run
+from ..events import catalogue as ev
 from ..events.checks import check_flag
 from ..plugins import Plugin, on
 from ..plugins.filters import Filter, Recurrence, is_unsaved, make_filter, moment
@@ -87,24 +74,24 @@ class Schedule(Plugin):
         moments = [str(self.filter), *["at the start"] * self.at_start, *["at the end"] * self.at_end]
         return f"{self.verb} {', '.join(moments)}"
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Forget the former run."""
         self._recurrence.begin(run)
 
-    @on(CheckpointLoaded)
-    def go_on(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded)
+    def go_on(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Continue from what was saved."""
         self._recurrence.resume(run, self.moment)
 
-    @on(EpochStart)
-    def start(self, run: Run, event: EpochStart) -> None:
+    @on(ev.EpochStart)
+    def start(self, run: Run, event: ev.EpochStart) -> None:
         """Ask at the start, unless it is done."""
         if self.at_start and run.progress.epoch == run.progress.batches == 0 and self._recurrence.last < 0:
             self.ask(run, "at the start")
 
-    @on(BatchEnd, EpochEnd, idle_until="next_due")
-    def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
+    @on(ev.BatchEnd, ev.EpochEnd, idle_until="next_due")
+    def ask_when_due(self, run: Run, event: ev.BatchEnd | ev.EpochEnd) -> None:
         """Ask within an epoch, and at its end."""
         if self.filter(run):
             self.ask(run, str(self.filter))
@@ -114,8 +101,8 @@ class Schedule(Plugin):
         idle_until = self.filter.idle_until
         return None if idle_until is None else idle_until(run)
 
-    @on(LastBoundary, lane=Lane.MEASURE)
-    def finish(self, run: Run, event: LastBoundary) -> None:
+    @on(ev.LastBoundary, lane=Lane.MEASURE)
+    def finish(self, run: Run, event: ev.LastBoundary) -> None:
         """Ask at the end."""
         if self.is_left(run):
             self.ask(run, "at the end")
@@ -159,8 +146,8 @@ class LogSchedule(Schedule):
     verb = "logs"
     at_end = False
 
-    @on(Log, lane=Lane.MEASURE, optional=True)
-    def note(self, run: Run, event: Log) -> None:
+    @on(ev.Log, lane=Lane.MEASURE, optional=True)
+    def note(self, run: Run, event: ev.Log) -> None:
         """Remember that it was done, for whichever plugin."""
         self._recurrence.last = self.moment(run.progress)
 
@@ -201,15 +188,15 @@ class ValidationSchedule(Schedule):
         """Say when there are validations."""
         return super().describe(run) if run.validation_sets else ""
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Forget the former run, and say so where there is nothing to validate on."""
         super().begin(run, event)
         if not run.validation_sets:
             run.note("nothing is validated, as fit was given no validation data")
 
-    @on(ValidationEnd, ValidationCut, lane=Lane.MEASURE, optional=True)
-    def note(self, run: Run, event: ValidationEnd | ValidationCut) -> None:
+    @on(ev.ValidationEnd, ev.ValidationCut, lane=Lane.MEASURE, optional=True)
+    def note(self, run: Run, event: ev.ValidationEnd | ev.ValidationCut) -> None:
         """Remember that it was done, for whichever plugin, or cut short: this run does not repeat it."""
         self._recurrence.last = self.moment(run.progress)
 
@@ -233,8 +220,8 @@ class SaveSchedule(Schedule):
     asks = ("save",)
     verb = "saves"
 
-    @on(TrainStart, lane=Lane.REPORT)
-    def look_for_writer(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart, lane=Lane.REPORT)
+    def look_for_writer(self, run: Run, event: ev.TrainStart) -> None:
         """Say so where no plugin writes anything at a save."""
         if not run.is_replay and not run.plugins.writes_saves():
             from ..core.snapshot import unwritten
@@ -242,13 +229,13 @@ class SaveSchedule(Schedule):
             for sentence in unwritten(run):
                 run.warn(sentence)
 
-    @on(SavePoint, lane=Lane.MEASURE, optional=True)
-    def note(self, run: Run, event: SavePoint) -> None:
+    @on(ev.SavePoint, lane=Lane.MEASURE, optional=True)
+    def note(self, run: Run, event: ev.SavePoint) -> None:
         """Remember that it was done, for whichever plugin."""
         self._recurrence.last = self.moment(run.progress)
 
-    @on(LastBoundary)
-    def finish(self, run: Run, event: LastBoundary) -> None:
+    @on(ev.LastBoundary)
+    def finish(self, run: Run, event: ev.LastBoundary) -> None:
         """Ask at the end, when it is known whether that is validated."""
         if self.at_end and run.progress.batches > 0 and is_unsaved(run, self._recurrence):
             self.ask(run, "at the end")

@@ -15,25 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from ..events import (
-    BackwardEnd,
-    BatchEnd,
-    BatchStart,
-    Bus,
-    Control,
-    Event,
-    ForwardEnd,
-    GradientsReady,
-    Log,
-    OrderedSignal,
-    Progress,
-    Replay,
-    RunFailed,
-    SavePoint,
-    ShouldStop,
-    StepEnd,
-    TrainStart,
-)
+from ..events import Bus, Control, Event, OrderedSignal, Progress
+from ..events import catalogue as ev
 from ..events.bus import is_within
 from ..events.catalogue import Phase
 from ..events.checks import check_whole_number
@@ -123,14 +106,14 @@ class HotSignals:
     )
 
     def __init__(self, bus: Bus) -> None:
-        self.batch_start: OrderedSignal[BatchStart] = bus.signal(BatchStart)
-        self.forward_end: OrderedSignal[ForwardEnd] = bus.signal(ForwardEnd)
-        self.backward_end: OrderedSignal[BackwardEnd] = bus.signal(BackwardEnd)
-        self.gradients_ready: OrderedSignal[GradientsReady] = bus.signal(GradientsReady)
-        self.step_end: OrderedSignal[StepEnd] = bus.signal(StepEnd)
-        self.batch_end: OrderedSignal[BatchEnd] = bus.signal(BatchEnd)
-        self.should_stop: OrderedSignal[ShouldStop] = bus.signal(ShouldStop)
-        self.log: OrderedSignal[Log] = bus.signal(Log)
+        self.batch_start: OrderedSignal[ev.BatchStart] = bus.signal(ev.BatchStart)
+        self.forward_end: OrderedSignal[ev.ForwardEnd] = bus.signal(ev.ForwardEnd)
+        self.backward_end: OrderedSignal[ev.BackwardEnd] = bus.signal(ev.BackwardEnd)
+        self.gradients_ready: OrderedSignal[ev.GradientsReady] = bus.signal(ev.GradientsReady)
+        self.step_end: OrderedSignal[ev.StepEnd] = bus.signal(ev.StepEnd)
+        self.batch_end: OrderedSignal[ev.BatchEnd] = bus.signal(ev.BatchEnd)
+        self.should_stop: OrderedSignal[ev.ShouldStop] = bus.signal(ev.ShouldStop)
+        self.log: OrderedSignal[ev.Log] = bus.signal(ev.Log)
 
 
 class RunContext(PayloadVerbs, ABC):
@@ -397,19 +380,19 @@ class RunContext(PayloadVerbs, ABC):
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Continue from a saved state, applied when every `TrainStart` handler has run."""
-        _only_in(TrainStart, "resume")
+        _only_in(ev.TrainStart, "resume")
         self.pending_state, self.resumption.is_resume = (saved, path), True
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Discard the epoch at the next boundary, and continue from a saved state."""
-        if not self.outcome.started or self.outcome.finished or is_within(TrainStart.name):
+        if not self.outcome.started or self.outcome.finished or is_within(ev.TrainStart.name):
             raise RuntimeError("run.roll_back is for a training that has begun. At TrainStart, call run.resume(saved).")
         self.control.roll_back(f"to {path or 'a saved state'}")
         self.pending_state = saved, path
 
     def key_draws(self, seed: int, *, probe: bool = True) -> None:
         """Make the order of samples and the draws of loading a function of (seed, epoch, position)."""
-        _only_in(TrainStart, "key_draws")
+        _only_in(ev.TrainStart, "key_draws")
         self.data.key(seed, probe=probe)
 
     # The end.
@@ -424,7 +407,7 @@ class RunContext(PayloadVerbs, ABC):
 
     def replace_error(self, error: BaseException) -> None:
         """Raise this error instead of the one that failed the run."""
-        _only_in(RunFailed, "replace_error")
+        _only_in(ev.RunFailed, "replace_error")
         self.outcome.replacement = error
 
     def blame(self, error: BaseException) -> tuple[str | None, str | None]:
@@ -475,7 +458,7 @@ class RunContext(PayloadVerbs, ABC):
 
     def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
         """Run the handlers of observers within `apart()`, until the run is closed."""
-        _only_in(TrainStart, "isolate_observers")
+        _only_in(ev.TrainStart, "isolate_observers")
         self.hooks.apart = apart
 
     # The loop's side.
@@ -514,7 +497,7 @@ class RunContext(PayloadVerbs, ABC):
     def _report(self, report_replay: Callable[[int, int], None], done: int, batches: int) -> None:
         read = count(batches, "batch", "batches")
         what = f"{read} of epoch {self.progress.epoch} again to reach the position of the checkpoint"
-        if done == 0 and not self.bus.signal(Replay).chain:
+        if done == 0 and not self.bus.signal(ev.Replay).chain:
             logger.warning("run %r reads %s", self.name, what)
         report_replay(done, batches)
         if done == batches:
@@ -531,7 +514,7 @@ class RunContext(PayloadVerbs, ABC):
 
     def prepare_comparison(self) -> None:
         """Look at what no state_dict holds, as the program has made it, where something is saved or resumed."""
-        if self.is_resuming or self.bus.signal(SavePoint).chain:
+        if self.is_resuming or self.bus.signal(ev.SavePoint).chain:
             from .checkpoint.state.rates import base_rates
             from .checkpoint.unseen.comparison import UnseenState
 

@@ -9,28 +9,8 @@ from time import monotonic
 from typing import Any, TextIO
 
 from ...core.system.extras import require
-from ...events import (
-    BatchEnd,
-    CheckpointLoaded,
-    EpochEnd,
-    EpochStart,
-    Lane,
-    Log,
-    PredictBatchEnd,
-    PredictEnd,
-    PredictStart,
-    Replay,
-    ResumeVerified,
-    Run,
-    RunClosed,
-    TestBatchEnd,
-    TestEnd,
-    TestStart,
-    ValidationBatchEnd,
-    ValidationCut,
-    ValidationEnd,
-    ValidationStart,
-)
+from ...events import Lane, Run
+from ...events import catalogue as ev
 from ...events.catalogue import Status
 from ...events.checks import check_flag, check_number, printable
 from ...events.errors import count
@@ -119,32 +99,32 @@ class ProgressBar(Plugin):
         self._restart()
         self._has_begun = False
 
-    @on(CheckpointLoaded, lane=Lane.REPORT)
-    def go_on(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded, lane=Lane.REPORT)
+    def go_on(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Show where the run continues; new bars begin there."""
         self._restart()
         if self._has_begun or not self.show_plan:  # else the plan, which is next, says it
             place = f"{'went back to' if self._has_begun else 'resumed at'} step {run.progress.steps}"
             self._display.announce(run, place)
 
-    @on(ResumeVerified, lane=Lane.REPORT)
-    def print_verified(self, run: Run, event: ResumeVerified) -> None:
+    @on(ev.ResumeVerified, lane=Lane.REPORT)
+    def print_verified(self, run: Run, event: ev.ResumeVerified) -> None:
         """Say what comparing the steps that were done again has shown."""
         if event.steps:
             self._display.announce(run, verified(event.steps))
         if event.difference is not None:
             self._display.announce(run, f"NOT exact: what was done again {event.difference}")
 
-    @on(EpochStart, lane=Lane.REPORT)
-    def start_epoch(self, run: Run, event: EpochStart) -> None:
+    @on(ev.EpochStart, lane=Lane.REPORT)
+    def start_epoch(self, run: Run, event: ev.EpochStart) -> None:
         """Show what the run will do, and begin the bar of the batches."""
         if self.show_plan and not self._has_begun:
             self._display.show(run.plan().splitlines())
         self._has_begun = True
         self._display.begin_epoch(run)
 
-    @on(Replay, lane=Lane.REPORT)
-    def show_replay(self, run: Run, event: Replay) -> None:
+    @on(ev.Replay, lane=Lane.REPORT)
+    def show_replay(self, run: Run, event: ev.Replay) -> None:
         """Show how far the loader is read again, which may take as long as training on it did."""
         if event.done == 0:
             self._display.begin_replay(run, event.batches)
@@ -152,43 +132,43 @@ class ProgressBar(Plugin):
         if event.done == event.batches:
             self._display.end_pass(run)
 
-    @on(BatchEnd, lane=Lane.REPORT)
-    def advance(self, run: Run, event: BatchEnd) -> None:
+    @on(ev.BatchEnd, lane=Lane.REPORT)
+    def advance(self, run: Run, event: ev.BatchEnd) -> None:
         """Move on, if it is time to."""
         if (now := monotonic()) >= self._due:
             self._due = now + (self.plain_interval if self.plain else self.interval)
             self._display.advance(run)
 
-    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT, optional=True)
-    def show_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
+    @on(ev.Log, ev.ValidationEnd, ev.TestEnd, ev.PredictEnd, lane=Lane.REPORT, optional=True)
+    def show_metrics(self, run: Run, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:
         """Show the newest numbers."""
         self._display.measure(run, event.metrics)
-        if not isinstance(event, Log):
+        if not isinstance(event, ev.Log):
             self._display.end_pass(run)
             self._due = monotonic() + self.plain_interval if self.plain else self._due
 
-    @on(ValidationCut, lane=Lane.REPORT)
-    def cut_evaluation(self, run: Run, event: ValidationCut) -> None:
+    @on(ev.ValidationCut, lane=Lane.REPORT)
+    def cut_evaluation(self, run: Run, event: ev.ValidationCut) -> None:
         """Remove the bar of the validation or test: there are no numbers."""
         self._display.end_pass(run)
 
-    @on(EpochEnd, lane=Lane.REPORT, optional=True)
-    def end_epoch(self, run: Run, event: EpochEnd) -> None:
+    @on(ev.EpochEnd, lane=Lane.REPORT, optional=True)
+    def end_epoch(self, run: Run, event: ev.EpochEnd) -> None:
         """Fill the bar of the batches, and move that of the epochs."""
         self._display.end_epoch(run)
 
-    @on(ValidationStart, TestStart, PredictStart, lane=Lane.REPORT, optional=True)
-    def start_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
+    @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.REPORT, optional=True)
+    def start_evaluation(self, run: Run, event: ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
         """Begin the bar of a validation, test or prediction."""
         self._display.begin_pass(run, event.name.split("_")[0], run.evaluation_batches)
 
-    @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd, lane=Lane.REPORT, optional=True)
-    def advance_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd | PredictBatchEnd) -> None:
+    @on(ev.ValidationBatchEnd, ev.TestBatchEnd, ev.PredictBatchEnd, lane=Lane.REPORT, optional=True)
+    def advance_evaluation(self, run: Run, event: ev.ValidationBatchEnd | ev.TestBatchEnd | ev.PredictBatchEnd) -> None:
         """Move it."""
         self._display.advance_pass(run.progress.evaluated)
 
-    @on(RunClosed, lane=Lane.DECIDE)
-    def warn_of_unknown_metrics(self, run: Run, event: RunClosed) -> None:
+    @on(ev.RunClosed, lane=Lane.DECIDE)
+    def warn_of_unknown_metrics(self, run: Run, event: ev.RunClosed) -> None:
         """Say which metrics of `metrics` never came."""
         unknown = [name for name in self.metrics or () if name not in run.metrics]
         if unknown and run.metrics and run.optimizer is not None and event.status in ("completed", "stopped"):
@@ -197,8 +177,8 @@ class ProgressBar(Plugin):
                 f"{', '.join(sorted(run.metrics))}."
             )
 
-    @on(RunClosed, lane=Lane.REPORT, after=("jsonl_log", "tensorboard", "file_log", "recorder"))
-    def finish(self, run: Run, event: RunClosed) -> None:
+    @on(ev.RunClosed, lane=Lane.REPORT, after=("jsonl_log", "tensorboard", "file_log", "recorder"))
+    def finish(self, run: Run, event: ev.RunClosed) -> None:
         """Say how the run ended."""
         self._display.finish(run, event.status)
 

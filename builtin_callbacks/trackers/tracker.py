@@ -11,20 +11,8 @@ from time import perf_counter
 from typing import Any, Final
 from uuid import uuid4
 
-from ...events import (
-    CheckpointLoaded,
-    EpochStart,
-    Event,
-    Lane,
-    Log,
-    PredictEnd,
-    Progress,
-    Run,
-    RunClosed,
-    TestEnd,
-    TrainStart,
-    ValidationEnd,
-)
+from ...events import Event, Lane, Progress, Run
+from ...events import catalogue as ev
 from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogText
 from ...plugins import Plugin, on
 from .outbox import Outbox
@@ -176,14 +164,14 @@ class Tracker(Plugin):
         self._page_id, self._attempt, self._rollbacks, self._waiting = None, 1, 0, []
         self._rates, self._resumed_at, self._status, self._left_out = Rates(), None, None, {}
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Look whether there can be a page."""
         self._trains = True
         self.prepare(run)
 
-    @on(CheckpointLoaded)
-    def note_load(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded)
+    def note_load(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Note where the run continues, or goes back to; measure the throughput again from here."""
         self._rates = Rates()
         if self._outbox is None:
@@ -192,13 +180,13 @@ class Tracker(Plugin):
             self._rollbacks += 1
             self._put(run, "roll_back", self._place(run))
 
-    @on(EpochStart)
-    def begin_epoch(self, run: Run, event: EpochStart) -> None:
+    @on(ev.EpochStart)
+    def begin_epoch(self, run: Run, event: ev.EpochStart) -> None:
         """Open the page before the first epoch."""
         self._ready(run)
 
-    @on(Log, lane=Lane.MEASURE, optional=True)
-    def measure(self, run: Run, event: Log) -> None:
+    @on(ev.Log, lane=Lane.MEASURE, optional=True)
+    def measure(self, run: Run, event: ev.Log) -> None:
         """Add the throughput and the learning rate; in a replay, what the run measured is in the log already."""
         if run.is_replay:
             return
@@ -209,8 +197,8 @@ class Tracker(Plugin):
             rate = float(optimizer.param_groups[0]["lr"])
             event.metrics.setdefault(f"train/{run.label('learning_rate', name)}", rate)
 
-    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT)
-    def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
+    @on(ev.Log, ev.ValidationEnd, ev.TestEnd, ev.PredictEnd, lane=Lane.REPORT)
+    def write_metrics(self, run: Run, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:
         """Write metrics at the current step."""
         if event.metrics:
             values = {free_name("metric", name): float(value) for name, value in event.metrics.items()}
@@ -226,8 +214,8 @@ class Tracker(Plugin):
         """Keep a file, or count those that cannot be kept here."""
         self._put_payload(run, event)
 
-    @on(RunClosed, lane=Lane.REPORT)
-    def end(self, run: Run, event: RunClosed) -> None:
+    @on(ev.RunClosed, lane=Lane.REPORT)
+    def end(self, run: Run, event: ev.RunClosed) -> None:
         """Write how the run ended, wait until everything is written, and say what is missing."""
         asked = run.control.stop_request
         leaves = event.status == "stopped" and asked is not None and asked.required
