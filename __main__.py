@@ -7,16 +7,17 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import NoReturn
 
-from heliograph.core.publishing.installed_plugins import indented
+from heliograph.core.publishing.command import indented
 from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
 from heliograph.events.checks import did_you_mean, known_names
-from heliograph.plugins.discovery import Discovered, discover, find
-from heliograph.plugins.environment import CALLED, OF_RUN, check_needs_nothing
+from heliograph.plugins.discovery import Discovered, check_options, discover, find
+from heliograph.plugins.environment import OF_RUN
 from heliograph.plugins.providers import ENTRY_POINTS, how_to_install
 
 # An entry point names a function that takes the arguments of its command and returns the exit status. The first line of
@@ -139,8 +140,9 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     try:
         for name in options.enable:
-            check_needs_nothing(name, find(name).load(), CALLED[OF_RUN])
-    except (ImportError, LookupError, ValueError) as error:
+            form = partial("trainer.plugins.load({!r}, {})".format, name)
+            check_options(name, find(name).load(), (), form)
+    except (ImportError, LookupError, TypeError) as error:
         print(f"heliograph run: {error}", file=sys.stderr)
         return 2
     return _become(options.script, options.arguments, options.disable, options.enable)

@@ -6,8 +6,6 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Collection
-from inspect import Parameter, signature
-from typing import Any
 
 from ..events.checks import known_names
 from .first_party import DISTRIBUTIONS
@@ -16,7 +14,6 @@ VARIABLE = "HELIOGRAPH_PLUGINS"
 OF_RUN = "HELIOGRAPH_RUN"  # what the command `run` was given, in the same form
 CALLED = {VARIABLE: VARIABLE, OF_RUN: "`heliograph run`"}
 OF_OTHERS = frozenset({"all", "1"})  # every plugin of another package, where it is loaded by name
-BY_POSITION_OR_NAME = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 logger = logging.getLogger("heliograph")
 
 
@@ -45,18 +42,16 @@ def not_loaded(names: Collection[str]) -> str:
     return "".join(f" {name} was not loaded: {CALLED[_variable_of(name)]} disables it." for name in sorted(names))
 
 
-def load_added(
-    registered: Collection[str], load: Callable[[str], object], find: Callable[[str], Callable[..., Any]]
-) -> None:
+def load_added(registered: Collection[str], load: Callable[[str], object]) -> None:
     """Load the plugins that the environment adds.
 
     Args:
         registered: the names of those that are there already: they are not added.
         load: loads one by its name.
-        find: returns the class of one by its name.
 
     Raises:
-        ValueError: a variable cannot be read, or adds a plugin that needs options.
+        TypeError: a plugin that is added needs options.
+        ValueError: a variable cannot be read.
     """
     _words()
     for variable, called in CALLED.items():
@@ -64,7 +59,6 @@ def load_added(
         for name in added:
             if name.rpartition(":")[2] in registered:
                 continue
-            check_needs_nothing(name, find(name), called)
             try:
                 load(name)
             except Exception as error:
@@ -97,21 +91,6 @@ def _changes_of(variable: str, registered: Collection[str], installed: Collectio
     parts = [f"adds {', '.join(added)}"] * bool(added) + [f"disables {', '.join(off)}"] * bool(off)
     there = f" (not in this program: {', '.join(unused)})" if unused else ""
     return f"{CALLED[variable]} {' and '.join(parts)}{there}"
-
-
-def check_needs_nothing(name: str, made_by: Callable[..., Any], called: str) -> None:
-    """Raise ValueError where a plugin cannot be made without options."""
-    try:
-        parameters = signature(made_by).parameters.values()
-    except (TypeError, ValueError):  # one in C may have none
-        return
-    lacking = [each.name for each in parameters if each.default is Parameter.empty and each.kind in BY_POSITION_OR_NAME]
-    if lacking:
-        form = ", ".join(f"{each}=..." for each in lacking)
-        raise ValueError(
-            f"{called} adds plugin {name!r}, which needs {', '.join(lacking)}, and plugins are added with their "
-            f"default options: load it in the program, as in trainer.plugins.load({name!r}, {form})."
-        )
 
 
 def _variable_of(name: str) -> str:

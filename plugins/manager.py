@@ -142,10 +142,9 @@ class Plugins:
     def load_added(self) -> None:
         """Load the plugins that the environment adds, as `HELIOGRAPH_PLUGINS=+handler_times` does."""
         if _heeds_environment():
-            from .discovery import find
             from .environment import load_added
 
-            load_added(self.names(), self.load, lambda name: find(name).load())
+            load_added(self.names(), self.load)
 
     @staticmethod
     def available() -> list[Discovered]:

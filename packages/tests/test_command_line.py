@@ -168,7 +168,7 @@ def test_run_with_a_plugin_that_needs_an_option(capsys: pytest.CaptureFixture[st
     (tmp_path / "train.py").touch()
     assert main(["run", "--enable", "recorder", str(tmp_path / "train.py")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "'recorder', which needs folder" in line
+    assert "recorder needs folder=..." in line
 
 
 def test_an_error_within_a_command_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,9 @@ def test_one_that_the_program_does_not_have_is_noted(variable: Set) -> None:
 
 def test_one_that_needs_options_cannot_be_added(variable: Set) -> None:
     variable("+heliograph:checkpoint")
-    with pytest.raises(
-        ValueError,
-        match=r"^HELIOGRAPH_PLUGINS adds plugin 'heliograph:checkpoint', which needs folder, .* trainer\.plugins\.load"
-        r"\('heliograph:checkpoint', folder=\.\.\.\)\.$",
-    ):
+    with pytest.raises(TypeError, match=r"^heliograph:checkpoint needs folder=\.\.\., as in plugins\.load\(") as caught:
         Trainer(device="cpu")
+    assert "HELIOGRAPH_PLUGINS adds plugin 'heliograph:checkpoint'" in caught.value.__notes__[0]
     variable("+log_schedule")
     with pytest.raises(TypeError, match="LogSchedule takes an interval") as caught:
         Trainer(device="cpu")
@@ -147,8 +144,9 @@ def test_a_misspelt_name_of_the_command_is_an_error_that_names_it(
     with pytest.raises(LookupError, match=r"^`heliograph run` disables 'count', and no plugin has this name\."):
         kit.fit(Trainer([Counts()], device="cpu"))
     monkeypatch.setenv("HELIOGRAPH_RUN", "+checkpoint")
-    with pytest.raises(ValueError, match=r"^`heliograph run` adds plugin 'checkpoint', which needs folder"):
+    with pytest.raises(TypeError, match=r"^checkpoint needs folder") as caught:
         Trainer(device="cpu")
+    assert "`heliograph run` adds plugin 'checkpoint'" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(
