@@ -23,8 +23,7 @@ from ...distributed.ranks.exchange import Exchange, broadcast_tensors
 from ...distributed.ranks.failure import release_groups
 from ...distributed.ranks.group import Group
 from ...distributed.ranks.membership import Membership, membership
-from ...distributed.ranks.watch import Watch
-from ...distributed.ranks.watchdog import Limits
+from ...distributed.ranks.watch import Limits, Watch
 from ..device import DeviceEngine, parse_device
 from ..options import PrecisionName
 

@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 from heliograph import BatchEnd, BatchStart, GradientsReady, Log, Progress, RankFailed, Replay, ShouldStop, StepEnd
-from heliograph.core.distributed.ranks import watchdog
 from heliograph.core.distributed.ranks.failure import Failure
-from heliograph.core.distributed.ranks.watch import Watch
-from heliograph.core.distributed.ranks.watchdog import Limits, follow
+from heliograph.core.distributed.ranks.watch import Limits, Watch, follow
 from heliograph.events import Bus
 from torch.distributed import DistNetworkError, HashStore, TCPStore  # type: ignore[attr-defined]  # public all the same
 
@@ -53,14 +51,14 @@ def made(ended: SimpleQueue[str]) -> Iterator[Made]:  # the threads live shorter
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the roll be closed soon, for ranks that never answer."""
-    monkeypatch.setattr(watchdog, "ANSWERS", 0.3)
+    monkeypatch.setattr("heliograph.core.distributed.ranks.watch.ANSWERS", 0.3)
 
 
 def receive(*watches: Watch) -> None:
     """Return when each watch has looked at the store since."""
     for watch in watches:
         for _ in range(2):
-            watch._watchdog.do(lambda: None)
+            watch._do(lambda: None)
 
 
 def test_a_failure_is_received_by_the_others(made: Made) -> None:
@@ -158,7 +156,7 @@ def test_a_rank_that_is_in_no_collective_is_named_with_its_functions(made: Made,
     thread = threading.Thread(target=work_for_long, args=(theirs,))
     thread.start()
     ready.wait()
-    mine = Watch(theirs[0]._watchdog._store, 1, 2, waiting=lambda: None, host=None, interval=0.01)
+    mine = Watch(theirs[0]._store, 1, 2, waiting=lambda: None, host=None, interval=0.01)
     try:
         error = mine.explain(RuntimeError(text))
     finally:
@@ -173,7 +171,7 @@ def test_a_rank_that_is_in_no_collective_is_named_with_its_functions(made: Made,
 
 def test_a_rank_that_is_said_to_hang_says_so_itself_when_it_continues(made: Made) -> None:
     (one, other) = made()
-    other._watchdog.do(lambda: other._watchdog.report_failure(Failure(0, "hung", "it is in no collective")))
+    other._do(lambda: other._report_failure(Failure(0, "hung", "it is in no collective")))
     error = one.explain(RuntimeError(BROKEN))
     assert str(error) == "rank 0 hung: it is in no collective"
 
@@ -212,13 +210,13 @@ def test_reports_come_at_growing_intervals(made: Made, caplog: pytest.LogCapture
     waits = [("vote", monotonic() - 100)]
     (one,) = made(1, waiting=lambda: waits[0])
     receive(one, one)
-    assert (len(caplog.records), round(one._watchdog._next_report)) == (1, 200)
-    one._watchdog._next_report = 0.0
+    assert (len(caplog.records), round(one._next_report)) == (1, 200)
+    one._next_report = 0.0
     receive(one, one)
-    assert (len(caplog.records), round(one._watchdog._next_report)) == (2, 200)
+    assert (len(caplog.records), round(one._next_report)) == (2, 200)
     waits[0] = ("barrier", monotonic())
     receive(one)
-    assert (len(caplog.records), one._watchdog._next_report) == (2, 60.0)
+    assert (len(caplog.records), one._next_report) == (2, 60.0)
 
 
 def test_a_store_that_is_gone_is_the_death_of_its_host(made: Made) -> None:
@@ -252,7 +250,7 @@ def test_a_rank_that_continues_is_ended_at_last(made: Made, ended: SimpleQueue[s
         waiting=lambda: ("vote", monotonic()) if where == "in a collective" else None, limits=Limits(grace=0.0)
     )
     if where == "in a run":
-        other._watchdog.place = lambda: "in train, epoch 3"
+        other.place = lambda: "in train, epoch 3"
     one.announce(ValueError("on purpose"), "here")
     text = ended.get()
     assert text.startswith(
@@ -264,9 +262,9 @@ def test_a_rank_that_continues_is_ended_at_last(made: Made, ended: SimpleQueue[s
 
 def test_a_rank_that_others_saw_hang_says_once_where_it_is(made: Made, ended: SimpleQueue[str]) -> None:
     _, other = made(limits=Limits(grace=0.0))
-    other._watchdog.place = lambda: "in train, epoch 3"
+    other.place = lambda: "in train, epoch 3"
     seen = Failure(1, "hung", "it is in no collective; in train, epoch 3")
-    other._watchdog.do(lambda: other._watchdog.report_failure(seen))
+    other._do(lambda: other._report_failure(seen))
     text = ended.get()
     assert text.startswith(
         "heliograph: rank 1 is ended: its run has not ended 0 s after another's end (rank 1 hung). It "
@@ -276,7 +274,7 @@ def test_a_rank_that_others_saw_hang_says_once_where_it_is(made: Made, ended: Si
 
 def test_a_rank_that_writes_a_checkpoint_is_not_ended_before_that_is_done(made: Made, ended: SimpleQueue[str]) -> None:
     one, other = made(limits=Limits(grace=0.0))
-    other._watchdog.place = lambda: "in train"
+    other.place = lambda: "in train"
     with other.writing():
         with other.writing():  # its shards in a thread, say, and something else in the loop
             one.announce(ValueError("on purpose"), "here")
@@ -289,10 +287,10 @@ def test_a_rank_that_writes_a_checkpoint_is_not_ended_before_that_is_done(made: 
 
 def test_what_follows_a_write_has_the_whole_grace_too(made: Made, ended: SimpleQueue[str]) -> None:
     one, other = made(limits=Limits(grace=1000.0))
-    other._watchdog.place = lambda: "in train"
+    other.place = lambda: "in train"
     one.announce(ValueError("on purpose"), "here")
     receive(other)
-    other._watchdog._grace_since = -10000.0  # so long ago
+    other._grace_since = -10000.0  # so long ago
     with other.writing():
         receive(other)
     receive(other)
@@ -303,14 +301,14 @@ def test_a_rank_that_is_in_no_run_is_left_alone(made: Made, ended: SimpleQueue[s
     one, other = made(limits=Limits(grace=0.0))
     one.announce(ValueError("on purpose"), "here")
     receive(other, other)
-    assert other._watchdog._thread.is_alive()
+    assert other._thread.is_alive()
     assert ended.empty()
 
 
 def test_a_rank_that_leaves_by_itself_is_not_ended(made: Made, ended: SimpleQueue[str]) -> None:
     one, other = made(limits=Limits(grace=0.0))
-    other._watchdog.place = lambda: "in train"
-    other._watchdog.leaves = True
+    other.place = lambda: "in train"
+    other.leaves = True
     one.announce(ValueError("on purpose"), "here")
     receive(other, other)
     assert other.failure() is not None
