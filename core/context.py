@@ -94,17 +94,6 @@ class PayloadVerbs:
 class HotSignals:
     """The signals of every batch, held where the loop reaches them in one step."""
 
-    __slots__ = (
-        "backward_end",
-        "batch_end",
-        "batch_start",
-        "forward_end",
-        "gradients_ready",
-        "log",
-        "should_stop",
-        "step_end",
-    )
-
     def __init__(self, bus: Bus) -> None:
         self.batch_start: OrderedSignal[ev.BatchStart] = bus.signal(ev.BatchStart)
         self.forward_end: OrderedSignal[ev.ForwardEnd] = bus.signal(ev.ForwardEnd)

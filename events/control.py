@@ -122,34 +122,10 @@ class Control:
     """
 
     __slots__ = (
-        "_back_request",
-        "_due",
-        "_end_request",
-        "_later",
-        "_postponed",
-        "_progress",
-        "_save_veto",
-        "_vetoed",
-        "agreed",
-        "cut_request",
-        "drops_step",
-        "history",
-        "holds_step",
-        "is_evaluating",
-        "is_shared",
-        "leaving",
-        "loss_scale",
-        "max_skips",
-        "mean_scale",
-        "pending",
-        "skips",
-        "skips_batch",
-        "stop_request",
-        "stopped",
-        "switches",
-        "touched",
-        "votes_on_batches",
-        "votes_on_steps",
+        "_back_request", "_due", "_end_request", "_later", "_postponed", "_progress", "_save_veto", "_vetoed",
+        "agreed", "cut_request", "drops_step", "history", "holds_step", "is_evaluating", "is_shared", "leaving",
+        "loss_scale", "max_skips", "mean_scale", "pending", "skips", "skips_batch", "stop_request", "stopped",
+        "switches", "touched", "votes_on_batches", "votes_on_steps",
     )  # fmt: skip
 
     def __init__(self, progress: Progress) -> None:

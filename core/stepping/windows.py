@@ -31,23 +31,6 @@ class OptimizerWindow:
         counts: what its losses are sums over, None where they are means.
     """
 
-    __slots__ = (
-        "backward",
-        "backward_scaled",
-        "counts",
-        "exchange",
-        "kept",
-        "label",
-        "loss",
-        "name",
-        "optimizer",
-        "scheduler",
-        "size",
-        "step",
-        "without_gradient",
-        "zero_grad",
-    )
-
     def __init__(self, name: str, label: str, optimizer: Any, scheduler: Any) -> None:
         self.name, self.label, self.optimizer, self.scheduler = name, label, optimizer, scheduler
         self.loss: Tensor | None = None
