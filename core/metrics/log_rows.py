@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from array import array
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from .means import added
 
-LONGEST = 10_000  # rows: a few MB in memory, and 8 bytes for each value in a checkpoint
-WAITING = 100  # rows are put into columns by so many, which costs half as much as one by one
+LONGEST = 10_000  # rows: a few MB in memory, and 9 bytes for each value in a checkpoint
 Row = dict[str, float]
 
 
@@ -35,57 +35,36 @@ def add_row(run: Any, metrics: Mapping[str, float], *, by_the_clock: bool = Fals
 class LogRows:
     """A row for each optimizer step at which something was logged, validated or tested: `step`, `epoch`, the metrics.
 
-    The newest 10,000 are kept, by column, so that a save copies them in no time. A checkpoint holds two tensors.
+    The newest 10,000 are kept. A checkpoint holds them as two tensors.
 
     Attributes:
+        rows: the oldest first.
         dropped: how many older rows are no longer there.
         paces: by step, what belongs to its row by the clock.
     """
 
     def __init__(self) -> None:
+        self.rows: deque[Row] = deque()
         self.dropped = 0
         self.paces: dict[int, Row] = {}
-        self._newest: list[Row] = []  # not in the columns yet
-        self._count = 0
-        self._values: dict[str, array[float]] = {}
-        self._known: dict[str, bytearray] = {}  # whether a row has a value there
-
-    @property
-    def rows(self) -> list[Row]:
-        """The rows, the oldest first."""
-        self._extend_columns()
-        rows: list[Row] = [{} for _ in range(self._count)]
-        for name, values in self._values.items():
-            for row, value, is_known in zip(rows, values, self._known[name], strict=True):
-                if is_known:
-                    row[name] = value
-        for row in rows:
-            row["step"] = int(row["step"])
-        return rows
 
     def add(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
-        """Add what is known at a step; what was measured at the same step is one row.
+        """Add metrics to the row of a step, a new one unless it is the last.
 
         Args:
-            step: optimizer steps.
-            epoch: finished epochs, with the part of the present one.
+            step: the optimizer steps done.
+            epoch: the epochs done, with the part of the one under way.
             metrics: by name.
         """
-        newest = self._newest
-        if newest and newest[-1]["step"] == step:
-            newest[-1].update(metrics)
-        elif not newest and self._count and self._values["step"][-1] == step:
-            self._count -= 1
-            row = {name: (values.pop(), self._known[name].pop()) for name, values in self._values.items()}
-            self._newest.append({name: value for name, (value, is_known) in row.items() if is_known} | dict(metrics))
-        else:
-            newest.append({"step": step, "epoch": epoch, **metrics})
-            if len(newest) > WAITING:
-                self._extend_columns()
+        if not self.rows or self.rows[-1]["step"] != step:
+            self.rows.append({"step": step, "epoch": epoch})
+        self.rows[-1].update(metrics)
+        if len(self.rows) > LONGEST:
+            self.paces.pop(int(self.rows.popleft()["step"]), None)
+            self.dropped += 1
 
     def finish(self, run: Any) -> None:
         """At the end of a training that did not fail: read what was not logged. On several ranks a collective."""
-        self._extend_columns()
         run.means.totals = added(run.means.totals, run.means.sums())
         if self.dropped:
             run.note(
@@ -101,46 +80,23 @@ class LogRows:
         return {"log_history": rows, "means": means}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a row of values for each name, as float64, and where there is one."""
-        self._extend_columns()
-        shape = (len(self._values), self._count)
-        values, known = (bytearray().join(each.values()) for each in (self._values, self._known))
+        """Return the rows for a checkpoint, without what is by the clock: two runs that are the same save the same."""
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
         return {
-            "names": list(self._values),
-            "values": torch.frombuffer(values, dtype=torch.float64).reshape(shape),
-            "known": torch.frombuffer(known, dtype=torch.bool).reshape(shape),
+            "names": names,
+            "values": torch.from_numpy(np.array([[row.get(name, 0.0) for row in self.rows] for name in names], float)),
+            "known": torch.from_numpy(np.array([[name in row for row in self.rows] for name in names])),
             "dropped": self.dropped,
         }
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], former: LogRows | None = None) -> Self:
-        """Return the rows of a saved state.
-
-        Args:
-            state: the state.
-            former: those of a run that goes back, which knows what the clock said.
-        """
+        """Return the rows of a checkpoint, with the paces that a run that goes back knows of them."""
         made = cls()
-        made.dropped, made._count = state["dropped"], state["values"].shape[1]
-        for name, values, known in zip(state["names"], state["values"], state["known"], strict=True):
-            made._values[name], made._known[name] = array("d", values.tolist()), bytearray(known.tolist())
+        made.dropped = state["dropped"]
+        for values, known in zip(state["values"].T.tolist(), state["known"].T.tolist(), strict=True):
+            row = {name: value for name, value, is_known in zip(state["names"], values, known, strict=True) if is_known}
+            made.rows.append(row | {"step": int(row["step"])})
         paces = {} if former is None else former.paces
-        made.paces = {step: paces[step] for step in map(int, made._values["step"]) if step in paces}
+        made.paces = {step: paces[step] for step in (int(row["step"]) for row in made.rows) if step in paces}
         return made
-
-    def _extend_columns(self) -> None:
-        """Put the newest rows into the columns, and drop the oldest that are too many."""
-        newest, self._newest = self._newest, []
-        for name in dict.fromkeys(name for row in newest for name in row):
-            if name not in self._values:
-                self._values[name], self._known[name] = array("d", bytes(8 * self._count)), bytearray(self._count)
-        for name, values in self._values.items():
-            values.extend([row.get(name, 0.0) for row in newest])
-            self._known[name].extend([name in row for row in newest])
-        self._count += len(newest)
-        if (surplus := self._count - LONGEST) > 0:
-            for step in self._values["step"][:surplus]:
-                self.paces.pop(int(step), None)
-            for name, values in self._values.items():
-                del values[:surplus], self._known[name][:surplus]
-            self._count, self.dropped = LONGEST, self.dropped + surplus

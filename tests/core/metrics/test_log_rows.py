@@ -302,7 +302,6 @@ def test_the_rows_are_those_of_a_plain_list_whenever_they_are_read(
     rows, step = LogRows(), 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_rows, "LONGEST", 7)
-        patch.setattr(log_rows, "WAITING", 3)
         for is_next, name, value, is_read in moments:
             step += is_next
             rows.add(step, step / 2, {name: value})
@@ -312,5 +311,5 @@ def test_the_rows_are_those_of_a_plain_list_whenever_they_are_read(
             if is_read:
                 rows = LogRows.of_state(rows.state_dict())
 
-        assert rows.rows == expected[-7:]
+        assert list(rows.rows) == expected[-7:]
         assert rows.dropped == len(expected[:-7])
