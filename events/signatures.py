@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from enum import IntEnum
-from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, CO_VARKEYWORDS
 from os import PathLike
 from reprlib import Repr
-from types import FunctionType, MethodType, UnionType
+from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from .catalogue import Event
@@ -17,13 +16,11 @@ from .checks import describe, known_names
 HANDLER_FORM = (
     "a handler takes (run, event), after self in a plugin, returns nothing and is not a coroutine or generator"
 )
-UNUSUAL = CO_COROUTINE | CO_GENERATOR | CO_ASYNC_GENERATOR | CO_VARARGS | CO_VARKEYWORDS
 
 
 def check_receiver(receiver: Callable[..., Any], event: type[Event]) -> None:
     """Raise TypeError unless `receiver(run, event=event)` fits its signature and its annotation admits the event."""
-    if not _has_usual_form(receiver):
-        _check_signature(receiver, event)
+    _check_signature(receiver, event)
     admitted = _annotated_event(receiver)
     if admitted and not any(issubclass(event, kind) for kind in admitted):
         names = " | ".join(kind.__name__ for kind in admitted)
@@ -64,17 +61,6 @@ def check_lane(lane: object, lanes: type[IntEnum]) -> None:
     if not isinstance(lane, lanes):
         known = known_names(f"Lane.{str(lane).upper()}", [f"Lane.{each.name}" for each in lanes])
         raise TypeError(f"lane= takes a member of heliograph.Lane, got {lane!r}.{known}")
-
-
-def _has_usual_form(receiver: Callable[..., Any]) -> bool:
-    """Return whether it is a plain function of `(run, event)`; to see that takes a tenth of a look at its signature."""
-    function: Any = receiver.__func__ if isinstance(receiver, MethodType) else receiver
-    if not isinstance(function, FunctionType) or vars(function).keys() & {"__wrapped__", "__signature__"}:
-        return False
-    code, first = function.__code__, int(function is not receiver)
-    if code.co_flags & UNUSUAL or code.co_kwonlyargcount or code.co_posonlyargcount > first + 1:
-        return False
-    return code.co_varnames[first : code.co_argcount][1:] == ("event",)
 
 
 def _check_signature(receiver: Callable[..., Any], event: type[Event]) -> None:

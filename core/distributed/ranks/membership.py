@@ -8,20 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-# What torchrun sets, all of it; other launchers set some of it.
-TORCHRUN = (
-    "RANK",
-    "LOCAL_RANK",
-    "GROUP_RANK",
-    "ROLE_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_RUN_ID",
-)
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # one of them says that there are ranks
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LARGEST_PORT = 65535
 
@@ -64,7 +51,7 @@ def membership(environment: Mapping[str, str] | None = None) -> Membership:
     if environment is None and dist.is_initialized():
         member = _within(dist.get_rank(), dist.get_world_size(), variables)
         return replace(member, agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
-    if not any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+    if not any(name in variables for name in RANK_VARIABLES):
         return Membership()
     member = _within(_number(variables, "RANK"), _number(variables, "WORLD_SIZE", least=1), variables)
     if member.world_size == 1:
@@ -120,7 +107,7 @@ def _text(variables: Mapping[str, str], name: str) -> str:
     text = variables.get(name, "")
     if text:
         return text
-    given = [f"{each}={variables[each]}" for each in TORCHRUN if each in variables]
+    given = [f"{each}={variables[each]}" for each in RANK_VARIABLES if each in variables]
     raise ValueError(
         f"The environment says that this process trains with others ({', '.join(given)}), but {name} is not set. Start "
         f"it by torchrun or heliograph.launch; or set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK, all "
