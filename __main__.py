@@ -17,7 +17,7 @@ from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
 from heliograph.events.checks import did_you_mean, known_names
 from heliograph.plugins.discovery import Discovered, check_options, discover, find
-from heliograph.plugins.environment import OF_RUN
+from heliograph.plugins.environment import VARIABLE
 from heliograph.plugins.providers import ENTRY_POINTS, how_to_install
 
 # An entry point names a function that takes the arguments of its command and returns the exit status. The first line of
@@ -152,7 +152,7 @@ def _become(script: Path, arguments: Sequence[str], disabled: Sequence[str], ena
     """Replace this process by one that runs a program, so that signals and the exit status are the program's own."""
     words = [*(f"-{name}" for name in disabled), *(f"+{name}" for name in enabled)]
     sys.stdout.flush()
-    environment = {**os.environ, OF_RUN: ",".join(words)}
+    environment = {**os.environ, VARIABLE: ",".join([os.environ.get(VARIABLE, ""), *words])}
     os.execve(sys.executable, [sys.executable, str(script), *arguments], environment)  # noqa: S606  # no shell is meant
 
 

@@ -141,7 +141,7 @@ class Plugins:
 
     def load_added(self) -> None:
         """Load the plugins that the environment adds, as `HELIOGRAPH_PLUGINS=+handler_times` does."""
-        if _heeds_environment():
+        if os.environ.get("HELIOGRAPH_PLUGINS"):
             from .environment import load_added
 
             load_added(self.names(), self.load)
@@ -314,7 +314,7 @@ class Plugins:
             RuntimeError: a run of this trainer has not ended, or one of another trainer that has a plugin of this one.
         """
         self.check_free()
-        if _heeds_environment():
+        if os.environ.get("HELIOGRAPH_PLUGINS"):
             from .environment import changes
 
             run.note(changes({*self._entries, *self._left_out}, [each.name for each in self.available()]))
@@ -441,10 +441,6 @@ class Plugins:
 
         known = known_names(given, self._entries)
         raise LookupError(f"No plugin {given!r} is registered.{known}{not_loaded(self._left_out)}")
-
-
-def _heeds_environment() -> bool:
-    return any(map(os.environ.get, ("HELIOGRAPH_PLUGINS", "HELIOGRAPH_RUN")))
 
 
 def _in_runs() -> list[tuple[dict[int, PluginEntry], Run | None]]:

@@ -71,7 +71,7 @@ PRIVATE = """
     core.stepping.changes.check_rate core.stepping.changes.check_switch core.stepping.optimizers.SINGLE
     core.stepping.optimizers.trained_parameters core.system.errors.SEEN core.system.numbered_files.find_numbered
     core.system.numbered_files.make_numbered core.system.signals.SignalHook core.task.Loss
-    events.guarantee.verified events.guarantee.weaker plugins.entry.ASKED plugins.environment.OF_RUN
+    events.guarantee.verified events.guarantee.weaker plugins.entry.ASKED
     plugins.filters.plan_filters plugins.first_party.is_first_party plugins.isolation.isolation plugins.marks.Marker
 """
 

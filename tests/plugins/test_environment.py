@@ -113,42 +113,6 @@ def test_one_of_that_name_that_the_program_registers_itself_is_found(variable: S
     assert plugins["nan_guard"] is plugins.unregister("nan_guard") is guard
 
 
-def test_what_the_command_run_was_given_is_no_warning(
-    variable: Set, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    variable("+nan_guard")
-    monkeypatch.setenv("HELIOGRAPH_RUN", "-counts,+handler_times")
-    counts = Counts()
-    with caplog.at_level("INFO", "heliograph"):
-        trainer = Trainer([counts], device="cpu")
-    assert caplog.messages == ["Plugin 'counts' is switched off by `heliograph run`."]
-    assert trainer.plugins.names() == ["counts", "nan_guard", "handler_times"]
-    result = kit.fit(trainer)
-    assert counts.epochs == 0
-    assert "HELIOGRAPH_PLUGINS adds nan_guard; `heliograph run` adds handler_times and disables counts" in result.notes
-    with pytest.warns(RuntimeWarning, match="^'counts' stays off, `heliograph run` names it.$"):
-        trainer.plugins.enable(counts)
-
-
-def test_both_disable_one(variable: Set, monkeypatch: pytest.MonkeyPatch) -> None:
-    variable("-counts")
-    monkeypatch.setenv("HELIOGRAPH_RUN", "-counts")
-    with pytest.warns(RuntimeWarning, match="^Plugin 'counts' is switched off by HELIOGRAPH_PLUGINS.$"):
-        Trainer([Counts()], device="cpu")
-
-
-def test_a_misspelt_name_of_the_command_is_an_error_that_names_it(
-    variable: Set, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HELIOGRAPH_RUN", "-count")
-    with pytest.raises(LookupError, match=r"^`heliograph run` disables 'count', and no plugin has this name\."):
-        kit.fit(Trainer([Counts()], device="cpu"))
-    monkeypatch.setenv("HELIOGRAPH_RUN", "+checkpoint")
-    with pytest.raises(TypeError, match=r"^checkpoint needs folder") as caught:
-        Trainer(device="cpu")
-    assert "`heliograph run` adds plugin 'checkpoint'" in caught.value.__notes__[0]
-
-
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [

@@ -21,7 +21,7 @@ def test_every_command_shows_what_it_is_there_for(tmp_path: Path) -> None:
 
     for line in (
         "stopped by early_stopping: validation/loss has not improved on",  # the run's own result
-        "`heliograph run` adds handler_times and disables progress",
+        "HELIOGRAPH_PLUGINS adds handler_times and disables progress",
         "run: stopped by early_stopping",  # explain
         "time in plugins: about",
         "early_stopping would have requested stop once",  # replay

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
-from heliograph.plugins.environment import OF_RUN
-
 from .environment import JOURNAL, VARIABLE
 from .faults.fault import Fault
 from .journal import Entry, read
 from .processes import Child, Start, end_group, free_port, rank_variables
 
 PACKAGE = "heliograph-chaos"
+PLUGINS = "HELIOGRAPH_PLUGINS"  # adds the plugin to every trainer
 LOOKS = 0.02  # seconds from one look at the processes to the next
 AFTER_ANOTHER = 15.0  # seconds that a rank has to end by itself when another one has
 HOPELESS = 3  # attempts in a row that fail though no fault has acted
@@ -139,9 +138,9 @@ class Training:
             (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1\n")
             target = "heliograph_testing.chaos.environment:make_chaos"
             (info / "entry_points.txt").write_text(f"[heliograph.plugins]\nchaos = {target}\n")
-        added = ",".join(word for word in (os.environ.get(OF_RUN, ""), f"+{PACKAGE}:chaos") if word)
+        added = ",".join(word for word in (os.environ.get(PLUGINS, ""), f"+{PACKAGE}:chaos") if word)
         path = os.pathsep.join(part for part in (str(package), os.environ.get("PYTHONPATH", "")) if part)
-        return {VARIABLE: str(self._notes), OF_RUN: added, "PYTHONPATH": path}
+        return {VARIABLE: str(self._notes), PLUGINS: added, "PYTHONPATH": path}
 
 
 class _Watch:
