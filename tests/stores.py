@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,37 @@ import pytest
 import torch
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.core.checkpoint.storage.manifest import END, END_SIZE, Entry, encode
+
+
+def seal(path: Path, manifest: Callable[[int, str], bytes]) -> None:
+    """Give a file of `torch.save` a manifest in place of the one it may have.
+
+    Args:
+        path: the file.
+        manifest: returns any manifest for a size and a digest.
+    """
+    content = bytearray(path.read_bytes())
+    del content[content.rfind(END) + END_SIZE - 2 :]
+    text = manifest(len(content) + 2, hashlib.sha256(content).hexdigest())
+    path.write_bytes(content + len(text).to_bytes(2, "little") + text)
+
+
+def unseal(path: Path) -> None:
+    """Take the manifest of a file away: what is left is as another program's `torch.save` writes it."""
+    seal(path, lambda size, sha256: b"")
+
+
+def seal_as(path: Path, entry: Entry) -> Entry:
+    """Give a file of `torch.save` the manifest of an entry, with the right size and digest; return that entry."""
+    sealed = []
+
+    def manifest(size: int, sha256: str) -> bytes:
+        sealed.append(replace(entry, path=path, size=size, sha256=sha256))
+        return encode(sealed[-1])
+
+    seal(path, manifest)
+    return sealed[-1]
 
 
 def training_named(run_name: str) -> str:

@@ -18,15 +18,15 @@ from torch import Tensor
 from ...core.checkpoint.conversion import consolidate, files_in, migrate_file, read_any
 from ...core.checkpoint.state.schema import WEIGHTS_ONLY
 from ...core.checkpoint.storage import reader
+from ...core.checkpoint.storage.archive import read_head
 from ...core.checkpoint.storage.manifest import (
-    MANIFEST,
     PINNED,
     SUFFIX,
     Entry,
     Label,
-    manifest_path,
+    MissingManifestError,
+    SchemaError,
     pointer_path,
-    shards_path,
 )
 from ...core.checkpoint.storage.store import Store
 from ...core.checkpoint.weights_files import WHICH, Of, export_weights, find_weights
@@ -59,7 +59,7 @@ def _parser() -> ArgumentParser:
         "inspect", help="show what a checkpoint holds and whether it is intact, or list a folder"
     )
     verify = commands.add_parser("verify", help="check every byte against its digest, and load it")
-    migrate = commands.add_parser("migrate", help="convert checkpoints of Helios, or write lost manifests again")
+    migrate = commands.add_parser("migrate", help="convert checkpoints of Helios")
     for each, act in ((inspect, _inspect), (verify, _verify), (migrate, _migrate)):
         each.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="a checkpoint or a folder of them")
         each.set_defaults(run=act)
@@ -287,7 +287,7 @@ def _inspected(path: Path) -> Iterator[str]:
             raise ValueError(f"{path}: damaged, or cannot be read: {', '.join(bad)}.")
     else:
         yield describe(path)
-        if manifest_path(path).exists():
+        if _entry_of(path) is not None:
             reader.check(path)
 
 
@@ -298,25 +298,21 @@ def _verified(path: Path) -> list[str]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return a file, or those in a folder that are checkpoints or, by a manifest that is left, should be."""
+    """Return a file, or those in a folder that are checkpoints."""
     if not path.is_dir():
         return [path]
     check_folder(path)
-    orphans = [each.with_suffix(SUFFIX) for each in path.glob(f"*{MANIFEST}") if _lost_its_data(each)]
-    found = sorted([*orphans, *files_in(path)])
-    if not found:
+    if not (files := files_in(path)):
         raise FileNotFoundError(f"There is no checkpoint in {path}.")
-    return found
+    return files
 
 
-def _lost_its_data(manifest: Path) -> bool:
-    if manifest.with_suffix(SUFFIX).exists():
-        return False
+def _entry_of(path: Path) -> Entry | None:
+    """Return the entry in the manifest of a file; None if it has none, as a checkpoint of Helios."""
     try:
-        reader.read_manifest(manifest)
-    except (OSError, ValueError):  # another program's
-        return False
-    return True
+        return reader.read_manifest(path)
+    except MissingManifestError:
+        return None
 
 
 def describe(path: Path) -> str:
@@ -326,7 +322,7 @@ def describe(path: Path) -> str:
         FileNotFoundError: there is no such file.
         ValueError: it cannot be read.
     """
-    entry = reader.read_manifest(path) if manifest_path(path).exists() else None
+    entry = _entry_of(path)
     if entry is None:
         found = read_any(path)
         state, layout = found.state, f"{found.origin}, without a manifest: run `checkpoint migrate` on it"
@@ -348,17 +344,18 @@ def check_folder(folder: Path) -> None:
 def table(folder: Path) -> tuple[str, list[str]]:
     """Return the checkpoints in a folder, one line each, by run and the newest first; then those that cannot be read.
 
-    One whose files have other sizes than its manifest says is marked as damaged; no more of it is verified.
+    A file that is cut short and one whose shards have other sizes than they had are marked as damaged; no more is
+    verified. The run of a file that is cut short is read from its beginning.
 
     Returns:
-        The text, and the names of the files that are damaged or have a manifest that cannot be read.
+        The text, and the names of the files that are damaged or cannot be read.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: the folder cannot be read.
     """
     check_folder(folder)
-    found, unreadable, bad = [], [], []
+    found, damaged, unreadable, bad = list[Entry](), list[tuple[str, ...]](), list[str](), list[str]()
     files = files_in(folder)
     if not files:
         raise FileNotFoundError(f"There is no checkpoint in {folder}.")
@@ -367,9 +364,11 @@ def table(folder: Path) -> tuple[str, list[str]]:
             found.append(reader.read_manifest(path))
         except (OSError, ValueError) as error:
             unreadable.append(str(error))
-            bad += [path.name] * manifest_path(path).exists()
+            bad += [path.name] * (not isinstance(error, MissingManifestError))
+            if not isinstance(error, OSError | MissingManifestError | SchemaError):
+                damaged.append(_damaged_row(path))
     found.sort(key=lambda each: (each.run_name, -each.sequence, -each.saved_at, each.path.name))
-    rows = [HEAD, *(tuple(map(printable, _row(each))) for each in found)] if found else []
+    rows = [HEAD, *(tuple(map(printable, row)) for row in [*map(_row, found), *damaged])] if found or damaged else []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     bad += [each.path.name for each in found if not reader.is_complete(each)]
@@ -391,7 +390,15 @@ def _row(entry: Entry) -> tuple[str, ...]:
     kind = ["weights only"] * entry.weights_only
     marks = ",".join([*damaged, *kind, *_marks(entry.path, entry.run_name)]) or "-"
     metrics = " ".join(f"{name}={value:.4g}" for name, value in sorted(entry.metrics.items()))
-    return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), _size(entry.path), marks, metrics
+    return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), _size(entry.path, entry), marks, metrics
+
+
+def _damaged_row(path: Path) -> tuple[str, ...]:
+    """Return the row of a checkpoint that has lost its manifest."""
+    head = read_head(path)
+    run, saved = ("?", "?") if head is None else (head.run_name, _time(head.saved_at))
+    marks = ",".join(["damaged", *_marks(path, run)])
+    return path.name, run, "?", "?", "?", saved, _size(path, None), marks, ""
 
 
 def _facts(path: Path, state: Mapping[str, Any], entry: Entry | None) -> Iterator[tuple[str, str]]:
@@ -410,7 +417,7 @@ def _facts(path: Path, state: Mapping[str, Any], entry: Entry | None) -> Iterato
     yield "so far", f"{trained}, {place['earlier_seconds']:.1f} s"
     yield from _several("streams", (f"{name} {count} batches" for name, count in place.get("streams", {}).items()))
     yield "saved", _time(state["saved_at"])
-    yield "size", _size(path)
+    yield "size", _size(path, entry)
     yield "marks", ", ".join(_marks(path, name)) or "none"
     yield "versions", ", ".join(f"{name} {number}" for name, number in versions) or "unknown"
     yield "processes", str(state["world"]["size"])
@@ -469,7 +476,7 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
 
 
-def _size(path: Path) -> str:
-    shards = shards_path(path)
-    files = [path, *(shards.iterdir() if shards.exists() else ())]
+def _size(path: Path, entry: Entry | None) -> str:
+    shards = None if entry is None or entry.shards is None else reader.shards_path(entry)
+    files = [path, *(shards.iterdir() if shards is not None and shards.exists() else ())]
     return f"{sum(each.stat().st_size for each in files) / 1e6:,.3f} MB"

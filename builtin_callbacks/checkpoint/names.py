@@ -156,14 +156,13 @@ def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExist
     Raises:
         ValueError: it is, and that is to be refused; or another process writes under the name.
     """
-    known, unknown = store.under(wanted)
+    known, rest = store.under(wanted)
     others = [each for each in known if each.training != training_id]
-    own = {each.path.name for each in known if each.training == training_id}
-    # after a power cut, the pointer may be empty or an older one: only where it names one of ours, the name is ours
-    if store.pointed(wanted) in own or (not others and (own or not unknown)):
+    is_own = len(known) > len(others) or all(each.head and each.head.training == training_id for each in rest)
+    if is_own and not others:
         store.write_as(training_id, wanted)
         return [], []
-    there = f"{store.folder} holds another training under the name {wanted!r} ({_summary(others, len(unknown))})"
+    there = f"{store.folder} holds another training under the name {wanted!r} ({_summary(others, len(rest))})"
     if on_existing == "refuse":
         raise ValueError(
             f"{there}, and on_existing='refuse'. Continue it, resume='auto'; give this run another name= or folder; "
@@ -183,8 +182,8 @@ def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExist
 def _take_free_name(store: Store, training_id: str, wanted: str) -> str:
     for number in count(2):
         name = f"{wanted}-{number}"
-        known, unknown = store.under(name)
-        if unknown or any(each.training != training_id for each in known):
+        known, rest = store.under(name)
+        if rest or any(each.training != training_id for each in known):
             continue
         try:
             store.write_as(training_id, name)

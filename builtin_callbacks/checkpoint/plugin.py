@@ -55,7 +55,7 @@ class Checkpoint(Plugin):
 
     Every save point writes `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth`: epochs and steps that are finished.
 
-    A save is written aside in the same folder, synced and renamed, its manifest last; only then are older ones removed.
+    A save is written aside in the same folder, synced and renamed; only then are older ones removed.
     The newest is never removed, nor are the best, what is pinned, and what is of another training. A save that fails
     raises and leaves the former ones as they were. While the run lasts, no other process may write checkpoints of its
     name to the folder.
@@ -94,7 +94,7 @@ class Checkpoint(Plugin):
         on_difference: what to do where a step that is done again after a kill is not what the killed run had done:
             `note` it (a warning, and `result.resume` says `not exact`), also ask for a `stop`, or `raise`
             `ResumeDiffers`. The losses of the last 4,096 batches are kept for that in a file `.<run>.steps`.
-        sharded: let every rank write what it holds, into a folder `<name>.shards`, instead of gathering all on the main
+        sharded: let every rank write what it holds, into a folder beside the file, instead of gathering all on the main
             rank; for an engine that holds shards, `FSDPEngine`. By default as that engine says.
         weights_only: save only the weights (with an average of them, the counters and the metrics), to use and not to
             resume them: small files, which `load_weights`, `trainer.test(weights=...)` and `checkpoint export` read.

@@ -153,13 +153,11 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
             logger.log(level, "resume skipped: %s", line)
     if entry is not None:
         entries, _ = store.entries()
-        (_, unknown), last = store.under(entry.run_name), store.pointed(entry.run_name)
-        newer = (each for each in [*entries, *store.gone()] if each.order > entry.order)
-        damaged = [each.path for each in newer if each.training == entry.training]
-        damaged += [path for path in unknown if path.name == last]  # its own place in the order cannot be read
+        damaged = [each.path for each in entries if each.order > entry.order and each.training == entry.training]
+        lost = [(each.path, each.head) for each in store.lost() if each.head is not None]
+        damaged += [path for path, head in lost if head.training == entry.training and head.saved_at > entry.saved_at]
         notes += _several(store, entries, entry)
-        warning = _newer(entry, damaged, store.of_unknown_trainings(entry.saved_at))
-        return ResumePoint(entry.path, state, entry.run_name, entry.family, notes, damaged, warning)
+        return ResumePoint(entry.path, state, entry.run_name, entry.family, notes, damaged, _newer(entry, damaged))
     if older is not None:
         return ResumePoint(*older, store.run_name, store.run_name, notes)
     _refuse_another_s_name(store)
@@ -173,23 +171,14 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
     return ResumePoint(notes=[*notes, fresh], warning=_forgotten_name(store, passed_over))
 
 
-def _newer(entry: storage.Entry, damaged: Sequence[Path], of_unknown: Sequence[Path]) -> str:
-    """Return what to say of newer checkpoints that cannot be used; empty where there are none.
-
-    Args:
-        entry: the one that is resumed.
-        damaged: those of its training.
-        of_unknown: those that may be of another training of the name.
-    """
-    lost = (
+def _newer(entry: storage.Entry, damaged: Sequence[Path]) -> str:
+    """Return what to say of newer checkpoints of the training that cannot be used; empty if there are none."""
+    if not damaged:
+        return ""
+    return (
         f"Newer checkpoints than {entry.path.name} cannot be used, and their steps are lost: "
         f"{', '.join(path.name for path in damaged)}."
     )
-    other = (
-        f"This run continues {entry.run_name!r} from {entry.path.name}, and a newer training of the name may be there: "
-        f"which one wrote {', '.join(path.name for path in of_unknown)} is unknown, as no manifest says it."
-    )
-    return " ".join([lost] * bool(damaged) + [other] * bool(of_unknown))
 
 
 def _forgotten_name(store: storage.Store, passed_over: Sequence[str]) -> str:
@@ -209,8 +198,9 @@ def _forgotten_name(store: storage.Store, passed_over: Sequence[str]) -> str:
 def _unusable(store: storage.Store) -> str | None:
     """Return how many checkpoints resume='auto' might have continued from, and whose they are; None for no such."""
     entries, _ = store.entries()
-    of_others = sum(each.training != entries[0].training for each in entries)
-    number, training = store.count() + len(store.gone()) - of_others, "the newest training of " if of_others else ""
+    newest = store.newest_training()
+    of_others = sum(each.training != newest for each in entries)
+    number, training = store.count() - of_others, "the newest training of " if of_others else ""
     return f"{number} checkpoints of {training}{store.run_name!r}" if number else None
 
 

@@ -6,18 +6,17 @@ import filecmp
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..system.extras import kind_of
 from . import helios
 from .state.ranks import join_shards
-from .state.schema import SCHEMA, check_schema
+from .state.schema import SCHEMA
 from .storage import reader, untrusted_files
-from .storage.manifest import SUFFIX, Entry, MissingManifestError, manifest_path
+from .storage.manifest import SUFFIX, Entry, MissingManifestError
 from .storage.reader import State
 from .storage.store import Store
 from .storage.untrusted_files import check_content
@@ -27,24 +26,19 @@ BACKUP = ".backup"
 
 @dataclass(frozen=True, slots=True)
 class Upgraded:
-    """A checkpoint converted to the present schema.
+    """A checkpoint of Helios, converted to the present schema.
 
     Attributes:
-        origin: its version of Helios, or its schema.
+        origin: its version of Helios.
         state: its state.
         changes: what was changed, in sentences.
-        sequence: that of a checkpoint of Helios, None for others.
+        sequence: its number in the order of writing.
     """
 
     origin: str
     state: State
     changes: list[str]
-    sequence: int | None = None
-
-    @property
-    def is_of_helios(self) -> bool:
-        """Whether Helios wrote it; Helios wrote no manifests."""
-        return self.sequence is not None
+    sequence: int
 
 
 def migrate(
@@ -53,8 +47,7 @@ def migrate(
     """Convert a checkpoint of Helios, or all in a folder, to the present schema, and write its manifest.
 
     The former file is kept as `<name>.pth.backup`. The new one replaces it in one step, as every save does, so nothing
-    is lost if the process is killed: run it again. A checkpoint that is up to date is not changed; if only its manifest
-    is missing, that is written.
+    is lost if the process is killed: run it again. A checkpoint that is up to date is not changed.
 
     Args:
         path: a data file or a folder.
@@ -80,12 +73,8 @@ def migrate(
 
 
 def files_in(path: Path) -> list[Path]:
-    """Return a file, or the data files in a folder, including those that a killed migration had moved aside."""
-    if not path.is_dir():
-        return [path]
-    moved = (each.with_suffix("") for each in path.glob(f"*{SUFFIX}{BACKUP}"))
-    found = {each for each in [*path.glob(f"*{SUFFIX}"), *filter(_was_interrupted, moved)] if not each.is_dir()}
-    return sorted(found)
+    """Return a file, or the files in a folder that are named like checkpoints."""
+    return sorted(each for each in path.glob(f"*{SUFFIX}") if not each.is_dir()) if path.is_dir() else [path]
 
 
 def migrate_file(
@@ -94,18 +83,12 @@ def migrate_file(
     """Migrate one file; see `migrate`."""
     if is_current(path):
         return [f"{path}: up to date (schema {SCHEMA})"]
-    found = read_any(backup_of(path) if _was_interrupted(path) else path, as_data)
+    found = read_any(path, as_data)
     if dry_run:
-        would = f"would be migrated to schema {SCHEMA}" if found.is_of_helios else "its manifest would be written again"
-        return [f"{path}: {would}", *_indent(found.changes)]
+        return [f"{path}: would be migrated to schema {SCHEMA}", *_indent(found.changes)]
     store = Store(path.parent, found.state["run_name"], found.state["training_id"])
     notes = store.open()
     try:
-        if is_current(path):  # opening has finished a killed migration
-            return [f"{path}: up to date (schema {SCHEMA})", *_indent(notes)]
-        if found.sequence is None:
-            store.adopt(path.name, found.state, _among(store.entries()[0], found.state["saved_at"]))
-            return [f"{path}: wrote its manifest again", *_indent([*notes, *found.changes])]
         if store.is_pinned(path):
             raise ValueError(f"{path} is pinned, and so is not replaced: remove the pin, migrate, and pin it again.")
         backup = back_up(path)
@@ -124,14 +107,15 @@ def is_current(path: Path) -> bool:
     Raises:
         ValueError: it is damaged, or has another schema.
     """
-    if not path.exists() or not manifest_path(path).exists():
+    try:
+        reader.check(path)
+    except MissingManifestError:
         return False
-    reader.check(path)
     return True
 
 
 def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
-    """Return a checkpoint, or one of Helios, in the present schema.
+    """Return a checkpoint of Helios in the present schema.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -161,14 +145,12 @@ def load_any(path: Path, *, with_shards: bool = True) -> State:
     Raises:
         FileNotFoundError: there is no such file.
         OSError: it cannot be read.
-        ValueError: it is damaged, no checkpoint, has lost its manifest, or has another schema.
+        ValueError: it is damaged, no checkpoint, or has another schema.
     """
     try:
         return reader.load(path, with_shards=with_shards)
     except MissingManifestError:
         found = read_any(path)
-        if not found.is_of_helios:
-            raise
         return {**found.state, "migrated": found.changes}
 
 
@@ -183,7 +165,7 @@ def newest_of_helios(folder: Path, run_name: str) -> tuple[Path, State] | None:
             found = read_any(path)
         except ValueError:
             continue  # listed as without a manifest
-        if found.sequence is None or found.state["run_name"] != run_name:
+        if found.state["run_name"] != run_name:
             continue
         order = found.sequence, found.state["saved_at"]
         if newest is None or order > newest[0]:
@@ -192,14 +174,10 @@ def newest_of_helios(folder: Path, run_name: str) -> tuple[Path, State] | None:
 
 
 def _upgrade(saved: Any, path: Path) -> Upgraded:
-    if helios.is_ancestor(saved):
-        state, notes = helios.convert(saved, path)
-        return Upgraded(f"Helios {state['versions']['helios']}", state, notes, sequence=helios.sequence_of(state))
-    if not isinstance(saved, Mapping):
-        raise ValueError(f"it holds {kind_of(saved)}, where a checkpoint is a dict.")
-    check_schema(saved)
-    held = "the checksums in the file hold; by which metric it was judged is not known any more"
-    return Upgraded(f"schema {SCHEMA}", dict(saved), [held])
+    if not helios.is_ancestor(saved):
+        raise ValueError("it has no manifest, and was not written by Helios.")
+    state, notes = helios.convert(saved, path)
+    return Upgraded(f"Helios {state['versions']['helios']}", state, notes, helios.sequence_of(state))
 
 
 def backup_of(path: Path) -> Path:
@@ -227,19 +205,6 @@ def back_up(path: Path) -> Path:
             os.fsync(file.fileno())
         aside.replace(backup)
     return backup
-
-
-def _was_interrupted(path: Path) -> bool:
-    """Return whether a migration was killed after it had moved a file aside, before it had renamed the new one."""
-    return not path.exists() and backup_of(path).exists() and any(path.parent.glob(".*.former-data.tmp"))
-
-
-def _among(entries: Iterable[Entry], saved_at: float) -> int:
-    """Return the sequence of a checkpoint among others, by the time at which it was saved."""
-    known = sorted(entries, key=lambda each: each.sequence)
-    earlier = [each.sequence for each in known if each.saved_at <= saved_at]
-    is_newest = len(earlier) == len(known)
-    return max(earlier, default=0) + is_newest
 
 
 def _indent(lines: Iterable[str]) -> list[str]:

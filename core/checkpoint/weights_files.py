@@ -21,10 +21,10 @@ from . import conversion, helios
 from .state.frozen import FROZEN
 from .state.ranks import join_weights
 from .storage import reader
+from .storage.archive import compacted
 from .storage.files import SYSTEM, Files, megabytes, write_whole
 from .storage.folder import Manifests
-from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first, manifest_path
-from .storage.save_steps import compacted
+from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first
 from .storage.untrusted_files import as_plain, check_content, read_small, read_with_stand_ins
 
 Which = Literal["last", "best"]
@@ -108,8 +108,8 @@ def find_weights(path: Path, which: Which | None = None, of: Of = EVERYBODY) -> 
             raise ValueError(f"which= and run_name= choose in a folder, and {path} is a file.")
         return read_weights(path)
     for _ in range(TRIES):
-        candidates = _candidates(path, which or "last", of)
         skipped: list[str] = []
+        candidates = _candidates(path, which or "last", of, skipped)
         for entry in candidates:
             try:
                 found = read_weights(entry.path)
@@ -144,7 +144,7 @@ def read_weights(path: Path) -> WeightsFile:
         return WeightsFile(path, {UNNAMED: _read_safetensors(path)})
     if path.suffix == INDEX:
         return WeightsFile(path, {UNNAMED: _read_parts(path)})
-    if path.suffix != SUFFIX or not manifest_path(path).exists():
+    if path.suffix != SUFFIX or not _has_manifest(path):
         reader.check_is_there(path)
         content = as_plain(read_with_stand_ins(path, helios.RECORDS, helios.TEXTS))
         check_content(content, path)
@@ -157,9 +157,9 @@ def read_weights(path: Path) -> WeightsFile:
     return WeightsFile(path, modules, state["plugins"], *facts, frozen=state.get(FROZEN, {}))
 
 
-def _candidates(folder: Path, which: Which, of: Of) -> list[Entry]:
+def _candidates(folder: Path, which: Which, of: Of, skipped: list[str]) -> list[Entry]:
     """Return the checkpoints to try, in this order: the newest first, or the best alone."""
-    newest = _newest_training(folder, of)
+    newest = _newest_training(folder, of, skipped)
     if which == "last":
         return newest
     judged = [(each, each.judged_by) for each in newest if each.judged_by is not None]
@@ -176,10 +176,10 @@ def _candidates(folder: Path, which: Which, of: Of) -> list[Entry]:
     return ranked[:1]
 
 
-def _newest_training(folder: Path, of: Of) -> list[Entry]:
+def _newest_training(folder: Path, of: Of, skipped: list[str]) -> list[Entry]:
     """Return the checkpoints of the newest training in a folder, the newest first."""
     manifests = Manifests(folder)
-    found = [each for each in manifests.look() if each.has_data]
+    found = manifests.look()
     entries = [each.entry for each in found if each.entry is not None]
     own = [each for each in entries if each in of]
     for each in found:
@@ -188,6 +188,7 @@ def _newest_training(folder: Path, of: Of) -> list[Entry]:
             raise each.problem
         if each.problem is not None and not (isinstance(each.problem, MissingManifestError) and _is_foreign(each.path)):
             logger.warning("skipped: %s", each.problem)
+            skipped.append(str(each.problem))
     names = sorted({each.family for each in entries})
     if not own:
         whose = "" if of.run_name is None else f" of run {of.run_name!r}"
@@ -200,6 +201,16 @@ def _newest_training(folder: Path, of: Of) -> list[Entry]:
         )
     own.sort(key=lambda each: each.order, reverse=True)
     return [each for each in own if each.training == own[0].training]
+
+
+def _has_manifest(path: Path) -> bool:
+    try:
+        reader.read_manifest(path)
+    except MissingManifestError:
+        return False
+    except (OSError, ValueError):  # said when the file is read
+        return path.exists()
+    return True
 
 
 def _is_foreign(path: Path) -> bool:

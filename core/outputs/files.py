@@ -13,9 +13,9 @@ import torch
 
 from ...events import Engine
 from ..checkpoint.state.schema import check_plain
+from ..checkpoint.storage.archive import write_small, write_state
 from ..checkpoint.storage.files import SYSTEM, Files
 from ..checkpoint.storage.reader import read
-from ..checkpoint.storage.save_steps import write_small, write_state
 from .parts import Parts, Structure, agreed, interleaved, joined, kinds, put_together
 
 INDEX = "index.json"

@@ -74,30 +74,34 @@ FAULTS = (
     # The storage.
     Fault(
         "storage: data is not synced",
-        "        files.sync(data)\n        files.sync(manifest)\n",
-        "        files.sync(manifest)\n",
+        "        _end(writer, entry)\n        files.sync(file)\n    return entry\n",
+        "        _end(writer, entry)\n    return entry\n",
     ),
     Fault(
         "storage: the folder is not synced",
-        "        files.rename(old, new)\n    files.sync_folder(folder)\n",
-        "        files.rename(old, new)\n",
+        "        files.rename(hidden.data, path)\n        files.sync_folder(self.folder)\n",
+        "        files.rename(hidden.data, path)\n",
     ),
     Fault(
-        "storage: the manifest is renamed first",
-        "new = [(hidden.data, entry.path), (hidden.manifest, manifest_path(entry.path))]",
-        "new = [(hidden.manifest, manifest_path(entry.path)), (hidden.data, entry.path)]",
+        "storage: shards do not get their name",
+        "            files.rename(hidden.shards, self.folder / entry.shards[0])\n",
+        "            pass\n",
     ),
     Fault(
         "storage: nothing is read back",
-        "if read_back and files.digest(hidden.data)",
-        "if False and files.digest(hidden.data)",
+        "if read_back and files.digest(hidden.data, entry.size - 2)",
+        "if False and files.digest(hidden.data, entry.size - 2)",
     ),
     Fault(
         "storage: an undone save leaves its data",
-        "        files.unlink(hidden.data)\n        files.remove_folder(hidden.shards)\n",
-        "        files.remove_folder(hidden.shards)\n",
+        "            self._sweep()\n        except OSError as second:\n",
+        "            pass\n        except OSError as second:\n",
     ),
-    Fault("storage: another file is removed", "_digest(files, doomed.path) == doomed.sha256", "True"),
+    Fault(
+        "storage: shards of another checkpoint are removed",
+        "if not any(each is not None and each.shards and each.shards[0] == name for each in entries):",
+        "if True:",
+    ),
     # The ranks.
     Fault("ranks: an interrupt is not voted on", "self._due or self._interrupted or", "self._due or"),
     Fault(

@@ -200,7 +200,7 @@ class SpoilWeights(Plugin):
             store.open()
             entry = store.save(event.path.name, state)
             store.close()
-            for suffix in (".pth", ".json"):
+            for suffix in (".pth",):
                 entry.path.with_suffix(suffix).replace(event.path.with_suffix(suffix))
 
 

@@ -141,15 +141,22 @@ def _pieces(value: Any) -> Iterator[bytes | memoryview]:
         yield f"{type(value).__name__}:{value!r};".encode()
 
 
-def shards_folder(path: Path | None) -> Path:
+def shards_folder(shards: Mapping[str, Any], path: Path | None) -> Path:
     """Return the folder of a checkpoint's shards.
 
+    Args:
+        shards: what the state says of them.
+        path: its file.
+
     Raises:
-        ValueError: the state was given without a path.
+        ValueError: the state was given without a path, or the name of the folder is forged.
     """
     if path is None:
         raise ValueError("The state's weights lie in shards beside its file: resume from the path of that file.")
-    return path.with_suffix(".shards")
+    name = shards["folder"]
+    if Path(name).name != name or not name.endswith(".shards"):
+        raise ValueError(f"{path} is forged: {name!r} is not the name of a folder of shards.")
+    return path.with_name(name)
 
 
 def join_shards(saved: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
@@ -205,7 +212,7 @@ def load_parts(
     restore_groups(run, saved, optimizers, drops_added=drops_added)
     if "shards" in saved and isinstance(engine, ShardingEngine):
         rest = saved["shards"] if optimizers else _weights_only(saved["shards"])
-        read = partial(_read, folder=shards_folder(path), process_group=engine.saving_group())
+        read = partial(_read, folder=shards_folder(saved["shards"], path), process_group=engine.saving_group())
         engine.load_shard_state(run.modules, optimizers, rest, read)
     else:
         saved = join_shards(saved, path)
@@ -222,7 +229,7 @@ def _read_alone(rest: Mapping[str, Any], path: Path | None) -> States:
     tensors = empty(rest)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        _read(tensors, shards_folder(path), no_dist=True)
+        _read(tensors, shards_folder(rest, path), no_dist=True)
     return join_states(tensors, rest)
 
 

@@ -9,16 +9,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from io import BufferedReader, FileIO
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from stat import S_ISLNK
 from time import sleep
 from typing import Any, TypeVar
 
-from .untrusted_files import FOLLOW_NO_LINK, open_regular, read_small
+from .manifest import find_tail
+from .untrusted_files import FOLLOW_NO_LINK, open_handle, open_regular, read_small
 
 T = TypeVar("T")
 PAUSES = (0.1, 0.5, 2.0)  # seconds before reading is tried again
@@ -47,18 +48,16 @@ class Files:
         while rest:
             rest = rest[file.write(rest) :]
 
-    def begin_sync(self, file: FileIO) -> None:
-        """Let the system begin to write a file, so that its sync, after that of another one, has less to wait for."""
-        if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # it is advice: Linux begins to write, and waits for nothing
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
     def sync(self, file: FileIO) -> None:
         """Make a file's content durable."""
         os.fsync(file.fileno())
 
+    def link(self, old: Path, new: Path) -> None:
+        """Give a file a second name."""
+        os.link(old, new)
+
     def rename(self, old: Path, new: Path) -> None:
-        """Rename a file in its folder; an existing file of that name is replaced."""
+        """Rename a file; an existing file of that name is replaced."""
         try:
             old.replace(new)
         except IsADirectoryError:
@@ -111,13 +110,20 @@ class Files:
         """Return all of a small file; see `read_small`."""
         return self.patiently(partial(self.try_read, path, most))
 
-    def digest(self, path: Path) -> tuple[int, str]:
-        """Return the size of a regular file, and its SHA-256 in hexadecimal."""
+    def read_tail(self, path: Path) -> tuple[bytes, int]:
+        """Return the manifest at the end of a checkpoint, and where it begins; see `find_tail`."""
+        return self.patiently(partial(self.try_tail, path))
+
+    def digest(self, path: Path, size: float = inf) -> tuple[int, str]:
+        """Return the size of a regular file, or of its first bytes, and their SHA-256 in hexadecimal."""
 
         def digest() -> tuple[int, str]:
+            sha256, left, buffer = hashlib.sha256(), size, memoryview(bytearray(2**18))
             with self.try_open(path) as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-                return file.tell(), sha256
+                while left and (count := file.readinto(buffer[: int(min(left, len(buffer)))])):
+                    sha256.update(buffer[:count])
+                    left -= count
+                return file.tell(), sha256.hexdigest()
 
         return self.patiently(digest)
 
@@ -156,6 +162,22 @@ class Files:
     def try_read(self, path: Path, most: int) -> bytes:
         """Return the content of a file of at most `most` bytes."""
         return read_small(path, most)
+
+    def try_tail(self, path: Path) -> tuple[bytes, int]:
+        """Return the manifest at the end of a checkpoint, and where it begins; see `find_tail`."""
+        handle, size = open_handle(path)
+
+        def read(begin: int) -> bytes:
+            os.lseek(handle, begin, os.SEEK_SET)
+            content = b""
+            while begin + len(content) < size and (more := os.read(handle, size - begin - len(content))):
+                content += more
+            return content
+
+        try:
+            return find_tail(read, size, path)
+        finally:
+            os.close(handle)
 
     def try_names(self, folder: Path) -> list[os.DirEntry[str]]:
         """Return the entries of a folder."""
@@ -219,18 +241,25 @@ class HashingWriter:
         self.failure: BaseException | None = None
         self._files, self._file, self._digest, self._piece = files, file, hashlib.sha256(), bytearray()
 
-    def write(self, content: bytes) -> int:
+    def write(self, content: bytes | memoryview) -> int:
         """Append; after a failed write, every other one raises the same error."""
         if self.failure is not None:
             raise self.failure
         self.size += len(content)
-        if len(content) < PIECE:
-            self._piece += content
-        if len(content) >= PIECE or len(self._piece) >= PIECE:
+        if len(self._piece) + len(content) > PIECE:
             self.finish()
-        if len(content) >= PIECE:
+        if len(content) > PIECE:
             self._append(content)
+        else:
+            self._piece += content
         return len(content)
+
+    def take_back(self, count: int) -> bytes:
+        """Return the last bytes, at most as many as the last `write` was given, as if they had not been written."""
+        end = bytes(self._piece[-count:])
+        del self._piece[-count:]
+        self.size -= len(end)
+        return end
 
     def flush(self) -> None:
         """Do nothing: `finish` writes what is left."""
@@ -241,7 +270,7 @@ class HashingWriter:
         self._append(piece)
         return self._digest.hexdigest()
 
-    def _append(self, content: bytes | bytearray) -> None:
+    def _append(self, content: bytes | bytearray | memoryview) -> None:
         try:
             self._files.write(self._file, memoryview(content))
         except BaseException as error:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
 
+from .archive import Head, read_head
 from .files import SYSTEM, Files
-from .manifest import MANIFEST, MOST, SUFFIX, Claim, Entry, MissingManifestError, claim_of, decode
+from .manifest import SUFFIX, Claim, Entry, MissingManifestError, claim_of, decode
 
 STABLE = 10**9  # nanoseconds: a file that changed more recently may change again and keep its times
 ROUNDS = 10  # the most passes, if files are removed meanwhile
@@ -22,20 +24,20 @@ class FoundFile:
     """A checkpoint in a folder, or a file with the name of one.
 
     Attributes:
-        path: its data file.
-        has_data: whether the data file exists; else only the manifest does.
-        stamp: inode, size and times of the manifest.
-        entry: the content of the manifest; None if it is missing or cannot be used.
+        path: where it is.
+        stamp: inode, size and times.
+        entry: its manifest; None if it is missing or cannot be used.
         problem: why it cannot be used.
         claim: the run's name and the sequence in the manifest, damaged or not.
+        head: whose it was, if it is damaged and that can be read.
     """
 
     path: Path
-    has_data: bool
     stamp: Stamp
     entry: Entry | None
     problem: OSError | ValueError | None = None
     claim: Claim | None = None
+    head: Head | None = None
 
 
 class Manifests:
@@ -58,13 +60,16 @@ class Manifests:
         self._refused: set[str] = set()  # could not be read: not retried again
         self._is_steady = False
 
-    def look(self) -> list[FoundFile]:
+    def look(self, *, again: bool = False) -> list[FoundFile]:
         """Return the checkpoints that there are now, sorted by name; none if the folder does not exist.
+
+        Args:
+            again: even within `steady`.
 
         Raises:
             OSError: the folder cannot be read.
         """
-        if self._is_steady:
+        if self._is_steady and not again:
             return self.seen
         self.listed = {}
         for rounds in reversed(range(ROUNDS)):
@@ -91,58 +96,52 @@ class Manifests:
         self._is_steady = False
 
     def _look(self, *, is_last: bool) -> list[FoundFile]:
-        data, stamps = self._names()
+        stamps = self._names()
         known, self._known = self._known, {}
         stable = time_ns() - STABLE
         found = []
-        for stem in sorted(data | stamps.keys()):
-            stamp, has_data, each = stamps.get(stem, ()), stem in data, known.get(stem)
-            if each is None or each.stamp != stamp or each.has_data != has_data:
-                each = self._read(stem, has_data, stamp, is_last=is_last)
+        for name in sorted(stamps, key=lambda name: name.removesuffix(SUFFIX)):
+            stamp, each = stamps[name], known.get(name)
+            if each is None or each.stamp != stamp:
+                each = self._read(name, stamp, is_last=is_last)
             if stamp and max(stamp[2:]) < stable and not isinstance(each.problem, OSError):
-                self._known[stem] = each
+                self._known[name] = each
             found.append(each)
         return found
 
-    def _names(self) -> tuple[set[str], dict[str, Stamp]]:
-        """Return the names of data files without suffix, and the stamps of manifests by the same names."""
-        data, stamps = set[str](), dict[str, Stamp]()
+    def _names(self) -> dict[str, Stamp]:
+        """Return the stamps of checkpoints by name."""
         try:
             names = self.files.names(self.folder)
         except (FileNotFoundError, NotADirectoryError):
-            return data, stamps
-        for each in names:
-            if each.name.startswith("."):
-                continue
-            if each.name.endswith(SUFFIX) and not _is_folder(each):
-                data.add(each.name.removesuffix(SUFFIX))
-            elif each.name.endswith(MANIFEST):
-                stamps[each.name.removesuffix(MANIFEST)] = _stamp(each)
-        return data, stamps
+            return {}
+        visible = (each for each in names if each.name.endswith(SUFFIX) and not each.name.startswith("."))
+        return {each.name: _stamp(each) for each in visible if not _is_folder(each)}
 
-    def _read(self, stem: str, has_data: bool, stamp: Stamp, *, is_last: bool) -> FoundFile:
-        path, place = self.folder / f"{stem}{SUFFIX}", self.folder / f"{stem}{MANIFEST}"
+    def _read(self, name: str, stamp: Stamp, *, is_last: bool) -> FoundFile:
+        path, content = self.folder / name, b""
         try:
-            is_patient = has_data and stem not in self._refused
-            content = self.files.read(place, MOST) if is_patient else self.files.try_read(place, MOST)
-        except FileNotFoundError:
+            content, begin = self.files.try_tail(path) if name in self._refused else self.files.read_tail(path)
+            entry = decode(content, path, begin)
+        except FileNotFoundError as error:
             if stamp and not is_last:
                 raise _VanishedError from None
-            return FoundFile(path, has_data, stamp, None, MissingManifestError(path))
-        except (OSError, ValueError) as error:
-            self._refused.add(stem)
-            return FoundFile(path, has_data, stamp, None, error)
-        try:
-            entry = decode(content, place, path)
+            problem = f"it is a link to {path.readlink()}, which is not there" if path.is_symlink() else str(error)
+            if "_epoch_" in name:  # into storage that is not mounted, perhaps: it may come back
+                return FoundFile(path, stamp, None, OSError(errno.EIO, problem, str(path)))
+            return FoundFile(path, stamp, None, ValueError(f"{path} cannot be read: {problem}"))
+        except MissingManifestError as error:
+            return FoundFile(path, stamp, None, error, head=read_head(path))
         except ValueError as error:
-            return FoundFile(path, has_data, stamp, None, error, claim_of(content))
-        if entry.path is not path:  # a pair may have been renamed
-            entry = replace(entry, path=path, is_renamed=True)
-        return FoundFile(path, has_data, stamp, entry, None, entry.claim)
+            return FoundFile(path, stamp, None, error, claim_of(content), read_head(path))
+        except OSError as error:
+            self._refused.add(name)
+            return FoundFile(path, stamp, None, error)
+        return FoundFile(path, stamp, entry, None, entry.claim)
 
 
 class _VanishedError(Exception):
-    """A manifest was listed, but does not exist any more."""
+    """A checkpoint was listed, but does not exist any more."""
 
 
 def _is_folder(each: os.DirEntry[str]) -> bool:

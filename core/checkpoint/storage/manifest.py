@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite, isnan
 from pathlib import Path
@@ -17,9 +17,8 @@ from ...system.extras import kind_of
 from ..state.schema import SCHEMA, describe_schema
 
 SUFFIX = ".pth"
-MANIFEST = ".json"
 PINNED = ".pinned"
-SHARDS = ".shards"
+SHARDS = re.compile(r".+\.[0-9a-f]{8}\.shards")
 Label = Literal["last", "best"]
 Mode = Literal["min", "max"]
 ELSEWHERE = frozenset("/\0" + ("\\:" if os.name == "nt" else ""))  # what a bare file name has not
@@ -64,40 +63,26 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The hidden files of a run: checkpoints that are being written, replaced or removed.
+    """The hidden files of a run. Those that end in `.tmp` are not finished: the next start removes them.
 
     Attributes:
-        data: a checkpoint's data while it is written.
-        shards: the folder into which ranks write its shards.
-        manifest: its manifest, until the data has its final name.
-        former_data: the data that is being replaced under the same name; restored if that fails.
-        former_shards: its shards.
-        former_manifest: its manifest.
-        pointer: a pointer while it is written.
-        doomed: the manifest of a checkpoint that is being removed.
+        data: a checkpoint while it is written, or one with shards while it is removed.
+        shards: the folder into which ranks write shards.
+        small: a small file while it is written.
+        former: a second name of a checkpoint while it is replaced under its own; restored if that fails.
         lock: held by the process that writes.
     """
 
     data: Path
     shards: Path
-    manifest: Path
-    former_data: Path
-    former_shards: Path
-    former_manifest: Path
-    pointer: Path
-    doomed: Path
+    small: Path
+    former: Path
     lock: Path
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of all files of the run."""
-        return self.lock.name.removeprefix(".").removesuffix(".lock")
 
     @classmethod
     def of(cls, folder: Path, run_name: str) -> Self:
         """Return the names for a run."""
-        parts = ("data", "shards", "manifest", "former-data", "former-shards", "former-manifest", "pointer")
-        ends = [*(f"{part}.tmp" for part in parts), "doomed", "lock"]
+        ends = ("data.tmp", "shards.tmp", "small.tmp", "former.tmp", "lock")
         return cls(*(folder / f".{run_part(run_name)}.{end}" for end in ends))
 
 
@@ -109,8 +94,10 @@ def steps_path(folder: Path, run_name: str, rank: int) -> Path:
 
 FORMAT = "heliograph checkpoint"
 MARK = b'"format": "heliograph checkpoint"'
-MOST = 16 * 2**20  # bytes of a manifest: that of a checkpoint with 100,000 shards
-CHECKSUM, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not one of a file
+END, END_SIZE = b"PK\5\6", 22  # the last record of a zip archive; its last two bytes are the length of the comment
+NEAR = 4096  # bytes at the end of a file, of which a manifest seldom has more
+MOST = 2**16 - 1  # bytes of a manifest: of the comment of a zip archive
+CHECKSUM, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not that of the data
 YEARS_1_TO_9999 = (-6e10, 2.5e11)  # about, in seconds since 1970
 JudgedBy = tuple[str, str, float | None]
 Claim = tuple[str, int]
@@ -118,12 +105,12 @@ _JSON = json.JSONEncoder(sort_keys=True, allow_nan=False)
 
 
 class MissingManifestError(ValueError):
-    """A checkpoint has no manifest."""
+    """A file has no manifest."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"The checkpoint {path} has no manifest {manifest_path(path).name}, so it cannot be verified: "
-            f"copy both, or, if you trust the file, run `python -m heliograph checkpoint migrate {path}`."
+            f"{path} has no manifest, so it is not a checkpoint of heliograph. If it is one of Helios, run "
+            f"`python -m heliograph checkpoint migrate {path}`."
         )
 
 
@@ -133,28 +120,28 @@ class SchemaError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A checkpoint as described by its manifest, whose own digest was verified; the data was not.
+    """A checkpoint as described by its manifest, whose own digest was verified; the rest of the file was not.
 
     Attributes:
-        path: the data file.
+        path: the file.
         run_name: the name of the files of its training.
         sequence: its number in the order of writing; the newest of a run has the highest.
         saved_at: when, in seconds since the epoch; for people.
-        size: bytes of the data.
-        sha256: their digest, in hexadecimal.
+        size: bytes of the file before the manifest, which is its end.
+        sha256: their digest, in hexadecimal, without the last two, which are the length of the manifest.
         schema: the version of the state inside.
         progress: the counters of the run.
         metrics: the latest value of every metric.
         versions: the software that wrote it.
         world: how many ranks wrote it, and what else its global batch is made of.
         judged_by: metric, mode and value by which it is ranked for the best; None if it is not.
-        shards: bytes and digest of each file in its folder of shards, by name; empty without such a folder.
+        shards: the name of the folder of its shards, and the digest of that folder's index; None without one.
+        former_shards: the name of the folder of shards of the checkpoint that it replaced; else empty.
         training: the id of its training.
         asked_name: the name that the program gave the run; the files may have it with a number added.
-        replaces: the digest of the file without a valid manifest that it replaces; else empty.
         weights_only: whether it holds no more than weights, so that no run can resume it.
         forked_from: the training that its training is a fork of, and the step, in words; empty of others.
-        is_renamed: whether the data file has another name than the manifest says.
+        name: the name under which the file was saved.
     """
 
     path: Path
@@ -169,13 +156,13 @@ class Entry:
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
     world: Mapping[str, int | None] = field(default_factory=dict, hash=False)
     judged_by: JudgedBy | None = None
-    shards: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
+    shards: tuple[str, str] | None = None
+    former_shards: str = ""
     training: str = ""
     asked_name: str = ""
-    replaces: str = ""
     weights_only: bool = False
     forked_from: str = ""
-    is_renamed: bool = False
+    name: str = ""
 
     @property
     def claim(self) -> Claim:
@@ -191,6 +178,11 @@ class Entry:
     def is_of_helios(self) -> bool:
         """Whether Helios wrote it: all of a name count as one training, but may be of several."""
         return "helios" in self.versions
+
+    @property
+    def is_renamed(self) -> bool:
+        """Whether the file has another name than the one under which it was saved."""
+        return self.name not in ("", self.path.name)
 
     @property
     def family(self) -> str:
@@ -210,75 +202,95 @@ def best_first(values: Mapping[Entry, float | None], mode: Mode) -> list[Entry]:
     return sorted(scores, key=lambda entry: (scores[entry], *entry.order))
 
 
-def manifest_path(path: Path) -> Path:
-    """Return the path of the manifest of a data file."""
-    return path.with_suffix(MANIFEST)
-
-
-def shards_path(path: Path) -> Path:
-    """Return the folder of the shards of a checkpoint, if it has some."""
-    return path.with_suffix(SHARDS)
-
-
 def encode(entry: Entry) -> bytes:
-    """Return the manifest of an entry: canonical JSON that contains its own digest."""
-    judged_by = entry.judged_by and [*entry.judged_by[:2], _to_json(entry.judged_by[2])]
-    shards = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in entry.shards.items()}
-    return _with_checksum(
-        {
-            "format": FORMAT,
-            "schema": entry.schema,
-            "run_name": entry.run_name,
-            "asked_name": entry.family,
-            "training_id": entry.training,
-            "sequence": entry.sequence,
-            "saved_at": entry.saved_at,
-            "files": {entry.path.name: {"bytes": entry.size, "sha256": entry.sha256}},
-            "progress": dict(entry.progress),
-            "metrics": {name: _to_json(value) for name, value in entry.metrics.items()},
-            "versions": dict(entry.versions),
-            "world": dict(entry.world),
-            "judged_by": judged_by,
-            **({"shards": shards} if shards else {}),
-            **({"replaces": entry.replaces} if entry.replaces else {}),
-            **({"weights_only": True} if entry.weights_only else {}),
-            **({"forked_from": entry.forked_from} if entry.forked_from else {}),
-        }
-    )
+    """Return the manifest of an entry: canonical JSON that contains its own digest.
+
+    If it is too long, as with a thousand metrics, the metrics are left out; they are in the state, too.
+    """
+    facts = {
+        "format": FORMAT,
+        "schema": entry.schema,
+        "name": entry.name or entry.path.name,
+        "run_name": entry.run_name,
+        "asked_name": entry.family,
+        "training_id": entry.training,
+        "sequence": entry.sequence,
+        "saved_at": entry.saved_at,
+        "data": {"bytes": entry.size, "sha256": entry.sha256},
+        "progress": dict(entry.progress),
+        "metrics": {name: _to_json(value) for name, value in entry.metrics.items()},
+        "versions": dict(entry.versions),
+        "world": dict(entry.world),
+        "judged_by": entry.judged_by and [*entry.judged_by[:2], _to_json(entry.judged_by[2])],
+        "shards": entry.shards and [*entry.shards],
+        "former_shards": entry.former_shards,
+        "weights_only": entry.weights_only,
+        "forked_from": entry.forked_from,
+    }
+    content = _with_checksum(facts)
+    return content if len(content) <= MOST else _with_checksum({**facts, "metrics": {}, "left_out": ["metrics"]})
 
 
-def decode(content: bytes, path: Path, data: Path | None = None) -> Entry:
-    """Return the entry in a manifest; its data file has the name in the manifest, and is in the same folder.
+def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:
+    """Return the entry in a manifest.
 
     Args:
         content: all bytes of the manifest.
-        path: the path of the manifest.
-        data: the path of the data file, used if the name is the same: creating a path takes time.
+        path: the checkpoint.
+        begin: where the manifest begins in it.
 
     Raises:
         SchemaError: it has another schema.
         ValueError: it is not a manifest, or damaged.
     """
     if MARK not in content:
-        raise ValueError(f"{path} is damaged, or no manifest of a heliograph checkpoint.")
+        raise ValueError(f"{path} is damaged, or no checkpoint of heliograph: it does not end with a manifest.")
     try:
         facts = json.loads(content.decode())  # given bytes, it would look for their encoding
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"The manifest {path} is damaged, or of something else: {error}.") from None
+        raise ValueError(f"{path} is damaged: its manifest cannot be read: {error}.") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise ValueError(f"{path} is damaged, or no manifest of a heliograph checkpoint.")
+        raise ValueError(f"{path} is damaged, or no checkpoint of heliograph: it does not end with a manifest.")
     before, _, rest = content.partition(CHECKSUM)
     digest, end, after = rest[:DIGITS], rest[DIGITS : DIGITS + 2], rest[DIGITS + 2 :]
     if not (end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == digest):
-        raise ValueError(f"The manifest {path} is damaged: its bytes do not match its own digest.")
+        raise ValueError(f"{path} is damaged: the bytes of its manifest do not match its own digest.")
     try:
         if (schema := _typed(facts["schema"], "schema", int)) != SCHEMA:
-            raise SchemaError(f"The checkpoint of {path} has {describe_schema(schema)}")
-        return _entry(facts, path, data)
+            raise SchemaError(f"The checkpoint {path} has {describe_schema(schema)}")
+        entry = _entry(facts, path)
     except SchemaError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise ValueError(f"The manifest {path} cannot be used: {error}.") from None
+        raise ValueError(f"The manifest of {path} cannot be used: {error}.") from None
+    if begin not in (None, entry.size):
+        raise ValueError(f"{path} is damaged: it has {begin} bytes before its manifest, which says {entry.size}.")
+    return entry
+
+
+def find_tail(read: Callable[[int], bytes], size: int, path: Path) -> tuple[bytes, int]:
+    """Return the manifest of a file, and where it begins, from one or two reads at the end of the file.
+
+    Args:
+        read: returns the bytes from a position on.
+        size: of the file.
+        path: for messages.
+
+    Raises:
+        MissingManifestError: it has none.
+        ValueError: it is damaged, or no archive.
+    """
+    for near in (NEAR, MOST + END_SIZE):
+        tail = read(max(0, size - near))
+        if (at := tail.rfind(END)) >= 0:
+            break
+    comment = tail[at + END_SIZE :]
+    if at < 0 or len(comment) != int.from_bytes(tail[at + END_SIZE - 2 : at + END_SIZE], "little"):
+        what = "is empty" if size == 0 else "is damaged, or was not written by torch.save"
+        raise ValueError(f"{path} {what}: it does not end as an archive does, it may be cut short.")
+    if not comment:
+        raise MissingManifestError(path)
+    return comment, size - len(comment)
 
 
 def claim_of(content: bytes) -> Claim | None:
@@ -293,31 +305,32 @@ def claim_of(content: bytes) -> Claim | None:
     return (asked_name, sequence) if type(asked_name) is str and type(sequence) is int else None
 
 
-def _entry(facts: Mapping[str, Any], path: Path, data: Path | None) -> Entry:
+def _entry(facts: Mapping[str, Any], path: Path) -> Entry:
     """Return the entry of a manifest, with all types checked: a manifest with a correct digest may still be forged."""
-    [(name, file)] = facts["files"].items()
     saved_at = _typed(facts["saved_at"], "saved_at", int, float)
     if not YEARS_1_TO_9999[0] < saved_at < YEARS_1_TO_9999[1]:
         raise ValueError(f"saved_at={saved_at!r} is not a time")
+    shards, former = facts["shards"], _typed(facts["former_shards"], "former_shards", str)
     return Entry(
-        path=data if data is not None and data.name == name else path.with_name(check_name(name)),
+        path=path,
         run_name=_typed(facts["run_name"], "run_name", str),
         sequence=_typed(facts["sequence"], "sequence", int),
         saved_at=saved_at,
-        size=_typed(file["bytes"], "bytes", int),
-        sha256=_typed(file["sha256"], "sha256", str),
+        size=_typed(facts["data"]["bytes"], "bytes", int),
+        sha256=_typed(facts["data"]["sha256"], "sha256", str),
         schema=facts["schema"],
         progress=_each(facts["progress"], "progress", int, float),
         metrics={name: float(value) for name, value in _each(facts["metrics"], "metrics", int, float, str).items()},
         versions=_each(facts["versions"], "versions", str),
         world=_each(facts["world"], "world", int, NoneType),
         judged_by=_judged_by(facts["judged_by"]),
-        shards={_bare(name): _shard(each) for name, each in _each(facts.get("shards", {}), "shards", dict).items()},
+        shards=None if shards is None else _shards(*_typed(shards, "shards", list)),
+        former_shards=former and _shards(former, "")[0],
         training=_typed(facts["training_id"], "training_id", str),
         asked_name=_typed(facts["asked_name"], "asked_name", str),
-        replaces=_typed(facts.get("replaces", ""), "replaces", str),
-        weights_only=_typed(facts.get("weights_only", False), "weights_only", bool),
-        forked_from=_typed(facts.get("forked_from", ""), "forked_from", str),
+        weights_only=_typed(facts["weights_only"], "weights_only", bool),
+        forked_from=_typed(facts["forked_from"], "forked_from", str),
+        name=_typed(facts["name"], "name", str),
     )
 
 
@@ -331,8 +344,10 @@ def _judged_by(saved: Any) -> JudgedBy | None:
     return _typed(metric, "judged_by", str), mode, (None if value is None else float(value))
 
 
-def _shard(saved: Mapping[str, Any]) -> tuple[int, str]:
-    return _typed(saved["bytes"], "bytes", int), _typed(saved["sha256"], "sha256", str)
+def _shards(name: Any, sha256: Any) -> tuple[str, str]:
+    if type(name) is not str or type(sha256) is not str or not ELSEWHERE.isdisjoint(name) or not SHARDS.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a folder of shards")
+    return name, sha256
 
 
 def _typed(value: Any, name: str, *kinds: type) -> Any:
@@ -349,12 +364,6 @@ def _each(values: Any, name: str, *kinds: type) -> dict[str, Any]:
         names = " and ".join(sorted(each.__name__ for each in wrong))
         raise TypeError(f"{name} holds {names}, not {' or '.join(each.__name__ for each in kinds)}")
     return values  # type: ignore[no-any-return]  # just checked
-
-
-def _bare(name: str) -> str:
-    if Path(name).name != name:
-        raise ValueError(f"the name of a shard is a bare file name, not {name!r}")
-    return name
 
 
 def _with_checksum(facts: Mapping[str, Any]) -> bytes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import re
+import hashlib
+import json
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
-from math import inf
+from io import SEEK_END
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -18,22 +18,13 @@ from ..state.ranks import INDEX, read_index
 from ..state.schema import check_schema
 from .files import SYSTEM, Files, WatchedReader
 from .folder import FoundFile, Manifests
-from .manifest import (
-    MANIFEST,
-    MOST,
-    SUFFIX,
-    Entry,
-    MissingManifestError,
-    SchemaError,
-    decode,
-    manifest_path,
-    run_part,
-    shards_path,
-)
+from .manifest import SUFFIX, Entry, MissingManifestError, SchemaError, decode, find_tail, run_part
 from .untrusted_files import check_archive, check_content, read_small, refuse_unread
 
 State = dict[str, Any]
 LONGEST_NAME = 255  # bytes, on most file systems
+DIGESTS = "digests.json"  # in a folder of shards
+MOST_DIGESTS = 2**24  # bytes of that
 SHOWN = 5  # names of other runs that are listed: a search may have hundreds
 
 
@@ -61,8 +52,9 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
     """
     if verify:
         entry = check(path, with_shards=with_shards, files=files)
-        if with_shards and INDEX in entry.shards:
-            read_index(shards_path(path) / INDEX)
+        for shard in read_shards(entry, files=files) if with_shards else ():
+            if shard.name == INDEX:
+                read_index(shard)
     state = read(path, is_verified=verify, files=files)
     try:
         check_schema(state)
@@ -104,25 +96,61 @@ def _unpickle(path: Path, map_tensors: bool, is_verified: bool, files: Files) ->
             refuse_unread(f"The checkpoint {path}", error, is_verified=is_verified)
 
 
-def read_manifest(path: Path, *, files: Files = SYSTEM) -> Entry:
+def read_manifest(path: Path, *, source: BinaryIO | None = None, files: Files = SYSTEM) -> Entry:
     """Return the entry in the manifest of a checkpoint, without reading its data.
 
     Args:
-        path: the data file, or the manifest itself.
+        path: the checkpoint.
+        source: the file, opened for reading, if it is in another storage; its end is read.
         files: the operations on files.
 
     Raises:
-        FileNotFoundError: neither exists.
+        FileNotFoundError: it does not exist.
         ValueError: there is no manifest, it is damaged, or it has another schema.
     """
-    path = path.with_suffix(SUFFIX) if path.suffix == MANIFEST else path
-    place = manifest_path(path)
-    try:
-        entry = decode(files.read(place, MOST), place)
-    except FileNotFoundError:
+    if source is not None:
+        opened = source
+
+        def read(begin: int) -> bytes:
+            opened.seek(begin)
+            return opened.read()
+
+        content, begin = find_tail(read, source.seek(0, SEEK_END), path)
+        return decode(content, path, begin)
+    if not path.name.startswith("."):
         _check_is_file(path)
-        raise MissingManifestError(path) from None
-    return replace(entry, path=path, is_renamed=entry.path.name != path.name)
+    content, begin = files.read_tail(path)
+    return decode(content, path, begin)
+
+
+def read_shards(entry: Entry, *, files: Files = SYSTEM) -> dict[Path, tuple[int, str]]:
+    """Return bytes and digest of the shards of a checkpoint, by the file of digests in their folder, which is verified.
+
+    Raises:
+        ValueError: that file is damaged, or not there.
+    """
+    if entry.shards is None:
+        return {}
+    folder, what = shards_path(entry), f"{shards_path(entry) / DIGESTS} of the checkpoint {entry.path}"
+    try:
+        content = files.read(folder / DIGESTS, MOST_DIGESTS)
+    except FileNotFoundError:
+        raise ValueError(f"The checkpoint {entry.path} is damaged: its shards {folder} are not there.") from None
+    if hashlib.sha256(content).hexdigest() != entry.shards[1]:
+        raise ValueError(f"{what} is damaged: its SHA-256 is not the one in the manifest.")
+    try:
+        shards = {name: (int(size), str(sha256)) for name, (size, sha256) in json.loads(content).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{what} is forged: {error}.") from None
+    if any(Path(name).name != name for name in shards):
+        raise ValueError(f"{what} is forged: the name of a shard is a bare file name.")
+    return {folder / name: facts for name, facts in shards.items()}
+
+
+def shards_path(entry: Entry) -> Path:
+    """Return the folder of the shards of a checkpoint that has some."""
+    assert entry.shards is not None
+    return entry.path.with_name(entry.shards[0])
 
 
 def read_pointer(pointer: Path) -> str | None:
@@ -141,30 +169,29 @@ def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Ent
         OSError: it cannot be read, not even when retried.
         ValueError: it is damaged; the message says how.
     """
-    files.patiently(partial(_check_is_file, path))
     entry = read_manifest(path, files=files)
-    _check_bytes(path, entry.size, entry.sha256, f"The checkpoint {path}", files)
-    for name, (size, sha256) in entry.shards.items() if with_shards else ():
-        shard = shards_path(path) / name
+    _check_bytes(path, entry.size - 2, entry.sha256, f"The checkpoint {path}", files)
+    for shard, (size, sha256) in read_shards(entry, files=files).items() if with_shards else ():
         if not files.patiently(shard.is_file):
             raise ValueError(f"The checkpoint {path} is damaged: its shard {shard} is not there.")
-        _check_bytes(shard, size, sha256, f"The shard {shard} of the checkpoint {path}", files)
+        what = f"The shard {shard} of the checkpoint {path}"
+        if (found := files.patiently(shard.stat).st_size) != size:
+            raise ValueError(f"{what} is damaged: it has {found} bytes, its manifest says {size}.")
+        _check_bytes(shard, size, sha256, what, files)
     return entry
 
 
 def is_complete(entry: Entry) -> bool:
-    """Return whether the files of a checkpoint have the sizes in its manifest; only `check` verifies their content."""
-    shards = {shards_path(entry.path) / name: size for name, (size, _) in entry.shards.items()}
-    return all(
-        path.is_file() and path.stat().st_size == size for path, size in {entry.path: entry.size, **shards}.items()
-    )
+    """Return whether the shards of a checkpoint have the sizes in its manifest; only `check` verifies the content."""
+    try:
+        shards = read_shards(entry)
+    except ValueError:
+        return False
+    return all(path.is_file() and path.stat().st_size == size for path, (size, _) in shards.items())
 
 
 def _check_bytes(path: Path, size: int, sha256: str, what: str, files: Files) -> None:
-    found = files.patiently(path.stat).st_size
-    if found != size:
-        raise ValueError(f"{what} is damaged: it has {found} bytes, its manifest says {size}.")
-    if files.digest(path)[1] != sha256:
+    if files.digest(path, size) != (size, sha256):
         raise ValueError(f"{what} is damaged: its SHA-256 is not the one in its manifest.")
 
 
@@ -189,15 +216,11 @@ def _entries(folder: Path, files: Iterable[FoundFile], run_name: str) -> tuple[l
     for found in files:
         entry = found.entry
         if entry is None:
-            is_ours = found.has_data or _is_named_after(run_name, found.path)
-            passed_over += [str(found.problem)] if is_ours else []
+            passed_over.append(str(found.problem))
         elif entry.family != run_name:
             others.add(entry.family)
-        elif found.has_data:
-            own.append(entry)
         else:
-            name = manifest_path(entry.path).name
-            passed_over.append(f"The checkpoint {entry.path} is gone: only its manifest {name} is left.")
+            own.append(entry)
     if others and not own:
         names = ", ".join(map(repr, sorted(others)[:SHOWN])) + f" and {len(others) - SHOWN} more" * (
             len(others) > SHOWN
@@ -207,62 +230,46 @@ def _entries(folder: Path, files: Iterable[FoundFile], run_name: str) -> tuple[l
     return sorted(own, key=lambda each: each.order, reverse=True), passed_over
 
 
-def under(folder: Path | Manifests, name: str) -> tuple[list[Entry], list[Path]]:
-    """Return the checkpoints of trainings whose files have a name, and other files of that name.
-
-    The latter have no usable manifest, so it is unknown to which training they belong.
-    """
-    found = [each for each in _manifests(folder).look() if each.has_data]
+def under(folder: Path | Manifests, name: str) -> tuple[list[Entry], list[FoundFile]]:
+    """Return the checkpoints of trainings whose files have a name, and other files of that name."""
+    found = _manifests(folder).look()
     known = [each.entry for each in found if each.entry is not None and each.entry.run_name == name]
-    return known, [each.path for each in found if each.entry is None and _is_named_after(name, each.path)]
+    return known, [each for each in found if each.entry is None and _is_named_after(name, each.path)]
 
 
-def of_unknown_trainings(folder: Path | Manifests, run_name: str, since: float) -> list[Path]:
-    """Return the files under numbered names of a run, written since a time, of whose training no manifest can be used.
-
-    Raises:
-        OSError: the system refuses to say when one was written.
-    """
-    manifests = _manifests(folder)
-    found = [each for each in manifests.look() if each.has_data]
-    known = {run_part(each.entry.run_name) for each in found if each.entry is not None}
-    numbered = re.compile(rf"({re.escape(run_part(run_name))}-\d+)_epoch_")
-    names = [(numbered.match(each.path.name), each.path) for each in found if each.entry is None]
-    return [path for name, path in names if name and name[1] not in known and _written(path, manifests.files) > since]
-
-
-def gone(folder: Path | Manifests, run_name: str) -> list[Entry]:
-    """Return the checkpoints of a run of which only the manifests are left."""
-    found = (each.entry for each in _manifests(folder).look() if not each.has_data)
-    return [entry for entry in found if entry is not None and entry.family == run_name]
+def lost(folder: Path | Manifests, run_name: str) -> list[FoundFile]:
+    """Return the damaged files that were checkpoints of a run, as their beginning says."""
+    return [each for each in _manifests(folder).look() if each.head is not None and each.head.run_name == run_name]
 
 
 def files_without_manifest(folder: Path, run_name: str) -> list[Path]:
     """Return the files that are named like checkpoints of a run, and have no manifest."""
     found = (each for each in Manifests(folder).look() if isinstance(each.problem, MissingManifestError))
-    return [each.path for each in found if each.has_data and _is_named_after(run_name, each.path)]
+    return [each.path for each in found if _is_named_after(run_name, each.path)]
 
 
 def count(folder: Path | Manifests, run_name: str) -> int:
     """Return how many checkpoints of a run there are, including files that are only named like one."""
-    return sum(
-        _is_named_after(run_name, each.path) if each.entry is None else each.entry.family == run_name
-        for each in _manifests(folder).look()
-        if each.has_data
-    )
+    return sum(_is_of(run_name, each) for each in _manifests(folder).look())
 
 
-def highest_sequence(folder: Path | Manifests, run_name: str) -> int:
+def _is_of(run_name: str, found: FoundFile) -> bool:
+    if found.entry is not None:
+        return found.entry.family == run_name
+    return _is_named_after(run_name, found.path) if found.head is None else found.head.run_name == run_name
+
+
+def highest_sequence(found: Iterable[FoundFile], run_name: str) -> int:
     """Return the highest sequence in the manifests of a run, at least 0: those of Helios have negative ones."""
-    claims = (each.claim for each in _manifests(folder).look())
+    claims = (each.claim for each in found)
     return max([0, *(claim[1] for claim in claims if claim is not None and claim[0] == run_name)])
 
 
 def refused(manifests: Manifests) -> list[str]:
     """Return a sentence for each manifest, of any run, that could not be read at the last look."""
-    found = [each for each in manifests.seen if each.has_data and isinstance(each.problem, OSError)]
+    found = [each for each in manifests.seen if isinstance(each.problem, OSError)]
     unknown = "whose it is, and its place in the order of writing, is not known"
-    return [f"{manifest_path(each.path)} cannot be read ({each.problem}): {unknown}" for each in found]
+    return [f"{each.path} cannot be read ({each.problem}): {unknown}" for each in found]
 
 
 def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State | None, list[str]]:
@@ -279,7 +286,8 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
     while True:
         found, passed_over = entries(manifests, run_name)
         _check_listed(manifests, run_name)
-        for entry in (each for each in found if each.training == found[0].training):
+        training = newest_training(found, lost(manifests, run_name))
+        for entry in (each for each in found if each.training == training):
             try:
                 return entry, load(entry.path, files=manifests.files), passed_over
             except FileNotFoundError as error:
@@ -291,7 +299,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
             except ValueError as error:
                 passed_over.append(str(error))
         else:
-            if others := [each for each in found if each.training != found[0].training]:
+            if others := [each for each in found if each.training != training]:
                 passed_over.append(
                     f"other trainings of the name are left as they are; resume one of them by its path, "
                     f"resume={others[0].path}"
@@ -299,12 +307,25 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
             return None, None, passed_over
 
 
+def newest_training(entries: Iterable[Entry], lost: Iterable[FoundFile]) -> str | None:
+    """Return the training that was saved last, even if all of its checkpoints are damaged; None without any.
+
+    Args:
+        entries: checkpoints.
+        lost: damaged files; they have lost their number in the order of writing, so their time decides.
+    """
+    newest = max(entries, key=lambda entry: entry.order, default=None)
+    head = max((each.head for each in lost if each.head is not None), key=lambda head: head.saved_at, default=None)
+    if head is not None and (newest is None or head.saved_at > newest.saved_at):
+        return head.training
+    return None if newest is None else newest.training
+
+
 def _check_listed(manifests: Manifests, run_name: str) -> None:
     """Raise the error of a manifest that may be of a run and could not be read, but is not damaged."""
     for each in manifests.seen:
         of_another = each.claim is not None and each.claim[0] != run_name
-        is_candidate = each.has_data or _is_named_after(run_name, each.path)
-        if isinstance(each.problem, OSError | SchemaError) and is_candidate and not of_another:
+        if isinstance(each.problem, OSError | SchemaError) and not of_another:
             raise each.problem
 
 
@@ -314,13 +335,6 @@ def _manifests(folder: Path | Manifests) -> Manifests:
 
 def _is_named_after(run_name: str, path: Path) -> bool:
     return path.name.startswith(f"{run_part(run_name)}_epoch_")
-
-
-def _written(path: Path, files: Files) -> float:
-    try:
-        return files.patiently(path.stat).st_mtime
-    except FileNotFoundError:  # removed since the folder was listed
-        return -inf
 
 
 def _check_is_file(path: Path) -> None:

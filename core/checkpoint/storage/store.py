@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from stat import S_ISREG
 from time import time
 from typing import Any
 
 from ..state.schema import SCHEMA, WEIGHTS_ONLY
 from . import reader
+from .archive import compacted, rewrite_manifest, write_checkpoint, write_small
 from .files import NOT_THERE, SYSTEM, Files, megabytes, prepare_folder
-from .folder import Manifests
+from .folder import FoundFile, Manifests
 from .lock import Lock
-from .manifest import (
-    PINNED,
-    SUFFIX,
-    Entry,
-    Hidden,
-    JudgedBy,
-    Label,
-    check_name,
-    manifest_path,
-    pointer_path,
-    shards_path,
-)
-from .recovery import finish_removal, interrupted_names, sweep
-from .save_steps import put_manifest, take_in, write, write_manifest, write_small
+from .manifest import PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, check_name, pointer_path
 
 logger = logging.getLogger("heliograph")
+Shards = Mapping[str, tuple[int, str]]  # bytes and digest of files, by name
 
 
 class Store:
@@ -45,10 +37,10 @@ class Store:
     A program may give several trainings the same name. They share the lock and the order of writing; each has an id,
     and a name of its own for its files. The store neither removes nor overwrites checkpoints of another training.
 
-    A checkpoint is `<name>.pth` with its manifest `<name>.json`. Both are written under hidden names and made durable,
-    then renamed, the manifest last; it is durable when `save` returns. A file `<name>.pinned` (`touch` it) keeps it
-    from being removed. The shards of several ranks are in the folder `<name>.shards`. `<run>.last` and `<run>.best`
-    hold a file name each, for people and tools.
+    A checkpoint is one file, `<name>.pth`, which ends with its manifest. It is written under a hidden name, made
+    durable, and renamed: so it is there, or not. A file `<name>.pinned` (`touch` it) keeps it from being removed. The
+    shards of several ranks are in a folder that its manifest names. `<run>.last` and `<run>.best` hold a file name
+    each, for people and tools.
 
     Args:
         folder: the folder of the checkpoints; created if it is missing.
@@ -70,29 +62,31 @@ class Store:
         self._hidden = Hidden.of(folder, run_name)
         self._lock = self._lock_of(run_name)
         self._own_lock: Lock | None = None  # of the name of its files, where that is another
-        self._is_tidy = False  # whether nothing failed since the last sweep
         self._has_just_looked = False  # at the folder, when the store was opened
+        self._is_tidy = False  # whether nothing failed since the last sweep
         self._sequence: int | None = None  # the highest so far, while the store is open
-        self._absent: set[Path] = set()  # pointers that are not there, as this store has seen to it
+        self._pointed: dict[Path, str | None] = {}  # what the pointers say, as this store has seen to it
 
     def open(self, patience: float = 0.0) -> list[str]:
-        """Acquire the lock, and finish or undo what an interrupted writer began; return notes on that.
+        """Acquire the lock, and remove what an interrupted writer left; return notes on that.
 
         Args:
             patience: seconds to wait for another process to release the lock.
 
         Raises:
             ValueError: another process writes this run's checkpoints there (it is named), or nothing can be written.
-            OSError: an interrupted save can be neither finished nor undone.
+            OSError: what an interrupted save left cannot be removed.
         """
         prepare_folder(self.folder)
         notes = []
         try:
             if not self._lock.acquire(patience):
                 notes.append(f"{self.folder} has no file locks: nothing keeps a second process from writing this run.")
-            with self._locks_of_interrupted(patience):
-                notes += sweep(self._files, self.folder, self.run_name)
-            self._sequence = reader.highest_sequence(self._manifests, self.run_name)
+            found = self._manifests.look()
+            notes += self._sweep()
+            for former in {each.entry.former_shards for each in found if each.entry and self._is_own(each.entry)}:
+                self._remove_shards(former)
+            self._sequence = reader.highest_sequence(found, self.run_name)
             self._has_just_looked = True
             return notes + reader.refused(self._manifests)
         except BaseException as error:
@@ -110,7 +104,7 @@ class Store:
     def close(self) -> None:
         """Release the lock; closing twice does nothing."""
         self._sequence = None
-        self._absent.clear()
+        self._pointed.clear()
         if self._own_lock is not None:
             self._own_lock.release()
         self._own_lock, self.name = None, self.run_name
@@ -129,7 +123,7 @@ class Store:
             if self._own_lock is not None:
                 self._own_lock.release()
             self._own_lock = lock
-            self._absent.clear()  # others may have written those of this name
+            self._pointed.clear()  # others may have written those of this name
         self.training_id, self.name = training_id, name
 
     def save(
@@ -139,7 +133,7 @@ class Store:
         *,
         judged_by: JudgedBy | None = None,
         sequence: int | None = None,
-        shards: Mapping[str, tuple[int, str]] | None = None,
+        shards: Shards | None = None,
         replace_unknown: bool = False,
         read_back: bool = True,
     ) -> Entry:
@@ -167,14 +161,38 @@ class Store:
         training = state["training_id"]
         if training != (self.training_id or training):
             raise ValueError(f"A state of training {training} was given to the store of {self.training_id}.")
-        path, is_new = self._free_path(self.folder / check_name(name), training, replace_unknown)
+        path, former = self._free_path(self.folder / check_name(name), training, replace_unknown)
         entry = self._entry(path, state, newest + 1 if sequence is None else sequence, judged_by)
-        if shards or replace_unknown:
-            entry = replace(entry, shards=dict(shards or {}), replaces=self._unknown(path) if replace_unknown else "")
-        is_clear = is_new and self._is_tidy
-        with self._changing():
-            entry = write(self._files, self._hidden, entry, state, read_back=read_back, is_clear=is_clear)
-        self._sequence, self._is_tidy = max(newest, entry.sequence), is_new  # of what is replaced, a file may be left
+        entry = replace(entry, former_shards=former.shards[0] if former and former.shards else "")
+        self._has_just_looked, files, hidden = False, self._files, self._hidden
+        try:
+            if not shards and not self._is_tidy:
+                self._sweep()
+            self._is_tidy = False
+            state, needed = compacted(state)
+            if needed > files.free(self.folder):
+                what = f"it needs {megabytes(needed, needed=True)}"
+                raise OSError(errno.ENOSPC, f"{what} and was not begun, keep fewer or free some space")
+            try:
+                if shards:
+                    folder, digests = f"{path.stem}.{token_hex(4)}.shards", json.dumps(shards, indent=1).encode()
+                    write_small(files, hidden.shards / reader.DIGESTS, digests)
+                    entry = replace(entry, shards=(folder, sha256(digests).hexdigest()))
+                    state = {**state, "shards": {**state.get("shards", {}), "folder": folder}}
+                entry = write_checkpoint(files, hidden.data, state, entry)
+                if read_back and files.digest(hidden.data, entry.size - 2)[1] != entry.sha256:
+                    what = "what was read back is not what was written: the disk or the memory is faulty"
+                    raise OSError(errno.EIO, what)
+                self._put_in_place(entry)
+            except BaseException as error:
+                self._undo(entry, error)
+                raise
+        except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
+            raise _failure(files, path, error) from error
+        if entry.former_shards:
+            with suppress(OSError):  # the save is complete; the next start removes them
+                self._remove_shards(entry.former_shards)
+        self._sequence, self._is_tidy = max(newest, entry.sequence), True
         return entry
 
     def begin_shards(self, needed: int) -> Path:
@@ -186,14 +204,15 @@ class Store:
         Raises:
             OSError: there is not enough space, or the folder could not be created.
         """
-        self._is_tidy = self._has_just_looked = False  # until a save has renamed the folder, or removed it
-        sweep(self._files, self.folder, self.run_name)
+        self._has_just_looked = False
+        self._sweep()
         if needed > (free := self._files.free(self.folder)):
             raise OSError(
                 errno.ENOSPC,
                 f"The shards of a checkpoint in {self.folder} need {megabytes(needed, needed=True)}, "
                 f"{megabytes(free)} are free: keep fewer or free some space",
             )
+        self._is_tidy = False  # until a save has renamed the folder
         self._hidden.shards.mkdir()
         return self._hidden.shards
 
@@ -208,47 +227,41 @@ class Store:
         """
         entry = reader.read_manifest(path, files=self._files)
         newest = self._highest(entry.family)
-        free, _ = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
-        entry = replace(entry, path=free)
-        with self._changing():
-            take_in(self._files, self._hidden, entry, path)
+        free, former = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
+        self._has_just_looked = False
+        self._sweep()
+        self._files.rename(path, self._hidden.data)  # if it is killed from here on, the next start removes it
+        if entry.shards:
+            self._files.rename(path.with_name(entry.shards[0]), self.folder / entry.shards[0])
+        self._files.rename(self._hidden.data, free)
+        self._files.sync_folder(self.folder)
+        if former and former.shards:
+            self._remove_shards(former.shards[0])
         self._sequence = max(newest, entry.sequence)
-        return entry
-
-    def adopt(self, name: str, state: Mapping[str, Any], sequence: int) -> Entry:
-        """Write a manifest for a file that has lost its own, and return when it is durable; the file is not changed.
-
-        Args:
-            name: the file name.
-            state: the content of the file.
-            sequence: its number in the order of writing.
-
-        Raises:
-            OSError: the file could not be read, or the manifest not written.
-            ValueError: the name is not valid, or the state is of another run.
-        """
-        newest, training = self._highest(state["run_name"]), state["training_id"]
-        names = (each.run_name for each in self.entries()[0] if each.training == training)
-        entry = self._entry(self.folder / check_name(name), state, sequence, None)
-        entry = replace(entry, run_name=next(names, self.name))
-        if "shards" in state:
-            entry = replace(
-                entry, shards={each.name: self._files.digest(each) for each in shards_path(entry.path).iterdir()}
-            )
-        with self._changing():
-            entry = write_manifest(self._files, self._hidden, entry)
-        self._sequence = max(newest, sequence)
-        return entry
+        return replace(entry, path=free)
 
     def judge(self, entry: Entry, judged_by: JudgedBy) -> Entry:
-        """Write into the manifest of a checkpoint by what it is ranked, and return when that is durable.
+        """Write into a checkpoint by what it is ranked, and return when that is durable.
+
+        The file is written again beside itself and renamed: links to it, such as a backup, stay as they are.
 
         Raises:
-            OSError: the manifest could not be written; it is as it was.
+            OSError: it could not be written; the checkpoint is as it was.
         """
-        entry = replace(entry, judged_by=judged_by)
-        with self._changing():
-            put_manifest(self._files, self._hidden, entry)
+        entry, files = replace(entry, judged_by=judged_by), self._files
+        self._has_just_looked, was, self._is_tidy = False, self._is_tidy, False
+        try:
+            try:
+                rewrite_manifest(files, entry.path, self._hidden.data, entry)
+            except BaseException:
+                with suppress(OSError):  # else the next save or start removes it
+                    files.unlink(self._hidden.data)
+                raise
+            files.rename(self._hidden.data, entry.path)
+            files.sync_folder(self.folder)
+        except OSError as error:
+            raise _failure(files, entry.path, error) from error
+        self._is_tidy = was
         return entry
 
     def steady(self) -> AbstractContextManager[None]:
@@ -264,25 +277,48 @@ class Store:
         """Return the training's checkpoints, newest first."""
         return [each for each in self.entries()[0] if each.training == (self.training_id or each.training)]
 
-    def under(self, name: str) -> tuple[list[Entry], list[Path]]:
+    def under(self, name: str) -> tuple[list[Entry], list[FoundFile]]:
         """Return the checkpoints of trainings whose files have a name, and other files of that name."""
         return reader.under(self._manifests, name)
 
-    def of_unknown_trainings(self, since: float) -> list[Path]:
-        """Return the files under numbered names of this run, written since a time, whose training is unknown."""
-        return reader.of_unknown_trainings(self._manifests, self.run_name, since)
-
-    def gone(self) -> list[Entry]:
-        """Return the checkpoints of this run of which only the manifests are left."""
-        return reader.gone(self._manifests, self.run_name)
+    def lost(self) -> list[FoundFile]:
+        """Return the damaged files that were checkpoints of this run's name, as their beginning says."""
+        return reader.lost(self._manifests, self.run_name)
 
     def count(self) -> int:
         """Return how many checkpoints of this run there are, including files that are only named like one."""
         return reader.count(self._manifests, self.run_name)
 
+    def newest_training(self) -> str | None:
+        """Return the newest training of this run's name, even if all of its checkpoints are damaged."""
+        return reader.newest_training(self.entries()[0], self.lost())
+
     def newest(self) -> tuple[Entry | None, reader.State | None, list[str]]:
         """Return the newest intact checkpoint, its state, and a sentence for each one that was skipped."""
         return reader.newest(self._manifests, self.run_name)
+
+    def load(self, path: Path) -> reader.State:
+        """Return the state in a checkpoint in any folder, verified; see `reader.load`."""
+        return reader.load(path, files=self._files)
+
+    def verify(self, path: Path) -> Entry:
+        """Verify every byte of a checkpoint in any folder; see `reader.check`."""
+        return reader.check(path, files=self._files)
+
+    def files_of(self, path: Path) -> list[Path]:
+        """Return the files of a checkpoint in any folder: its own, and those in its folder of shards.
+
+        Raises:
+            ValueError: it has no manifest, or a shard is missing or has another size.
+        """
+        entry = reader.read_manifest(path, files=self._files)
+        if not reader.is_complete(entry):
+            raise ValueError(f"The checkpoint {path} is not complete: shards of it are missing, or have another size.")
+        return [path] if entry.shards is None else [path, *sorted(reader.shards_path(entry).iterdir())]
+
+    def scratch(self, kind: str) -> Path:
+        """Return the path of a hidden folder beside the checkpoints, for other files of this run."""
+        return self._hidden.lock.with_suffix(f".{kind}")
 
     def remove(self, path: Path, training: str | None = None) -> bool:
         """Remove a checkpoint of the training, unless it is pinned or has no manifest; return whether it is gone.
@@ -294,10 +330,7 @@ class Store:
         Raises:
             OSError: it could not be removed.
         """
-        if not self._is_tidy and self._files.exists(self._hidden.doomed):
-            finish_removal(self._files, self._hidden)
-        manifest = manifest_path(path)
-        if self.is_pinned(path) or not self._files.exists(manifest):
+        if self.is_pinned(path) or not self._files.exists(path):
             return not self._files.exists(path)
         try:
             entry = reader.read_manifest(path, files=self._files)
@@ -305,11 +338,13 @@ class Store:
             return False
         if entry.training != (training or self.training_id or entry.training):
             return False
-        with self._changing():
-            self._files.rename(manifest, self._hidden.doomed)  # from now on it is not a checkpoint
+        self._has_just_looked = False
+        if entry.shards:  # under its hidden name, it says which shards go with it
+            self._is_tidy = False
+            self._files.rename(path, self._hidden.data)
+            self._sweep()
+        else:
             self._files.unlink(path)
-            self._files.remove_folder(shards_path(path))
-            self._files.unlink(self._hidden.doomed)
         return True
 
     def pin(self, path: Path) -> None:
@@ -321,10 +356,6 @@ class Store:
         """Return whether a checkpoint is pinned."""
         return self._files.exists(path.with_suffix(PINNED))
 
-    def pointed(self, name: str) -> str | None:
-        """Return the file name in the pointer to the last checkpoint of a name."""
-        return reader.read_pointer(pointer_path(self.folder, name, "last"))
-
     def point(self, label: Label, path: Path | None) -> None:
         """Write the pointer to the last or best checkpoint, for people and tools; None removes it.
 
@@ -334,41 +365,82 @@ class Store:
         Raises:
             OSError: it could not be written.
         """
-        pointer, name = pointer_path(self.folder, self.name, label), None if path is None else path.name
-        if name is None and pointer in self._absent:  # nobody else writes it while the lock is held
+        pointer, name = self._label(label), None if path is None else path.name
+        if pointer in self._pointed and self._pointed[pointer] == name:  # nobody else writes it
             return
         if pointer.is_dir():  # not worth failing for
             logger.warning("A folder has the name of the pointer %s, which is not written: move it away", pointer)
             return
         if name is None:
             self._files.unlink(pointer)
-            self._absent.add(pointer)
-            return
-        if reader.read_pointer(pointer) == name:
-            return
-        with self._changing():
+        elif reader.read_pointer(pointer) != name:
             # `prune` spares what is called the best. The last is not worth a wait for the disk: a training that it does
             # not name takes another name where others have checkpoints under this one, so that nothing is lost
-            write_small(self._files, self._hidden.pointer, f"{name}\n".encode(), syncs=label == "best")
-            self._files.rename(self._hidden.pointer, pointer)
-        self._absent.discard(pointer)
+            self._write_label(pointer, f"{name}\n", syncs=label == "best")
+        self._pointed[pointer] = name
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Note that the folder changes and, if that fails, that files may be left."""
-        was, self._is_tidy, self._has_just_looked = self._is_tidy, False, False
-        yield
+    def _sweep(self) -> list[str]:
+        """Remove what an interrupted save or removal left: what has a hidden name, and the shards that it names."""
+        hidden, files = self._hidden, self._files
+        left = [path for path in (hidden.data, hidden.former, hidden.small, hidden.shards) if files.exists(path)]
+        if hidden.data in left:
+            with suppress(ValueError, FileNotFoundError):  # it was not complete, or is a link to nothing
+                if shards := reader.read_manifest(hidden.data, files=files).shards:
+                    self._remove_shards(shards[0])
+        for path in left:
+            files.remove_folder(path) if path == hidden.shards else files.unlink(path)
+        return [f"An interrupted save left {', '.join(path.name for path in left)}: removed."] if left else []
+
+    def _remove_shards(self, name: str) -> None:
+        """Remove a folder of shards, unless a checkpoint in the folder names it."""
+        folder = self.folder / name
+        if name and self._files.exists(folder):
+            entries = (each.entry for each in self._manifests.look(again=True))
+            if not any(each is not None and each.shards and each.shards[0] == name for each in entries):
+                self._files.remove_folder(folder)
+
+    def _put_in_place(self, entry: Entry) -> None:
+        """Rename what was written: the last of it is the commit."""
+        files, hidden, path = self._files, self._hidden, entry.path
+        if entry.shards:
+            files.sync_folder(self.folder)  # the file says which shards to remove, if it does not get its name
+            files.rename(hidden.shards, self.folder / entry.shards[0])
+        if replaces := files.exists(path):
+            with suppress(PermissionError, NotImplementedError):  # a file system without second names
+                files.link(path, hidden.former)
+        files.rename(hidden.data, path)
+        files.sync_folder(self.folder)
+        if replaces:
+            files.unlink(hidden.former)
+
+    def _undo(self, entry: Entry, error: BaseException) -> None:
+        """Undo a save, by the files that exist: an interrupt may come between any two steps."""
+        files, hidden = self._files, self._hidden
+        try:
+            if not files.exists(hidden.data) and self._is_at(entry):  # it was renamed
+                if files.exists(hidden.former):
+                    files.rename(hidden.former, entry.path)
+                else:
+                    files.unlink(entry.path)
+            if entry.shards:
+                files.remove_folder(self.folder / entry.shards[0])
+            self._sweep()
+        except OSError as second:
+            error.add_note(f"Undoing the save failed too, the next save or start will see to it: {second}")
+
+    def _is_at(self, entry: Entry) -> bool:
+        with suppress(ValueError, OSError):
+            return reader.read_manifest(entry.path, files=self._files).sha256 == entry.sha256
+        return False
+
+    def _label(self, label: Label) -> Path:
+        return pointer_path(self.folder, self.name, label)
+
+    def _write_label(self, path: Path, text: str, *, syncs: bool = True) -> None:
+        self._has_just_looked, was, self._is_tidy = False, self._is_tidy, False
+        write_small(self._files, self._hidden.small, text.encode(), syncs=syncs)
+        self._files.rename(self._hidden.small, path)
         self._is_tidy = was
-
-    @contextmanager
-    def _locks_of_interrupted(self, patience: float) -> Iterator[None]:
-        """Hold the locks of the names whose interrupted saves are finished or undone, as others may write them."""
-        with ExitStack() as held:
-            for name in sorted(interrupted_names(self._files, self.folder, self.run_name) - {self.run_name}):
-                lock = self._lock_of(name)
-                lock.acquire(patience)
-                held.callback(lock.release)
-            yield
 
     def _lock_of(self, name: str) -> Lock:
         return Lock(Hidden.of(self.folder, name).lock, f"The checkpoints of run {name!r} in {self.folder} are written")
@@ -380,6 +452,9 @@ class Store:
         if run_name != self.run_name:
             raise ValueError(f"A state of run {run_name!r} was given to the store of {self.run_name!r}.")
         return self._sequence
+
+    def _is_own(self, entry: Entry) -> bool:
+        return entry.family == self.run_name
 
     def _entry(self, path: Path, state: Mapping[str, Any], sequence: int, judged_by: JudgedBy | None) -> Entry:
         """Return the entry of a state; size and digest are not known yet."""
@@ -400,41 +475,32 @@ class Store:
             judged_by=judged_by,
             weights_only=bool(state.get(WEIGHTS_ONLY)),
             forked_from=_fork_in_words(state.get("forked_from")),
+            name=path.name,
         )
 
-    def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> tuple[Path, bool]:
-        """Return the wanted path, or the first numbered one that a training may use, and whether it is new."""
+    def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> tuple[Path, Entry | None]:
+        """Return the wanted path, or the first numbered one that a training may use, and what it replaces there."""
         path, number = wanted, 1
-        while not (is_new := self._is_new(path)) and not self._may_write(path, training, replace_unknown):
+        while True:
+            if not self._files.exists(path) and not self.is_pinned(path):
+                return path, None
+            may, there = self._may_write(path, training, replace_unknown)
+            if may:
+                return path, there
             number += 1
             path = wanted.with_name(f"{wanted.stem}-{number}{SUFFIX}")
-        return path, is_new
 
-    def _is_new(self, path: Path) -> bool:
-        """Return whether a checkpoint replaces nothing there."""
-        parts = (path, manifest_path(path), shards_path(path), path.with_suffix(PINNED))
-        return not any(self._files.exists(each) for each in parts)
-
-    def _may_write(self, path: Path, training: str, replace_unknown: bool) -> bool:
+    def _may_write(self, path: Path, training: str, replace_unknown: bool) -> tuple[bool, Entry | None]:
         if self.is_pinned(path) or self._is_no_file(path):
-            return False
+            return False, None
         try:
             there = reader.read_manifest(path, files=self._files)
-            return there.training == training and (replace_unknown or not (there.is_of_helios or there.is_renamed))
+            is_own = there.training == training and (replace_unknown or not (there.is_of_helios or there.is_renamed))
+            return is_own, there
         except (ValueError, FileNotFoundError):
-            return replace_unknown and not manifest_path(path).is_dir()
+            return replace_unknown, None
         except OSError:  # its training is unknown
-            return False
-
-    def _unknown(self, path: Path) -> str:
-        """Return the digest of a file without a valid manifest, else "": finishing an interrupted save needs it."""
-        try:
-            reader.read_manifest(path, files=self._files)
-        except FileNotFoundError:
-            pass
-        except ValueError:
-            return self._files.digest(path)[1] if self._files.exists(path) else ""
-        return ""
+            return False, None
 
     def _is_no_file(self, path: Path) -> bool:
         """Return whether a name exists and is not a regular file: it is not replaced."""
@@ -446,3 +512,15 @@ class Store:
 
 def _fork_in_words(origin: Mapping[str, Any] | None) -> str:
     return "" if origin is None else f"training {origin['training']} at step {origin['step']}"
+
+
+def _failure(files: Files, path: Path, error: Exception) -> OSError:
+    try:
+        is_there = path.parent.exists()
+        room = f"{megabytes(files.free(path.parent))} are free in its folder" if is_there else "its folder is gone"
+    except OSError as second:
+        is_there, room = True, f"how much is free in its folder cannot be read: {second}"
+    rest = " Former checkpoints are untouched." * is_there
+    failure = OSError(f"The checkpoint {path} could not be written ({room}): {error}.{rest}")
+    failure.errno = getattr(error, "errno", None)
+    return failure

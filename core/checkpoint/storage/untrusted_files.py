@@ -38,7 +38,7 @@ def open_regular(path: Path | str, *, follow: bool = True) -> BufferedReader:
         ValueError: it is something else, such as a folder, a pipe or a device.
         OSError: it does not exist, or cannot be opened.
     """
-    return os.fdopen(_open(path, follow)[0], "rb")
+    return os.fdopen(open_handle(path, follow=follow)[0], "rb")
 
 
 def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
@@ -53,7 +53,7 @@ def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
         ValueError: it is larger, or not a regular file; see `open_regular`.
         OSError: it does not exist, or cannot be read.
     """
-    handle, size = _open(path, follow)
+    handle, size = open_handle(path, follow=follow)
     try:
         if size > most:
             raise ValueError(f"{path} is not a file of ours: it has {size:,} bytes, at most {most:,} are expected")
@@ -65,7 +65,7 @@ def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
         os.close(handle)
 
 
-def _open(path: Path | str, follow: bool) -> tuple[int, int]:
+def open_handle(path: Path | str, *, follow: bool = True) -> tuple[int, int]:
     """Return the handle and the size of a regular file."""
     try:
         handle = os.open(path, _FLAGS | (0 if follow else FOLLOW_NO_LINK))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from heliograph import Progress
-from heliograph.spi import current_host
+from heliograph.spi import Entry, current_host
 
 LAUNCHER = "launcher"  # `by` of the notices of `RayLauncher` itself
 
@@ -29,7 +29,7 @@ class Notice:
 
 
 class StoredReport(Protocol):
-    """The folder of a report in the storage, with checkpoints, their manifests and shards.
+    """The folder of a report in the storage, with checkpoints and their shards.
 
     Attributes:
         name: its name in notes.
@@ -40,8 +40,8 @@ class StoredReport(Protocol):
     name: str
     is_own: bool
 
-    def manifests(self) -> dict[str, bytes]:
-        """Return the contents of the manifests (`.json`) by file name, without copying the rest."""
+    def manifests(self) -> dict[str, Entry | ValueError]:
+        """Return the manifest of each checkpoint by file name, or why it cannot be used, without copying the rest."""
 
     def fetch(self, folder: Path) -> None:
         """Copy all files to a local folder."""

@@ -151,7 +151,7 @@ def test_every_rank_reports_equally_often(ranks: Pool, tmp_path: Path, backgroun
     main, other = ranks(2).run(ask_on_one, tmp_path, background)
     assert [step for step, _ in main["reports"]] == [step for step, _ in other["reports"]]
     assert {step for step, _ in main["reports"]} == set(range(1, 11))
-    assert [names[1] for _, names in main["reports"] if names] == ["run_epoch_0_iter_4.pth", "run_epoch_1_iter_8.pth"]
+    assert [names[0] for _, names in main["reports"] if names] == ["run_epoch_0_iter_4.pth", "run_epoch_1_iter_8.pth"]
     assert [names for _, names in other["reports"] if names] == []
 
 

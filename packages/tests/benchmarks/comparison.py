@@ -16,8 +16,8 @@ import heliograph as h
 import torch
 from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import Owner, Ring, quick_writer
 from heliograph.core.checkpoint.storage import read_manifest
-from heliograph.core.checkpoint.storage.manifest import encode, manifest_path
 from heliograph.core.context import RunContext
+from heliograph.tests.stores import seal_as
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, Dataset
@@ -182,9 +182,9 @@ def _fill(folder: Path) -> None:
     path = next(folder.glob("*.pth"))
     entry = read_manifest(path)
     for number in range(2, CHECKPOINTS + 1):
-        copy = replace(entry, path=path.with_stem(f"{path.stem}-{number}"), sequence=number)
+        copy = replace(entry, path=path.with_stem(f"{path.stem}-{number}"), sequence=number, name="")
         copyfile(path, copy.path)
-        manifest_path(copy.path).write_bytes(encode(copy))
+        seal_as(copy.path, copy)
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -27,7 +27,7 @@ def parts_of(program: Program, folder: Path, attempt: int) -> Parts:
     parts = Parts(
         program,
         folder,
-        resumes=any(folder.glob("checkpoints/*.json")),
+        resumes=any(folder.glob("checkpoints/*.pth")),
         net=Net(program.dropout, norm=program.norm),
         samples=Samples(program.samples, program.samples // 2 if program.poison else None),
         sampler=sampler_of(program),

@@ -52,7 +52,7 @@ class WatchedFiles(storage.Files):
 
 
 def kind_of(path: Path) -> str:
-    """Return what a file is, whatever its name: `data`, `manifest`, `pointer`, or the end of `.<run>.data.tmp`."""
+    """Return what a file is, whatever its name: `data`, `pointer`, or the end of `.<run>.data.tmp`."""
     if path.name.startswith("."):
         return path.name.split(".", 2)[-1]
-    return {".pth": "data", ".json": "manifest"}.get(path.suffix, "pointer")
+    return "data" if path.suffix == ".pth" else "pointer"

@@ -40,16 +40,11 @@ DEFECTS = (
         "        raise _failure(files, path, error) from error\n",
         '        return replace(entry, size=0, sha256="")\n',
     ),
+    defect("one: a checkpoint has no manifest", "    manifest = encode(entry)\n", '    manifest = b""\n'),
     defect(
-        "one: an interrupted save gets its data, and no manifest",
-        "        files.rename(hidden.manifest, manifest_path(path))\n    return path\n\n\ndef _bring_back",
-        "        pass\n    return path\n\n\ndef _bring_back",
-    ),
-    defect(
-        "one: the data is removed before the manifest",
-        "            self._files.rename(manifest, self._hidden.doomed)  # from now on it is not a checkpoint\n"
-        "            self._files.unlink(path)\n",
-        "            self._files.unlink(path)\n            self._files.rename(manifest, self._hidden.doomed)\n",
+        "one: a checkpoint is removed before its successor has its name",
+        "        files.rename(hidden.data, path)\n        files.sync_folder(self.folder)\n",
+        "        files.unlink(path)\n        files.rename(hidden.data, path)\n        files.sync_folder(self.folder)\n",
     ),
     defect(
         "one: the newest are removed, not the oldest",

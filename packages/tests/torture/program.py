@@ -27,8 +27,8 @@ AT_BOUNDARY = ("EpochStart", "Log", "SavePoint", "ShouldStop", "EpochEnd", "Trai
 RECEIVED = (*IN_BATCH, *IN_VALIDATION, *AT_BOUNDARY)
 OPERATIONS = (
     "create data.tmp", "write data.tmp", "sync data.tmp", "rename data.tmp",
-    "create manifest.tmp", "write manifest.tmp", "rename manifest.tmp",
-    "sync folder", "unlink data", "unlink manifest",
+    "create small.tmp", "write small.tmp", "rename small.tmp",
+    "sync folder", "unlink data",
 )  # fmt: skip
 CHAIN = 3  # attempts that are killed, before the one that is let live
 LATER = 5  # batches: an event that has not come so many after its time kills nothing; the batch's end does

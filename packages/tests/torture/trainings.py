@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import BufferedReader, FileIO
 from itertools import count
 from pathlib import Path
@@ -36,15 +36,15 @@ from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store, load
 from heliograph.core.checkpoint.storage.files import SYSTEM
 from heliograph.core.checkpoint.storage.folder import Manifests
-from heliograph.core.checkpoint.storage.manifest import Entry, encode, manifest_path
+from heliograph.core.checkpoint.storage.manifest import Entry
 from heliograph.events import CheckpointLoaded, RunClosed, SavePoint, TrainStart
 
 NAMES = ("run", "run", "run", "run-2", "a b", "a-b")
 REFUSALS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.ESTALE)
-WRITES = ("create", "write", "sync", "rename", "unlink", "sync_folder")
+WRITES = ("create", "write", "sync", "rename", "link", "unlink", "sync_folder")
 MOVES = ("rename", "unlink")
 LOADS = ("try_open", "data")
-READS = ("try_status", "try_open", "try_read", "try_names")
+READS = ("try_status", "try_open", "try_read", "try_tail", "try_names")
 
 
 class Death(BaseException):
@@ -240,7 +240,7 @@ def look(folder: Path, names: Collection[str] = NAMES) -> Good:
         with contextlib.closing(store):
             store.open()
     for each in Manifests(copy).look():
-        if each.entry is not None and each.has_data:
+        if each.entry is not None:
             with suppress(ValueError):
                 state = load(each.entry.path)
                 assert state["training_id"] == each.entry.training, "a manifest is of another training than its data"
@@ -323,14 +323,14 @@ class Folder:
 
     def _is_only_of_another(self, name: str) -> bool:
         """Return whether files of this name are there, and all of them of trainings asked for by another name."""
-        entries = [each.entry for each in Manifests(self.path).look() if each.entry is not None and each.has_data]
+        entries = [each.entry for each in Manifests(self.path).look() if each.entry is not None]
         families = {each.family for each in entries if name in (each.family, each.run_name)}
         return bool(families) and name not in families
 
     def _newest_training(self, name: str) -> str | None:
         """Return the training that a run of this name continues: of what the last look found, whole or not."""
         found = Manifests(self.path.with_name(f"{self.path.name}-seen")).look()
-        entries = [each.entry for each in found if each.entry is not None and each.has_data]
+        entries = [each.entry for each in found if each.entry is not None]
         own = [each for each in entries if each.family == name]
         return max(own, key=lambda each: each.order).training if own else None
 
@@ -360,7 +360,6 @@ class Folder:
     def damage(self) -> None:
         """Flip a bit, or cut a file short: what is no longer good is not counted."""
         if (path := self._any()) is not None:
-            path = self.random.choice([path, path, manifest_path(path)])
             self.steps.append(f"damage {path.name}")
             if path.exists():
                 content = bytearray(path.read_bytes())
@@ -374,8 +373,7 @@ class Folder:
         """Remove files of a checkpoint, as people do."""
         if (path := self._any()) is not None:
             self.steps.append(f"remove {path.name}")
-            for each in self.random.choice([(path, manifest_path(path)), (path,), (manifest_path(path),)]):
-                each.unlink(missing_ok=True)
+            path.unlink()
             self.good = look(self.path)
 
     def pin(self) -> None:
@@ -396,7 +394,6 @@ class Folder:
         number = sum(1 for _ in self.path.glob("*.pth"))
         path = self.path / f"copied-{number}-{self.random.getrandbits(30)}.pth"
         made.path.rename(path)
-        manifest_path(path).write_bytes(encode(replace(made, path=path)))
         self.check()
 
     def prune(self) -> None:

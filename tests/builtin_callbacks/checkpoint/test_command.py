@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import re
-import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from math import nan
 from pathlib import Path
 from subprocess import run as call
@@ -20,8 +17,8 @@ from heliograph.__main__ import main
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Store
-from heliograph.core.checkpoint.storage.manifest import encode
 from heliograph.tests.kit import damage
+from heliograph.tests.stores import seal_as, unseal
 
 OLD, OTHER = "golden_epoch_1_iter_6.pth", "golden_epoch_1_iter_4.pth"
 Make = Callable[..., Any]
@@ -94,12 +91,9 @@ def test_inspect_reports_what_a_checkpoint_holds(command: Said, write: Make) -> 
     assert lines[-1].strip() == "early_stopping: best, count"
 
 
-def test_inspect_reports_checkpoints_without_a_manifest_too(command: Said, write: Make) -> None:
-    path = write(12, 0.25)
-    path.with_suffix(".json").unlink()
-    assert command("inspect", path) == 0
-    assert f"layout      schema {SCHEMA}, without a manifest: run `checkpoint migrate` on it" in command.out
-    assert "position    epoch 1, batch 2, step 12" in command.out
+def test_inspect_reports_checkpoints_of_helios(command: Said, old: Path) -> None:
+    assert command("inspect", old / OLD) == 0
+    assert "layout      Helios 1.1.0, without a manifest: run `checkpoint migrate` on it" in command.out
 
 
 def test_inspect_lists_a_folder_by_run_the_newest_first(command: Said, write: Make, old: Path, tmp_path: Path) -> None:
@@ -113,14 +107,14 @@ def test_inspect_lists_a_folder_by_run_the_newest_first(command: Said, write: Ma
     assert [row.split()[0] for row in rows] == ["b_1.pth", "run_10.pth", "run_9.pth"]
     assert rows[1].split()[1:5] == ["run", "1", "0", "10"]
     assert rows[1].endswith("validation/accuracy=nan validation/loss=nan")
-    assert unreadable.startswith(f"The checkpoint {tmp_path / OLD} has no manifest")
+    assert unreadable.startswith(f"{tmp_path / OLD} has no manifest")
 
 
 def test_inspect_reports_what_a_damaged_checkpoint_holds_and_that_it_is_damaged(command: Said, write: Make) -> None:
     path = write(12, 0.25)
-    shutil.copy(write(13, 0.25), path)
+    damage(path)
     assert command("inspect", path) == 1
-    assert "position    epoch 1, batch 3, step 13" in command.out
+    assert "position    epoch 1, batch 2, step 12" in command.out
     assert command.error.startswith(f"heliograph checkpoint: The checkpoint {path} is damaged: it")
 
 
@@ -130,17 +124,19 @@ def test_inspect_marks_in_a_folder_what_has_another_size(command: Said, write: M
     cut.write_bytes(cut.read_bytes()[:-1])
     cut.with_suffix(".pinned").touch()
     assert command("inspect", tmp_path) == 1
-    _, second, first = command.out.splitlines()
-    assert "  damaged,pinned  " in second
+    _, first, second, reason = command.out.splitlines()
+    assert second.split()[:2] == ["run_2.pth", "run"]
+    assert second.endswith("damaged,pinned")
+    assert reason.startswith(f"{cut} is damaged")
     assert "damaged" not in first
     assert command.error == f"heliograph checkpoint: {tmp_path}: damaged, or cannot be read: run_2.pth.\n"
 
 
 def test_inspect_lists_in_a_folder_what_cannot_be_read(command: Said, write: Make, tmp_path: Path) -> None:
     write(1, 0.5)
-    write(2, 0.5).with_suffix(".json").write_text("torn")
+    write(2, 0.5).write_text("torn")
     assert command("inspect", tmp_path) == 1
-    assert f"{tmp_path / 'run_2.json'}" in command.out.splitlines()[-1]
+    assert f"{tmp_path / 'run_2.pth'}" in command.out.splitlines()[-1]
     assert command.error == f"heliograph checkpoint: {tmp_path}: damaged, or cannot be read: run_2.pth.\n"
 
 
@@ -182,8 +178,8 @@ def test_what_is_not_there_is_reported(command: Said, tmp_path: Path, name: str)
 def test_verify_lists_the_whole_and_the_bad(command: Said, write: Make, tmp_path: Path) -> None:
     write(1, 0.5)
     damage(write(2, 0.5))
-    write(3, 0.5).unlink()
-    write(4, 0.5).with_suffix(".json").unlink()
+    write(3, 0.5).write_bytes(b"")
+    unseal(write(4, 0.5))
     (tmp_path / "results.json").write_text('{"accuracy": 1.0}')
     assert command("verify", tmp_path) == 1
     assert command.out == f"intact   {tmp_path / 'run_1.pth'}: run 'run', step 1\n"
@@ -198,10 +194,9 @@ def test_verify_lists_the_whole_and_the_bad(command: Said, write: Make, tmp_path
 
 def test_verify_refuses_what_is_not_safe_to_load(command: Said, write: Make) -> None:
     path = write(1, 0.5)
+    entry = storage.read_manifest(path)
     torch.save({"evil": Path}, path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    forged = replace(storage.read_manifest(path), size=path.stat().st_size, sha256=digest)
-    path.with_suffix(".json").write_bytes(encode(forged))
+    seal_as(path, entry)
     assert command("verify", path) == 1
     assert f"The checkpoint {path} cannot be read: UnpicklingError" in command.error
 
@@ -262,7 +257,6 @@ def test_prune_keeps_the_newest_the_best_and_the_pinned(command: Said, write: Ma
         f"kept     {tmp_path / 'run_1.pth'}: among the best by validation/loss",
     ]
     assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run_1.pth", "run_2.pth", "run_3.pth", "run_6.pth"]
-    assert len(list(tmp_path.glob("*.json"))) == 4
 
 
 def test_prune_by_a_metric_that_grows(command: Said, write: Make, tmp_path: Path) -> None:
@@ -363,7 +357,7 @@ def test_prune_removes_nothing_if_a_checkpoint_cannot_be_read(
 def test_prune_leaves_alone_what_has_no_manifest(command: Said, write: Make, old: Path, tmp_path: Path) -> None:
     write(1, 0.5)
     assert command("prune", tmp_path, "--keep-last", 1) == 0
-    assert command.out.splitlines()[-1].startswith(f"left     The checkpoint {tmp_path / OLD} has no manifest")
+    assert command.out.splitlines()[-1].startswith(f"left     {tmp_path / OLD} has no manifest")
     assert (tmp_path / OLD).exists()
 
 

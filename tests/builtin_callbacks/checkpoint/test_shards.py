@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -41,9 +43,10 @@ from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.conversion import consolidate
 from heliograph.core.checkpoint.state.ranks import join_shards
 from heliograph.core.checkpoint.storage.files import digest_of
-from heliograph.core.checkpoint.storage.manifest import encode
+from heliograph.core.checkpoint.storage.reader import read_shards, shards_path
 from heliograph.tests.kit import checkpoint_names
 from heliograph.tests.ranks_pool import Pool
+from heliograph.tests.stores import seal_as
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.utils.data import DataLoader, TensorDataset
@@ -106,18 +109,13 @@ def test_a_run_continues_from_shards(ranks: Pool, tmp_path: Path, background: bo
         assert each["saved"] == ["run_epoch_0_iter_2.pth", "run_epoch_0_iter_4.pth"]
         assert each["first"] == tmp_path / "parts" / "run_epoch_0_iter_4.pth"
         assert each["last"] == tmp_path / "parts" / "run_epoch_1_iter_8.pth"
-    names = sorted(path.name for path in (tmp_path / "parts").iterdir())
-    assert names == [
-        "run.last",
-        *(
-            f"run_epoch_{place}.{end}"
-            for place in ("0_iter_4", "1_iter_6", "1_iter_8")
-            for end in ("json", "pth", "shards")
-        ),
-    ]
+    names = sorted(re.sub(r"\.\w{8}\.", ".", path.name) for path in (tmp_path / "parts").iterdir())
+    places = ("0_iter_4", "1_iter_6", "1_iter_8")
+    assert names == ["run.last", *(f"run_epoch_{place}.{end}" for place in places for end in ("pth", "shards"))]
     last = tmp_path / "parts" / "run_epoch_1_iter_8.pth"
-    assert sorted(path.name for path in last.with_suffix(".shards").iterdir()) == FILES
-    assert sorted(storage.verify(last).shards) == FILES
+    shards = read_shards(storage.verify(last))
+    assert sorted(path.name for path in next(iter(shards)).parent.iterdir()) == [*FILES, "digests.json"]
+    assert sorted(path.name for path in shards) == FILES
     state = storage.load(last)
     assert (state["modules"], state["optimizers"]) == ({}, {})
 
@@ -156,7 +154,7 @@ def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
 
     entry = consolidate(path, tmp_path / "copy" / "one.pth")
     assert entry.path == tmp_path / "copy" / "one.pth"
-    assert (entry.sequence, entry.judged_by, entry.shards) == (former.sequence, former.judged_by, {})
+    assert (entry.sequence, entry.judged_by, entry.shards) == (former.sequence, former.judged_by, None)
     assert storage.verify(path).shards
     one, other = storage.load(entry.path), storage.load(tmp_path / "whole" / "run_epoch_0_iter_2.pth")
     assert equal(one["modules"]["model"], other["modules"]["model"])
@@ -166,7 +164,6 @@ def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
     consolidate(path)
     assert sorted(each.name for each in path.parent.iterdir()) == [
         "run.last",
-        "run_epoch_0_iter_2.json",
         "run_epoch_0_iter_2.pth",
     ]
     assert equal(storage.load(path)["modules"]["model"], weights)
@@ -185,7 +182,7 @@ def write_by_the_engines_word(folder: Path) -> list[list[str]]:
 
 def test_the_engine_says_whether_shards_are_written(ranks: Pool, tmp_path: Path) -> None:
     for each in ranks(2).run(write_by_the_engines_word, tmp_path):
-        assert each == [[".json", ".last", ".pth", ".shards"], [".json", ".last", ".pth"]]
+        assert each == [[".last", ".pth", ".shards"], [".last", ".pth"]]
 
 
 def resume_on_one_rank(folder: Path) -> tuple[Weights, str]:
@@ -266,10 +263,7 @@ def test_shards_that_fail_on_one_rank_fail_the_save_on_all(ranks: Pool, tmp_path
     store.close()
     assert entry is not None
     assert (entry.path.name, passed_over) == ("run_epoch_0_iter_2.pth", [])
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] != ".") == [
-        "run.last",
-        *(f"run_epoch_0_iter_2.{end}" for end in ("json", "pth", "shards")),
-    ]
+    assert sorted(path.suffix for path in tmp_path.iterdir() if path.name[0] != ".") == [".last", ".pth", ".shards"]
 
 
 def lose_a_peer(folder: Path) -> dict[str, Any]:
@@ -379,7 +373,7 @@ def test_a_state_without_its_file_has_no_shards(ranks: Pool, tmp_path: Path) -> 
     path = tmp_path / "run_epoch_0_iter_2.pth"
     with pytest.raises(ValueError, match="weights lie in shards beside its file"):
         join_shards(storage.load(path), None)
-    (path.with_suffix(".shards") / "__1_0.distcp").write_bytes(b"")
+    (shards_path(storage.read_manifest(path)) / "__1_0.distcp").write_bytes(b"")
     with pytest.raises(ValueError, match=r"The shards in .*\.shards cannot be read: rank 0: "):
         join_shards(storage.load(path, verify=False), path)
 
@@ -396,11 +390,13 @@ class Evil:
 
 def forge_index(path: Path, change: Callable[[Metadata], Any]) -> Path:
     """Change the index of shards of a checkpoint, with a manifest in which everything is right; return its path."""
-    index = path.with_suffix(".shards") / ".metadata"
-    index.write_bytes(pickle.dumps(change(pickle.loads(index.read_bytes()))))
     entry = storage.read_manifest(path)
-    shards = {file.name: digest_of(file) for file in index.parent.iterdir()}
-    path.with_suffix(".json").write_bytes(encode(replace(entry, shards=shards)))
+    assert entry.shards is not None
+    index, digests = shards_path(entry) / ".metadata", shards_path(entry) / "digests.json"
+    index.write_bytes(pickle.dumps(change(pickle.loads(index.read_bytes()))))
+    shards = {file.name: digest_of(file) for file in index.parent.iterdir() if file != digests}
+    digests.write_text(json.dumps(shards))
+    seal_as(path, replace(entry, shards=(entry.shards[0], digest_of(digests)[1])))
     return index
 
 
@@ -449,12 +445,13 @@ def test_what_the_index_of_shards_says_is_checked(ranks: Pool, tmp_path: Path) -
             info.relative_path = "../other.distcp"
         return index
 
-    content = path.with_suffix(".shards").joinpath(".metadata").read_bytes()
+    index = shards_path(storage.read_manifest(path)) / ".metadata"
+    content = index.read_bytes()
     for change, says in ((as_bytes, "BytesStorageMetadata"), (elsewhere, "other.distcp"), (vars, "a dict")):
         forge_index(path, change)
         with pytest.raises(ValueError, match=says):
             load_weights(make_task(), path)
-        path.with_suffix(".shards").joinpath(".metadata").write_bytes(content)
+        index.write_bytes(content)
     forge_index(path, lambda index: index)
     load_weights(make_task(), path)
 

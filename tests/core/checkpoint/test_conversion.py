@@ -18,6 +18,7 @@ from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store
 
 BORDER, MIDDLE = "golden_epoch_1_iter_4.pth", "golden_epoch_1_iter_6.pth"
+
 Make = Callable[..., Any]
 Names = Callable[[], list[str]]
 
@@ -72,63 +73,6 @@ def test_a_file_that_is_migrated_late_keeps_its_sequence(old: Path, state: Make)
     assert [each.path.name for each in storage.entries(old, "golden")[0]] == ["later.pth", MIDDLE, BORDER]
 
 
-def test_a_checkpoint_with_a_lost_manifest_gets_its_sequence_again(tmp_path: Path, state: Make, opened: Make) -> None:
-    store = opened()
-    for step in (1, 2, 3):
-        store.save(f"{step}.pth", state(step))
-    store.close()
-    (tmp_path / "2.json").unlink()
-    lines = migrate(tmp_path / "2.pth")
-    assert lines[0] == f"{tmp_path / '2.pth'}: wrote its manifest again"
-    assert lines[1] == "    the checksums in the file hold; by which metric it was judged is not known any more"
-    assert [each.path.name for each in storage.entries(tmp_path, "run")[0]] == ["3.pth", "2.pth", "1.pth"]
-    (tmp_path / "3.json").unlink()
-    migrate(tmp_path / "3.pth")
-    assert [each.path.name for each in storage.entries(tmp_path, "run")[0]] == ["3.pth", "2.pth", "1.pth"]
-
-
-def test_a_file_that_only_lost_its_manifest_stays_as_it_is(
-    tmp_path: Path, state: Make, opened: Make, names: Names
-) -> None:
-    store = opened()
-    former = store.save("1.pth", state(1))
-    store.pin(former.path)  # which is no reason to refuse: the file is not replaced
-    store.close()
-    before, inode = former.path.read_bytes(), former.path.stat().st_ino
-    (tmp_path / "1.json").unlink()
-    assert migrate(former.path, dry_run=True)[0] == f"{former.path}: its manifest would be written again"
-    assert names() == ["1.pinned", "1.pth"]
-    migrate(former.path)
-    assert names() == ["1.json", "1.pinned", "1.pth"]
-    assert (former.path.read_bytes(), former.path.stat().st_ino) == (before, inode)
-    entry = storage.verify(former.path)
-    assert (entry.sequence, entry.size, entry.sha256) == (1, former.size, former.sha256)
-    assert entry.progress == {"steps": 1}
-
-
-@pytest.mark.parametrize("operation", ["create", "sync", "rename", "sync_folder"])
-def test_a_kill_while_a_manifest_is_written_again_loses_nothing(
-    tmp_path: Path, state: Make, opened: Make, names: Names, monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
-    store = opened()
-    store.save("1.pth", state(1))
-    store.close()
-    before = (tmp_path / "1.pth").read_bytes()
-    (tmp_path / "1.json").unlink()
-
-    def refuse(*arguments: Any) -> None:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Files, operation, refuse)
-        with pytest.raises(OSError, match="Input/output error"):
-            migrate(tmp_path / "1.pth")
-    migrate(tmp_path / "1.pth")
-    assert names() == ["1.json", "1.pth"]
-    assert (tmp_path / "1.pth").read_bytes() == before
-    assert storage.load(tmp_path / "1.pth")["progress"] == {"steps": 1}
-
-
 def test_a_flipped_bit_in_an_old_file_is_noticed(old: Path, names: Names) -> None:
     before = names()
     content = bytearray((old / BORDER).read_bytes())
@@ -143,31 +87,14 @@ def test_a_damaged_new_file_is_an_error_and_stays(old: Path) -> None:
     migrate(old / BORDER)
     with (old / BORDER).open("ab") as file:
         file.write(b"x")
-    with pytest.raises(ValueError, match="is damaged: it has"):
+    with pytest.raises(ValueError, match="is damaged, or was not"):
         migrate(old / BORDER)
 
 
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        ([1, 2], "it holds a list, where a checkpoint is a dict"),
-        ({"weight": torch.ones(1)}, "it lacks schema, run_name"),
-        ({"schema": SCHEMA}, "lacks run_name"),
-        ({"schema": SCHEMA + 1}, "update heliograph"),
-        (
-            {"schema": SCHEMA - 1},
-            f"has schema {SCHEMA - 1}, this version reads {SCHEMA}: .*use the version that wrote it",
-        ),
-        (
-            dict.fromkeys(("run_name", "progress", "modules", "optimizers", "plugins", "metrics"), 1)
-            | {"schema": SCHEMA},
-            "lacks training_id, data, control, world, ranks",
-        ),
-    ],
-)
-def test_what_is_no_checkpoint_is_an_error(tmp_path: Path, names: Names, content: Any, fault: str) -> None:
+@pytest.mark.parametrize("content", [[1, 2], {"weight": torch.ones(1)}, {"schema": SCHEMA}])
+def test_what_is_no_checkpoint_is_an_error(tmp_path: Path, names: Names, content: Any) -> None:
     torch.save(content, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=f"a.pth is not a checkpoint that can be migrated: .*{fault}"):
+    with pytest.raises(ValueError, match=r"a\.pth is not a checkpoint that can be migrated: .*not written by Helios"):
         migrate(tmp_path / "a.pth")
     assert names() == ["a.pth"]
 
@@ -212,7 +139,7 @@ def test_a_backup_is_copied_where_there_are_no_links(old: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "link", refuse)
     migrate(old / BORDER)
     assert (old / f"{BORDER}.backup").read_bytes() == before
-    assert names() == sorted([*names_before, f"{BORDER}.backup", "golden_epoch_1_iter_4.json"])
+    assert names() == sorted([*names_before, f"{BORDER}.backup"])
 
 
 def test_a_save_that_fails_leaves_the_former_file(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +209,7 @@ def test_a_kill_at_any_instant_loses_nothing(old: Path, tmp_path_factory: pytest
         assert not [each.name for each in folder.iterdir() if each.name.startswith(".")]
         if status == 0:
             break
-    assert operation > 10
+    assert operation > 6
 
 
 def test_helios_checkpoints_are_ordered_by_their_batches_not_by_the_time_of_a_copy(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from heliograph.core.engines.options import modules_of
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, damage
 from heliograph.tests.ranks_pool import Pool
+from heliograph.tests.stores import unseal
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
@@ -324,7 +325,7 @@ class TestOtherFiles:
 
     def test_a_checkpoint_that_has_lost_its_manifest_is_refused(self, saved: Make) -> None:
         path = saved(1)
-        path.with_suffix(".json").unlink()
+        unseal(path)
         with pytest.raises(ValueError, match="has no manifest"):
             load_weights(supervised(), path)
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, Unpack, runtime_checkable
 
 from heliograph import LoopEngine, RankFailed, RunResult
-from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.ranks import join_shards
 from heliograph.core.engines.options import EngineOptions
 from heliograph.core.system.errors import SEEN
-from heliograph.spi import check_whole_number, known_names, membership
+from heliograph.spi import Store, check_whole_number, known_names, membership
 
 from .packed_state import pack_state, unpack_state
 from .parts import by_name, load_weights, make_model
@@ -244,7 +243,7 @@ class CreatorTrainer:
             ValueError: the name is not that of a checkpoint.
         """
         path, state = check_file(path), unpack_state(self._trained())
-        store = storage.Store(path.parent, state["run_name"], state["training_id"])
+        store = Store(path.parent, state["run_name"], state["training_id"])
         store.open()
         try:
             return store.save(path.name, state).path
@@ -259,7 +258,8 @@ class CreatorTrainer:
             ValueError: it is damaged, or not a checkpoint.
         """
         self._check_is_open()
-        state = join_shards(storage.load(Path(path)), Path(path))
+        path = Path(path)
+        state = join_shards(Store(path.parent, path.stem).load(path), path)
         self._state, self._done = pack_state(state), int(state["progress"]["epoch"])
         self._metrics = dict(state["metrics"])
 

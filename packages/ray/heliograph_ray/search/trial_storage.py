@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
-from heliograph.core.checkpoint.storage.manifest import decode
-from heliograph.spi import require
+from heliograph.spi import Entry, require
 
 from ..storage.checkpoints import StoredFolder
 from .location import Location
@@ -51,10 +50,5 @@ def _newest_first(folders: Any) -> list[StoredFolder]:
 
 def _order(folder: StoredFolder) -> tuple[int, str]:
     """Return a sort key: the order of writing; a folder without an intact manifest comes first."""
-    sequences = [-1]
-    for name, content in folder.manifests().items():
-        try:
-            sequences.append(decode(content, Path(name)).sequence)
-        except ValueError:
-            continue
+    sequences = [-1, *(each.sequence for each in folder.manifests().values() if isinstance(each, Entry))]
     return max(sequences), folder.name

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heliograph.core.checkpoint import storage
 from heliograph.core.distributed.launch.exceptions import rebuild
-from heliograph.spi import describe_error, require
+from heliograph.spi import Store, describe_error, read_manifest, require
 
 from ..storage.checkpoints import StoredFolder
 from .location import Location, search_location
@@ -70,10 +69,8 @@ class Trial:
         folder.mkdir(parents=True, exist_ok=True)
         names = self._stored.manifests()
         self._stored.fetch(folder)
-        entries = [storage.read_manifest(folder / Path(name).with_suffix(".pth")) for name in names]
-        newest = max(entries, key=lambda entry: entry.order)
-        storage.verify(newest.path)
-        return newest.path
+        newest = max((read_manifest(folder / name) for name in names), key=lambda entry: entry.order)
+        return Store(folder, newest.run_name).verify(newest.path).path
 
     def __str__(self) -> str:
         by = f" by {self.stopped_by}" if self.stopped_by else ""

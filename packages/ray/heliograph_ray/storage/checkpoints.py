@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
 from typing import Any
 
-from heliograph.spi import require
+from heliograph.spi import Entry, read_manifest, require
 
-MANIFEST = ".json"
+SUFFIX = ".pth"
 RECORD = "checkpoint_manager_snapshot.json"  # Ray's
 NAME = re.compile(r"checkpoint_(\d{6,})_(\w+)")
 
@@ -29,14 +29,17 @@ class StoredFolder:
         self.name, self.is_own = PurePosixPath(path).name, is_own
         self._filesystem, self._path = filesystem, path
 
-    def manifests(self) -> dict[str, bytes]:
-        """Return the contents of the manifests (`.json`) by file name."""
-        found = {}
+    def manifests(self) -> dict[str, Entry | ValueError]:
+        """Return the manifest of each checkpoint by file name, or why it cannot be used, from the ends of files."""
+        manifests = dict[str, Entry | ValueError]()
         for each in _entries(self._filesystem, self._path):
-            if each.base_name.endswith(MANIFEST):
+            if each.base_name.endswith(SUFFIX):
                 with self._filesystem.open_input_file(each.path) as file:
-                    found[each.base_name] = bytes(file.readall())
-        return found
+                    try:
+                        manifests[each.base_name] = read_manifest(Path(each.base_name), source=file)
+                    except ValueError as error:
+                        manifests[each.base_name] = error
+        return manifests
 
     def fetch(self, folder: Path) -> None:
         """Copy all files to a local folder.

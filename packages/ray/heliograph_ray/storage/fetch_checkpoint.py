@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage.manifest import decode, run_part
 from heliograph.spi import Entry, Store
 
 from ..session import Session, StoredReport
@@ -60,13 +58,10 @@ def _note_damaged(report: StoredReport, error: Exception, notes: list[str]) -> N
 
 def _read_manifests(store: Store, report: StoredReport, notes: list[str]) -> tuple[list[Entry], bool]:
     """Return the run's checkpoints in a report, the newest last, and whether all manifests could be read."""
-    entries, manifests = [], report.manifests()
+    manifests = report.manifests()
     damaged = [] if manifests else [ValueError("it has no manifest: its upload was interrupted")]
-    for name, content in manifests.items():
-        try:
-            entries.append(decode(content, store.folder / name))
-        except ValueError as error:
-            damaged.append(error)
+    entries = [each for each in manifests.values() if isinstance(each, Entry)]
+    damaged += [each for each in manifests.values() if isinstance(each, ValueError)]
     for each in damaged:
         _note_damaged(report, each, notes)
     own = [each for each in entries if each.family == store.run_name]
@@ -84,7 +79,7 @@ def _find_local(store: Store, entry: Entry, notes: list[str]) -> Entry | None:
     for each in own:
         if each.sequence < entry.sequence:
             return None
-        if not _is_intact(each):
+        if not _is_intact(store, each):
             notes.append(f"skipped: {each.path} is damaged")
             continue
         if each.sequence > entry.sequence:
@@ -102,20 +97,20 @@ def _fetch_intact(store: Store, report: StoredReport, entries: Sequence[Entry], 
         for entry in entries:
             path, copy = folder / entry.path.name, own.get(entry.sha256)
             try:
-                storage.verify(path)
+                store.verify(path)
             except (ValueError, FileNotFoundError) as error:
                 _note_damaged(report, error, notes)
                 continue
-            if copy is None or not _is_intact(copy):
+            if copy is None or not _is_intact(store, copy):
                 copy = store.take_in(path)
                 notes.append(f"fetched {copy.path} from {report.name} in Ray's storage")
             intact.append(copy)
     return intact
 
 
-def _is_intact(entry: Entry) -> bool:
+def _is_intact(store: Store, entry: Entry) -> bool:
     try:
-        storage.verify(entry.path)
+        store.verify(entry.path)
     except (ValueError, FileNotFoundError):
         return False
     return True
@@ -124,7 +119,7 @@ def _is_intact(entry: Entry) -> bool:
 @contextmanager
 def _temporary_folder(store: Store) -> Iterator[Path]:
     """Yield an empty folder beside the checkpoints, and remove it after the context."""
-    folder = store.folder / f".{run_part(store.run_name)}.fetched"
+    folder = store.scratch("fetched")
     if folder.exists():  # of a process that was killed
         shutil.rmtree(folder)
     folder.mkdir()

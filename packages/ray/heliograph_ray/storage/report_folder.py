@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heliograph import Progress
-from heliograph.core.checkpoint.storage.manifest import manifest_path, run_part, shards_path
-from heliograph.core.checkpoint.storage.reader import is_complete
-from heliograph.spi import Entry, read_manifest
+from heliograph.spi import Store, read_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +38,18 @@ def stage_report(run_name: str, path: Path, best: Path | None) -> StagedReport:
         ValueError: there is no manifest, or a file does not match it.
         OSError: a file can be neither linked nor copied.
     """
-    entry = _read_complete(path)
-    folder = path.parent / f".{run_part(run_name)}.report"
+    store = Store(path.parent, run_name)
+    files = _files_of(store, path)
+    if best is not None and best != path and best.exists():
+        files |= _files_of(store, best)
+    folder = store.scratch("report")
     if folder.exists():  # of a process that was killed
         shutil.rmtree(folder)
     folder.mkdir()
-    _add(entry, folder)
-    if best is not None and best != path and best.exists():
-        _add(_read_complete(best), folder)
+    for name, file in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        _link(file, folder / name)
+    entry = read_manifest(path)
     progress = entry.progress
     return StagedReport(folder, {**entry.metrics, "epoch": progress["epoch"], "step": progress["steps"]})
 
@@ -65,25 +67,15 @@ def contains_all(metrics: Mapping[str, float], others: Mapping[str, float]) -> b
     )
 
 
-def _read_complete(path: Path) -> Entry:
-    entry = read_manifest(path)
-    if not is_complete(entry):
-        shards = " Shards must be in a folder that all ranks share; without one, Checkpoint(..., sharded=False) "
+def _files_of(store: Store, path: Path) -> dict[Path, Path]:
+    """Return the files of a checkpoint by their paths relative to its folder."""
+    try:
+        return {file.relative_to(path.parent): file for file in store.files_of(path)}
+    except ValueError as error:
         raise ValueError(
-            f"The checkpoint {path} cannot be reported: files of its manifest are missing, or have another size."
-            + f"{shards}gathers everything on the main rank." * bool(entry.shards)
-        )
-    return entry
-
-
-def _add(entry: Entry, folder: Path) -> None:
-    for each in (entry.path, manifest_path(entry.path)):
-        _link(each, folder / each.name)
-    if entry.shards:
-        shards = folder / shards_path(entry.path).name
-        shards.mkdir()
-        for name in entry.shards:
-            _link(shards_path(entry.path) / name, shards / name)
+            f"{error} It cannot be reported. Shards must be in a folder that all ranks share; without one, "
+            f"Checkpoint(..., sharded=False) gathers everything on the main rank."
+        ) from error
 
 
 def _link(old: Path, new: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_trial_reports_each_checkpoint_with_the_metrics_of_its_validation(
     result, host, _ = fit(tmp_path, [])
     assert [(metrics["epoch"], metrics["step"]) for metrics, _ in fake.reports] == [(1, 3), (2, 6), (3, 9), (4, 12)]
     assert fake.reports[-1][0][LOSS] == result.metrics[LOSS]
-    assert fake.reports[0][1] == ["run_epoch_1_iter_3.json", "run_epoch_1_iter_3.pth"]
+    assert fake.reports[0][1] == ["run_epoch_1_iter_3.pth"]
     assert (result.status, host.result) == ("completed", result)
 
 
@@ -219,7 +219,7 @@ def test_a_folder_without_an_intact_manifest_comes_last(tmp_path: Path, tuned: C
     fit(tmp_path / "run", [])
     folder(tmp_path / "search" / "checkpoint_000000", 1, tmp_path / "run")
     (tmp_path / "search" / "checkpoint_000001").mkdir()
-    (tmp_path / "search" / "checkpoint_000001" / "run_epoch_2_iter_6.json").write_text("{")
+    (tmp_path / "search" / "checkpoint_000001" / "run_epoch_2_iter_6.pth").write_text("{")
     found = find_resumable(None, Location(str(tmp_path), "search"))
     assert [each.name[-1] for each in found] == ["0", "1"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_only_the_checkpoint_is_staged_by_hard_links(tmp_path: Path, opened: Ope
     save(store, 1)
     entry = save(store, 2)
     staged = stage_report("run", entry.path, None)
-    assert files(staged.folder) == ["run_epoch_1_iter_2.json", "run_epoch_1_iter_2.pth"]
+    assert files(staged.folder) == ["run_epoch_1_iter_2.pth"]
     assert (staged.folder / entry.path.name).samefile(entry.path)
     assert staged.metrics == {"validation/loss": 0.5, "epoch": 1, "step": 2}
     assert [each.path for each in store.entries()[0]] == [entry.path, tmp_path / "run_epoch_1_iter_1.pth"]
@@ -91,15 +92,14 @@ def test_shards_and_the_best_checkpoint_are_staged(tmp_path: Path, opened: Open)
     store = opened(tmp_path)
     best, entry = save(store, 1), save(store, 2, shards=True)
     staged = stage_report("run", entry.path, best.path)
-    assert files(staged.folder) == [
-        "run_epoch_1_iter_1.json",
-        "run_epoch_1_iter_1.pth",
-        "run_epoch_1_iter_2.json",
-        "run_epoch_1_iter_2.pth",
-        "run_epoch_1_iter_2.shards/.metadata",
-        "run_epoch_1_iter_2.shards/__0_0.distcp",
-        "run_epoch_1_iter_2.shards/__1_0.distcp",
-    ]
+    assert entry.shards is not None
+    assert files(staged.folder) == sorted(
+        [
+            "run_epoch_1_iter_1.pth",
+            "run_epoch_1_iter_2.pth",
+            *(f"{entry.shards[0]}/{name}" for name in (".metadata", "__0_0.distcp", "__1_0.distcp", "digests.json")),
+        ]
+    )
     again = stage_report("run", entry.path, entry.path)
     assert len(files(again.folder)) == 5
 
@@ -117,7 +117,7 @@ def test_files_are_copied_without_hard_links(tmp_path: Path, opened: Open, monke
 
 def test_missing_shards_are_an_error(tmp_path: Path, opened: Open) -> None:
     entry = save(opened(tmp_path), 1, shards=True)
-    (entry.path.with_suffix(".shards") / "__1_0.distcp").unlink()
+    next(tmp_path.glob("*.shards/__1_0.distcp")).unlink()
     with pytest.raises(ValueError, match=r"Shards must be in a folder that all ranks share.*sharded=False"):
         stage_report("run", entry.path, None)
 
@@ -139,11 +139,13 @@ def test_reports_are_listed_by_number(tmp_path: Path) -> None:
     assert list_reports(LocalFileSystem(), str(tmp_path / "nothing")) == []
 
 
-def test_manifests_are_read_without_a_copy(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_bytes(b"1")
-    (tmp_path / "a.pth").write_bytes(b"2")
+def test_manifests_are_read_without_a_copy(tmp_path: Path, opened: Open) -> None:
+    entry = save(opened(tmp_path), 1, name="a.pth")
+    (tmp_path / "b.pth").write_bytes(b"2")
     stored = StoredFolder(LocalFileSystem(), str(tmp_path), is_own=True)
-    assert (stored.name, stored.manifests()) == (tmp_path.name, {"a.json": b"1"})
+    manifests = stored.manifests()
+    assert isinstance(manifests["b.pth"], ValueError)
+    assert (stored.name, manifests) == (tmp_path.name, {"a.pth": replace(entry, path=Path("a.pth")), **manifests})
 
 
 @pytest.mark.parametrize(
@@ -193,12 +195,11 @@ def test_the_newest_and_the_best_are_fetched(tmp_path: Path, opened: Open) -> No
     assert save(second, 5).sequence == 3  # after what was fetched
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".json"])
-def test_a_damaged_best_checkpoint_is_not_fetched(tmp_path: Path, opened: Open, suffix: str) -> None:
+def test_a_damaged_best_checkpoint_is_not_fetched(tmp_path: Path, opened: Open) -> None:
     first, session = opened(tmp_path / "first"), FakeSession(tmp_path / "there")
     best, entry = save(first, 3), save(first, 4)
     stored = report(session, first, entry.path, best.path)
-    (stored / best.path.with_suffix(suffix).name).write_text("half")
+    (stored / best.path.name).write_text("half")
     path, notes = fetch_newest(session, opened(tmp_path / "second"), "auto")
     assert path == tmp_path / "second" / entry.path.name
     assert notes[0].startswith("skipped: checkpoint_000001_one in Ray's storage: ")
@@ -206,17 +207,16 @@ def test_a_damaged_best_checkpoint_is_not_fetched(tmp_path: Path, opened: Open, 
     assert notes[1:] == [f"fetched {path} from checkpoint_000001_one in Ray's storage"]
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".json"])
 @pytest.mark.parametrize(("steps", "expected"), [(4, 4), (2, 3), (None, 3)])
 def test_the_best_checkpoint_replaces_a_damaged_newest_if_nothing_newer_is_intact(
-    tmp_path: Path, opened: Open, suffix: str, steps: int | None, expected: int
+    tmp_path: Path, opened: Open, steps: int | None, expected: int
 ) -> None:
     first, session = opened(tmp_path / "first"), FakeSession(tmp_path / "there")
     entries = {step: save(first, step) for step in (2, 3, 4, 5)}
     if steps is not None:
         report(session, first, entries[steps].path)
     stored = report(session, first, entries[5].path, entries[3].path)
-    (stored / entries[5].path.with_suffix(suffix).name).write_text("half")
+    (stored / entries[5].path.name).write_text("half")
     path, _ = fetch_newest(session, opened(tmp_path / "second"), "auto")
     assert path == tmp_path / "second" / entries[expected].path.name
 
@@ -225,7 +225,7 @@ def test_a_checkpoint_with_a_damaged_shard_is_skipped(tmp_path: Path, opened: Op
     first, session = opened(tmp_path / "first"), FakeSession(tmp_path / "there")
     entry = save(first, 4, shards=True)
     stored = report(session, first, entry.path)
-    shard = stored / "run_epoch_1_iter_4.shards" / "__1_0.distcp"
+    [shard] = stored.glob("*.shards/__1_0.distcp")
     shard.write_text(shard.read_text().upper())
     resume, notes = fetch_newest(session, opened(tmp_path / "second"), "auto")
     assert resume == "auto"

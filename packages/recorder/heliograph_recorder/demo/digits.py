@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 
 import heliograph as h
-from heliograph.core.checkpoint import storage
+from heliograph.spi import Store
 from torch.utils.data import DataLoader
 
 from ..explain.story import brief
@@ -41,7 +41,7 @@ def remove_outputs(folder: Path) -> None:
         ValueError: another demo is running there.
     """
     for each in CHECKPOINTS:
-        with closing(storage.Store(folder / each, NAME)) as store:
+        with closing(Store(folder / each, NAME)) as store:
             store.open()  # also removes the files of a killed save
     for pattern in OUTPUTS:
         for path in folder.glob(pattern):
@@ -77,7 +77,7 @@ def run_demo(folder: Path, epochs: int) -> bool:
     assert result.recording is not None
     recording = read(result.recording)
     write_timeline(recording, folder / "timeline.html")
-    uninterrupted, _, _ = storage.newest(folder / CHECKPOINTS[1], NAME)
+    uninterrupted, _, _ = Store(folder / CHECKPOINTS[1], NAME).newest()
     assert result.last_checkpoint is not None
     assert uninterrupted is not None
     parts = compare(result.last_checkpoint, uninterrupted.path)

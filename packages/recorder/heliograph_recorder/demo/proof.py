@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from heliograph.core.checkpoint import storage
+from heliograph.spi import Store
 from torch import Tensor
 
 
@@ -26,7 +26,7 @@ def fingerprint(value: Any) -> str:
 
 
 def _parts(checkpoint: Path) -> dict[str, Any]:
-    state = storage.load(checkpoint)
+    state = Store(checkpoint.parent, checkpoint.stem).load(checkpoint)
     return {
         "weights": state["modules"],
         "optimizer": state["optimizers"],

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heliograph.core.checkpoint.storage import reader
-from heliograph.spi import check_whole_number, membership
+from heliograph.spi import Store, check_whole_number, membership
 
 from ..divergence.course import Begin, Course, course_of
 from ..format.reader import read
@@ -164,7 +163,7 @@ class RecordedRun:
             if found is None:
                 continue  # pruned, or moved
             try:
-                entry = reader.check(found)
+                entry = Store(found.parent, found.stem).verify(found)
             except (OSError, ValueError) as error:
                 skipped.append(str(error))
                 continue

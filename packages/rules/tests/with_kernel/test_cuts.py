@@ -103,8 +103,7 @@ class Asker(h.Plugin):
         if self.count >= self.occurrence and (self.path is None or self.path.name == event.path.name):
             kept = event.path.parent.with_suffix(".kept")  # the end of the epoch replaces it
             kept.mkdir(exist_ok=True)
-            for path in event.path, event.path.with_suffix(".json"):
-                copy(path, kept)
+            copy(event.path, kept)
             self.path = kept / event.path.name
 
     def act(self, run: h.Run) -> None:

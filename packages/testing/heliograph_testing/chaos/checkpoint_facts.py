@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage.files import SYSTEM
-from heliograph.spi import leaves
+from heliograph.spi import Store, leaves, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,11 +31,11 @@ def facts_of(last: Path) -> dict[str, Leaf]:
     names = sorted(path.name for path in last.parent.iterdir())
     hidden = [name for name in names if name.startswith(".") and not name.endswith(OF_A_PROCESS)]
     found = leaves({"leftovers": hidden or "none"})
-    checkpoints = {last.with_name(name).with_suffix(".pth") for name in names if name.endswith((".pth", ".json"))}
-    for path in sorted(path for path in checkpoints if not path.name.startswith(".")):
-        found |= leaves({CHECKPOINTS: {path.name: quality_of(path)}})
+    for name in names:
+        if name.endswith(".pth") and not name.startswith("."):
+            found |= leaves({CHECKPOINTS: {name: quality_of(last.with_name(name))}})
     try:
-        state = storage.load(last)
+        state = Store(last.parent, last.stem).load(last)
     except (OSError, ValueError) as error:
         return found | leaves({"last_checkpoint": str(error).replace(str(last.parent), "")})  # alike in every copy
     progress = {name: value for name, value in state["progress"].items() if "seconds" not in name}
@@ -54,10 +52,11 @@ def is_of_end(facts: Mapping[str, Leaf]) -> bool:
 def quality_of(path: Path) -> str:
     """Return whether the bytes of a checkpoint are those that its manifest says: `intact`, or what is wrong."""
     try:
-        entry = storage.read_manifest(path)
+        read_manifest(path)
     except (OSError, ValueError):
         return "without a manifest"
     try:
-        return "intact" if SYSTEM.digest(path) == (entry.size, entry.sha256) else "damaged"
-    except OSError:
-        return "without its data"
+        Store(path.parent, path.stem).verify(path)
+    except (OSError, ValueError):
+        return "damaged"
+    return "intact"

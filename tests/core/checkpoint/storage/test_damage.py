@@ -54,7 +54,7 @@ def test_a_flipped_bit_in_every_byte_of_the_data_is_noticed(good_and_newer: tupl
         for index, byte in enumerate(content):
             file.seek(index)
             file.write(bytes([byte ^ 1 << draw.randrange(8)]))
-            with pytest.raises(ValueError, match="damaged: its SHA-256"):
+            with pytest.raises(ValueError, match="damaged"):
                 storage.load(path)
             file.seek(index)
             file.write(bytes([byte]))
@@ -98,7 +98,7 @@ def test_a_truncation_at_every_block_is_noticed(good_and_newer: tuple[Store, Pat
     for size in sorted(sizes, reverse=True):
         with path.open("r+b") as file:
             file.truncate(size)
-        with pytest.raises(ValueError, match=f"damaged: it has {size} bytes, its manifest says {len(content)}"):
+        with pytest.raises(ValueError, match=r"is damaged|is empty"):
             storage.load(path)
     entry = store.newest()[0]
 
@@ -111,25 +111,26 @@ def test_blocks_that_were_lost_and_read_as_zeros_are_noticed(opened: Make, state
     content = path.read_bytes()
     for begin in range(0, len(content), 4096):
         path.write_bytes(content[:begin] + bytes(len(content[begin : begin + 4096])) + content[begin + 4096 :])
-        with pytest.raises(ValueError, match="damaged: its SHA-256"):
+        with pytest.raises(ValueError, match="damaged"):
             storage.load(path)
 
 
 def test_a_manifest_cut_at_every_byte_is_passed_over(good_and_newer: tuple[Store, Path, bytes]) -> None:
     store, path, _ = good_and_newer
-    manifest = path.with_suffix(".json")
-    for size in range(manifest.stat().st_size - 1, -1, -1):
-        with manifest.open("r+b") as file:
+    begin = storage.read_manifest(path).size
+    for size in range(path.stat().st_size - 1, begin - 23, -1):
+        with path.open("r+b") as file:
             file.truncate(size)
         found, passed_over = store.entries()
         assert [each.path.name for each in found] == ["good.pth"]
         assert len(passed_over) == 1
-        assert str(manifest) in passed_over[0]
+        assert str(path) in passed_over[0]
 
 
 def test_data_and_manifest_of_different_saves(good_and_newer: tuple[Store, Path, bytes]) -> None:
     store, path, _ = good_and_newer
-    path.with_suffix(".json").write_bytes(path.with_name("good.json").read_bytes())
+    good = path.with_name("good.pth").read_bytes()
+    path.write_bytes(path.read_bytes()[: storage.read_manifest(path).size] + good[storage.read_manifest(path).size :])
     with pytest.raises(ValueError, match="damaged"):
         storage.load(path)
     assert store.newest()[0] == storage.read_manifest(path.with_name("good.pth"))

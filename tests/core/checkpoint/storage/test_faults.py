@@ -69,6 +69,10 @@ class Faulty(Files):
     def sync(self, file: FileIO) -> None:
         self._step("sync")  # and leave it at that: nothing here is about power, and there are thousands
 
+    def link(self, old: Path, new: Path) -> None:
+        self._step("link")
+        super().link(old, new)
+
     def rename(self, old: Path, new: Path) -> None:
         self._step("rename")
         super().rename(old, new)
@@ -127,22 +131,23 @@ class Watched(Files):
 
 
 @pytest.mark.parametrize("name", ["b.pth", "a.pth"], ids=["a new name", "replacing"])
-def test_no_manifest_is_ever_seen_without_its_data(tmp_path: Path, opened: Make, state: Make, name: str) -> None:
+def test_what_another_process_sees_is_whole_at_any_moment(tmp_path: Path, opened: Make, state: Make, name: str) -> None:
     """An evaluation in another process takes the newest checkpoint at any moment."""
     seen: list[list[str]] = []
 
     def look() -> None:
-        manifests = [path for path in tmp_path.glob("*.json") if not path.name.startswith(".")]
-        for each in manifests:
-            storage.verify(each.with_suffix(".pth"))
-        seen.append([each.name for each in manifests])
+        paths = [path for path in tmp_path.glob("*.pth") if not path.name.startswith(".")]
+        for each in paths:
+            storage.verify(each)
+        seen.append([each.name for each in paths])
 
     store = opened(files=Watched(look))
     store.save("a.pth", state(1))
     seen.clear()
     store.save(name, state(2))
-    assert len(seen) >= 2
-    assert sorted(seen[-1]) == sorted({"a.json", f"{name[0]}.json"})
+    assert len(seen) >= 1
+    assert all("a.pth" in each for each in seen)  # the former is there until the new one is in its place
+    assert sorted(seen[-1]) == sorted({"a.pth", name})
 
 
 @pytest.mark.sample(4)
@@ -200,11 +205,7 @@ def test_when_nothing_works_any_more_not_even_undoing(tmp_path: Path, opened: Ma
             assert steps(store) in (1, 2)
         store.save("c.pth", state(3))
         assert steps(store) == 3
-        assert (
-            {"a.json", "a.pth", "c.json", "c.pth"}
-            <= contents(folder).keys()
-            <= {*("a.json", "a.pth", "b.json"), "b.pth", "c.json", "c.pth"}
-        )
+        assert {"a.pth", "c.pth"} <= contents(folder).keys() <= {"a.pth", "b.pth", "c.pth"}
         found, passed_over = store.entries()
         assert passed_over == []
         for entry in found:
@@ -213,22 +214,34 @@ def test_when_nothing_works_any_more_not_even_undoing(tmp_path: Path, opened: Ma
 
 
 def test_a_rename_that_fails_and_the_one_that_would_undo_it(tmp_path: Path, opened: Make, state: Make) -> None:
-    for first in range(4):
-        for times in (1, 2, 3, float("inf")):
-            folder = tmp_path / f"{first} {times}"
-            files = Faulty(None, OSError(errno.EPERM, "Operation not permitted"), times=times, kinds={"rename"})
-            store = opened(folder=folder, files=files)
-            store.save("a.pth", state(1))
-            before = contents(folder)
-            files.count, files.first = 0, first
-            with pytest.raises(OSError, match="Operation not permitted") as info:
-                store.save("a.pth", state(2))
-            files.first = None
-            undone = times == 1 or first == 0
-            assert (contents(folder) == before) is undone
-            assert bool(getattr(info.value.__cause__, "__notes__", [])) is not undone
-            store.close()
-            assert steps(opened(folder=folder)) == (1 if undone else 2)
+    """The rename that is the commit; or the folder cannot be synced after it, and the former not be given its name."""
+    for kinds, times in (({"rename"}, 1), ({"rename"}, float("inf")), ({"sync_folder"}, 1)):
+        folder = tmp_path / f"{kinds} {times}"
+        files = Faulty(None, OSError(errno.EPERM, "Operation not permitted"), times=times, kinds=kinds)
+        store = opened(folder=folder, files=files)
+        store.save("a.pth", state(1))
+        before = contents(folder)
+        files.count, files.failed, files.first = 0, 0, 0
+        with pytest.raises(OSError, match="Operation not permitted") as info:
+            store.save("a.pth", state(2))
+        files.first = None
+        assert contents(folder) == before
+        assert not getattr(info.value.__cause__, "__notes__", [])
+        store.close()
+        assert steps(opened(folder=folder)) == 1
+
+
+def test_a_rename_that_would_undo_it_and_fails_too(tmp_path: Path, opened: Make, state: Make) -> None:
+    files = Faulty(None, OSError(errno.EPERM, "Operation not permitted"))
+    store = opened(files=files)
+    store.save("a.pth", state(1))
+    files.kinds, files.count, files.first, files.times = {"rename", "sync_folder"}, 0, 1, 2
+    with pytest.raises(OSError, match="Operation not permitted") as info:
+        store.save("a.pth", state(2))
+    files.first = None
+    assert getattr(info.value.__cause__, "__notes__", [])
+    store.close()
+    assert steps(opened()) == 2
 
 
 @pytest.mark.sample(2)
@@ -259,9 +272,6 @@ def test_a_kill_between_any_two_operations(tmp_path: Path, opened: Make, state: 
         after = opened(folder=folder)
         found.append(steps(after))
         left = contents(folder).keys()
-        assert {Path(name).stem for name in left if name.endswith(".pth")} == {
-            Path(name).stem for name in left if name.endswith(".json")
-        }
         assert not [name for name in left if name.startswith(".")]
         assert after.entries()[1] == []
         assert after.save("z.pth", state(9)).sequence in (3, 4)
@@ -304,7 +314,7 @@ def test_a_state_that_cannot_be_written(tmp_path: Path, opened: Make, state: Mak
     with (tmp_path / "a.pth").open("rb") as file, pytest.raises(TypeError, match="cannot pickle"):
         store.save("b.pth", state(2, it=file))
 
-    assert names() == ["a.json", "a.pth"]
+    assert names() == ["a.pth"]
     assert steps(store) == 1
 
 
@@ -389,7 +399,7 @@ def test_a_file_that_may_grow_no_further(opened: Make, state: Make, names: Make)
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     assert info.value.errno == errno.EFBIG
-    assert names() == ["a.json", "a.pth"]
+    assert names() == ["a.pth"]
     assert steps(store) == 1
 
 
@@ -466,64 +476,13 @@ def test_a_file_system_that_becomes_read_only(opened: Make, state: Make, tmp_pat
     assert steps(store) == 1
 
 
-def test_a_removal_that_fails_half_way_is_finished_by_the_next(opened: Make, state: Make, names: Make) -> None:
-    files = Faulty(None, OSError(errno.EBUSY, "Device or resource busy"), kinds={"unlink"})
-    store = opened(files=files)
-    paths = [store.save(name, state(steps)).path for steps, name in enumerate(("a.pth", "b.pth", "c.pth"))]
-    files.first, files.failed = files.count, 0
-    with pytest.raises(OSError, match="busy"):
-        store.remove(paths[0])
-    assert names() == [".run.doomed", "a.pth", "b.json", "b.pth", "c.json", "c.pth"]
-    assert store.remove(paths[1]) is True
-
-    assert names() == ["c.json", "c.pth"]
-
-
-def test_a_name_that_was_given_again_is_not_removed_with_its_former_holder(
-    tmp_path: Path, opened: Make, state: Make, names: Make
-) -> None:
-    store = opened()
-    path = store.save("a.pth", state(1)).path
-    (tmp_path / ".run.doomed").write_bytes((tmp_path / "a.json").read_bytes())
-    store.close()
-    again = Store(tmp_path, "run")
-
-    assert again.open() == [f"The removal of {path}, which was interrupted, is finished."]
-    assert names() == ["a.json", "a.pth"]
-    again.close()
-
-
 def test_what_the_start_says(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
     store = opened()
-    path = store.save("a.pth", state(1)).path
+    store.save("a.pth", state(1))
     store.close()
     (tmp_path / ".run.data.tmp").write_bytes(b"half")
-    (tmp_path / ".run.doomed").write_bytes(b"broken")
     again = Store(tmp_path, "run")
     notes = again.open()
     again.close()
-    assert notes[0] == "An interrupted save left .run.data.tmp: removed."
-    assert notes[1].startswith("A removal was interrupted, and what it was to remove is not known: ")
-
-    path.rename(tmp_path / ".run.data.tmp")
-    (tmp_path / "a.json").rename(tmp_path / ".run.manifest.tmp")
-    notes = again.open()
-    again.close()
-    assert notes == [f"The save of {path}, which was interrupted, is finished."]
-    assert names() == ["a.json", "a.pth"]
-
-
-def test_a_manifest_aside_that_is_damaged_brings_the_former_back(
-    tmp_path: Path, opened: Make, state: Make, names: Make
-) -> None:
-    """Two faults at once: killed while replacing, and the disk lost a bit of what was aside."""
-    store = opened()
-    path = store.save("a.pth", state(1)).path
-    store.close()
-    path.rename(tmp_path / ".run.former-data.tmp")
-    (tmp_path / "a.json").rename(tmp_path / ".run.former-manifest.tmp")
-    (tmp_path / ".run.data.tmp").write_bytes(b"new")
-    (tmp_path / ".run.manifest.tmp").write_bytes(b"damaged")
-
-    assert steps(opened()) == 1
-    assert names() == ["a.json", "a.pth"]
+    assert notes == ["An interrupted save left .run.data.tmp: removed."]
+    assert names() == ["a.pth"]

@@ -166,10 +166,10 @@ def test_a_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_fails_at_the_start_gives_the_lock_back(tmp_path: Path) -> None:
-    (tmp_path / ".run.pointer.tmp").mkdir()  # what cannot be unlinked
-    with pytest.raises(OSError, match="pointer"):
+    (tmp_path / ".run.small.tmp").mkdir()  # what cannot be unlinked
+    with pytest.raises(OSError, match="small"):
         Store(tmp_path, "run").open()
-    (tmp_path / ".run.pointer.tmp").rmdir()
+    (tmp_path / ".run.small.tmp").rmdir()
     store = Store(tmp_path, "run")
     assert store.open() == []
     store.close()

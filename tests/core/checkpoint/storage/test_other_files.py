@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 from heliograph.builtin_callbacks.checkpoint.command import main
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage import Store
+from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.core.checkpoint.storage.files import SYSTEM
 from heliograph.core.checkpoint.storage.manifest import MOST
+from heliograph.core.checkpoint.storage.reader import shards_path
+from heliograph.tests.stores import seal
 
 Make = Callable[..., Any]
 Put = Callable[[Path], None]
@@ -49,13 +52,14 @@ def as_garbage(path: Path) -> None:
 ODD = [as_pipe, as_folder, as_loop, as_device, as_large, as_garbage]
 
 
-def reseal(manifest: Path, **changes: Any) -> None:
+def reseal(path: Path, **changes: Any) -> None:
     """Change facts in a manifest, and give it the right digest."""
-    facts = {**json.loads(manifest.read_bytes()), **changes}
+    facts = {**json.loads(SYSTEM.read_tail(path)[0]), **changes}
     del facts["sha256"]
-    text = json.dumps(facts, sort_keys=True, indent=2) + "\n"
-    facts["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    manifest.write_text(json.dumps(facts, sort_keys=True, indent=2) + "\n")
+    lines = [f'  "{name}": {json.dumps(facts[name], sort_keys=True)}' for name in sorted(facts)]
+    digest = hashlib.sha256(("{\n" + ",\n".join(lines) + "\n}\n").encode()).hexdigest()
+    lines.append(f'  "sha256": "{digest}"')
+    seal(path, lambda size, sha256: ("{\n" + ",\n".join(sorted(lines)) + "\n}\n").encode())
 
 
 @pytest.mark.parametrize("put", ODD)
@@ -73,37 +77,36 @@ def test_what_this_user_may_not_read(
     tmp_path: Path, opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened().save(NAME, state(4))
-    (tmp_path / "config.json").touch()
+    (tmp_path / "config.pth").touch()
     really = os.open
 
     def refuse(path: Any, *more: Any) -> int:
-        if Path(path).name == "config.json":
+        if Path(path).name == "config.pth":
             raise PermissionError(13, "Permission denied", str(path))
         return really(path, *more)
 
     monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(Files, "pause", lambda files, seconds: None)
     with_store = Store(tmp_path, "other")
     with_store.open()
     with_store.close()
 
     assert [each.path.name for each in storage.entries(tmp_path, "run")[0]] == [NAME]
-    assert main(["verify", str(tmp_path)]) == 0
+    assert main(["verify", str(tmp_path / NAME)]) == 0
 
 
-@pytest.mark.parametrize("put", ODD)
-def test_what_has_the_name_of_our_manifest_is_passed_over_with_a_word(
+@pytest.mark.parametrize("put", [as_pipe, as_loop, as_device, as_large, as_garbage])
+def test_what_has_the_name_of_a_checkpoint_is_passed_over_with_a_word(
     tmp_path: Path, opened: Make, state: Make, put: Put
 ) -> None:
     store = opened()
     first = store.save("run_epoch_0_iter_2.pth", state(2))
-    store.save(NAME, state(4))
-    (tmp_path / NAME).with_suffix(".json").unlink()
-    put((tmp_path / NAME).with_suffix(".json"))
+    put(tmp_path / NAME)
     entry, _, passed_over = store.newest()
 
     assert entry == first
     assert len(passed_over) == 1
-    assert "run_epoch_1_iter_4.json" in passed_over[0]
+    assert NAME in passed_over[0]
     assert store.save(NAME, state(5)).path.name == "run_epoch_1_iter_4-2.pth"
 
 
@@ -125,10 +128,12 @@ def test_what_has_the_name_of_our_manifest_is_passed_over_with_a_word(
         {"judged_by": ["loss", "min", [1]]},
         {"judged_by": ["loss", "average", 1]},
         {"shards": {"a": {"bytes": "9", "sha256": "0"}}},
-        {"shards": {"a": 7}},
-        {"files": {NAME: {"bytes": "x", "sha256": []}}},
-        {"files": {"a\0.pth": {"bytes": 1, "sha256": ""}}},
-        {"files": []},
+        {"shards": ["a", ""]},
+        {"shards": ["../a.00000000.shards", ""]},
+        {"shards": ["a.00000000.shards", 7]},
+        {"former_shards": ".."},
+        {"data": {"bytes": "x", "sha256": []}},
+        {"data": []},
         {"schema": "3"},
     ],
 )
@@ -136,7 +141,7 @@ def test_a_forged_manifest_is_no_manifest(tmp_path: Path, opened: Make, state: M
     store = opened()
     first = store.save("run_epoch_0_iter_2.pth", state(2))
     store.save(NAME, state(4))
-    reseal((tmp_path / NAME).with_suffix(".json"), **changes)
+    reseal(tmp_path / NAME, **changes)
     entry, _, [passed_over] = store.newest()
 
     assert entry == first
@@ -158,7 +163,7 @@ def test_pointers_are_for_people_only(tmp_path: Path, opened: Make, state: Make,
     assert main(["inspect", str(tmp_path)]) == main(["prune", str(tmp_path), "--keep-last", "1"]) == 0
 
 
-@pytest.mark.parametrize("name", [".run.lock", ".run.data.tmp", ".run.manifest.tmp", ".run.pointer.tmp", "run.last"])
+@pytest.mark.parametrize("name", [".run.lock", ".run.data.tmp", ".run.former.tmp", ".run.small.tmp", "run.last"])
 @pytest.mark.parametrize("there", [True, False])
 def test_no_link_is_followed_in_writing(tmp_path: Path, state: Make, name: str, there: bool) -> None:
     folder, victim = tmp_path / "run", tmp_path / "precious"
@@ -172,7 +177,9 @@ def test_no_link_is_followed_in_writing(tmp_path: Path, state: Make, name: str, 
             store.open()
     else:
         store.open()
-        store.point("last", store.save(NAME, state(4)).path)
+        entry = store.save(NAME, state(4))
+        store.point("last", entry.path)
+        store.judge(entry, ("loss", "min", 0.5))
         store.close()
         assert (folder / "run.last").read_text() == f"{NAME}\n"
 
@@ -196,27 +203,6 @@ def test_a_lock_file_with_a_second_name_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_bytes() == b"precious"
 
 
-@pytest.mark.parametrize("shards", [False, True])
-def test_a_forged_tombstone_removes_nothing(tmp_path: Path, opened: Make, state: Make, shards: bool) -> None:
-    store = opened()
-    store.save(NAME, state(4))
-    store.close()
-    shutil.copy((tmp_path / NAME).with_suffix(".json"), tmp_path / ".run.doomed")
-    (tmp_path / "precious.pth").write_bytes(b"precious")
-    (tmp_path / "precious.shards").mkdir()
-    more = {"shards": {"a": {"bytes": 1, "sha256": ""}}} if shards else {}
-    reseal(tmp_path / ".run.doomed", files={"precious.pth": {"bytes": 8, "sha256": "00" * 32}}, **more)
-    notes = store.open()
-
-    assert notes == [
-        f"A removal of {tmp_path / 'precious.pth'} was interrupted; what has that name now is another file, and stays."
-    ]
-    assert (tmp_path / "precious.pth").read_bytes() == b"precious"
-    assert (tmp_path / "precious.shards").is_dir()
-    assert not (tmp_path / ".run.doomed").exists()
-    store.close()
-
-
 def test_links_that_the_user_made_to_a_large_disk(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
     large, folder = tmp_path / "large", tmp_path / "folder"
     large.mkdir()
@@ -225,30 +211,31 @@ def test_links_that_the_user_made_to_a_large_disk(tmp_path: Path, opened: Make, 
     store = opened(folder=folder)
     for step in (2, 4):
         path = store.save(f"run_epoch_0_iter_{step}.pth", state(step)).path
-        for each in (path, path.with_suffix(".json")):
-            shutil.move(each, large)
-            each.symlink_to(large / each.name)
+        shutil.move(path, large)
+        path.symlink_to(large / path.name)
     entry, loaded, passed_over = store.newest()
 
     assert (entry.path, loaded["progress"]["steps"], passed_over) == (path, 4, [])
     assert storage.verify(path) == entry
     assert store.remove(path)
-    assert sorted(each.name for each in folder.glob("run*")) == ["run_epoch_0_iter_2.json", "run_epoch_0_iter_2.pth"]
+    assert sorted(each.name for each in folder.glob("run*")) == ["run_epoch_0_iter_2.pth"]
     assert (large / path.name).exists()
 
 
 def test_shards_behind_a_link_are_not_removed(tmp_path: Path, opened: Make, state: Make) -> None:
     store = opened()
-    path = store.save(NAME, state(4)).path
-    (tmp_path / "large").mkdir()
-    path.with_suffix(".shards").symlink_to(tmp_path / "large")
+    (store.begin_shards(1) / "__0_0.distcp").write_bytes(b"1")
+    entry = store.save(NAME, state(4), shards={"__0_0.distcp": (1, "")})
+    shards = shards_path(entry)
+    shards.rename(tmp_path / "large")
+    shards.symlink_to(tmp_path / "large")
 
-    assert store.remove(path)
-    assert not path.with_suffix(".shards").is_symlink()
+    assert store.remove(entry.path)
+    assert not shards.is_symlink()
     assert (tmp_path / "large").is_dir()
 
 
-@pytest.mark.parametrize("name", [".run.doomed", ".run.data.tmp", ".run.pointer.tmp"])
+@pytest.mark.parametrize("name", [".run.former.tmp", ".run.data.tmp", ".run.small.tmp"])
 def test_a_folder_with_the_name_of_a_file_of_ours_is_named(tmp_path: Path, state: Make, name: str) -> None:
     (tmp_path / name).mkdir()
     store = Store(tmp_path, "run")

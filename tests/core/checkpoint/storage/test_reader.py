@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from hashlib import sha256
 from io import BufferedReader, FileIO
 from math import inf
 from pathlib import Path
@@ -20,12 +19,12 @@ from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Entry, Files
 from heliograph.core.checkpoint.storage.files import PAUSES, TRIES
 from heliograph.core.checkpoint.storage.folder import Manifests
-from heliograph.core.checkpoint.storage.manifest import SchemaError, encode
+from heliograph.core.checkpoint.storage.manifest import SchemaError
 from heliograph.core.checkpoint.weights_files import find_weights
-from heliograph.tests.stores import training_named
+from heliograph.tests.stores import seal_as, training_named
 
 Make = Callable[..., Any]
-ADVICE = r"no manifest a\.json, so it cannot be verified.*python -m heliograph checkpoint migrate .*a\.pth`"
+ADVICE = r"has no manifest, so it is not a checkpoint of heliograph.*python -m heliograph checkpoint migrate .*a\.pth`"
 
 
 class Evil:
@@ -41,34 +40,17 @@ class Evil:
 def forge(path: Path, content: Any, **more: Any) -> Entry:
     """Write anything, with a manifest in which everything is right."""
     torch.save(content, path)
-    data = path.read_bytes()
-    more = {"training": training_named("run"), **more}
-    entry = Entry(path, "run", 99, 0.0, len(data), sha256(data).hexdigest(), **more)
-    path.with_suffix(".json").write_bytes(encode(entry))
-    return entry
+    more = {"training": training_named("run"), "name": path.name, **more}
+    return seal_as(path, Entry(path, "run", 99, 0.0, 0, "", **more))
 
 
 def test_a_file_without_a_manifest(tmp_path: Path, opened: Make, state: Make) -> None:
-    opened().save("a.pth", state(3))
-    (tmp_path / "a.json").unlink()
+    torch.save(state(3), tmp_path / "a.pth")
     for read in (storage.load, storage.verify, storage.read_manifest):
         with pytest.raises(ValueError, match=ADVICE):
             read(tmp_path / "a.pth")
 
     assert storage.load(tmp_path / "a.pth", verify=False)["progress"]["steps"] == 3
-
-
-def test_a_manifest_without_its_file(tmp_path: Path, opened: Make, state: Make) -> None:
-    store = opened()
-    store.save("a.pth", state())
-    (tmp_path / "a.pth").unlink()
-    for read in (storage.load, storage.verify):
-        with pytest.raises(FileNotFoundError, match=r"There is no checkpoint .*a\.pth"):
-            read(tmp_path / "a.pth")
-
-    assert storage.read_manifest(tmp_path / "a.json").sequence == 1
-    assert store.newest()[:2] == (None, None)
-    assert store.entries() == ([], [f"The checkpoint {tmp_path / 'a.pth'} is gone: only its manifest a.json is left."])
 
 
 def test_a_missing_file_lists_its_siblings(tmp_path: Path, opened: Make, state: Make) -> None:
@@ -78,7 +60,7 @@ def test_a_missing_file_lists_its_siblings(tmp_path: Path, opened: Make, state: 
     with pytest.raises(FileNotFoundError, match=r"Known: none"):
         storage.load(tmp_path / "nowhere" / "run.pth")
     with pytest.raises(FileNotFoundError, match=r"There is no checkpoint"):
-        storage.read_manifest(tmp_path / "b.json")
+        storage.read_manifest(tmp_path / "b.pth")
 
 
 @pytest.mark.parametrize("name", ["a.json", "run.last"])
@@ -89,11 +71,10 @@ def test_a_path_to_something_else(tmp_path: Path, opened: Make, state: Make, nam
         storage.load(tmp_path / name)
 
 
-def test_a_pair_may_be_renamed(tmp_path: Path, opened: Make, state: Make) -> None:
+def test_a_file_may_be_renamed(tmp_path: Path, opened: Make, state: Make) -> None:
     store = opened()
     store.save("a.pth", state(4))
-    for suffix in (".pth", ".json"):
-        (tmp_path / f"a{suffix}").rename(tmp_path / f"best{suffix}")
+    (tmp_path / "a.pth").rename(tmp_path / "best.pth")
 
     assert storage.load(tmp_path / "best.pth")["progress"]["steps"] == 4
     assert store.newest()[0].path == tmp_path / "best.pth"
@@ -106,12 +87,14 @@ def test_another_size_or_content_is_refused_before_anything_is_unpickled(
     opened().save("a.pth", state())
     monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("it was unpickled"))
     content = (tmp_path / "a.pth").read_bytes()
+    size = storage.read_manifest(tmp_path / "a.pth").size
     (tmp_path / "a.pth").write_bytes(content + b"\0")
-    with pytest.raises(
-        ValueError, match=rf"damaged: it has {len(content) + 1} bytes, its manifest says {len(content)}"
-    ):
+    with pytest.raises(ValueError, match=r"a\.pth is damaged, .* it does not end as an archive does"):
         storage.load(tmp_path / "a.pth")
-    (tmp_path / "a.pth").write_bytes(content[:-1] + b"\1")
+    (tmp_path / "a.pth").write_bytes(content[:9] + b"more" + content[9:])
+    with pytest.raises(ValueError, match=rf"damaged: it has {size + 4} bytes before its manifest, which says {size}"):
+        storage.load(tmp_path / "a.pth")
+    (tmp_path / "a.pth").write_bytes(content[:90] + bytes([content[90] ^ 1]) + content[91:])
     with pytest.raises(ValueError, match=r"a\.pth is damaged: its SHA-256 is not the one in its manifest"):
         storage.load(tmp_path / "a.pth")
 
@@ -151,8 +134,8 @@ def test_another_schema_is_no_damage(tmp_path: Path, opened: Make, state: Make, 
     for read in (storage.load, lambda path: store.newest()):
         with pytest.raises(SchemaError, match=rf"schema {schema}, this version reads {SCHEMA}: update"):
             read(tmp_path / "newer.pth")
-    manifest = tmp_path / "newer.json"
-    manifest.write_bytes(encode(replace(storage.read_manifest(tmp_path / "good.pth"), run_name="other", asked_name="")))
+    other = replace(storage.read_manifest(tmp_path / "good.pth"), run_name="other", asked_name="")
+    seal_as(tmp_path / "newer.pth", other)
     assert store.newest()[1]["progress"]["steps"] == 1
 
 
@@ -176,9 +159,9 @@ class Refusing(Files):
         self._step("names", folder)
         return super().try_names(folder)
 
-    def try_read(self, path: Path, most: int) -> bytes:
+    def try_tail(self, path: Path) -> tuple[bytes, int]:
         self._step("manifest", path)
-        return super().try_read(path, most)
+        return super().try_tail(path)
 
     def try_open(self, path: Path) -> BufferedReader:
         self._step("open", path)
@@ -232,16 +215,14 @@ def test_what_is_removed_during_the_search_is_looked_for_again(tmp_path: Path, o
         store.save(name, state(steps))
 
     class Racing(Files):
-        def try_read(self, path: Path, most: int) -> bytes:
-            if path.name == "c.json":
-                for each in (path, path.with_suffix(".pth")):
-                    each.unlink(missing_ok=True)
-            return super().try_read(path, most)
+        def try_tail(self, path: Path) -> tuple[bytes, int]:
+            if path.name == "c.pth":
+                path.unlink(missing_ok=True)
+            return super().try_tail(path)
 
         def try_open(self, path: Path) -> BufferedReader:
             if path.name == "b.pth":
-                for each in (path, path.with_suffix(".json")):
-                    each.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             return super().try_open(path)
 
     newest: Any = storage.newest(Manifests(tmp_path, Racing()), "run")
@@ -249,16 +230,14 @@ def test_what_is_removed_during_the_search_is_looked_for_again(tmp_path: Path, o
     assert (entry.path.name, loaded["progress"]["steps"], passed_over) == ("a.pth", 0, [])
 
 
-def test_what_cannot_be_read_of_another_run_is_none_of_its_business(tmp_path: Path, opened: Make, state: Make) -> None:
-    """A manifest without data is not a checkpoint that could be lost; one with data may be of any run."""
+def test_what_cannot_be_read_may_be_of_any_run(tmp_path: Path, opened: Make, state: Make) -> None:
     opened().save("a.pth", state(1))
-    (tmp_path / "config.json").write_text("{}")
 
     class Closed(Files):
-        def try_read(self, path: Path, most: int) -> bytes:
-            if path.name == "config.json":
+        def try_tail(self, path: Path) -> tuple[bytes, int]:
+            if path.name == "config.pth":
                 raise PermissionError(errno.EACCES, "Permission denied", str(path))
-            return super().try_read(path, most)
+            return super().try_tail(path)
 
         def pause(self, seconds: float) -> None: ...
 
@@ -306,15 +285,14 @@ def test_newest_passes_over_what_is_damaged_and_says_so(tmp_path: Path, opened: 
     for steps, name in enumerate(("a.pth", "b.pth", "c.pth", "d.pth", "e.pth")):
         store.save(name, state(steps))
     (tmp_path / "e.pth").write_bytes(b"")
-    (tmp_path / "d.json").write_bytes((tmp_path / "d.json").read_bytes()[:-9])
-    (tmp_path / "c.json").unlink()
-    (tmp_path / "b.pth").unlink()
+    (tmp_path / "d.pth").write_bytes((tmp_path / "d.pth").read_bytes()[:-9])
+    torch.save(state(2), tmp_path / "c.pth")
+    (tmp_path / "b.pth").write_bytes((tmp_path / "b.pth").read_bytes().replace(b"PK", b"KP", 1))
     entry, loaded, passed_over = store.newest()
 
     assert entry.path.name == "a.pth"
     assert loaded["progress"]["steps"] == 0
-    assert [path for path in "abcde" for line in passed_over if f"{path}.pth" in line] == ["b", "c", "e"]
-    assert [line for line in passed_over if f"{tmp_path / 'd.json'} is damaged" in line]
+    assert [path for path in "abcde" for line in passed_over if f"{path}.pth" in line] == ["b", "c", "d", "e"]
     assert len(passed_over) == 4
 
 
@@ -323,7 +301,6 @@ def test_other_runs_are_none_of_its_business_unless_there_is_nothing_else(
 ) -> None:
     for name in ("b", "a"):
         opened(name).save(f"{name}.pth", state(name=name))
-    (tmp_path / "a.pth").write_bytes(b"broken")
     (tmp_path / "settings.json").write_text('{"format": "mine"}')
     store = opened()
 
@@ -342,7 +319,6 @@ def test_a_folder_and_a_link_to_nowhere_with_the_suffix(tmp_path: Path, opened: 
     store = opened()
     store.save("a.pth", state())
     (tmp_path / "folder.pth").mkdir()
-    (tmp_path / "folder.json").mkdir()
     (tmp_path / "link.pth").symlink_to(tmp_path / "gone.pth")
     entry, _, passed_over = store.newest()
 
@@ -358,7 +334,7 @@ def test_entries_are_of_the_folder_not_of_what_was_written(tmp_path: Path, opene
     first = store.save("a.pth", state(1))
     copy = replace(first, path=tmp_path / "z.pth", sequence=50)
     (tmp_path / "z.pth").write_bytes(first.path.read_bytes())
-    (tmp_path / "z.json").write_bytes(encode(copy))
+    copy = seal_as(tmp_path / "z.pth", copy)
 
     assert store.entries() == ([copy, first], [])
 

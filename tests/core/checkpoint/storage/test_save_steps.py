@@ -11,20 +11,12 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.checkpoint.storage import Files
+from heliograph.core.checkpoint.storage.archive import NO_STORAGES, Pickle
 from heliograph.core.checkpoint.storage.files import digest_of
-from heliograph.core.checkpoint.storage.save_steps import NO_STORAGES, Pickle
 from torch import nn
 
 Make = Callable[..., Any]
-SAVE = [
-    "create .run.data.tmp",
-    "create .run.manifest.tmp",
-    "write .run.data.tmp",
-    "write .run.manifest.tmp",
-    "begin .run.manifest.tmp",
-    "sync .run.data.tmp",
-    "sync .run.manifest.tmp",
-]
+SAVE = ["create .run.data.tmp", "write .run.data.tmp", "write .run.data.tmp", "sync .run.data.tmp"]
 
 
 class Steps(Files):
@@ -41,12 +33,12 @@ class Steps(Files):
         self.done.append(f"write {Path(str(file.name)).name}")
         super().write(file, content)
 
-    def begin_sync(self, file: FileIO) -> None:
-        self.done.append(f"begin {Path(str(file.name)).name}")
-        super().begin_sync(file)
-
     def sync(self, file: FileIO) -> None:
         self.done.append(f"sync {Path(str(file.name)).name}")
+
+    def link(self, old: Path, new: Path) -> None:
+        self.done.append(f"link {new.name}")
+        super().link(old, new)
 
     def rename(self, old: Path, new: Path) -> None:
         self.done.append(f"rename {new.name}")
@@ -65,16 +57,18 @@ def steps() -> Steps:
     return Steps()
 
 
-def test_a_save_under_a_new_name_syncs_both_files_and_the_folder(opened: Make, state: Make, steps: Steps) -> None:
+def test_a_save_under_a_new_name_syncs_the_file_and_the_folder(opened: Make, state: Make, steps: Steps) -> None:
     store = opened(files=steps)
     store.save("a.pth", state(1))
     steps.done.clear()
     store.save("b.pth", state(2), read_back=False)
 
-    assert steps.done == [*SAVE, "rename b.pth", "rename b.json", "sync the folder"]
+    assert steps.done == [*SAVE, "rename b.pth", "sync the folder"]
 
 
-def test_a_save_with_shards_under_a_new_name_replaces_nothing_either(opened: Make, state: Make, steps: Steps) -> None:
+def test_a_save_with_shards_under_a_new_name_replaces_nothing_either(
+    tmp_path: Path, opened: Make, state: Make, steps: Steps
+) -> None:
     store = opened(files=steps)
     store.save("a.pth", state(1))
     shard = store.begin_shards(100) / "__0_0.distcp"
@@ -82,27 +76,24 @@ def test_a_save_with_shards_under_a_new_name_replaces_nothing_either(opened: Mak
     steps.done.clear()
     store.save("b.pth", {**state(2), "shards": {}}, shards={shard.name: digest_of(shard)})
 
-    moves = ["rename b.shards", "rename b.pth", "rename b.json"]
-    assert steps.done[steps.done.index("sync .run.manifest.tmp") :] == [
-        "sync .run.manifest.tmp",
-        *moves,
-        "sync the folder",
+    [shards] = tmp_path.glob("*.shards")
+    assert steps.done == [
+        *["create digests.json", "write digests.json", "sync digests.json", *SAVE],
+        *["sync the folder", f"rename {shards.name}", "rename b.pth", "sync the folder"],
     ]
 
 
-def test_a_save_that_replaces_makes_the_hidden_names_durable_first(opened: Make, state: Make, steps: Steps) -> None:
+def test_a_save_that_replaces_keeps_a_second_name_of_the_former_until_it_is_durable(
+    opened: Make, state: Make, steps: Steps
+) -> None:
     store = opened(files=steps)
     store.save("a.pth", state(1))
     steps.done.clear()
     store.save("a.pth", state(2))
-    moves = [".run.former-manifest.tmp", ".run.former-data.tmp", "a.pth", "a.json"]
 
-    assert steps.done[7:] == [
-        "sync the folder",
-        *(f"rename {each}" for each in moves),
-        "sync the folder",
-        "unlink .run.former-data.tmp",
-        "unlink .run.former-manifest.tmp",
+    assert steps.done == [
+        *SAVE,
+        *["link .run.former.tmp", "rename a.pth", "sync the folder", "unlink .run.former.tmp"],
     ]
 
 
@@ -112,9 +103,9 @@ def test_only_the_pointer_to_the_best_is_synced(opened: Make, state: Make, steps
     steps.done.clear()
     store.point("last", path)
     store.point("best", path)
-    written = ["create .run.pointer.tmp", "write .run.pointer.tmp"]
+    written = ["create .run.small.tmp", "write .run.small.tmp"]
 
-    assert steps.done == [*written, "rename run.last", *written, "sync .run.pointer.tmp", "rename run.best"]
+    assert steps.done == [*written, "rename run.last", *written, "sync .run.small.tmp", "rename run.best"]
 
 
 def test_a_removal_syncs_nothing(opened: Make, state: Make, steps: Steps) -> None:
@@ -124,7 +115,7 @@ def test_a_removal_syncs_nothing(opened: Make, state: Make, steps: Steps) -> Non
     steps.done.clear()
     store.remove(path)
 
-    assert steps.done == ["rename .run.doomed", "unlink a.pth", "unlink .run.doomed"]
+    assert steps.done == ["unlink a.pth"]
 
 
 def test_what_a_failed_change_may_have_left_is_removed_by_the_next_save(
@@ -136,11 +127,11 @@ def test_what_a_failed_change_may_have_left_is_removed_by_the_next_save(
         broken.setattr(Files, "rename", lambda self, old, new: (_ for _ in ()).throw(OSError("refused")))
         with pytest.raises(OSError, match="refused"):
             store.point("last", path)
-    left = (tmp_path / ".run.pointer.tmp").exists()
+    left = (tmp_path / ".run.small.tmp").exists()
     store.save("b.pth", state(2))
 
     assert left
-    assert not (tmp_path / ".run.pointer.tmp").exists()
+    assert not (tmp_path / ".run.small.tmp").exists()
 
 
 ALL_KINDS = {

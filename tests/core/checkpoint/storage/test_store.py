@@ -16,7 +16,8 @@ import pytest
 import torch
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Files, Store
-from heliograph.core.checkpoint.storage.save_steps import compacted
+from heliograph.core.checkpoint.storage.archive import compacted
+from heliograph.core.checkpoint.storage.manifest import encode
 
 Make = Callable[..., Any]
 
@@ -25,12 +26,12 @@ def test_save_and_load(tmp_path: Path, opened: Make, state: Make, names: Make) -
     entry = opened().save("a.pth", state(3, metrics={"loss": nan}), judged_by=("loss", "min", 0.5))
     loaded = storage.load(tmp_path / "a.pth")
 
-    assert names() == ["a.json", "a.pth"]
+    assert names() == ["a.pth"]
     assert loaded["progress"] == {"steps": 3}
     assert torch.equal(loaded["modules"]["model"]["weight"], torch.full((50,), 3.0))
     assert (entry.path, entry.run_name, entry.sequence, entry.saved_at) == (tmp_path / "a.pth", "run", 1, 1003.0)
     assert (entry.progress, entry.versions, entry.world) == ({"steps": 3}, {"heliograph": "0"}, {"size": 1})
-    assert entry.size == (tmp_path / "a.pth").stat().st_size
+    assert entry.size + len(encode(entry)) == (tmp_path / "a.pth").stat().st_size
     assert entry.judged_by == ("loss", "min", 0.5)
     assert isnan(storage.read_manifest(tmp_path / "a.pth").metrics["loss"])
 
@@ -52,7 +53,7 @@ def test_permissions_are_what_the_umask_says(opened: Make, state: Make) -> None:
     finally:
         os.umask(before)
 
-    assert [path.stat().st_mode & 0o777 for path in (entry.path, entry.path.with_suffix(".json"))] == [0o640, 0o640]
+    assert entry.path.stat().st_mode & 0o777 == 0o640
 
 
 def test_the_same_name_again_replaces(opened: Make, state: Make, names: Make) -> None:
@@ -61,7 +62,7 @@ def test_the_same_name_again_replaces(opened: Make, state: Make, names: Make) ->
     store.save("b.pth", state(2))
     entry = store.save("a.pth", state(3))
 
-    assert names() == ["a.json", "a.pth", "b.json", "b.pth"]
+    assert names() == ["a.pth", "b.pth"]
     assert [each.progress["steps"] for each in store.entries()[0]] == [3, 2]
     assert storage.load(entry.path)["progress"]["steps"] == 3
 
@@ -70,39 +71,26 @@ def test_what_belongs_to_something_else_is_never_replaced(opened: Make, state: M
     store, other = opened(), opened("other")
     theirs = other.save("a.pth", state(1, name="other"))
     (theirs.path.parent / "a-2.pth").write_bytes(b"somebody's")
-    (theirs.path.parent / "a-3.json").write_bytes(b"somebody's")
+    (theirs.path.parent / "a-3.pth").mkdir()
     pinned = store.save("a.pth", state(2))
     store.pin(pinned.path)
     entry = store.save("a.pth", state(3))
 
     assert (pinned.path.name, entry.path.name) == ("a-4.pth", "a-5.pth")
-    assert names() == [
-        "a-2.pth",
-        "a-3.json",
-        "a-4.json",
-        "a-4.pinned",
-        "a-4.pth",
-        "a-5.json",
-        "a-5.pth",
-        "a.json",
-        "a.pth",
-    ]
+    assert names() == ["a-2.pth", "a-3.pth", "a-4.pinned", "a-4.pth", "a-5.pth", "a.pth"]
     assert storage.load(theirs.path)["progress"]["steps"] == 1
     assert storage.load(pinned.path)["progress"]["steps"] == 2
     assert (theirs.path.parent / "a-2.pth").read_bytes() == b"somebody's"
 
 
-@pytest.mark.parametrize("manifest", [None, b"broken"])
 def test_an_old_file_is_replaced_where_that_is_asked_for(
-    tmp_path: Path, opened: Make, state: Make, names: Make, manifest: bytes | None
+    tmp_path: Path, opened: Make, state: Make, names: Make
 ) -> None:
     (tmp_path / "a.pth").write_bytes(b"old")
-    if manifest is not None:
-        (tmp_path / "a.json").write_bytes(manifest)
     entry = opened().save("a.pth", state(3), replace_unknown=True)
 
     assert entry.path == tmp_path / "a.pth"
-    assert names() == ["a.json", "a.pth"]
+    assert names() == ["a.pth"]
     assert storage.verify(entry.path) == entry
 
 
@@ -128,9 +116,8 @@ def test_the_sequence_continues_after_the_highest_that_was_ever_used(tmp_path: P
     store.remove(tmp_path / "d.pth")
     assert store.save("e.pth", state()).sequence == 5
     store.close()
-    (tmp_path / "e.pth").unlink()  # only its manifest is left
-    damaged = (tmp_path / "e.json").read_bytes().replace(b'"steps": 0', b'"steps": 1')
-    (tmp_path / "e.json").write_bytes(damaged)
+    damaged = (tmp_path / "e.pth").read_bytes().replace(b'"steps": 0', b'"steps": 1')
+    (tmp_path / "e.pth").write_bytes(damaged)
 
     assert opened().save("f.pth", state()).sequence == 6
 
@@ -154,7 +141,7 @@ def test_remove(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
     assert store.remove(tmp_path / "a.pth") is True
     assert store.remove(tmp_path / "a.pth") is True
     assert store.remove(tmp_path / "old.pth") is False
-    assert names() == ["b.json", "b.pth", "old.pth"]
+    assert names() == ["b.pth", "old.pth"]
 
 
 def test_what_is_pinned_stays(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
@@ -164,7 +151,7 @@ def test_what_is_pinned_stays(tmp_path: Path, opened: Make, state: Make, names: 
     store.pin(path)
     assert store.is_pinned(path)
     assert store.remove(path) is False
-    assert names() == ["a.json", "a.pinned", "a.pth"]
+    assert names() == ["a.pinned", "a.pth"]
 
     (tmp_path / "a.pinned").unlink()
     (tmp_path / "a.pinned").touch()  # as a person does it
@@ -185,7 +172,7 @@ def test_pointers(tmp_path: Path, opened: Make, state: Make, names: Make) -> Non
     assert (tmp_path / "my-run-d33e7609.best").read_text() == "a.pth\n"
     store.point("last", None)
     store.point("last", None)
-    assert names() == ["a.json", "a.pth", "my-run-d33e7609.best"]
+    assert names() == ["a.pth", "my-run-d33e7609.best"]
 
 
 def test_a_pointer_that_another_process_wrote_meanwhile_is_removed(tmp_path: Path) -> None:
@@ -211,7 +198,7 @@ def test_open_and_close(tmp_path: Path, state: Make, names: Make) -> None:
     store.close()
     store.close()
 
-    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["a.json", "a.pth"]
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["a.pth"]
     with pytest.raises(ValueError, match="not open"):
         store.save("a.pth", state())
     assert store.open() == []
@@ -329,7 +316,7 @@ def test_what_is_of_another_training_is_neither_replaced_nor_removed(
     assert store.remove(first.path, ONE) is True
     store.point("last", second.path)
     store.close()
-    assert names() == ["a-2.json", "a-2.pth", "run-2.last"]
+    assert names() == ["a-2.pth", "run-2.last"]
     assert not (tmp_path / ".run-2.lock").exists()
 
 

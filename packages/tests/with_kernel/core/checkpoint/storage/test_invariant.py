@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from heliograph.builtin_callbacks.checkpoint import names
-from heliograph.core.checkpoint.storage import Entry, Files, Store, reader, save_steps
+from heliograph.core.checkpoint.storage import Entry, Store, reader
 from heliograph.packages.tests.torture.trainings import REFUSALS, Death, Fault, live, look, make_state, under
 
 Make = Callable[..., Any]
@@ -47,7 +47,7 @@ def takes_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
         return [], []
 
     monkeypatch.setattr("heliograph.builtin_callbacks.checkpoint.plugin.claim_name", claim_name)
-    monkeypatch.setattr(Store, "_may_write", lambda store, path, training, unknown: not store.is_pinned(path))
+    monkeypatch.setattr(Store, "_may_write", lambda store, path, training, unknown: (not store.is_pinned(path), None))
 
 
 def owns_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,34 +179,32 @@ def test_no_operation_that_fails_costs_a_checkpoint(
         assert at > 10
 
 
-# The only one, moved aside.
+# The only one, replaced.
 
 
-def forgets_what_was_moved_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes what a killed save left, and looks at nothing."""
+def replaces_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes the former one before the new one has its name."""
 
-    def sweep(files: Files, folder: Path, run_name: str) -> list[str]:
-        for path in folder.glob(".*.tmp"):
-            files.unlink(path)
-        return []
+    def put_in_place(self: Store, entry: Entry) -> None:
+        self._files.unlink(entry.path)
+        self._files.rename(self._hidden.data, entry.path)
 
-    monkeypatch.setattr("heliograph.core.checkpoint.storage.store.sweep", sweep)
-    monkeypatch.setattr(save_steps, "sweep", sweep)
+    monkeypatch.setattr(Store, "_put_in_place", put_in_place)
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_the_only_one_is_restored_after_a_kill_during_its_replacement(
+def test_the_only_one_is_there_after_a_kill_during_its_replacement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: bool
 ) -> None:
     if forgets:
-        forgets_what_was_moved_aside(monkeypatch)
+        replaces_in_place(monkeypatch)
     found = []
     for at in range(6):
         folder = tmp_path / str(at)
         with closing(Store(folder, "run", ONE)) as store:
             store.open()
             store.save("b.pth", make_state("run", ONE, 2))
-            with under(Fault(at, None, kinds=("rename", "unlink"))), suppress(Death):
+            with under(Fault(at, None, kinds=("rename", "unlink", "link"))), suppress(Death):
                 save_again(store)
         found.append(ONE in look(folder, ["run"]))
 
