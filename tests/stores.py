@@ -94,7 +94,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., Store]]:
 @pytest.fixture
 def names(tmp_path: Path) -> Callable[[], list[str]]:
     """Return a function that lists the test's folder, but for locks."""
-    return lambda: sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock")
+    return lambda: sorted(path.name for path in tmp_path.iterdir() if path.suffix not in (".lock", ".holder"))
 
 
 @pytest.fixture

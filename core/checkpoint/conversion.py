@@ -201,7 +201,7 @@ def back_up(path: Path) -> Path:
     except OSError:  # a file system without links
         aside = backup.with_name(f".{backup.name}.tmp")
         shutil.copy2(path, aside)
-        with aside.open("rb") as file:
+        with aside.open("r+b") as file:  # Windows syncs only a file that may be written
             os.fsync(file.fileno())
         aside.replace(backup)
     return backup

@@ -25,6 +25,7 @@ T = TypeVar("T")
 PAUSES = (0.1, 0.5, 2.0)  # seconds before reading is tried again
 TRIES = 1 + len(PAUSES)
 NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 logger = logging.getLogger("heliograph")
 
 
@@ -53,8 +54,13 @@ class Files:
         os.fsync(file.fileno())
 
     def link(self, old: Path, new: Path) -> None:
-        """Give a file a second name."""
-        os.link(old, new)
+        """Give a file a second name; raise NotImplementedError if the file system has none."""
+        try:
+            os.link(old, new)
+        except OSError as error:
+            if error.errno in NO_LINKS:
+                raise NotImplementedError from error
+            raise
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename a file; an existing file of that name is replaced."""

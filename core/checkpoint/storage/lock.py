@@ -5,40 +5,36 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import stat
-import weakref
-from io import FileIO
+from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from time import monotonic, sleep
 
-from .untrusted_files import FOLLOW_NO_LINK
+from filelock import FileLock, Timeout
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from .files import NOT_THERE, SYSTEM
 
 TICK = 0.1  # seconds between two tries
 LONGEST = 1024  # bytes of what a lock's holder writes about itself
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
-_held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 class Lock:
-    """An advisory lock on a file, which ends with its process, however that ends.
+    """An advisory lock on a file, which ends with its process, however that ends, and is not inherited by its children.
 
-    A second holder is refused, in the same process too. If the system has no `fcntl` (Windows), or the file system no
-    locks, nothing is locked.
+    A second holder is refused, in the same process too. If the file system has no locks, nothing is locked. The process
+    id and the host of the holder are in a file beside it that ends in `.holder`.
 
     Args:
-        path: the lock file; created by the holder, removed when it is released.
+        path: the lock file, which ends in `.lock`; created by the holder, removed when it is released.
         purpose: what the lock is for, for the error message.
         remedy: what to do other than closing the other process, for the error message.
     """
 
     def __init__(self, path: Path, purpose: str, remedy: str = "give this run another name= or folder") -> None:
         self.path, self.purpose, self.remedy = path, purpose, remedy
-        self._file: FileIO | None = None
+        self._holder = path.with_suffix(".holder")
+        self._lock: FileLock | None = None
 
     def acquire(self, patience: float = 0.0) -> bool:
         """Acquire the lock; return False if there are no locks.
@@ -47,75 +43,55 @@ class Lock:
             patience: seconds to wait for another process to release it.
 
         Raises:
-            ValueError: another process holds it, or another lock of this process.
+            ValueError: another process holds it, or another lock of this process; or something else has its name.
+            OSError: it cannot be opened.
         """
-        if fcntl is None:
-            return False
-        limit = monotonic() + patience
-        while self._file is None:
-            file = self._open()
+        limit, lock = monotonic() + patience, FileLock(self.path, thread_local=False)
+        while self._lock is None:
+            self._check_is_file()
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                with file:
-                    if error.errno in _UNSUPPORTED:
-                        self.path.unlink(missing_ok=True)
-                        return False
-                    holder = file.read(LONGEST).decode(errors="replace").split()
+                lock.acquire(timeout=0)
+                self._lock = lock
+            except Timeout:
+                if not self.path.exists():  # released in between
+                    continue
+                holder = self._read_holder()
                 if monotonic() >= limit or holder == _own():
                     raise self._refusal(holder) from None
                 sleep(TICK)
-                continue
-            if _names(self.path, file):
-                self._file = file
-            else:  # its holder removed it before it was locked here
-                file.close()
-        self._file.truncate(0)
-        self._file.write(f"{' '.join(_own())}\n".encode())
-        _held.add(self)
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                self.path.unlink(missing_ok=True)
+                return False
+        SYSTEM.unlink(self._holder)  # a link of that name is not followed
+        with SYSTEM.create(self._holder) as file:
+            file.write(f"{' '.join(_own())}\n".encode())
         return True
 
     def release(self) -> None:
         """Release the lock, if it is held."""
-        if self._file is None:
-            return
-        file, self._file = self._file, None
-        with file:
-            if _names(self.path, file):
-                self.path.unlink()
-        _held.discard(self)
+        lock, self._lock = self._lock, None
+        if lock is not None and lock.is_locked:  # not in a forked child
+            self._holder.unlink(missing_ok=True)
+            with suppress(PermissionError):  # Windows: an open file
+                self.path.unlink(missing_ok=True)
+            lock.release()
 
-    def forget(self) -> None:
-        """Close the file in a forked child, without releasing the lock of the parent.
-
-        A child that kept the file open (a loader's worker, say) would hold the lock after its parent was killed.
-        """
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _open(self) -> FileIO:
-        """Open the lock file, or make it.
-
-        Raises:
-            ValueError: something else has its name, such as a link to another file, which would be emptied.
-            OSError: it cannot be opened.
-        """
-        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | FOLLOW_NO_LINK
+    def _check_is_file(self) -> None:
+        """Raise ValueError if something else has the name of the lock, such as a link to another file."""
         try:
-            file = FileIO(os.open(self.path, flags, 0o666), "r+")
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise self._not_a_lock() from None
-            raise
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            file.close()
-            raise self._not_a_lock()
-        return file
+            status = os.lstat(self.path)
+        except NOT_THERE:
+            return
+        if not S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise ValueError(f"{self.path} is not a lock file, but a link, a folder, a pipe or a device: remove it.")
 
-    def _not_a_lock(self) -> ValueError:
-        return ValueError(f"{self.path} is not a lock file, but a link, a folder, a pipe or a device: remove it.")
+    def _read_holder(self) -> list[str]:
+        try:
+            return SYSTEM.try_read(self._holder, LONGEST).decode(errors="replace").split()
+        except (OSError, ValueError):
+            return []
 
     def _refusal(self, holder: list[str]) -> ValueError:
         who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"
@@ -128,21 +104,3 @@ class Lock:
 def _own() -> list[str]:
     """Return what this process writes into its lock files: its id and host."""
     return [str(os.getpid()), socket.gethostname()]
-
-
-def _names(path: Path, file: FileIO) -> bool:
-    """Return whether a path still names an open file."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def _forget_all() -> None:
-    for lock in list(_held):
-        lock.forget()
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)

@@ -32,7 +32,7 @@ class Store:
     """Writes, lists and removes the checkpoints of a training, from one thread at a time.
 
     One store may be open for a run's name and folder: a second one, in another process or in this, is refused. The lock
-    ends with its process. If the system has no `fcntl` (Windows), there is no lock.
+    ends with its process. If the file system has no locks, there is none.
 
     A program may give several trainings the same name. They share the lock and the order of writing; each has an id,
     and a name of its own for its files. The store neither removes nor overwrites checkpoints of another training.
@@ -406,7 +406,7 @@ class Store:
             files.sync_folder(self.folder)  # the file says which shards to remove, if it does not get its name
             files.rename(hidden.shards, self.folder / entry.shards[0])
         if replaces := files.exists(path):
-            with suppress(PermissionError, NotImplementedError):  # a file system without second names
+            with suppress(NotImplementedError):
                 files.link(path, hidden.former)
         files.rename(hidden.data, path)
         files.sync_folder(self.folder)

@@ -27,7 +27,7 @@ def test_explain_knows_whether_the_process_is_there(tmp_path: Path, capsys: pyte
     script = Script()
     script.start()
     path = write(tmp_path / "x.recording", *recording(script).attempts)
-    lock = path.with_name(path.name + ".lock")
+    lock = path.with_name(path.name + ".holder")
     for holder, state in (
         ("1", "killed, or still running"),  # on another machine
         ("", "killed, or still running"),  # a copy

@@ -223,7 +223,7 @@ def leave(checkpoint: Checkpoint) -> None:
     if checkpoint._store is not None:
         for lock in (checkpoint._store._lock, checkpoint._store._own_lock):
             if lock is not None:
-                lock.forget()
+                lock.release()
 
 
 Good = dict[str, list[Entry]]  # the whole checkpoints of each training

@@ -189,6 +189,7 @@ def test_the_newest_and_the_best_are_fetched(tmp_path: Path, opened: Open) -> No
     for each in (best, entry):
         assert storage.verify(tmp_path / "second" / each.path.name).sequence == each.sequence
     assert files(tmp_path / "second") == [
+        ".run.holder",
         ".run.lock",
         *files(tmp_path / "there" / "checkpoint_000001_one"),
     ]
@@ -230,7 +231,7 @@ def test_a_checkpoint_with_a_damaged_shard_is_skipped(tmp_path: Path, opened: Op
     resume, notes = fetch_newest(session, opened(tmp_path / "second"), "auto")
     assert resume == "auto"
     assert "its SHA-256 is not the one in its manifest" in notes[0]
-    assert files(tmp_path / "second") == [".run.lock"]
+    assert files(tmp_path / "second") == [".run.holder", ".run.lock"]
 
 
 def test_another_file_with_its_name_is_kept(tmp_path: Path, opened: Open) -> None:

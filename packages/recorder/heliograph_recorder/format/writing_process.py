@@ -15,11 +15,16 @@ def lock_path(path: Path) -> Path:
     return path.with_name(path.name + ".lock")
 
 
+def holder_path(path: Path) -> Path:
+    """Return the file with the process that holds the lock of a recording, and its host."""
+    return path.with_name(path.name + ".holder")
+
+
 def writing_process(path: Path) -> int | None:
     """Return the process of this machine that writes a recording, 0 for none, None where that is not known."""
-    lock = lock_path(path)
+    file = holder_path(path)
     try:
-        holder, age = lock.read_text(errors="replace").split(), time.time() - lock.stat().st_mtime
+        holder, age = file.read_text(errors="replace").split(), time.time() - file.stat().st_mtime
     except OSError:
         return 0  # a writer has one, and removes it at its end
     if len(holder) != 2 or not holder[0].isdigit() or holder[1] != socket.gethostname():
@@ -31,14 +36,15 @@ def writing_process(path: Path) -> int | None:
         return 0
     except PermissionError:  # of another user
         pass
-    is_another = _age(process, age) < age - CLOCKS_DIFFER and not _is_locked(lock)  # it has got the number since
+    # the number may be that of another process by now
+    is_another = _age(process, age) < age - CLOCKS_DIFFER and not _is_locked(lock_path(path))
     return 0 if is_another else process
 
 
 def is_being_written(path: Path) -> bool | None:
     """Return whether a process writes a recording; None if it is one of another machine, or the recording a copy."""
     process = writing_process(path)
-    return None if process is None or not (process or lock_path(path).exists()) else process > 0
+    return None if process is None or not (process or holder_path(path).exists()) else process > 0
 
 
 def _age(process: int, default: float) -> float:

@@ -18,15 +18,16 @@ def test_the_process_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (writing_process(tmp_path / "x.recording"), is_being_written(tmp_path / "x.recording")) == (0, None)
     writer = Writer.create(tmp_path, "x")
     assert (writing_process(writer.path), is_being_written(writer.path)) == (os.getpid(), True)
-    lock = writer.path.with_name(writer.path.name + ".lock")
-    lock.write_text(f"{os.getpid()} another_host\n")
+    lock, holder = (writer.path.with_name(f"{writer.path.name}.{end}") for end in ("lock", "holder"))
+    holder.write_text(f"{os.getpid()} another_host\n")
     assert (writing_process(writer.path), is_being_written(writer.path)) == (None, None)
-    lock.write_text(f"{os.getpid()} {socket.gethostname()}\n")
-    os.utime(lock, (0, 0))  # the clock was set
+    holder.write_text(f"{os.getpid()} {socket.gethostname()}\n")
+    os.utime(holder, (0, 0))  # the clock was set
     assert writing_process(writer.path) == os.getpid()
     lock.rename(tmp_path / "held")
-    lock.write_text(f"{os.getpid()} {socket.gethostname()}\n")
-    os.utime(lock, (0, 0))  # of a process that was there before this one
+    lock.touch()
+    holder.write_text(f"{os.getpid()} {socket.gethostname()}\n")
+    os.utime(holder, (0, 0))  # of a process that was there before this one
     assert (writing_process(writer.path), is_being_written(writer.path)) == (0, False)
     monkeypatch.setattr(time, "clock_gettime", refuse)  # on another system
     assert writing_process(writer.path) == os.getpid()

@@ -47,7 +47,7 @@ def test_a_run_that_is_not_running_is_listed_with_its_end(tmp_path: Path, monkey
     monkeypatch.setattr(watched_run, "END", 1000)  # less than its last line has
     path.write_bytes(whole)
     assert [row["status"] for row in runs.rows()] == [""]
-    (tmp_path / "x.recording.lock").write_text(f"{os.getpid()} {socket.gethostname()}")
+    (tmp_path / "x.recording.holder").write_text(f"{os.getpid()} {socket.gethostname()}")
     assert [row["status"] for row in runs.rows()] == [""]
 
 

@@ -132,7 +132,7 @@ def test_what_was_added_to_a_recording_is_in_the_next_facts(client: Client, fold
 
 
 def test_a_run_of_a_living_process_is_running(client: Client, folder: Path) -> None:
-    lock = folder / "b/deep/second.recording.lock"
+    lock = folder / "b/deep/second.recording.holder"
     for holder, state in (
         (f"{os.getpid()} {socket.gethostname()}", True),
         ("999999999 " + socket.gethostname(), False),

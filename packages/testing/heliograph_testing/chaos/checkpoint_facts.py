@@ -19,7 +19,7 @@ NAMES = (
     f"{LAST}name",
 )  # others where saves were asked for or lost, or a training began again
 PARTS = ("modules", "optimizers", "schedulers", "control", "epoch_begun", "at_save_point")
-OF_A_PROCESS = (".lock", ".steps")  # files that stay when it was killed
+OF_A_PROCESS = (".lock", ".holder", ".steps")  # files that stay when it was killed
 
 
 def facts_of(last: Path) -> dict[str, Leaf]:

@@ -33,7 +33,7 @@ def save(store: Store, name: str, state: dict[str, Any], shards: int | None = No
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Return every file, but for the lock."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".lock", ".holder")]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
