@@ -31,9 +31,10 @@ def evaluation_run(
     task: Any,
     data: Any,
     phase: Phase,
-    params: LoaderParams | None,
-    name: str,
+    *,
+    loader_params: LoaderParams | None = None,
     limit: Any = None,
+    name: str = "run",
     weights: str | Path | None = None,
 ) -> TrainRun:
     """Return a run for the sets of one phase; see `Trainer.validate`, `Trainer.test` and `Trainer.predict`."""
@@ -43,13 +44,11 @@ def evaluation_run(
         life.enter_context(engine.process())
         with opening():
             loaders = data_of_phase(data, phase, life, engine)
-        if params is None and isinstance(data, DataModule):
-            params = shared_params(data.loader_params)
-        loaders = plain_sets(
-            named_sets(loaders)
-        )  # periodic ones, of a data module say, are read by every run of this kind
-        check_params(params, loaders.values())
-        params = params_of_one_process(params, engine.world_size)
+        if loader_params is None and isinstance(data, DataModule):
+            loader_params = shared_params(data.loader_params)
+        loaders = plain_sets(named_sets(loaders))  # periodic ones, too, are read by every run of this kind
+        check_params(loader_params, loaders.values())
+        params = params_of_one_process(loader_params, engine.world_size)
         checked = evaluation(task, loaders, phase, name, params, limit)
         if phase == "predict":
             for loader in checked.evaluations[phase].values():

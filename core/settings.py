@@ -18,6 +18,8 @@ from .stepping.optimizers import SINGLE, Optimizers, make_optimizer
 from .task import check_parts, check_step, check_task
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .data.loaders import LoaderParams
     from .data.run_loaders import EvaluationSets, TrainingLoaders
 
@@ -52,20 +54,33 @@ class FitOptions(TypedDict, total=False):
 
 
 # None for those that are not named here.
+class EvaluationOptions(TypedDict, total=False):
+    """The optional arguments of `Trainer.validate`, `test` and `predict`."""
+
+    loader_params: LoaderParams | None
+    limit: float | Mapping[str, float] | None
+    name: str
+    weights: str | Path | None
+
+
 DEFAULTS: dict[str, Any] = {"max_skipped_steps": MAX_SKIPPED_STEPS, "name": "run", "allow_unused_parameters": False}
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def shows_options(method: _Method) -> _Method:
+def shows_options(options: type) -> Callable[[_Method], _Method]:
     """Let `inspect.signature`, and so `fit?` in a notebook, show each option of a method instead of `**options`."""
-    shown, defaults = signature(method), {"optimizer": Parameter.empty, **DEFAULTS}
-    parameters = [each for each in shown.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-    parameters[3:3] = [  # after self, task and train
-        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind.__forward_arg__)
-        for name, kind in FitOptions.__annotations__.items()
-    ]
-    method.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect reads it
-    return method
+
+    def show(method: _Method) -> _Method:
+        shown, defaults = signature(method), {"optimizer": Parameter.empty, **DEFAULTS}
+        parameters = [each for each in shown.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        parameters[3:3] = [  # after self, task and the data
+            Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind.__forward_arg__)
+            for name, kind in options.__annotations__.items()
+        ]
+        method.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect reads it
+        return method
+
+    return show
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from .rehearsal.range_test import LearningRateSearch
     from .rehearsal.report import Rehearsal
 
-    Params = LoaderParams | None
-    Weights = str | Path | None
-    Limit = float | Mapping[str, float] | None
-
 
 @explains_attributes(OF_RUN)
 class Trainer:
@@ -87,7 +83,7 @@ class Trainer:
         return show_list("Trainer", self.plugins, rest)
 
     @explains_arguments
-    @settings.shows_options
+    @settings.shows_options(settings.FitOptions)
     def fit(
         self,
         task: Any,
@@ -154,7 +150,7 @@ class Trainer:
         return run.result_or_raise(exits=on_interrupt == "raise")
 
     @explains_arguments
-    @settings.shows_options
+    @settings.shows_options(settings.FitOptions)
     def run(self, task: Any, train: Any, **options: Unpack[settings.FitOptions]) -> TrainRun:
         """Return a run for a loop of your own, with the arguments of `fit`.
 
@@ -185,7 +181,7 @@ class Trainer:
         *,
         epochs: float | None = None,
         steps: int | None = None,
-        limit_train: Limit = None,
+        limit_train: float | Mapping[str, float] | None = None,
         loader_params: LoaderParams | Mapping[str, Any] | None = None,
     ) -> int:
         """Return how many optimizer steps a `fit` with these arguments plans, from its first beginning to its end.
@@ -210,16 +206,8 @@ class Trainer:
         return count_steps(self.engine, self.plugins, train, epochs, steps, options)
 
     @explains_arguments
-    def validate(
-        self,
-        task: Any,
-        validation: Any,
-        *,
-        loader_params: Params = None,
-        limit: Limit = None,
-        name: str = "run",
-        weights: Weights = None,
-    ) -> RunResult:
+    @settings.shows_options(settings.EvaluationOptions)
+    def validate(self, task: Any, validation: Any, **options: Unpack[settings.EvaluationOptions]) -> RunResult:
         """Run the task's `validation_step` over one or several sets; the means are in `result.metrics`.
 
         Args:
@@ -231,19 +219,11 @@ class Trainer:
             weights: load these first, as `load_weights` does, and leave them in the task: `best` or `last`, of the
                 trainer's `Checkpoint`; or the path of a file or a folder.
         """
-        return self._evaluate(task, validation, "validation", loader_params, name, limit, weights)
+        return self._evaluate(task, validation, "validation", options)
 
     @explains_arguments
-    def test(
-        self,
-        task: Any,
-        test: Any,
-        *,
-        loader_params: Params = None,
-        limit: Limit = None,
-        name: str = "run",
-        weights: Weights = None,
-    ) -> RunResult:
+    @settings.shows_options(settings.EvaluationOptions)
+    def test(self, task: Any, test: Any, **options: Unpack[settings.EvaluationOptions]) -> RunResult:
         """Run the task's `test_step` over one or several sets; the means are in `result.metrics`.
 
         Args:
@@ -255,19 +235,12 @@ class Trainer:
             weights: load these first, as `load_weights` does, and leave them in the task: `best` or `last`, of the
                 trainer's `Checkpoint`; or the path of a file or a folder.
         """
-        return self._evaluate(task, test, "test", loader_params, name, limit, weights)
+        return self._evaluate(task, test, "test", options)
 
     @explains_arguments
+    @settings.shows_options(settings.EvaluationOptions)
     def predict(
-        self,
-        task: Any,
-        data: Any,
-        *,
-        loader_params: Params = None,
-        limit: Limit = None,
-        name: str = "run",
-        weights: Weights = None,
-        gather: bool = True,
+        self, task: Any, data: Any, *, gather: bool = True, **options: Unpack[settings.EvaluationOptions]
     ) -> RunResult:
         """Run the task's `predict_step` over one or several sets; the outputs are in `result.predictions`.
 
@@ -292,19 +265,11 @@ class Trainer:
         """
         from .prediction import predict
 
-        make_run = partial(self._evaluation, task, data, "predict", loader_params, name, limit, weights)
+        make_run = partial(self._evaluation, task, data, "predict", options)
         return predict(self.bus, self.plugins, make_run, gather=gather)
 
-    def predict_batches(
-        self,
-        task: Any,
-        data: Any,
-        *,
-        loader_params: Params = None,
-        limit: Limit = None,
-        name: str = "run",
-        weights: Weights = None,
-    ) -> Iterator[Any]:
+    @settings.shows_options(settings.EvaluationOptions)
+    def predict_batches(self, task: Any, data: Any, **options: Unpack[settings.EvaluationOptions]) -> Iterator[Any]:
         """Yield what the task's `predict_step` returns for each batch of this process; nothing is kept.
 
         The outputs are as the step returns them, on its device. Of several sets by name, `(name, outputs)` is yielded.
@@ -322,7 +287,7 @@ class Trainer:
         """
         from .prediction import each_batch
 
-        return each_batch(partial(self._evaluation, task, data, "predict", loader_params, name, limit, weights))
+        return each_batch(partial(self._evaluation, task, data, "predict", options))
 
     def rehearse(
         self, task: Any, train: Any, *, folder: str | Path | None = None, **options: Unpack[settings.FitOptions]
@@ -474,18 +439,14 @@ class Trainer:
         finally:
             run.hooks.closing.close()
 
-    def _evaluate(
-        self, task: Any, data: Any, phase: Phase, params: Params, name: str, limit: Limit, weights: Weights
-    ) -> RunResult:
-        with self._evaluation(task, data, phase, params, name, limit, weights) as run:
+    def _evaluate(self, task: Any, data: Any, phase: Phase, options: settings.EvaluationOptions) -> RunResult:
+        with self._evaluation(task, data, phase, options) as run:
             loop.evaluate(run, phase)
         return run.result_or_raise()
 
-    def _evaluation(
-        self, task: Any, data: Any, phase: Phase, params: Params, name: str, limit: Limit, weights: Weights
-    ) -> TrainRun:
+    def _evaluation(self, task: Any, data: Any, phase: Phase, options: settings.EvaluationOptions) -> TrainRun:
         from .evaluation_run import evaluation_run
 
-        run = evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name, limit, weights)
+        run = evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, **options)
         run.outcome.is_strict = self.strict
         return run

@@ -180,16 +180,18 @@ def explain_call(error: TypeError, function: Callable[..., Any], count: int, opt
         count: how many arguments were given by position.
         options: the names of the others.
     """
-    if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-        return ""  # within the function
+    if error.__traceback__ is None:
+        return ""
     parameters = signature(function).parameters
     named = [name for name, each in parameters.items() if each.kind in KEYWORD and name != "self"]
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     table = TABLES.get(name, OF_PLUGIN)
-    for word in options:
-        if word not in named:
-            text = did_you_mean(word, named) or hint(word, table)
-            return f"{name} has no argument {word!r}.{text} Known: {', '.join(named)}."
+    unknown = [word for word in options if word not in named]
+    if error.__traceback__.tb_next is not None and not (unknown and "unexpected keyword argument" in str(error)):
+        return ""  # within the function
+    if unknown:
+        text = did_you_mean(unknown[0], named) or hint(unknown[0], table)
+        return f"{name} has no argument {unknown[0]!r}.{text} Known: {', '.join(named)}."
     by_place = [name for name in parameters if parameters[name].kind is Parameter.POSITIONAL_OR_KEYWORD]
     form = ", ".join(name if name in by_place else f"{name}=..." for name in named)
     return f"{error}.{' Give the others by name.' * (count > len(by_place))} Arguments: {form or 'none'}."
