@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from ..events import Progress
 from ..events import catalogue as ev
 from ..events.errors import count, error_text
-from ..events.skips import who_skipped
 from . import loop
 from .context import RunContext
 from .epoch_end import finish_left_batch
@@ -125,7 +124,7 @@ def _finish_early(run: RunContext) -> BaseException | None:
 def no_step(run: RunContext) -> str:
     """Return the warning of a run that made no optimizer step."""
     progress, skips = run.progress, run.control.skips
-    who = f" Who skipped: {who_skipped(skips, run.control.history)}." if skips.count else ""
+    who = f" Who skipped: {run.control.who_skipped()}." if skips.count else ""
     batches, steps = progress.skipped_batches, progress.skipped_steps
     skipped = [count(batches, "batch", "batches")] * bool(batches) + [count(steps, "step", "steps")] * bool(steps)
     return (

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from .bus import current_handler, is_within
 from .checks import check_number, printable
@@ -235,10 +235,16 @@ class Control:
         Returns:
             Whether there was something to take back, and it was not required; on several ranks True: they agree on it.
         """
-        from .open_requests import withdraw
-
         _check_reason("withdraw", reason)
-        return withdraw(self, verb, get_args(Pending), reason, by)
+        if verb not in get_args(Pending):
+            raise ValueError(f"control.withdraw takes one of {', '.join(get_args(Pending))}; got {verb!r}.")
+        rest = self.open_requests()
+        if (found := rest.pop(verb, None)) is None or found.required:
+            return False
+        self.record(cast("Verb", f"withdraw_{verb}"), reason, by)
+        self.adopt(rest, vetoed=self.vetoed)
+        self.pending = True  # a boundary ends a veto
+        return True
 
     def veto_save(self, reason: str, *, by: str | None = None) -> None:
         """From any event before `SavePoint`, such as `ValidationEnd`: let this boundary, or the next, write nothing.
@@ -366,9 +372,29 @@ class Control:
         Raises:
             RuntimeError: too much was skipped in a row.
         """
-        from .skips import count_skip
+        if counter is not None:
+            setattr(self._progress, counter, getattr(self._progress, counter) + 1)
+        if self.skips.step != self._progress.steps:
+            self.skips = Skips(self._progress.steps)
+        self.skips.count += 1
+        self.skips.by_engine += by_engine
+        if self.max_skips is not None and self.skips.count > self.max_skips:
+            raise RuntimeError(
+                f"{self.skips.count} batches or steps in a row were skipped, without an optimizer step since step "
+                f"{self.skips.step}. Who skipped: {self.who_skipped()}. If that is meant, allow more: "
+                f"max_skipped_steps= of fit takes a number, None for any."
+            )
 
-        count_skip(self, self._progress, counter, by_engine=by_engine)
+    def who_skipped(self) -> str:
+        """Return who skipped batches and steps since the last optimizer step, how often, and the last reason."""
+        asked: dict[str, list[str]] = {}
+        for each in self.history:
+            if each.step == self.skips.step and each.verb in ("skip_batch", "skip_step", "end_epoch"):
+                asked.setdefault(each.by, []).append(each.reason)
+        who = [f"{by}, {_times(len(reasons))} ({reasons[-1]})" for by, reasons in asked.items()]
+        if self.skips.by_engine:
+            who.append(f"the engine, {_times(self.skips.by_engine)} (gradients in fp16 were infinite or not numbers)")
+        return "; ".join(who) or "a plugin on another rank"
 
     def pop_request(self, verb: Verb) -> bool:
         """Return whether something was requested for the boundary, and count it as served; never while rolling back."""
@@ -435,9 +461,13 @@ class Control:
 
     def discard_epoch(self) -> None:
         """Forget the requests of an epoch that is discarded, except a stop."""
-        from .open_requests import discard
-
-        discard(self)
+        self.close_batch()
+        self.close_epoch()
+        self._due.clear()
+        self._later.clear()
+        self._postponed.clear()
+        self._back_request, self.leaving, self._vetoed, self._save_veto = None, False, False, None
+        self.pending = self.should_stop
 
     @property
     def vetoed(self) -> bool:
@@ -451,9 +481,12 @@ class Control:
 
     def adopt(self, agreed: Mapping[str, Request], *, vetoed: bool) -> None:
         """Replace the requests of this rank by those that all ranks agreed on."""
-        from .open_requests import adopt
-
-        adopt(self, agreed, vetoed=vetoed)
+        mine, due = self.open_requests(), dict(agreed)
+        for what in [what for what in due if what not in mine]:
+            self.history.add(due[what])
+        self.stop_request, self._vetoed = due.pop("stop", None), vetoed
+        self._end_request, self._back_request = due.pop("end_epoch", None), due.pop("roll_back", None)
+        self._due, self.pending = due, bool(agreed)
 
     # A subclass agrees on requests among several ranks; a single process has nothing to do.
 
@@ -510,9 +543,24 @@ class Control:
         Args:
             is_over: whether the training is over: a stop that was not vetoed before came too late to be one.
         """
-        from .open_requests import save
-
-        return save(self, CHANGES, is_over=is_over)
+        later = {**self._later, **self._due}
+        changes = [each for each in later.values() if each.verb in CHANGES]
+        due = {what for what, each in later.items() if each.verb not in CHANGES} | self._postponed
+        state = {"due": sorted(due), "postponed": sorted(self._postponed), "end_epoch": self.should_end_epoch}
+        has_skipped = self.skips.count and self.skips.step == self._progress.steps
+        stop, veto = self.stop_request, self._save_veto
+        if stop and (stop.required or self.stopped or (is_over and not stop.vetoed)):
+            stop = None
+        asked = [each for each in (*later.values(), self._end_request) if each is not None and each.verb not in CHANGES]
+        more = {
+            "asked": {each.verb: [each.by, each.reason] for each in asked},
+            "stop": stop and [stop.by, stop.reason, stop.rank, stop.vetoed],
+            "veto_save": veto and [veto.by, veto.reason],
+            "skips": [self.skips.count, self.skips.by_engine] if has_skipped else None,
+            "changes": [[each.verb, each.target, each.value, each.by, each.reason] for each in changes],
+            "switches": dict(self.switches),
+        }
+        return state | {name: value for name, value in more.items() if value}
 
     def load_state_dict(self, state: Mapping[str, Any], *, at_save_point: bool = False) -> None:
         """Add saved requests to those of the new run.
@@ -522,9 +570,28 @@ class Control:
             at_save_point: whether that was at the end of a boundary: only what was postponed is served in it, the rest
                 at the next one, after `release`.
         """
-        from .open_requests import load
-
-        load(self, state, Request, at_save_point=at_save_point)
+        place = self._progress
+        where = place.epoch, place.batch, place.steps
+        for verb in (*state["due"], *(["end_epoch"] if state["end_epoch"] else [])):
+            by, reason = state.get("asked", {}).get(verb, ("the checkpoint", "it was due there"))
+            request = Request(verb, by, reason, *where)
+            if verb == "end_epoch":
+                self._end_request = self._end_request or request
+            else:
+                is_later = at_save_point and verb not in state.get("postponed", ())
+                (self._later if is_later else self._due).setdefault(verb, request)
+        for verb, target, value, by, reason in state.get("changes", ()):
+            request = Request(verb, by, reason, *where, target=target, value=value)
+            (self._later if at_save_point else self._due).setdefault(request.what, request)
+        if "stop" in state and self.stop_request is None:
+            by, reason, rank, vetoed = state["stop"]
+            self.stop_request = Request("stop", by, reason, *where, rank=rank, vetoed=vetoed or None)
+        if "veto_save" in state and not at_save_point:
+            by, reason = state["veto_save"]
+            self._save_veto = Request("veto_save", by, reason, *where)
+        self.skips = Skips(place.steps, *state.get("skips", ()))
+        self.switches = dict(state.get("switches", {}))
+        self.pending = bool(self.pending or self.open_requests())
 
     def _request(self, verb: Verb, reason: str, by: str | None, of: str = "", value: float | None = None) -> None:
         request = self.record(verb, reason, by)
@@ -563,3 +630,7 @@ def _check_reason(verb: str, reason: object) -> None:
 
 def _too_late(verb: Verb, place: str) -> RuntimeError:
     return RuntimeError(f"control.{verb} is for handlers of {place}: elsewhere it comes too late. Ask there.")
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
