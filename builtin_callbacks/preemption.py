@@ -56,11 +56,7 @@ class Preemption(Plugin):
     exclusive = ("preemption",)
 
     def __init__(
-        self,
-        signals: Sequence[int] = DEFAULT,
-        *,
-        deadline: float | None = None,
-        requeue: int | None = None,
+        self, signals: Sequence[int] = DEFAULT, *, deadline: float | None = None, requeue: int | None = None
     ) -> None:
         if deadline is not None:
             deadline = check_number("deadline", deadline, of="seconds", more_than=0, or_else="None")

@@ -92,13 +92,7 @@ def failing_with_data(
 
 
 def open_training_data(
-    bus: Bus,
-    plugins: Plugins,
-    engine: LoopEngine,
-    module: DataModule,
-    task: Any,
-    options: FitOptions,
-    life: ExitStack,
+    bus: Bus, plugins: Plugins, engine: LoopEngine, module: DataModule, task: Any, options: FitOptions, life: ExitStack
 ) -> Any:
     """Return the training data of a module, and complete the options with the rest of it."""
     opening = failing_with_data(bus, plugins, engine, task, "train", options.get("name", "run"))

@@ -25,14 +25,7 @@ from .checkpoint.state.compatibility import (
 )
 from .checkpoint.state.ranks import fit_to_engine, gather_rank_parts, load_parts, select_rank_part
 from .checkpoint.state.rates import base_rates
-from .checkpoint.state.schema import (
-    SCHEMA,
-    WEIGHTS_ONLY,
-    as_plain,
-    check_resumable,
-    check_schema,
-    versions,
-)
+from .checkpoint.state.schema import SCHEMA, WEIGHTS_ONLY, as_plain, check_resumable, check_schema, versions
 from .checkpoint.storage import read_manifest
 from .context import RunContext
 from .engines.sharded.states import ShardingEngine

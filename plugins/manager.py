@@ -385,10 +385,7 @@ class Plugins:
             self._emit_change(entry.name, "enabled" if enabled else "disabled", by)
 
     def _emit_change(
-        self,
-        name: str,
-        change: Literal["registered", "unregistered", "enabled", "disabled"],
-        by: str | None = None,
+        self, name: str, change: Literal["registered", "unregistered", "enabled", "disabled"], by: str | None = None
     ) -> None:
         if self._run is not None:
             self._run.emit(PluginChanged(name, change, by or current_owner() or "the caller"))

@@ -6,11 +6,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Sampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
 

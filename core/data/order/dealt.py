@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count, cycle, islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from torch.utils.data import (
-    BatchSampler,
-)
+from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
 from ..draws.held_generators import BEGIN, HeldGenerators

@@ -17,13 +17,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import (  # type: ignore[attr-defined]  # public, but not for strict checkers
-    DistError,
-    HashStore,
-    PrefixStore,
-    Store,
-    TCPStore,
-)
+from torch.distributed import DistError, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # public, but not for strict checkers
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import ProcessGroup
 
