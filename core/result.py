@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +169,7 @@ class RunResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it for `json.dump`: paths as text, and what JSON has no number for, such as NaN, too."""
-        from .system.json_values import to_json_value
-
-        return {each.name: to_json_value(getattr(self, each.name)) for each in fields(self)}
+        return {each.name: _to_json(getattr(self, each.name)) for each in fields(self)}
 
     def plot(self, path: str | Path | None = None, *, names: Sequence[str] = ()) -> Any:
         """Draw the curves of `log_history`; return the matplotlib figure.
@@ -226,3 +225,17 @@ def check_line(method: str, text: str) -> str:
     if not isinstance(text, str):
         raise TypeError(f"run.{method} takes a line of text, got {type(text).__name__}: format it first.")
     return text
+
+
+def _to_json(value: Any) -> Any:
+    """Return a value as JSON has it: of an object its public fields, of NaN, infinities and other objects the text."""
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value)):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        own = (each.name for each in fields(value) if not each.name.startswith("_"))
+        return {name: _to_json(getattr(value, name)) for name in own}
+    if isinstance(value, Mapping):
+        return {str(key): _to_json(item) for key, item in value.items()}
+    if isinstance(value, Iterable):
+        return [_to_json(item) for item in value]
+    return str(value)

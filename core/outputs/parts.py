@@ -101,7 +101,8 @@ def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> S
         leaves.append(None)
         return ["none"]
     if isinstance(value, list):
-        leaves.append(_items(value, path, size))
+        _check_number(len(value), "items", path, size)
+        leaves.append([on_cpu(each) for each in value])
         return ["list"]
     if isinstance(value, Mapping):
         if not all(isinstance(key, str | int) for key in value):
@@ -133,11 +134,6 @@ def _take_rows(value: Any, path: str, size: int | None, leaves: list[Any]) -> St
     return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape[1:])]
 
 
-def _items(value: list[Any], path: str, size: int | None) -> list[Any]:
-    _check_number(len(value), "items", path, size)
-    return [on_cpu(each) for each in value]
-
-
 def _check_number(number: int, what: str, path: str, size: int | None) -> None:
     """Raise ValueError where there are not as many rows or items as samples; a size of 1 may be that of any object."""
     if size is not None and size > 1 and number != size:
@@ -155,12 +151,7 @@ def _put_together(structure: Structure, rest: Iterator[Any]) -> Any:
     parts = [_put_together(part, rest) for part in structure[-1]]
     if kind == "dict":
         return dict(zip(structure[1], parts, strict=True))
-    make: Callable[..., Any] = namedtuple(structure[1], structure[2]) if kind == "named" else _tuple
-    return make(*parts)
-
-
-def _tuple(*parts: Any) -> tuple[Any, ...]:
-    return parts
+    return namedtuple(structure[1], structure[2])(*parts) if kind == "named" else tuple(parts)
 
 
 def _step(structure: Structure, number: int) -> str:

@@ -74,7 +74,12 @@ def _within(rank: int, world_size: int, variables: Mapping[str, str]) -> Members
     if world_size == 1:
         return Membership()
     if "LOCAL_RANK" not in variables:
-        return Membership(rank, _guess_local_rank(rank, world_size, variables), world_size, world_size)
+        if variables.get("MASTER_ADDR") in _LOOPBACK:  # all processes must be on this machine
+            return Membership(rank, rank, world_size, world_size)
+        raise ValueError(
+            f"This process is rank {rank} of {world_size}, but LOCAL_RANK is not set, and the processes may be on "
+            f"several machines: set it to this process's number on its own machine, from 0 (0 where each runs one)."
+        )
     local_rank = _number(variables, "LOCAL_RANK")
     local_world_size = _number(variables, "LOCAL_WORLD_SIZE", least=1) if "LOCAL_WORLD_SIZE" in variables else None
     if local_world_size is not None and not local_rank < local_world_size <= world_size:
@@ -84,16 +89,6 @@ def _within(rank: int, world_size: int, variables: Mapping[str, str]) -> Members
             f"no more processes than there are."
         )
     return Membership(rank, local_rank, world_size, local_world_size)
-
-
-def _guess_local_rank(rank: int, world_size: int, variables: Mapping[str, str]) -> int:
-    """Return the rank itself where all processes must be on this machine."""
-    if variables.get("MASTER_ADDR") in _LOOPBACK:
-        return rank
-    raise ValueError(
-        f"This process is rank {rank} of {world_size}, but LOCAL_RANK is not set, and the processes may be on several "
-        f"machines: set it to this process's number on its own machine, from 0 (0 where each machine runs one)."
-    )
 
 
 def _number(variables: Mapping[str, str], name: str, least: int = 0) -> int:

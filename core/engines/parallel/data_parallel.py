@@ -129,13 +129,7 @@ def check_gpus(gpus: Sequence[int]) -> list[int]:
     if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence) or not all(type(each) is int for each in gpus):
         raise TypeError(f"gpus is a list of GPU numbers, such as [0, 1], got {gpus!r}.")
     count = torch.cuda.device_count()
-    there = f"torch sees {count} GPUs" + (f", numbered 0 to {count - 1}." if count else ".")
-    if not gpus:
-        raise ValueError(f"gpus=[] names no GPU: {there} Leave it out to take what is there, or give device='cpu'.")
-    if len(set(gpus)) < len(gpus):
-        raise ValueError(f"gpus={list(gpus)} names a GPU twice: each can be given once.")
-    if len(gpus) > count:
-        raise ValueError(f"gpus={list(gpus)} names {len(gpus)} GPUs, but {there}")
-    if unknown := [each for each in gpus if not 0 <= each < count]:
-        raise ValueError(f"gpus={list(gpus)} names GPU {unknown[0]}, but {there}")
+    if not gpus or len(set(gpus)) < len(gpus) or not set(gpus) <= set(range(count)):
+        there = f"torch sees {count} GPUs" + f", numbered 0 to {count - 1}" * bool(count)
+        raise ValueError(f"gpus={list(gpus)} must name GPUs that are there, each once: {there}.")
     return list(gpus)
