@@ -10,7 +10,7 @@ from inspect import getmembers, isfunction, signature
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..events import CATALOGUE, Event
-from ..events.bus import Gate
+from ..events.bus import PluginName, Subscription
 from ..events.checks import check_whole_number, known_names
 from ..events.control import Verb
 from ..events.errors import is_interrupt
@@ -23,7 +23,6 @@ from .providers import HOOKS, hint
 
 if TYPE_CHECKING:
     from ..events import Run
-    from ..events.alarms import Idle
     from .conditions import ConditionGate
 
 ASKED = frozenset(get_args(Verb)) | {"scheduler"}  # what `asks` can name
@@ -42,6 +41,7 @@ class PluginEntry:
 
     Attributes:
         disabled_at: the step of the run at which it was disabled; None where that was before, or not at all.
+        is_brought: whether another plugin brought it; a registration of its class replaces it then.
     """
 
     name: str
@@ -52,6 +52,7 @@ class PluginEntry:
     runs_on_this_rank: bool = True
     disabled_by_errors: bool = False
     disabled_at: int | None = None
+    is_brought: bool = False
     errors: list[str] = field(default_factory=list)
     gate: ConditionGate | None = None
 
@@ -115,19 +116,42 @@ class PluginEntry:
 
     def check_is_free(
         self, entries: Mapping[str, PluginEntry], claims: Mapping[str, str], own_claims: Iterable[str]
-    ) -> None:
-        """Raise ValueError where the object, its name or a capability is registered already."""
+    ) -> tuple[list[str], list[type]]:
+        """Raise ValueError where the object, its name or a capability is registered already.
+
+        Returns:
+            The names of brought plugins that this one replaces, and the classes of which it brings one.
+        """
         kind = type(self.plugin).__name__
         if any(entry.plugin is self.plugin for entry in entries.values()):
             raise ValueError(f"This {kind} is registered already.")
-        if self.name in entries:
+        brought = {name: entry.plugin for name, entry in entries.items() if entry.is_brought}
+        replaced = [name for name, plugin in brought.items() if isinstance(self.plugin, type(plugin))]
+        if self.name in entries and self.name not in replaced:
             mend = f"{kind}(...).named('{self.name}_2')"
             raise ValueError(f"A plugin named {self.name!r} is registered: give this one another name, as in {mend}.")
         for word in own_claims:
-            if (other := claims.get(word)) is not None:
+            if (other := claims.get(word)) is not None and other not in replaced:
                 both = ", ".join(sorted(each for each in own_claims if claims.get(each) == other))
                 names = f"{other!r} and {self.name!r} both claim {both}"
                 raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
+        registered = tuple(type(entry.plugin) for entry in entries.values())
+        missing = [each for each in self.brings if not any(issubclass(other, each) for other in registered)]
+        for each in missing:
+            if each.name in {self.name, *entries}:
+                raise ValueError(f"{kind} brings a plugin {each.name!r}, and another one has that name: rename it.")
+        return replaced, missing
+
+    @property
+    def brings(self) -> tuple[Any, ...]:
+        """The classes of which it brings a plugin, unless one is registered."""
+        return tuple(getattr(self.plugin, "brings", ()))
+
+    def brought_alone(self, others: Collection[PluginEntry]) -> list[str]:
+        """Return the names of the plugins that were brought by this one and by none of the others."""
+        wanted = {kind for entry in others for kind in entry.brings}
+        gone = tuple(set(self.brings) - wanted)
+        return [entry.name for entry in others if entry.is_brought and isinstance(entry.plugin, gone)]
 
     def check_is_in_no_run(self, in_runs: Iterable[tuple[Mapping[int, PluginEntry], Run | None]]) -> None:
         """Raise RuntimeError where the plugin is in a run, which it would be reset and closed under."""
@@ -139,14 +163,12 @@ class PluginEntry:
                     f"ends: give this trainer another {type(self.plugin).__name__}."
                 )
 
-    def gate_of(self, event: type[Event]) -> Gate | None:
-        """Return what decides whether a handler of an event is called; None where it always is."""
-        return None if self.gate is None else self.gate.of(event)
-
-    def idle_until(self, handler: Handler) -> Idle | None:
-        """Return what says until when a handler has nothing to do, if its mark names that."""
-        name = handler.mark.idle_until
-        return getattr(self.plugin, name) if name else None
+    def subscription(self, event: type[Event], handler: Handler, when: Any) -> Subscription:
+        """Return what the bus needs of a handler."""
+        gate = None if self.gate is None else self.gate.of(event)
+        idle = getattr(self.plugin, handler.mark.idle_until) if handler.mark.idle_until else None
+        owner, paused = PluginName(self.name), not self.is_active
+        return Subscription(handler.position, owner, when, paused=paused, gate=gate, idle_until=idle)
 
     def declared(self, attribute: str) -> tuple[str, ...]:
         """Return a declaration such as `exclusive`; any object may leave it out."""

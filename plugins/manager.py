@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from weakref import WeakSet
 
 from ..events import Bus, Event, Lane, PluginChanged, Progress, SavePoint
-from ..events.bus import PluginName, Subscription, current_owner
+from ..events.bus import PluginName, current_owner
 from ..events.checks import known_names
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Key = str | type | object
+Change = Literal["registered", "unregistered", "enabled", "disabled"]
 _IN_RUNS: WeakSet[Plugins] = WeakSet()  # those of trainers that are in a run
 
 
@@ -82,22 +83,24 @@ class Plugins:
 
         entry = make_entry(plugin, name)
         claims = dict.fromkeys(entry.declared("exclusive"), entry.name)
-        entry.check_is_free(self._entries, self._claims, claims)
+        replaced, brought = entry.check_is_free(self._entries, self._claims, claims)
         if self._run is not None:
             entry.check_is_in_no_run(_in_runs())
         entry.enabled, entry.runs_on_this_rank = not switched_off(entry.name), self._runs_on_this_rank(entry)
         if not entry.enabled:
             say_switched_off(entry.name)
+        for other in replaced:
+            self.unregister(other)
         self._order.add(entry.handlers)
         self._entries[entry.name] = self._by_object[id(plugin)] = entry
         self._left_out.discard(entry.name)
         self._claims |= claims
         for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
-            gate, paused, idle = entry.gate_of(event), not entry.is_active, entry.idle_until(handler)
-            owner = PluginName(entry.name)
-            subscription = Subscription(handler.position, owner, when, paused=paused, gate=gate, idle_until=idle)
+            subscription = entry.subscription(event, handler, when)
             self._bus.signal(event).connect(handler.method, weak=False, subscription=subscription)
         self._emit_change(entry.name, "registered")
+        for kind in brought:
+            self._by_object[id(self.register(kind()))].is_brought = True
         return plugin
 
     def unregister(self, key: Key) -> Any:
@@ -113,6 +116,8 @@ class Plugins:
             self._order.remove(event, handler)
         self._retire(entry)
         self._emit_change(entry.name, "unregistered")
+        for name in entry.brought_alone(self._entries.values()):
+            self.unregister(name)
         return entry.plugin
 
     def load(self, name: str, /, **options: Any) -> Any:
@@ -384,9 +389,7 @@ class Plugins:
         if enabled != before:
             self._emit_change(entry.name, "enabled" if enabled else "disabled", by)
 
-    def _emit_change(
-        self, name: str, change: Literal["registered", "unregistered", "enabled", "disabled"], by: str | None = None
-    ) -> None:
+    def _emit_change(self, name: str, change: Change, by: str | None = None) -> None:
         if self._run is not None:
             self._run.emit(PluginChanged(name, change, by or current_owner() or "the caller"))
 

@@ -57,7 +57,6 @@ LAYERS = [
     "core.rehearsal",
     "core",
     "builtin_callbacks",
-    "builtin_callbacks.checkpoint.repeated",
     "builtin_callbacks.checkpoint",
     "builtin_callbacks.progress_bar",
     "builtin_callbacks.trackers",
@@ -78,8 +77,8 @@ PUBLIC = """
     SaveSchedule SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task
     TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker TrainEnd TrainRun
     TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd
-    ValidationSchedule ValidationStart Verdict accuracy choose_engine find_batch_size launch load_weights on
-    read_prediction_batches read_predictions register_mover standard warmup_cosine warmup_linear
+    ValidationSchedule ValidationStart Verdict VerifyResume accuracy choose_engine find_batch_size launch load_weights
+    on read_prediction_batches read_predictions register_mover standard warmup_cosine warmup_linear
 """
 
 

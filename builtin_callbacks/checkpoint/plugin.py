@@ -39,11 +39,11 @@ from ...events.checks import check_flag, check_whole_number
 from ...plugins import Plugin, on
 from ...plugins.filters import Filter
 from .names import ON_EXISTING, FileNames, Metadata, OnExisting, claim_name
-from .repeated.proof import ACTIONS, OnDifference, Proof
 from .resume import Extent, ResumePoint, check_best, find, load_best, read, share_state
 from .retention import Retention
 from .saves import Saved, SaveRequests
-from .weights_only import Capture, NoProof, check_options, full_ones, warn_at_start
+from .verify_resume import VerifyResume
+from .weights_only import Capture, check_options, full_ones, warn_at_start
 from .writers import BackgroundWriter, LoopWriter, Shards, Writer, begin_shards, merge_shards, room_for
 
 if TYPE_CHECKING:
@@ -91,9 +91,6 @@ class Checkpoint(Plugin):
             `refuse` it, but if it is one process that resumes one, the result notes it; `keep` the learning rates
             as they were saved; scale them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. The
             resume is not exact then. Where the batch size is unknown, nothing is refused or scaled.
-        on_difference: what to do where a step that is done again after a kill is not what the killed run had done:
-            `note` it (a warning, and `result.resume` says `not exact`), also ask for a `stop`, or `raise`
-            `ResumeDiffers`. The losses of the last 4,096 batches are kept for that in a file `.<run>.steps`.
         sharded: let every rank write what it holds, into a folder beside the file, instead of gathering all on the main
             rank; for an engine that holds shards, `FSDPEngine`. By default as that engine says.
         weights_only: save only the weights (with an average of them, the counters and the metrics), to use and not to
@@ -116,7 +113,6 @@ class Checkpoint(Plugin):
             of `metadata` or `monitor` does not exist; at the end, the best checkpoint is damaged.
         FileNotFoundError: at the run's start, the path to resume from does not exist.
         OSError: a save failed.
-        ResumeDiffers: a repeated step differs, with `on_difference="raise"`.
     """
 
     affects_training = False
@@ -138,7 +134,6 @@ class Checkpoint(Plugin):
         batch_change: BatchChange = "refuse",
         sharded: bool | None = None,
         restore_attributes: bool = True,
-        on_difference: OnDifference = "note",
         on_existing: OnExisting = "new_name",
         weights_only: bool = False,
         trained_only: bool = False,
@@ -154,8 +149,6 @@ class Checkpoint(Plugin):
         check_best(keep_best, monitor, mode, load_best, required=monitor_required)
         if batch_change not in CHANGES:
             raise ValueError(f"batch_change is one of {', '.join(CHANGES)}; got {batch_change!r}.")
-        if on_difference not in ACTIONS:
-            raise ValueError(f"on_difference is one of {', '.join(ACTIONS)}; got {on_difference!r}.")
         if on_existing not in ON_EXISTING:
             raise ValueError(f"on_existing is one of {', '.join(ON_EXISTING)}; got {on_existing!r}.")
         _check_paths(folder, resume)
@@ -163,7 +156,6 @@ class Checkpoint(Plugin):
             "resume": resume,
             "batch_change": batch_change,
             "restore_attributes": restore_attributes,
-            "on_difference": on_difference,
         }
         check_options(load_best, sharded, of_a_resume, weights_only=weights_only)
         self._file_names = FileNames(metadata)
@@ -180,10 +172,10 @@ class Checkpoint(Plugin):
         self.every = self._requests.every
         ignores += () if self.every is not None else (BatchEnd, EpochEnd)
         self.ignores = tuple(event for event in ignores if event not in self._file_names.events)
-        self.asks = ("stop",) * (on_difference == "stop") + ("save",) * (self.every is not None)
+        self.asks = ("save",) * (self.every is not None)
+        self.brings = () if weights_only else (VerifyResume,)
         self.needs = () if self.every is not None else ("save",)
         self.exclusive = (f"the checkpoints in {self.folder.absolute()}", *((LEFT_WEIGHTS,) if load_best else ()))
-        self._proof = NoProof() if weights_only else Proof(on_difference)
         self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
         kind = BackgroundWriter if background else LoopWriter
         self._capture = Capture(weights_only=weights_only, trained_only=trained_only)
@@ -192,7 +184,7 @@ class Checkpoint(Plugin):
         self._found, self._replaces = ResumePoint(), list[storage.Entry]()
         self._own = list[storage.Entry]()  # of the training, as they were when the run began
         self.holds_saves = False  # writes nothing; a fork sets it until it is changed
-        self._name = ""  # what the names of its files begin with, when that is known
+        self.file_name = ""  # what the names of its files begin with, when that is known
         self._training: str | None = None  # which it has saved, or resumed
         self._is_open = False
         self._last: Path | None = None
@@ -261,15 +253,14 @@ class Checkpoint(Plugin):
                 if found.path is not None or not (run.is_resuming or waits):  # else another plugin says what it resumes
                     notes += self._claim_name(run, store, training_id, name)
                     self._own = [] if found.path is None else store.own()
-            return training_id, self._name, found.path, notes, found.warning
+            return training_id, self.file_name, found.path, notes, found.warning
 
-        self._found, self._replaces, self._name, self._is_open, self._own = ResumePoint(), [], "", True, []
-        training_id, self._proof.name, path, notes, warning = on_main(run.engine, look)
+        self._found, self._replaces, self.file_name, self._is_open, self._own = ResumePoint(), [], "", True, []
+        training_id, self.file_name, path, notes, warning = on_main(run.engine, look)
         run.training_id = training_id
         self._kept.begin(())
         self._capture.begin(run)
         self._writer.begin(run)
-        self._proof.begin(run, self.folder)
         for note in [*notes, *self._untried]:
             run.note(note)
         if warning:
@@ -287,19 +278,18 @@ class Checkpoint(Plugin):
 
         def look() -> tuple[storage.Entry | None, Path | None, bool, str, list[str]]:
             store, training_id = self._open_store(run), run.training_id
-            is_claimed = self._name and store.training_id == training_id
+            is_claimed = self.file_name and store.training_id == training_id
             notes = [] if is_claimed else self._claim_name(run, store, training_id, run.name)
             own, self._own = (self._own if is_claimed else []) or store.own(), []  # another plugin may resume another
             self._kept.begin(own, self._found.damaged)
             is_newest = bool(own) and event.path is not None and event.path.resolve() == own[0].path.resolve()
-            return next(iter(own), None), self._best(), is_newest, self._name, notes
+            return next(iter(own), None), self._best(), is_newest, self.file_name, notes
 
-        newest, best, is_newest, self._proof.name, notes = on_main(run.engine, look)
+        newest, best, is_newest, self.file_name, notes = on_main(run.engine, look)
         self._training = run.training_id
         for note in notes:
             run.note(note)
         self._announce_best(run, best)
-        self._proof.continue_from(run)
         if self.weights_only:
             if newest is not None:
                 self._last = newest.path
@@ -354,10 +344,10 @@ class Checkpoint(Plugin):
 
         def prepare() -> str:
             store = self._open_store(run)
-            if not self._name:  # the plugin was switched off when the run began
+            if not self.file_name:  # the plugin was switched off when the run began
                 for note in self._claim_name(run, store, run.training_id, run.name):
                     run.note(note)
-            return self._file_names.name(run, self._name)
+            return self._file_names.name(run, self.file_name)
 
         if self.holds_saves:
             self._requests.note(run)
@@ -378,7 +368,6 @@ class Checkpoint(Plugin):
             state = self._writer.hold(run)
             write = partial(self._write, name, state, judged_by)
             self._writer.do(run, write, partial(self._report_save, run, run.progress.steps, judged_by))
-        self._proof.save(run)
 
     @on(LastBoundary, lane=Lane.PERSIST)
     def finish_writing(self, run: Run, event: LastBoundary) -> None:
@@ -396,9 +385,8 @@ class Checkpoint(Plugin):
 
     @on(TrainEnd, lane=Lane.PERSIST)
     def wait(self, run: Run, event: TrainEnd) -> None:
-        """Let an error of the writing fail the run; say what comparing repeated steps has shown."""
+        """Let an error of the writing fail the run."""
         self._writer.drain()
-        self._proof.finish(run)
 
     @on(RunFailed, lane=Lane.PERSIST)
     def keep_error(self, run: Run, event: RunFailed) -> None:
@@ -419,8 +407,6 @@ class Checkpoint(Plugin):
                 how = {"weights_only": self.weights_only, "resumes": self.resume == "auto"}
                 self._saved.report(run, error, self.folder, self._last, **how)
         self._file_names.finish(run)
-        if event.status in ("completed", "stopped"):
-            self._proof.end(run)
         if ended_for_good(run, event.status) and not self.holds_saves:
             best = None if self._kept.best is None else self._kept.best.judged_by
             monitor = self.monitor if self.monitor is not None and self.monitor.can_come(run) else None
@@ -455,13 +441,11 @@ class Checkpoint(Plugin):
         return self.folder, self._training
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the value by which the run's present state competes, and how often it went back."""
-        own = {"value": self._value, "measured_at": self._value_at, "returns": self._proof.returns}
-        return {**own, **self._requests.state_dict()}
+        """Return the value by which the run's present state competes."""
+        return {"value": self._value, "measured_at": self._value_at, **self._requests.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; which checkpoints there are is read from the folder."""
-        self._proof.returns = max(self._proof.returns, state["returns"])
         self._value, self._value_at = state["value"], state["measured_at"]
         self._requests.load_state_dict(state)
 
@@ -471,7 +455,6 @@ class Checkpoint(Plugin):
             self._writer.close()
         finally:
             self._is_open = False
-            self._proof.close()
             if self._store is not None and self._writer.is_idle:
                 self._store.close()
                 self._store = None
@@ -483,15 +466,15 @@ class Checkpoint(Plugin):
             for line in store.open(patience=0.0 if source is None else source.patience):
                 run.note(line)
             self._store = store
-            if self._name:
-                store.write_as(run.training_id, self._name)
+            if self.file_name:
+                store.write_as(run.training_id, self.file_name)
         return self._store
 
     def _claim_name(self, run: Run, store: storage.Store, training_id: str, wanted: str) -> list[str]:
         """Find the name that the training writes under; return what there is to say."""
         is_branch = any(each._found.newer for each in full_ones(run, Checkpoint))  # what it branched from stays
         notes, self._replaces = claim_name(store, training_id, wanted, "new_name" if is_branch else self.on_existing)
-        self._name = store.name
+        self.file_name = store.name
         return notes
 
     def _is_sharded(self, engine: ShardingEngine) -> bool:

@@ -11,13 +11,11 @@ from ...core.engines.sharded.states import ShardingEngine
 from ...core.engines.weights import state_of
 from ...core.system.extras import kind_of
 from ...events import Run
-from .repeated.proof import Proof
 
 OF_A_RESUME: dict[str, Any] = {
     "resume": None,
     "batch_change": "refuse",
     "restore_attributes": True,
-    "on_difference": "note",
 }
 
 
@@ -62,22 +60,6 @@ class Capture:
         """Return the weights alone."""
         weights = {name: state_of(module) for name, module in run.modules.items()}
         return weights if self._frozen is None else self._frozen.without(run.modules, {"modules": weights})["modules"]
-
-
-class NoProof(Proof):
-    """Keeps no losses, as there is no resume that could do a step again."""
-
-    def begin(self, run: Run, folder: Path) -> None:
-        """Do nothing."""
-
-    def continue_from(self, run: Run) -> None:
-        """Do nothing."""
-
-    def save(self, run: Run) -> None:
-        """Do nothing."""
-
-    def finish(self, run: Run) -> None:
-        """Do nothing."""
 
 
 def check_options(

@@ -26,11 +26,11 @@ NAMES = sorted(path.parent.name for path in PACKAGES.glob("*/pyproject.toml"))
 DOORS = ("heliograph", "heliograph.events", "heliograph.plugins", "heliograph.spi")
 # Each is a fault in the design of the kernel. Remove a name from the list when nothing needs it; never add one.
 PRIVATE = """
-    builtin_callbacks.checkpoint.repeated.ring_buffer.Row builtin_callbacks.checkpoint.repeated.ring_buffer.Rows
-    builtin_callbacks.checkpoint.repeated.proof.HIDDEN_STATE
-    builtin_callbacks.checkpoint.repeated.proof.describe_repeats
-    builtin_callbacks.checkpoint.repeated.proof.listeners_to_epoch_start
-    builtin_callbacks.checkpoint.repeated.proof.distinguish builtin_callbacks.checkpoint.repeated.proof.what_differs
+    builtin_callbacks.checkpoint.ring_buffer.Row builtin_callbacks.checkpoint.ring_buffer.Rows
+    builtin_callbacks.checkpoint.differences.HIDDEN_STATE
+    builtin_callbacks.checkpoint.differences.describe_repeats
+    builtin_callbacks.checkpoint.differences.listeners_to_epoch_start
+    builtin_callbacks.checkpoint.differences.distinguish builtin_callbacks.checkpoint.differences.what_differs
     builtin_callbacks.checkpoint.resume.UNSAVED_FORK builtin_callbacks.checkpoint.resume.share_state
     builtin_callbacks.schedules.Schedule core.checkpoint.conversion core.checkpoint.state.ranks.gather_rank_parts
     core.checkpoint.state.ranks.join_shards core.checkpoint.state.ranks.select_rank_part

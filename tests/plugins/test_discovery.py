@@ -42,6 +42,7 @@ BUILT_IN = {
     "save_schedule": "schedules:SaveSchedule",
     "tensorboard": "trackers.tensorboard:TensorBoard",
     "validation_schedule": "schedules:ValidationSchedule",
+    "verify_resume": "checkpoint.verify_resume:VerifyResume",
 }
 Install = Callable[..., None]
 

@@ -363,6 +363,67 @@ def test_a_trainer_with_a_bad_plugin_is_not_made() -> None:
         Trainer([WrongSignature()], device="cpu")
 
 
+# What a plugin brings.
+
+
+class Brought(Noting):
+    """Is brought by others."""
+
+
+class Special(Brought):
+    """Takes the place of a `Brought`."""
+
+    name = "brought"
+
+
+class Bringer(Noting):
+    """Brings another plugin."""
+
+    brings = (Brought,)
+
+
+def test_a_plugin_brings_another(trainer: Trainer, plugins: Plugins) -> None:
+    plugins.register(Bringer())
+    assert plugins.names() == ["bringer", "brought"]
+    assert type(plugins["brought"]) is Brought
+    plugins.register(Bringer().named("second"))
+    assert plugins.names() == ["bringer", "brought", "second"]
+
+    plugins.unregister("bringer")
+    assert plugins.names() == ["brought", "second"]
+    plugins.unregister("second")
+    assert plugins.names() == []
+
+
+def test_one_that_is_registered_before_is_not_brought(plugins: Plugins) -> None:
+    own = plugins.register(Special())
+    plugins.register(Bringer())
+    assert next(iter(plugins)) is own
+    assert plugins.names() == ["brought", "bringer"]
+    plugins.unregister("bringer")
+    assert list(plugins) == [own]
+
+
+@pytest.mark.parametrize("name", ["brought", "mine"])
+def test_one_that_is_registered_later_replaces_what_was_brought(trainer: Trainer, plugins: Plugins, name: str) -> None:
+    plugins.register(Bringer())
+    brought = plugins["brought"]
+    own = plugins.register(Special().named(name))
+    assert list(plugins)[1:] == [own]
+    emit(trainer)
+    assert own.received == [name]
+    assert brought.received == ["close brought"]
+    plugins.unregister("bringer")
+    assert list(plugins) == [own]
+
+
+def test_the_name_of_what_is_brought_must_be_free(plugins: Plugins) -> None:
+    plugins.register(Noting().named("brought"))
+    with pytest.raises(ValueError, match=r"^Bringer brings a plugin 'brought'"):
+        plugins.register(Bringer())
+    assert plugins.names() == ["brought"]
+
+
 # Looking up.
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import heliograph as h
 import numpy as np
 import torch
-from heliograph.builtin_callbacks.checkpoint.repeated.proof import Proof
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.stateless import Reading
 from heliograph.packages.tests.benchmarks.harness import SIZE, batches_of, sgd, tiny_model
@@ -88,19 +87,17 @@ def resumable(name: str, folder: Path) -> list[h.Plugin]:
     if name not in (KEPT, RESUMABLE, UNCOMPARED):
         return []
     schedule = Asks() if name == KEPT else h.SaveSchedule(h.Every(steps=10**9))
-    checkpoint = h.Checkpoint(folder)
-    if name == UNCOMPARED:
-        checkpoint._proof = NoProof()
-    return [h.RNGCapture(), schedule, checkpoint]
+    plugins = [h.RNGCapture(), schedule, h.Checkpoint(folder)]
+    return [*plugins, NoComparison()] if name == UNCOMPARED else plugins
 
 
-class NoProof(Proof):
+class NoComparison(h.VerifyResume):
     """Keeps and compares nothing."""
 
-    def begin(self, run: h.Run, folder: Path) -> None:
+    def begin(self, run: h.Run, event: h.TrainStart) -> None:
         """Do nothing."""
 
-    def save(self, run: h.Run) -> None:
+    def exchange(self, run: h.Run, event: h.SavePoint) -> None:
         """Do nothing."""
 
 

@@ -382,9 +382,9 @@ def test_a_changed_monitor_judges_again(batches: Make, sgd: Any, tmp_path: Path)
 
 
 def test_state_round_trip(tmp_path: Path) -> None:
-    state = {"value": 0.25, "measured_at": 30, "returns": 2}
+    state = {"value": 0.25, "measured_at": 30}
     checkpoint = Checkpoint(tmp_path, keep_best=2, monitor="validation/loss")
-    assert checkpoint.state_dict() == {"value": None, "measured_at": -1, "returns": 0}
+    assert checkpoint.state_dict() == {"value": None, "measured_at": -1}
     checkpoint.load_state_dict({"since": 7, **state})  # as it was when trainings had no identity
 
     assert checkpoint.state_dict() == state

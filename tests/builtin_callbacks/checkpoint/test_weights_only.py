@@ -179,7 +179,6 @@ def test_preemption_warns_that_nothing_could_be_resumed(tmp_path: Path) -> None:
     ("options", "named"),
     [
         ({"resume": "auto"}, "resume='auto'"),
-        ({"on_difference": "stop"}, "on_difference='stop'"),
         ({"batch_change": "linear"}, "batch_change='linear'"),
         ({"restore_attributes": False}, "restore_attributes=False"),
         ({"load_best": "everything", **BEST}, "load_best='everything'"),

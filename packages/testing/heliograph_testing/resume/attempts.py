@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 from heliograph import Lane, Log, Run, SavePoint, Streams, Trainer, ValidationEnd
-from heliograph.builtin_callbacks.checkpoint.repeated.proof import listeners_to_epoch_start
-from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import Rows
+from heliograph.builtin_callbacks.checkpoint.differences import listeners_to_epoch_start
+from heliograph.builtin_callbacks.checkpoint.ring_buffer import Rows
 from heliograph.events import CATALOGUE, Event, Guarantee
 from heliograph.spi import Leaf, Leaves, leaves
 

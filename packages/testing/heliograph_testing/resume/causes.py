@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heliograph.builtin_callbacks.checkpoint.repeated.proof import HIDDEN_STATE, describe_repeats
+from heliograph.builtin_callbacks.checkpoint.differences import HIDDEN_STATE, describe_repeats
 
 from .differences import Comparison, Difference
 

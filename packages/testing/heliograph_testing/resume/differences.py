@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from heliograph.builtin_callbacks.checkpoint.repeated.proof import distinguish, what_differs
-from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import Row
+from heliograph.builtin_callbacks.checkpoint.differences import distinguish, what_differs
+from heliograph.builtin_callbacks.checkpoint.ring_buffer import Row
 
 if TYPE_CHECKING:
     from heliograph.spi import Leaf

@@ -89,6 +89,7 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "tensorboard": lambda folder: h.TensorBoard(folder / "tensorboard"),
     "trackio": lambda folder: Trackio("conformance"),
     "validation_schedule": lambda folder: h.ValidationSchedule(h.Every(samples=3), at_start=True, at_end=True),
+    "verify_resume": lambda folder: h.VerifyResume(),
     "wandb": lambda folder: WandB(mode="offline", folder=folder),
 }
 

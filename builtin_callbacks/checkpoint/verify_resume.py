@@ -1,30 +1,50 @@
-"""The proof by repeated steps: what a resumed run does again must equal what the killed run had done."""
+"""The steps that a resumed run repeats, compared with those of the killed run."""
 
 from __future__ import annotations
 
 import logging
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
-from ....core.checkpoint.storage.manifest import steps_path
-from ....core.system.errors import ResumeDiffers
-from ....events import BatchEnd, Bus, EpochStart, Handle, Lane, ResumeVerified, Run
-from ....plugins import Plugins
-from ....plugins.first_party import is_first_party
+from ...core.checkpoint.storage.manifest import steps_path
+from ...core.system.errors import ResumeDiffers
+from ...events import (
+    BatchEnd,
+    CheckpointLoaded,
+    Handle,
+    Lane,
+    ResumeVerified,
+    Run,
+    RunClosed,
+    SavePoint,
+    TrainEnd,
+    TrainStart,
+)
+from ...plugins import Plugin, on
+from .differences import difference, likely_causes
 from .ring_buffer import Owner, Ring, Row, Rows, is_plain, quick_writer
 
 OnDifference = Literal["note", "stop", "raise"]
 ACTIONS: tuple[str, ...] = get_args(OnDifference)
+DIVERGES = "The resumed run diverges from the killed run: what was done again"
 logger = logging.getLogger("heliograph")
-COUNTED = (("batch", "batch of the epoch"), ("steps", "optimizer steps"), ("samples", "samples"))
-HIDDEN_STATE = (
-    "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict; or the data have "
-    "changed"
-)
+
+
+class Saver(Protocol):
+    """The plugin that writes the checkpoints, as far as it matters here.
+
+    Attributes:
+        folder: where it writes.
+        file_name: what the names of its files begin with; empty until that is known.
+        resume: what it resumes.
+    """
+
+    folder: Path
+    file_name: str
+    resume: Any
 
 
 class RankFinding(NamedTuple):
@@ -47,59 +67,78 @@ class RankFinding(NamedTuple):
     obstacle: str | None
 
 
-class Proof:
-    """Keeps the losses of the last batches beside the checkpoints, and compares those that a resumed run does again.
+class VerifyResume(Plugin):
+    """Compare the steps that a resumed run repeats with those of the killed run, bit for bit.
 
-    Each rank has a file of its own. On one process `ResumeVerified` is emitted when the last repeated batch is
-    compared, or at the first difference; several ranks exchange what they found at the next save, or at the end.
+    A run that was killed after its last checkpoint had done steps that the resumed run does again. Their losses must be
+    equal. `result.resume` says how many were, and what differs first. `Checkpoint` brings this plugin; register one to
+    choose what happens at a difference.
+
+    The losses of the last 4,096 batches are kept beside the checkpoints, in a file `.<run>.steps`; each rank has a file
+    of its own. On one process `ResumeVerified` is emitted when the last repeated batch is compared, or at the first
+    difference; several ranks exchange what they found at the next save, or at the end.
 
     Args:
-        on_difference: `note` it, ask for a `stop`, or `raise`.
+        on_difference: `note` it (a warning, and `result.resume` says `not exact`), also ask for a `stop`, or `raise`
+            `ResumeDiffers`.
 
-    Attributes:
-        returns: how often the run went back to a saved state; part of the checkpoint.
-        name: under which the run writes its checkpoints; empty for its own.
+    Raises:
+        ValueError: `on_difference` is none of these.
+        ResumeDiffers: a repeated step differs, with `"raise"`.
     """
 
+    affects_training = False
+
     def __init__(self, on_difference: OnDifference = "note") -> None:
+        if on_difference not in ACTIONS:
+            raise ValueError(f"on_difference is one of {', '.join(ACTIONS)}; got {on_difference!r}.")
         self.on_difference = on_difference
-        self.returns = 0
-        self.name = ""
+        self.asks = ("stop",) * (on_difference == "stop")
+        self._returns = 0  # how often the run went back to a saved state; part of the checkpoint
         self._keeps_former = False
         self._ring: Ring | None = None
         self._handle: Handle | None = None
         self._last_handle: Handle | None = None
         self._forget()
 
-    def begin(self, run: Run, folder: Path) -> None:
-        """At `TrainStart`: forget the former run, and wait for the first batch or for the state to continue from."""
+    def describe(self, run: Run) -> str:
+        """Return what happens at a difference, unless it is only noted."""
+        acts = {"stop": "stops the run", "raise": "raises an error"}.get(self.on_difference)
+        return f"{acts} if a repeated step differs" if acts else ""
+
+    @on(TrainStart, lane=Lane.PERSIST)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Forget the previous run, and wait for the first batch or for the state to continue from."""
         self.close()
         self._forget()
-        self.returns, self._folder = 0, folder
-        self._listen(run, self._open_afresh)
+        self._returns = 0
+        self._find_saver(run)
 
-    def continue_from(self, run: Run) -> None:
-        """At `CheckpointLoaded`: look for what was done after the state, or drop it where the run went back."""
-        context = run
-        self._steps, self._saved_at = run.progress.steps, run.progress.batches
-        if context.resumed_at is run.origin:
-            self._is_resumed = True
-            self._guarded(run, lambda: self._look(context))
+    @on(CheckpointLoaded, lane=Lane.REPORT)
+    def continue_from(self, run: Run, event: CheckpointLoaded) -> None:
+        """Look for what was done after the state, or drop it if the run went back."""
+        if self._saver is None:
             return
-        self.returns += 1
+        self._steps, self._saved_at = run.progress.steps, run.progress.batches
+        if run.resumed_at is run.origin:
+            self._is_resumed = True
+            self._guarded(run, lambda: self._look(run))
+            return
+        self._returns += 1
         self._rows.forget()
         self._expected.clear()
         if self._ring is not None:
             self._ring.drop(run.progress.batches)
-            self._ring.sign(self._owner(context))
-            if self.returns == self._other_path[0]:  # the killed run had gone back, too: from here on it did the same
+            self._ring.sign(self._owner(run))
+            if self._returns == self._other_path[0]:  # the killed run had gone back, too: from here on it did the same
                 self._expect(run, self._other_path[1])
             self._listen(run, self._compare_batch)
 
-    def save(self, run: Run) -> None:
-        """At `SavePoint`: take in what a device has by now, and exchange with the other ranks."""
-        if self._handle is None and self._obstacle is None:  # the plugin was off for a while
-            self._listen(run, self._open_afresh)
+    @on(SavePoint, lane=Lane.REPORT, optional=True)
+    def exchange(self, run: Run, event: SavePoint) -> None:
+        """Take in what a device has by now, and exchange with the other ranks."""
+        if self._handle is None and self._obstacle is None:  # this or the saver was off for a while
+            self._find_saver(run)
         self._saved_at = run.progress.batches
         self._take(run, self._rows.late())
         self._exchange(run, is_end=False)
@@ -107,20 +146,31 @@ class Proof:
             self._keeps_former = False
             self._ring.drop(run.progress.batches)
 
-    def finish(self, run: Run) -> None:
-        """At `TrainEnd`: read the rest, and report what was found."""
+    @on(TrainEnd, lane=Lane.PERSIST)
+    def finish(self, run: Run, event: TrainEnd) -> None:
+        """Read the rest, and report what was found."""
         self._take(run, self._rows.late(wait=True))
         self._exchange(run, is_end=True)
         if run.engine.world_size == 1 and self._batches:
             self._emit_verified(run)
 
-    def end(self, run: Run) -> None:
-        """At the end of a run that ended well: remove the file where nothing was done after the last save."""
-        if self._ring is not None and self._saved_at == run.progress.batches:
+    @on(RunClosed, lane=Lane.REPORT)
+    def end(self, run: Run, event: RunClosed) -> None:
+        """Remove the file after a run that ended well, if nothing was done after the last save."""
+        is_over = event.status in ("completed", "stopped") and self._saved_at == run.progress.batches
+        if is_over and self._ring is not None:
             self._ring.path.unlink(missing_ok=True)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return how often the run went back."""
+        return {"returns": self._returns} if self._returns else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue; a run that goes back once more has another number than the path that it leaves."""
+        self._returns = max(self._returns, state.get("returns", 0))
+
     def close(self) -> None:
-        """Let go of the file, which stays for the next run."""
+        """Close the file, which stays for the next run."""
         self._remove_last_handle()
         if self._handle is not None:
             self._handle.remove()
@@ -131,7 +181,7 @@ class Proof:
         self._rows.forget()
 
     def _forget(self) -> None:
-        self._folder = Path()
+        self._saver: Saver | None = None
         self._rows = Rows()
         self._expected: dict[int, Row] = {}
         self._other_path: tuple[int, list[Row]] = 0, []  # after how many returns the killed run did what, beside ours
@@ -141,6 +191,14 @@ class Proof:
         self._keeps_former = False  # what the killed run had done, until a checkpoint knows that this one differs
         self._found: tuple[int, str] | None = None
         self._obstacle: str | None = None
+
+    def _find_saver(self, run: Run) -> None:
+        """Find the plugin that brought this one; of several, the one that resumes."""
+        brings = (each for each in run.plugins if VerifyResume in getattr(each, "brings", ()))
+        savers: list[Saver] = [each for each in brings if run.plugins.is_enabled(each)]
+        self._saver = max(savers, key=lambda each: each.resume is not None, default=None)
+        if self._saver is not None:
+            self._listen(run, self._open_afresh)
 
     def _listen(self, run: Run, handler: Callable[..., None]) -> None:
         if self._handle is not None:
@@ -187,10 +245,11 @@ class Proof:
 
     def _owner(self, run: Run) -> Owner:
         layout = blake2b(repr(run.data.layouts).encode(), digest_size=16).digest()
-        return Owner(bytes.fromhex(run.training_id), layout, run.engine.rank, run.engine.world_size, self.returns)
+        return Owner(bytes.fromhex(run.training_id), layout, run.engine.rank, run.engine.world_size, self._returns)
 
     def _path(self, run: Run) -> Path:
-        return steps_path(self._folder, self.name or run.name, run.engine.rank)
+        assert self._saver is not None
+        return steps_path(self._saver.folder, self._saver.file_name or run.name, run.engine.rank)
 
     def _guarded(self, run: Run, work: Callable[[], None]) -> None:
         """Do some work on the file; where the system refuses, the run continues without the proof, and says so."""
@@ -293,9 +352,6 @@ class Proof:
         self._is_emitted = True
 
 
-DIVERGES = "The resumed run diverges from the killed run: what was done again"
-
-
 def _lower(run: Run, text: str) -> None:
     run.difference = text
     run.data.doubt("not exact", f"what was done again {text}")
@@ -309,74 +365,3 @@ def _other(before: Owner, now: Owner, batches: str | None) -> str:
             f"{were} had done them, now there are {now.world_size}" if now.world_size > 1 else f"{were} had done them"
         )
     return batches or "the batches are other ones than those of the killed run"
-
-
-def difference(expected: Row, got: Row, rank: int | None = None) -> str:
-    """Return where two rows of the same batch differ: `differs first at step 253: loss 0.4512 instead of 0.4513`.
-
-    Args:
-        expected: what the killed run had.
-        got: what the resumed one has.
-        rank: where it was found, None where there is one process only.
-    """
-    where = "" if rank is None else f" (rank {rank})"
-    return f"differs first at step {got.steps}: {what_differs(expected, got)}{where}"
-
-
-def distinguish(one: float, other: float) -> tuple[str, str]:
-    """Return two numbers with as many digits as it takes to distinguish them."""
-    pair = repr(one), repr(other)
-    for digits in (4, 6, 9, 17):
-        pair = f"{one:.{digits}g}", f"{other:.{digits}g}"
-        if pair[0] != pair[1]:
-            break
-    return pair
-
-
-def what_differs(expected: Row, got: Row) -> str:
-    """Return what two rows do not have in common: `loss 0.4512 instead of 0.4513`."""
-    for field, name in COUNTED:
-        before, now = getattr(expected, field), getattr(got, field)
-        if before != now:
-            return f"{name} {now:,} instead of {before:,}"
-    if expected.is_left_out != got.is_left_out:
-        return "the batch was " + ("left out, not trained on" if got.is_left_out else "trained on, not left out")
-    if struct.pack("d", expected.loss) == struct.pack("d", got.loss):
-        return "the loss of another optimizer than the first"
-    several = " of the first optimizer" if expected.others or got.others else ""
-    return f"loss{several} {' instead of '.join(distinguish(got.loss, expected.loss))}"
-
-
-def likely_causes(run: Run) -> tuple[str, ...]:
-    """Return what makes a resumed run differ, the likeliest first: what the run says of itself, then what it hides."""
-    reasons = run.data.guarantee()[1]
-    in_epoch = run.resumed_at is not None and run.resumed_at.batch > 0
-    again = describe_repeats(listeners_to_epoch_start(run.plugins, run.bus)) if in_epoch else ()
-    return (*reasons, *again) or (HIDDEN_STATE,)
-
-
-def describe_repeats(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a sentence on who received `EpochStart` twice in one epoch, since the run was resumed within it."""
-    if not names:
-        return ()
-    return (
-        f"{', '.join(names)} received EpochStart twice in one epoch, since the run was resumed within it: do "
-        f"what belongs to an epoch's beginning only where event.resumed is False",
-    )
-
-
-def listeners_to_epoch_start(plugins: Plugins, bus: Bus) -> tuple[str, ...]:
-    """Return, in words, the plugins and functions of the user's own that listen to `EpochStart`."""
-    names = set(plugins.names())
-    owners = dict.fromkeys(seat.owner for _, seat in bus.signal(EpochStart).listeners())
-    return tuple(
-        f"plugin {str(owner)!r}" if owner in names else str(owner)
-        for owner in owners
-        if owner not in names or is_own(plugins[owner])
-    )
-
-
-def is_own(thing: object) -> bool:
-    """Return whether something is neither heliograph's nor torch's."""
-    module = type(thing).__module__
-    return not is_first_party(module) and module.partition(".")[0] != "torch"

@@ -4,7 +4,7 @@ import gc
 import weakref
 
 import torch
-from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import (
+from heliograph.builtin_callbacks.checkpoint.ring_buffer import (
     CHUNK,
     LOOK_EVERY,
     Batch,

@@ -95,8 +95,7 @@ def fit(
     folder: Path, steps: int, *plugins: Any, at: int = 0, resume: str | None = "auto", seed: int = 0, **options: Any
 ) -> h.RunResult:
     torch.manual_seed(seed)
-    checkpoint_options = {name: options.pop(name) for name in ("on_difference", "keep_last") if name in options}
-    savers = saving(folder, h.Every(steps=5), resume=resume, **checkpoint_options)
+    savers = saving(folder, h.Every(steps=5), resume=resume)
     options = {"train": random_batches(10, 3), "optimizer": adam(), **options}
     return kit.fit(*savers, *plugins, task=Counting(nn.Linear(4, 2), at), steps=steps, **options)
 

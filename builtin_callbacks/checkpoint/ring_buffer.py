@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ....events import BatchEnd, Run
+    from ...events import BatchEnd, Run
 
 HEAD = struct.Struct("<8s q 16s 16s 3q")  # magic, version, and the owner
 ROW = struct.Struct("<4q d 2q")

@@ -14,8 +14,8 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.builtin_callbacks.checkpoint.repeated import proof as module
-from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import OFFSETS, ROW, SIZE, Ring
+from heliograph.builtin_callbacks.checkpoint import verify_resume as module
+from heliograph.builtin_callbacks.checkpoint.ring_buffer import OFFSETS, ROW, SIZE, Ring
 from heliograph.tests import kit
 from heliograph.tests.kit import adam, random_batches, saving, sgd
 from heliograph.tests.ranks_pool import Pool
@@ -55,7 +55,7 @@ def fit(
     folder: Path, steps: int, *plugins: Any, at: int = 0, resume: str | None = "auto", seed: int = 0, **options: Any
 ) -> h.RunResult:
     torch.manual_seed(seed)
-    checkpoint_options = {name: options.pop(name) for name in ("on_difference", "keep_last") if name in options}
+    checkpoint_options = {"keep_last": options.pop("keep_last")} if "keep_last" in options else {}
     savers = saving(folder, h.Every(steps=5), resume=resume, **checkpoint_options)
     options = {"train": random_batches(10, 3), "optimizer": adam(), **options}
     return kit.fit(*savers, *plugins, task=Counting(nn.Linear(4, 2), at), steps=steps, **options)
@@ -137,32 +137,57 @@ def test_who_learns_of_an_epoch_twice_is_suspected(tmp_path: Path) -> None:
 
 def test_stop(tmp_path: Path) -> None:
     fit(tmp_path, 9)
-    result = fit(tmp_path, 20, at=2, on_difference="stop")
-    assert (result.status, result.stopped_by, result.progress.steps) == ("stopped", "checkpoint", 7)
+    result = fit(tmp_path, 20, h.VerifyResume("stop"), at=2)
+    assert (result.status, result.stopped_by, result.progress.steps) == ("stopped", "verify_resume", 7)
     assert result.reason == "what is done again differs first at step 7: loss 3.014 instead of 2.01"
-    assert h.Checkpoint(tmp_path).asks == ()
-    assert h.Checkpoint(tmp_path, on_difference="stop").asks == ("stop",)
+    assert h.VerifyResume().asks == ()
+    assert h.VerifyResume("stop").asks == ("stop",)
 
 
 def test_raise_and_raise_again(tmp_path: Path) -> None:
     fit(tmp_path, 9)
     for _ in range(2):
         with pytest.raises(h.ResumeDiffers) as caught:
-            fit(tmp_path, 20, at=2, on_difference="raise")
+            fit(tmp_path, 20, h.VerifyResume("raise"), at=2)
     error = caught.value
     assert (error.step, error.batch, error.path, error.causes) == (7, 7, tmp_path / ".run.steps", NOTHING)
     assert str(error) == (
         f"What is done again differs first at step 7: loss 3.014 instead of 2.01 (batch 7 of the run, as the killed "
         f"one had left it in {tmp_path / '.run.steps'}). Likely cause: {NOTHING}. To continue all the same: "
-        f"Checkpoint(on_difference='note')."
+        f"VerifyResume('note')."
     )
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert report(fit(tmp_path, 9)) == (4, None)
 
 
-def test_an_unknown_choice_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_choice_is_refused() -> None:
     with pytest.raises(ValueError, match="on_difference is one of note, stop, raise; got 'halt'"):
-        h.Checkpoint(tmp_path, on_difference="halt")  # type: ignore[arg-type]
+        h.VerifyResume("halt")  # type: ignore[arg-type]
+
+
+def test_without_a_checkpoint_nothing_is_kept_or_compared(tmp_path: Path) -> None:
+    result = kit.fit(h.VerifyResume("raise"), task=Counting(nn.Linear(4, 2), 0), train=random_batches(3, 3))
+    assert (result.warnings, result.notes) == ((), ())
+
+
+def test_a_plugin_of_somebody_else_can_bring_it(tmp_path: Path) -> None:
+    class Writer(h.Plugin):
+        brings = (h.VerifyResume,)
+        folder, file_name, resume = tmp_path, "other", None
+
+        @h.on(h.SavePoint, optional=True)
+        def write(self, run: h.Run, event: h.SavePoint) -> None: ...
+
+    kit.fit(Writer(), task=Counting(nn.Linear(4, 2), 0), train=random_batches(3, 3))
+    assert len(Ring.found(tmp_path / ".other.steps", bytes(16)) or ()) == 0
+    assert (tmp_path / ".other.steps").stat().st_size == SIZE
+
+
+def test_switched_off_it_keeps_nothing(tmp_path: Path) -> None:
+    trainer = h.Trainer(saving(tmp_path, h.Every(steps=2)), device="cpu")
+    with trainer.plugins.disabled(h.VerifyResume):
+        kit.fit(trainer, task=Counting(nn.Linear(4, 2), 0), train=random_batches(3, 3))
+    assert not (tmp_path / ".run.steps").exists()
 
 
 def test_a_loss_that_is_no_number_equals_itself(tmp_path: Path) -> None:
@@ -186,7 +211,7 @@ def test_an_epochs_end_between_the_save_and_the_kill(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_that_came_further_than_the_file_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from heliograph.builtin_callbacks.checkpoint.repeated import ring_buffer
+    from heliograph.builtin_callbacks.checkpoint import ring_buffer
 
     monkeypatch.setattr(ring_buffer, "MASK", 3)
     fit(tmp_path, 7, keep_last=None)
@@ -330,7 +355,7 @@ def test_other_batches_are_not_compared_and_that_is_said(tmp_path: Path) -> None
 
 
 def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from heliograph.builtin_callbacks.checkpoint.repeated import ring_buffer
+    from heliograph.builtin_callbacks.checkpoint import ring_buffer
 
     class Arrival:
         def __init__(self) -> None:
@@ -381,14 +406,15 @@ def test_the_progress_bar_reports_a_return(tmp_path: Path) -> None:
 # Several ranks.
 
 
-def fit_on_ranks(folder: Path, differs_on: int | None = None, **options: Any) -> list[Any]:
+def fit_on_ranks(folder: Path, differs_on: int | None = None, on_difference: Any = "note") -> list[Any]:
     """Train twice, as two processes; return what each resume says, and what was reported."""
     found = []
     for steps, at in ((8, 0), (12, 2)):
         torch.manual_seed(0)
         engine = h.DDPEngine(device="cpu")
         reported: list[Any] = []
-        trainer = h.Trainer(saving(folder, h.Every(steps=5), resume="auto", **options), engine=engine)
+        plugins = [*saving(folder, h.Every(steps=5), resume="auto"), h.VerifyResume(on_difference)]
+        trainer = h.Trainer(plugins, engine=engine)
         trainer.bus.on(h.ResumeVerified, lambda run, event, to=reported: to.append((run.progress.steps, event)))
         task = Counting(nn.Linear(4, 2), at if engine.rank == differs_on else 0)
         batches = random_batches(20, 3)

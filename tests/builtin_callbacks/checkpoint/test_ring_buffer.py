@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import (
+from heliograph.builtin_callbacks.checkpoint.ring_buffer import (
     HEAD,
     OFFSETS,
     ROW,

@@ -1,1 +1,0 @@
-"""The steps that a resumed run does again, compared with those of the run that was killed."""
