@@ -31,12 +31,12 @@ class EMA(Plugin):
     Args:
         decay: the share of the former average that is kept at every update, from 0 to 1 (both excluded).
         every: optimizer steps from one update to the next; the steps of several optimizers are counted separately.
-        validate: validate and test with the averaged weights. `Checkpoint(load_best=...)` then loads the average of the
+        validate: validate and test with the averaged weights. `LoadBest` then loads the average of the
             best checkpoint, as that was measured. `trainer.validate` and `trainer.test` do so while the model has the
             weights that the training left; if others were loaded, or it is another model, these are evaluated. Changes
             through `parameter.data`, or by a fused optimizer in your own loop, are not noticed.
         load_at_end: at the end of a training that completed or was stopped, leave the model with the averaged weights,
-            after the last save, and before other handlers of `RunClosed`; not together with `load_best`.
+            after the last save, and before other handlers of `RunClosed`; not together with `LoadBest`.
 
     Raises:
         ValueError: an argument is out of its range; at the run's start, the parameters are sharded; the model has other

@@ -48,7 +48,7 @@ class Export(Plugin):
     """Write a module of the task for others when a training has ended well, and check what was written.
 
     `model.onnx` is written by `torch.onnx.export(dynamo=True)`, `model.pt2` by `torch.export`. The weights are those
-    that the training leaves: the best ones with `Checkpoint(load_best="weights")`, the average with
+    that the training leaves: the best ones with `LoadBest`, the average with
     `EMA(load_at_end=True)`. The module is exported on the CPU, in eval mode and without gradients; it keeps its modes
     and its device. On several ranks the main one exports.
 

@@ -14,6 +14,7 @@ from ..plugins.filters import Every, Filter
 from ..plugins.hints import explains_arguments
 from ..plugins.plugin import snake_case
 from .checkpoint.plugin import Checkpoint
+from .checkpoint.resume import Resume
 from .early_stopping import EarlyStopping
 from .progress_bar.plugin import ProgressBar
 from .rng_capture import RNGCapture
@@ -35,7 +36,7 @@ def standard(
     keep_last: int | None = 1,
     keep_best: int = 1,
     seed: int | None = None,
-    resume: str | Path | None = None,
+    resume: Resume | str | Path | None = None,
     without: Collection[str] = (),
 ) -> PluginList:
     """Return the plugins that most runs want: `Trainer(standard("runs/first"))`.
@@ -44,7 +45,7 @@ def standard(
     where `patience` is given, `checkpoint` saves the last and the best, `tensorboard` writes curves and `progress`
     draws bars. It is a list, to which you can add others; `print` shows what each of them does. A log, a validation and
     a save come at the end of the run, too. In a `fit` without validation data nothing is validated and no checkpoint is
-    the best, as notes of the result say; with `patience` that is an error.
+    the best, as the result says; with `patience` that is an error.
 
     Args:
         folder: for the checkpoints and the curves; made where it is missing.
@@ -60,7 +61,7 @@ def standard(
         seed: for everything random from the start of the run; by default the one that you gave `torch.manual_seed`. A
             model has its first weights before: call that before you make it.
         resume: None starts fresh, `auto` continues from the newest intact checkpoint in the folder, if there is one, a
-            path continues from that file.
+            path continues from that file. A `Resume` object says more.
         without: names of standard plugins to leave out, such as `("tensorboard",)`.
 
     Raises:
@@ -95,7 +96,7 @@ class Options:
     keep_last: int | None = 1
     keep_best: int = 1
     seed: int | None = None
-    resume: str | Path | None = None
+    resume: Resume | str | Path | None = None
 
     @property
     def way(self) -> str:
@@ -110,8 +111,8 @@ class Options:
         if not isinstance(self.every, Filter):
             raise TypeError(f"every takes a filter, as in every=Every(steps=500); got {self.every!r}.")
         check_whole_number("log_every", self.log_every, at_least=1)
-        if not isinstance(self.resume, str | Path | None):
-            raise TypeError(f"resume is None, 'auto', or the path of a checkpoint; got {self.resume!r}.")
+        if not isinstance(self.resume, Resume | str | Path | None):
+            raise TypeError(f"resume is None, 'auto', the path of a checkpoint, or a Resume; got {self.resume!r}.")
 
     def check_use(self, others: Collection[str]) -> None:
         """Raise ValueError where an argument would have no effect.
@@ -155,7 +156,7 @@ def _stops(given: Options) -> tuple[str, Any]:
 
 
 def _saves(given: Options) -> tuple[str, Any]:
-    best: dict[str, Any] = {"monitor": given.monitor, "mode": given.mode, "monitor_required": False}
+    best: dict[str, Any] = {"monitor": given.monitor, "mode": given.mode}
     plugin = Checkpoint(
         given.folder,
         every=given.every,
@@ -166,8 +167,9 @@ def _saves(given: Options) -> tuple[str, Any]:
     )
     kept = "all" if given.keep_last is None else f"the last {given.keep_last}"
     kept += f" and the best {given.keep_best} by the {given.way} {given.monitor}" if given.keep_best else ""
+    path = plugin.resume.path
     begins = {None: "starts fresh", "auto": "continues from the newest, if there is one"}
-    begin = begins.get(None if given.resume is None else str(given.resume), f"continues from {given.resume}")
+    begin = begins.get(None if path is None else str(path), f"continues from {path}")
     return f"saves to {given.folder} {given.every} and at the end, keeps {kept}, {begin}", plugin
 
 

@@ -64,21 +64,22 @@ LAYERS = [
     "__main__",
 ]
 PUBLIC = """
-    At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE CSVLog ChangeServed
-    Checkpoint CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CutMix DDPEngine DataModule
+    At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE CSVLog ChangeServed Checkpoint
+    CheckpointLabel CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CutMix DDPEngine DataModule
     DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart Event
     Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
     GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary LearningRate
-    LearningRateSearch LengthGroupedSampler LoaderParams Log LogCurve LogFile LogHistogram LogImage LogSchedule
-    LogText LoopEngine Mixup NaNGuard NotRecorded Once OrderedSignal Overfitting Page Periodic PhaseTimes Phases
-    Place Plugin PluginChanged PluginFailed Plugins PredictBatchEnd PredictBatchStart PredictEnd PredictStart
-    PredictionWriter Preemption Progress ProgressBar RNGCapture RandomSampler RankFailed Rehearsal Replay
-    Request ResumeDiffers ResumeReport ResumeVerified RollBack Run RunClosed RunFailed RunResult SavePoint
-    SaveSchedule SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task
+    LearningRateSearch LengthGroupedSampler LoadBest LoaderParams Log LogCurve LogFile LogHistogram LogImage
+    LogSchedule LogText LoopEngine Mixup NaNGuard NotRecorded Once OrderedSignal Overfitting Page Periodic
+    PhaseTimes Phases Place Plugin PluginChanged PluginFailed Plugins PredictBatchEnd PredictBatchStart PredictEnd
+    PredictStart PredictionWriter Preemption Progress ProgressBar RNGCapture RandomSampler RankFailed Rehearsal
+    Replay Request Resume ResumeDiffers ResumeReport ResumeVerified RollBack Run RunClosed RunFailed RunResult
+    SavePoint SaveSchedule SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task
     TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker TrainEnd TrainRun
-    TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd
-    ValidationSchedule ValidationStart Verdict VerifyResume accuracy choose_engine find_batch_size launch load_weights
-    on read_prediction_batches read_predictions register_mover standard warmup_cosine warmup_linear
+    TrainStart TrainedOnly Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd
+    ValidationSchedule ValidationStart Verdict VerifyResume WeightsCheckpoint accuracy choose_engine find_batch_size
+    launch load_weights on read_prediction_batches read_predictions register_mover standard warmup_cosine
+    warmup_linear
 """
 
 

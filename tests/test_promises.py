@@ -77,7 +77,8 @@ def test_the_best_checkpoint_holds_the_best_weights(tmp_path: Path) -> None:
             Watch(),
             h.ValidationSchedule(h.Every(epochs=1)),
             h.SaveSchedule(h.Every(epochs=1)),
-            h.Checkpoint(tmp_path, metadata="loss_{validation/loss:.4f}", keep_best=1, monitor="validation/loss"),
+            h.Checkpoint(tmp_path, keep_best=1, monitor="validation/loss"),
+            h.CheckpointLabel("loss_{validation/loss:.4f}"),
         ]
     )
     result = trainer.fit(task, batches, validation=batches, optimizer=sgd(3.0), epochs=6)

@@ -463,7 +463,8 @@ def change_the_batch(folder: Path, size: int, epochs: int, change: BatchChange =
     data = TensorDataset(torch.rand(24, 3), torch.rand(24, 1))
     refused = ""
     try:
-        h.Trainer(saving(folder, h.Every(epochs=1), resume="auto", batch_change=change), device="cpu").fit(
+        resume = h.Resume("auto", batch_change=change)
+        h.Trainer(saving(folder, h.Every(epochs=1), resume=resume), device="cpu").fit(
             task, data, loader_params={"global_batch_size": size}, optimizer=optimizer, epochs=epochs
         )
     except ValueError as error:

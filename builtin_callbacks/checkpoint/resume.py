@@ -1,4 +1,4 @@
-"""The states that a run loads: the checkpoint that it resumes, on every rank, and the best one at its end."""
+"""What a run resumes, and how: `Resume`, and the search for the checkpoint that it means."""
 
 from __future__ import annotations
 
@@ -7,31 +7,69 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from errno import errorcode
 from functools import partial
-from math import isnan
 from pathlib import Path
-from typing import Literal
 
 from ...core.checkpoint import conversion, storage
-from ...core.checkpoint.state.compatibility import load_scheduler
-from ...core.checkpoint.state.frozen import with_frozen
-from ...core.checkpoint.state.ranks import load_parts
+from ...core.checkpoint.state.compatibility import CHANGES, BatchChange
 from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError
 from ...core.checkpoint.storage.reader import OfOthers
 from ...core.checkpoint.weights import share
-from ...core.distributed.ranks.failure import on_main
-from ...core.engines.weights import load_average, measured_average
-from ...core.metrics.monitor import Monitor
 from ...core.settings import DEFAULTS
-from ...events import Engine, Run
+from ...events import Engine
+from ...events.checks import check_flag
 from ...events.run import CheckpointSource
+from .names import ON_EXISTING, OnExisting
 from .retention import by_training
 
 UNSAVED_FORK = ".unsaved-fork"  # lies in the folder of a fork until its first save, and says what the fork is
 
 logger = logging.getLogger("heliograph")
-Extent = Literal["weights", "everything"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What a `Checkpoint` resumes, and how: `Checkpoint("runs/x", resume=Resume("auto", batch_change="linear"))`.
+
+    `resume="auto"` is `Resume("auto")`, and so with a path.
+
+    Args:
+        path: `auto` resumes the newest intact checkpoint of this run's name, if there is one, and notes what it
+            skipped; a path resumes that file, as a branch if the folder has a newer checkpoint of its training; None
+            starts fresh.
+        batch_change: what to do if the resumed run has another global batch (ranks x batch size x accumulation):
+            `refuse` it, unless one process resumes one, which the result notes; `keep` the learning rates as they were
+            saved; scale them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. The resume is not
+            exact then. If the batch size is unknown, nothing is refused or scaled.
+        restore_attributes: give plain attributes of the task and its modules that no `state_dict` holds, such as a
+            counter or an annealed dropout, the values that the training gave them. What was restored is in
+            `result.resume.restored`; anything else that differs is a reason in `result.resume.reasons`.
+        on_existing: what a run that starts fresh does if the folder holds another training under the run's name: write
+            under a `new_name` (`run-2`, and the result says so), `refuse` to begin, or `replace` it: its checkpoints
+            are removed when the first one of this run is written, unless they are pinned.
+
+    Raises:
+        TypeError: `path` is not a path.
+        ValueError: an option is unknown, or `path` is neither a file nor the name of one.
+    """
+
+    path: str | Path | None = "auto"
+    batch_change: BatchChange = "refuse"
+    restore_attributes: bool = True
+    on_existing: OnExisting = "new_name"
+
+    def __post_init__(self) -> None:
+        path = self.path
+        if not isinstance(path, str | Path | None):
+            raise TypeError(f"resume is 'auto', the path of a checkpoint, a Resume, or None; got {path!r}.")
+        if isinstance(path, str) and path != "auto" and not Path(path).suffix and not Path(path).exists():
+            raise ValueError(f"resume is None, 'auto', or the path of a checkpoint's .pth file, got {path!r}.")
+        if self.batch_change not in CHANGES:
+            raise ValueError(f"batch_change is one of {', '.join(CHANGES)}; got {self.batch_change!r}.")
+        if self.on_existing not in ON_EXISTING:
+            raise ValueError(f"on_existing is one of {', '.join(ON_EXISTING)}; got {self.on_existing!r}.")
+        check_flag("restore_attributes", self.restore_attributes)
 
 
 @dataclass(slots=True)
@@ -271,82 +309,3 @@ def share_state(engine: Engine, path: Path, state: State | None) -> State:
     if is_sent and "shards" in shared:
         raise ValueError(f"Not every rank sees the checkpoint {path}: its shards must lie where all ranks read.")
     return shared
-
-
-def check_best(keep_best: int, monitor: str | None, mode: str | None, load_best: str | None, *, required: bool) -> None:
-    """Raise ValueError unless the arguments of a `Checkpoint` about the best ones fit together.
-
-    Args:
-        keep_best: how many are kept.
-        monitor: what they are chosen by; None for nothing.
-        mode: which way that is better, as it was given.
-        load_best: what is loaded back at the end; None for nothing.
-        required: whether a run in which nothing can measure the metric is an error.
-    """
-    if mode is not None and monitor is None:
-        raise ValueError(f"mode={mode!r} says which way monitor='validation/loss' is better: give that, too.")
-    if load_best not in (None, "weights", "everything"):
-        raise ValueError(f"load_best is 'weights', 'everything' or None, got {load_best!r}.")
-    if load_best is not None and monitor is None:
-        raise ValueError(f"load_best={load_best!r} needs keep_best=1 and monitor='validation/loss': the best of what?")
-    if load_best is not None and not required:
-        raise ValueError(f"load_best={load_best!r} needs a best checkpoint: leave monitor_required=False out.")
-    if keep_best and monitor is None:
-        raise ValueError(
-            f"keep_best={keep_best} does not say the best of what: give the metric, as in monitor='validation/loss'."
-        )
-    if monitor is not None and not keep_best:
-        raise ValueError(
-            f"monitor={monitor!r} is what the best are chosen by, and keep_best=0 keeps none: give keep_best=1, or "
-            f"leave monitor out."
-        )
-
-
-def load_best(run: Run, best: storage.Entry | None, monitor: Monitor, extent: Extent) -> str:
-    """Give a run's task, optimizers and schedulers the state of its best checkpoint; return what was done, if anything.
-
-    Where a plugin validates with weights of its own, such as an average, these are loaded: they were judged.
-
-    On several ranks a collective.
-
-    Args:
-        run: the run, at the end of its training.
-        best: on the main rank, the checkpoint as it was ranked; None or one that was judged NaN is none to load.
-        monitor: what it was ranked by.
-        extent: only the weights, or the optimizers and the schedulers too.
-
-    Raises:
-        FileNotFoundError: it is gone.
-        ValueError: it is damaged, or no longer the one that was ranked.
-    """
-    states: list[State] = []
-    best = on_main(run.engine, partial(_check, best, states))
-    if best is None or best.judged_by is None:
-        return ""
-    saved = with_frozen(share_state(run.engine, best.path, next(iter(states), None)), run.modules)
-    context = run
-    optimizers = context.optimizers if extent == "everything" else {}
-    load_parts(context, saved, optimizers, best.path)
-    for name, scheduler in context.schedulers.items() if extent == "everything" else ():
-        load_scheduler(name, scheduler, saved)
-    average = measured_average(saved) if monitor.split == "validation" else None
-    if average is not None:
-        load_average(run.modules, saved, average)
-    of = extent if average is None else f"{extent} averaged by {average!r}"
-    return f"loaded back at the end: {of} of the best checkpoint {best.path}, {monitor.name} {best.judged_by[2]:.6g}"
-
-
-def _check(best: storage.Entry | None, states: list[State]) -> storage.Entry | None:
-    """Return the checkpoint where it is one to load, and add its state to what was read."""
-    value = None if best is None or best.judged_by is None else best.judged_by[2]
-    if best is None or value is None or isnan(value):
-        return None
-    state = storage.load(best.path)
-    now = storage.read_manifest(best.path)
-    if (now.sha256, now.judged_by) != (best.sha256, best.judged_by):
-        raise ValueError(
-            f"{best.path} is not the checkpoint that was ranked best by {best.judged_by}: another was put in its "
-            f"place, judged by {now.judged_by}. Nothing was loaded."
-        )
-    states.append(state)
-    return best

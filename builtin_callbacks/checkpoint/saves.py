@@ -11,10 +11,8 @@ from typing import Any
 
 from ...core.checkpoint.storage import JudgedBy
 from ...core.metrics.monitor import Monitor
-from ...core.system.errors import add_run_note
 from ...events import Run
 from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
-from .weights_only import lost
 
 
 @dataclass(slots=True)
@@ -25,34 +23,23 @@ class Saved:
         steps: of the newest checkpoint, None where there is none.
         is_own: whether that is the newest of this training, so that a measurement of the same weights judges it.
         asked_at: the step of the newest save.
-        is_loaded_back: whether the weights are no longer those that were trained last.
         error: what failed the run.
     """
 
     steps: int | None = None
     is_own: bool = False
     asked_at: int | None = None
-    is_loaded_back: bool = False
     error: BaseException | None = None
 
     def hold(self, steps: int, *, is_own: bool = True) -> None:
         """Note where the newest checkpoint is."""
         self.steps, self.is_own = steps, is_own
 
-    def late(self, run: Run) -> str:
-        """Return what to say of a save that comes when the best was loaded back; it is not written."""
-        return (
-            f"A save was asked for when the best checkpoint had been loaded back, and was not written: the weights are "
-            f"no longer those of step {run.progress.steps}. Ask for it at LastBoundary, as SaveSchedule does, or "
-            f"earlier."
-        )
-
     def missing(
         self,
         run: Run,
         folder: Path,
         monitor: Monitor | None,
-        load_best: str | None,
         measured_at: int,
         best: JudgedBy | None,
         *,
@@ -64,7 +51,6 @@ class Saved:
             run: the run.
             folder: where checkpoints are written.
             monitor: what the best are chosen by.
-            load_best: what was to be loaded back.
             measured_at: the step at which the metric was measured last, -1 where it was not.
             best: what the best checkpoint is judged by.
             asks: whether the plugin asks for saves itself.
@@ -88,46 +74,26 @@ class Saved:
                 f"and so does a SaveSchedule without at_end=False."
             )
         if monitor is not None and best is not None and best[2] is not None and isnan(best[2]):
-            back = "" if load_best is None else ", and load_best has loaded nothing back"
-            yield f"No checkpoint is the best: {monitor.name!r} was not a number at any of them{back}."
+            yield f"No checkpoint is the best: {monitor.name!r} was not a number at any of them."
         if monitor is not None and run.best_checkpoint is None:
             measured = "never measured" if measured_at < 0 else f"measured last at step {measured_at}"
-            back = "" if load_best is None else ", and so load_best has loaded nothing back"
             saved = "nothing was saved since" if self.asked_at is None else f"the last save was at step {self.asked_at}"
             yield (
-                f"No checkpoint is the best by {monitor.name!r}, since none was saved where it was measured{back}: it "
+                f"No checkpoint is the best by {monitor.name!r}, since none was saved where it was measured: it "
                 f"was {measured}, and {saved}. Let them meet, as in "
                 f"{'Validation' if monitor.split == 'validation' else 'Log'}Schedule(steps=100) and "
                 f"Checkpoint(..., every=Every(steps=200))."
             )
 
-    def report(
-        self,
-        run: Run,
-        error: BaseException | None,
-        folder: Path,
-        path: Path | None,
-        *,
-        weights_only: bool = False,
-        resumes: bool = False,
-    ) -> None:
-        """Add to the notes of a run that ended early, and to those of its error, how it can be resumed.
+    def lost(self, run: Run, folder: Path, path: Path | None, *, resumes: bool) -> str | None:
+        """Return which checkpoint is the newest, what is not in it, and how to resume; None for nothing.
 
         Args:
-            run: the run.
-            error: what failed it.
+            run: a run that ended early.
             folder: where checkpoints are written.
             path: the newest one.
-            weights_only: whether nothing can be resumed from it.
-            resumes: whether the program resumes it by itself when it is started again.
+            resumes: whether the program resumes it when it is started again.
         """
-        if text := lost(path, self.steps) if weights_only else self._lost(run, folder, path, resumes=resumes):
-            run.note(text)
-            if error is not None:
-                add_run_note(error, text)
-
-    def _lost(self, run: Run, folder: Path, path: Path | None, *, resumes: bool) -> str | None:
-        """Return which checkpoint is the newest, what is lost without it, and how to resume; None for nothing."""
         steps = run.progress.steps
         if path is None or self.steps is None:
             return f"no checkpoint was written: {_steps(steps)} lost" if steps else None

@@ -34,17 +34,15 @@ logger = logging.getLogger("heliograph")
 
 
 class Saver(Protocol):
-    """The plugin that writes the checkpoints, as far as it matters here.
+    """A plugin that brings `VerifyResume`, as far as it matters here.
 
     Attributes:
         folder: where it writes.
         file_name: what the names of its files begin with; empty until that is known.
-        resume: what it resumes.
     """
 
     folder: Path
     file_name: str
-    resume: Any
 
 
 class RankFinding(NamedTuple):
@@ -193,10 +191,9 @@ class VerifyResume(Plugin):
         self._obstacle: str | None = None
 
     def _find_saver(self, run: Run) -> None:
-        """Find the plugin that brought this one; of several, the one that resumes."""
-        brings = (each for each in run.plugins if VerifyResume in getattr(each, "brings", ()))
-        savers: list[Saver] = [each for each in brings if run.plugins.is_enabled(each)]
-        self._saver = max(savers, key=lambda each: each.resume is not None, default=None)
+        """Find the plugin that brought this one."""
+        savers = (each for each in run.plugins if VerifyResume in getattr(each, "brings", ()))
+        self._saver = next((each for each in savers if run.plugins.is_enabled(each)), None)
         if self._saver is not None:
             self._listen(run, self._open_afresh)
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -21,8 +21,8 @@ from ...core.checkpoint.state.ranks import INDEX, cause_of
 from ...core.checkpoint.storage.files import digest_of
 from ...core.distributed.ranks.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
 from ...core.engines.sharded.states import ShardingEngine
+from ...core.engines.weights import state_of
 from ...events import BatchEnd, Engine, Handle, Lane, Run
-from .weights_only import Capture
 
 T = TypeVar("T")
 WORTH_REPORTING = 0.1  # seconds that the loop was held up
@@ -32,30 +32,67 @@ Shards = dict[str, tuple[int, str]]  # bytes and digest of files, by name
 _Place = tuple[torch.device, int, int]
 
 
-class Writer(Protocol):
-    """What carries out the writing, which is the main rank's, and says on all ranks when it is done.
+class Capture:
+    """Takes the state of a run, without what plugins such as `TrainedOnly` leave out in `reduce_state(run, state)`.
+
+    Args:
+        weights_only: take only the weights.
+    """
+
+    def __init__(self, *, weights_only: bool) -> None:
+        self.weights_only = weights_only
+
+    def __call__(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the live state; on several ranks a collective."""
+        return _reduced(run, run.state_dict(shards, weights_only=self.weights_only))
+
+    def weights(self, run: Run) -> Mapping[str, Any]:
+        """Return the weights alone."""
+        weights = {name: state_of(module) for name, module in run.modules.items()}
+        return dict(_reduced(run, {"modules": weights})["modules"])
+
+
+def _reduced(run: Run, state: dict[str, Any]) -> dict[str, Any]:
+    for plugin in run.plugins:
+        if callable(reduce := getattr(plugin, "reduce_state", None)) and run.plugins.is_enabled(plugin):
+            state = reduce(run, state)
+    return state
+
+
+class Writer:
+    """Carries out the writing, which is the main rank's, while the loop waits; every rank receives the results.
 
     On several ranks all methods but `close` are collectives, and `end` unless the rank has left the others.
+
+    Args:
+        capture: returns the run's state, or what is saved of it.
     """
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way."""
+        return True
 
     def begin(self, run: Run) -> None:
         """Prepare for a run."""
 
     def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the run's state, such that it can be written from now on; see `capture` for the shards."""
+        return self._capture(run, shards)  # nothing changes it while it is written
 
     def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
         """Do some work on the main rank; call `then` with its result, in the thread of the loop, when it is done.
 
-        `is_save`: whether the run gets a note where this rank has to abandon it.
+        `is_save`: whether the run gets a note if this rank has to abandon it.
         """
+        then(on_main(run.engine, _watched(run, work)))
 
     def do_on_each(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
         """Do some work on every rank; call `then` with the results, by rank, when it is done everywhere."""
+        then(values_of_ranks(run.engine, outcome_of(_watched(run, work))))
 
     def drain(self) -> None:
         """Wait until all work is done."""
@@ -67,44 +104,7 @@ class Writer(Protocol):
         """Wait, and stop listening."""
 
 
-class LoopWriter:
-    """Writes at once, while the loop waits.
-
-    Args:
-        capture: returns the run's state, or what is saved of it.
-    """
-
-    is_idle = True
-
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
-
-    def begin(self, run: Run) -> None:
-        """Do nothing: there is nothing to prepare."""
-
-    def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the live state: nothing changes it while it is written."""
-        return self._capture(run, shards)
-
-    def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
-        """Do the work now."""
-        then(on_main(run.engine, _watched(run, work)))
-
-    def do_on_each(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
-        """Do the work now."""
-        then(values_of_ranks(run.engine, outcome_of(_watched(run, work))))
-
-    def drain(self) -> None:
-        """Do nothing: all work is done."""
-
-    def end(self, run: Run) -> None:
-        """Do nothing: all work is done."""
-
-    def close(self) -> None:
-        """Do nothing: all work is done."""
-
-
-class BackgroundWriter:
+class BackgroundWriter(Writer):
     """Copies the state into kept buffers, and writes it in the background; one write at a time.
 
     It listens to `BatchEnd` only while something is under way. On several ranks the main rank writes; meanwhile all
@@ -116,7 +116,7 @@ class BackgroundWriter:
     """
 
     def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+        super().__init__(capture)
         self._worker, self._buffers = BackgroundWorker(), Buffers()
         self._handle: Handle | None = None
         self._engine: Engine | None = None
@@ -411,6 +411,39 @@ class BackgroundWorker:
         job.then(job.result)
 
 
+def save_shards(
+    run: Run,
+    engine: ShardingEngine,
+    writer: Writer,
+    begin: Callable[[int], Path],
+    write: Callable[[dict[str, Any], Shards], T],
+    then: Callable[[T], object],
+    *,
+    in_background: bool,
+) -> None:
+    """Let every rank write its shards, then the main rank the rest; it is a checkpoint only then. A collective.
+
+    Args:
+        run: the run.
+        engine: holds the shards.
+        writer: carries out the writing.
+        begin: called on the main rank with the bytes that will be written; returns a folder that every rank sees.
+        write: called on the main rank with the rest of the state and the shards.
+        then: called with the result of `write`.
+        in_background: copy the tensors now, and write them in the background.
+    """
+    tensors, rest = engine.shard_state(run.modules, run.optimizers)
+    state = writer.hold(run, rest)
+    needed = sum(run.engine.gather_objects(room_for(tensors, is_main=run.engine.is_main)))
+    folder = on_main(run.engine, partial(begin, needed))
+
+    def commit(of_ranks: list[Shards]) -> None:
+        merged = {name: facts for shards in of_ranks for name, facts in shards.items()}
+        writer.do(run, partial(write, state, merged), then)
+
+    writer.do_on_each(run, begin_shards(engine, tensors, folder, run.engine.rank, in_background=in_background), commit)
+
+
 def begin_shards(
     engine: ShardingEngine, tensors: Mapping[str, Tensor], folder: Path, rank: int, *, in_background: bool
 ) -> Callable[[], Shards]:
@@ -444,11 +477,6 @@ def room_for(tensors: Mapping[str, Tensor], *, is_main: bool) -> int:
     own = [each.to_local() if isinstance(each, DTensor) else each for each in tensors.values()]
     shards = [isinstance(each, DTensor) for each in tensors.values()]
     return sum(each.nbytes for each, shard in zip(own, shards, strict=True) if shard or is_main)
-
-
-def merge_shards(of_ranks: list[Shards]) -> Shards:
-    """Return the files that all ranks have written."""
-    return {name: facts for shards in of_ranks for name, facts in shards.items()}
 
 
 def _written(write: Callable[[], Any], folder: Path, rank: int) -> Shards:

@@ -16,7 +16,7 @@ from ...events.checks import known_names
 from .options import COMPILED
 
 EVALUATED = "evaluated with the weights of"  # begins the note of a run that loaded weights before its evaluation
-LEFT_WEIGHTS = "the weights that a run leaves (load_at_end, load_best)"  # which one plugin may claim
+LEFT_WEIGHTS = "the weights that a run leaves (EMA(load_at_end=True), LoadBest)"  # which one plugin may claim
 
 
 def plain_name(name: str) -> str:
@@ -163,7 +163,7 @@ def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str
             raise ValueError(
                 f"The checkpoint's {name!r} is another network than the task's: they differ in {names}."
                 + " It holds only a part of the weights, as one file of several does, or an export of a checkpoint "
-                "with trained_only=True: load the index, or the checkpoint." * is_part
+                "with TrainedOnly: load the index, or the checkpoint." * is_part
             )
         for part, value in now.items():
             is_weight = isinstance(value, Tensor) and not is_lazy(value) and not part.endswith(EXTRA_STATE)

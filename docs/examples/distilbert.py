@@ -86,11 +86,10 @@ def main() -> None:
         keep_best=1,
         monitor="validation/accuracy",
         mode="max",
-        load_best="weights",
         resume="auto",
     )
     schedules = [h.ValidationSchedule(epochs=1), h.LearningRate("step"), h.GradientClipping(norm=1.0)]
-    trainer = h.Trainer([h.RNGCapture(), *schedules, checkpoint])
+    trainer = h.Trainer([h.RNGCapture(), *schedules, checkpoint, h.LoadBest()])
     lengths = [len(item["input_ids"]) for item in train]
     trainer.fit(
         task,

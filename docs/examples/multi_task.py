@@ -62,10 +62,9 @@ def main() -> h.RunResult:
         keep_best=1,
         monitor="validation/digit_accuracy",
         mode="max",
-        load_best="weights",
         resume="auto",
     )
-    trainer = h.Trainer([h.RNGCapture(), h.ValidationSchedule(epochs=1), checkpoint])
+    trainer = h.Trainer([h.RNGCapture(), h.ValidationSchedule(epochs=1), checkpoint, h.LoadBest()])
     trainer.fit(
         task,
         streams,

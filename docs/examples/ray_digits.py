@@ -64,7 +64,8 @@ def train(epochs: int, *plugins: h.Plugin) -> float:
             h.LearningRate("epoch"),
             h.ValidationSchedule(h.Every(epochs=1)),
             h.SaveSchedule(h.Every(epochs=1)),
-            h.Checkpoint("checkpoints", keep_best=1, monitor="validation/loss", load_best="weights"),
+            h.Checkpoint("checkpoints", keep_best=1, monitor="validation/loss"),
+            h.LoadBest(),
             *plugins,
         ]
     )

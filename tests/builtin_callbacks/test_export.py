@@ -22,6 +22,7 @@ from heliograph import (
     Every,
     Export,
     FSDPEngine,
+    LoadBest,
     Preemption,
     RNGCapture,
     Run,
@@ -87,13 +88,13 @@ def test_the_exported_model_is_the_trained_one_in_eval_mode(tmp_path: Path, endi
 
 
 def test_the_best_weights_and_the_average(tmp_path: Path) -> None:
-    """Those that the training leaves: of load_best, of the average; not those of the last step."""
+    """Those that the training leaves: of `LoadBest`, of the average; not those of the last step."""
     others = [(inputs, 1 - targets) for inputs, targets in class_batches(2)]
     schedules = [SaveSchedule(Every(epochs=1)), ValidationSchedule(Every(epochs=1))]
-    best = Checkpoint(tmp_path / "c", keep_best=1, monitor="validation/loss", load_best="weights")
-    for name, plugin in (("best", best), ("average", EMA(0.5, load_at_end=True))):
+    best = [Checkpoint(tmp_path / "c", keep_best=1, monitor="validation/loss"), LoadBest()]
+    for name, leaves in (("best", best), ("average", [EMA(0.5, load_at_end=True)])):
         task, path = linear_classifier(), tmp_path / f"{name}.pt2"
-        before = [Export(path), plugin] if name == "average" else [plugin, Export(path)]
+        before = [Export(path), *leaves] if name == "average" else [*leaves, Export(path)]
         train(*schedules, *before, task=task, validation=others, epochs=3)
         plain = linear_classifier()
         train(*schedules, task=plain, validation=others, epochs=3)

@@ -18,9 +18,8 @@ from heliograph.core.checkpoint.unseen.program import plugin_options
 WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (h.Checkpoint, {"folder": ".", "keep_last": 1.5}, "keep_last must be a whole number, at least 1, or None for all"),
     (h.Checkpoint, {"folder": ".", "background": "no"}, "background is True or False, got 'no'."),
-    (h.Checkpoint, {"folder": ".", "sharded": 1}, "sharded is True or False, or None, got 1."),
-    (h.Checkpoint, {"folder": ".", "restore_attributes": None}, "restore_attributes is True or False, got None."),
-    (h.Checkpoint, {"folder": ".", "mode": "max"}, "mode='max' says which way monitor='validation/loss' is better"),
+    (h.Resume, {"restore_attributes": None}, "restore_attributes is True or False, got None."),
+    (h.Checkpoint, {"folder": ".", "mode": "max"}, "keep_best=0, monitor=None, mode='max' do not fit together"),
     (h.Compile, {"fallback": "eager"}, "fallback is True or False, got 'eager'."),
     (
         h.FileLog,

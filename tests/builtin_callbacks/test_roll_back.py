@@ -377,8 +377,10 @@ def go_back_from_shards(folder: Path) -> tuple[int, list[str], list[str]]:
     torch.manual_seed(0)
     task = Supervised(torch.nn.Linear(4, 2), torch.nn.functional.mse_loss)
     data = [(torch.randn(2, 4), torch.randn(2, 2)) for _ in range(12)]
-    saving = [SaveSchedule(Every(steps=1)), Checkpoint(folder, keep_last=9, sharded=True)]
-    trainer = Trainer([*saving, RNGCapture(), SpoilWeights(), RollBack()], engine=FSDPEngine(device="cpu"))
+    saving = [SaveSchedule(Every(steps=1)), Checkpoint(folder, keep_last=9)]
+    trainer = Trainer(
+        [*saving, RNGCapture(), SpoilWeights(), RollBack()], engine=FSDPEngine(device="cpu", state="sharded")
+    )
     trainer.bus.on(CheckpointLoaded, lambda run, event: loaded.append(event.path.stem if event.path else ""))
     result = trainer.fit(task, data, optimizer=partial(torch.optim.SGD, lr=0.1), epochs=1)
     return result.progress.steps, loaded, [note for note in result.notes if "rolled back" in note]

@@ -145,7 +145,11 @@ def test_the_arguments_reach_the_plugins(tmp_path: Path) -> None:
     assert str(plugins["log_schedule"].filter) == "every 7 steps"
     assert str(plugins["validation_schedule"].filter) == str(checkpoint.every) == "every 4 steps"
     assert (plugins["early_stopping"].patience, plugins["early_stopping"].monitor.mode) == (5, "max")
-    assert (checkpoint.folder, checkpoint.resume, checkpoint.monitor.name) == (tmp_path, "auto", "validation/accuracy")
+    assert (checkpoint.folder, checkpoint.resume.path, checkpoint.monitor.name) == (
+        tmp_path,
+        "auto",
+        "validation/accuracy",
+    )
     assert checkpoint.forecast({})["kept"] == 5
     assert plugins["rng_capture"].seed == 11
     assert plugins["tensorboard"].folder == tmp_path
@@ -196,7 +200,7 @@ def test_left_out_by_name(tmp_path: Path) -> None:
         ([], {"keep_best": None}, ValueError, "keep_best must be a whole number, at least 0; got None"),
         ([], {"log_every": 0}, ValueError, "^log_every must be a whole number, at least 1; got 0"),
         ([], {"every": 500}, TypeError, r"^every takes a filter, as in every=Every\(steps=500\); got 500"),
-        ([], {"resume": True}, TypeError, "^resume is None, 'auto', or the path of a checkpoint; got True"),
+        ([], {"resume": True}, TypeError, "^resume is None, 'auto', the path of a checkpoint, or a Resume; got True"),
         ([], {"monitor": "validation/accuracy"}, ValueError, "Which way is 'validation/accuracy' better"),
     ],
 )
@@ -240,9 +244,9 @@ def test_a_run_by_steps(tmp_path: Path) -> None:
 
 def test_a_run_without_validation_data_keeps_the_last_and_says_so(tmp_path: Path) -> None:
     result = fit(tmp_path)
-    assert result.warnings == ()
+    assert result.warnings == ("No checkpoint is the best by 'validation/loss': fit was given no validation data.",)
     assert "nothing is validated, as fit was given no validation data" in result.notes
-    assert "no checkpoint is kept as the best, as fit was given no validation data: only the newest are" in result.notes
+    assert fit(tmp_path / "last", keep_best=0).warnings == ()
     assert result.progress.validations == 0
     assert result.best_checkpoint is None
     assert kit.checkpoint_names(tmp_path) == ["run_epoch_2_iter_12.pth"]
@@ -302,7 +306,7 @@ def test_a_run_that_was_stopped_continues_with_the_same_bits(tmp_path: Path, val
     fit(tmp_path / "whole", task=whole, **options)
     fit(tmp_path / "cut", StopsAt(8), task=kit.linear_classifier(), **options)
     result = fit(tmp_path / "cut", StopsAt(99), task=rest, resume="auto", **options)
-    assert result.warnings == ()
+    assert len(result.warnings) == (validation is None)
     assert result.resume is not None
     assert (result.resume.guarantee, result.resume.step) == ("exact", 8)
     assert all(map(torch.equal, weights(whole), weights(rest)))

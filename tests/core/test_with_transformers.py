@@ -17,6 +17,7 @@ from heliograph import (
     RNGCapture,
     SaveSchedule,
     Supervised,
+    TrainedOnly,
     Trainer,
 )
 from heliograph.core.engines.movers import move
@@ -66,27 +67,28 @@ def cosine(optimizer: torch.optim.Optimizer, steps: int) -> Any:
     return get_cosine_schedule_with_warmup(optimizer, 2, steps)
 
 
-def fit(folder: Path, model: Any, **options: Any) -> tuple[Supervised, Any]:
+def fit(folder: Path, model: Any, *plugins: Any, resume: Path | None = None) -> tuple[Supervised, Any]:
     """Train a model with a scheduler of transformers, and save every second step."""
     task = Supervised(model)
-    saving = [RNGCapture(), SaveSchedule(Every(steps=2)), Checkpoint(folder, keep_last=None, **options)]
+    saving = [RNGCapture(), SaveSchedule(Every(steps=2)), Checkpoint(folder, keep_last=None, resume=resume)]
     optimizer = partial(torch.optim.AdamW, lr=1e-2)
-    plugins = [*saving, LearningRate("step")]
-    return task, kit.fit(*plugins, task=task, train=batches(), optimizer=optimizer, scheduler=cosine, epochs=2)
+    everything = [*saving, LearningRate("step"), *plugins]
+    return task, kit.fit(*everything, task=task, train=batches(), optimizer=optimizer, scheduler=cosine, epochs=2)
 
 
 @pytest.mark.parametrize("model", [language_model, with_adapter])
 def test_a_resume_within_an_epoch_is_exact(model: Any, tmp_path: Path) -> None:
-    options = {"trained_only": model is with_adapter}
-    whole, _ = fit(tmp_path, model(), **options)
-    again, result = fit(tmp_path / "again", model(), resume=tmp_path / "run_epoch_0_iter_2.pth", **options)
+    plugins = [TrainedOnly] if model is with_adapter else []
+    whole, _ = fit(tmp_path, model(), *(kind() for kind in plugins))
+    resume = tmp_path / "run_epoch_0_iter_2.pth"
+    again, result = fit(tmp_path / "again", model(), *(kind() for kind in plugins), resume=resume)
     assert (result.resume.guarantee, result.warnings) == ("exact", ())
     states = whole.model.state_dict().values(), again.model.state_dict().values()
     assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
 
 
 def test_a_checkpoint_of_an_adapter_holds_the_adapter_and_refuses_another_base(tmp_path: Path) -> None:
-    task, result = fit(tmp_path, with_adapter(), trained_only=True)
+    task, result = fit(tmp_path, with_adapter(), TrainedOnly())
     held = torch.load(result.last_checkpoint, weights_only=True)["modules"]["model"]
     assert {name.replace(".default", "") for name in held} == get_peft_model_state_dict(task.model).keys()
     other = with_adapter()
@@ -95,7 +97,7 @@ def test_a_checkpoint_of_an_adapter_holds_the_adapter_and_refuses_another_base(t
     with pytest.raises(
         ValueError, match=r": 1 of \d+ differ, such as model\.base_model\.model\.transformer\.wpe\.weight"
     ):
-        fit(tmp_path / "again", other, trained_only=True, resume=result.last_checkpoint)
+        fit(tmp_path / "again", other, TrainedOnly(), resume=result.last_checkpoint)
 
 
 class PerToken(Supervised):

@@ -152,7 +152,7 @@ def apply_batch_change(run: Run, before: Mapping[str, int | None], how: BatchCha
                 f"The global batch changed: {_describe_batch(before)} made one optimizer step when the checkpoint was "
                 f"written, {_describe_batch(now)} would now. Keep the product by another batch_size or "
                 f"GradientAccumulation, or say what becomes of the learning rate: "
-                f"Checkpoint(..., batch_change='keep'), 'linear' or 'sqrt'."
+                f"Checkpoint(..., resume=Resume(batch_change='keep')), 'linear' or 'sqrt'."
             )
         factor = {"linear": present / former, "sqrt": sqrt(present / former)}.get(how, 1.0)
     if factor == 1.0:

@@ -79,13 +79,13 @@ def own_weights(root: str, module: nn.Module | None, digests: Mapping[str, str])
     own = {} if module is None else dict(parameters_of(module, remove_duplicate=False))
     if any(hasattr(own.get(name), "full_tensor") for name in digests):
         raise ValueError(
-            "The checkpoint holds only what was trained (trained_only=True), and the weights of this program are "
+            "The checkpoint holds only what was trained (TrainedOnly), and the weights of this program are "
             "divided among its ranks: read it with an engine that has whole weights, such as DDPEngine."
         )
     other = [name for name, value in digests.items() if name not in own or digest(own[name]) != value]
     if other:
         raise ValueError(
-            f"The checkpoint holds only what was trained (trained_only=True), on top of other frozen weights than this "
+            f"The checkpoint holds only what was trained (TrainedOnly), on top of other frozen weights than this "
             f"program has: {len(other)} of {len(digests)} differ, such as {root}.{other[0]}. Load the same base "
             f"weights before fit, in the same dtype."
         )

@@ -61,7 +61,7 @@ def check_resumable(saved: Mapping[str, Any], path: Path | None) -> None:
     """
     if saved.get(WEIGHTS_ONLY):
         raise ValueError(
-            f"{path or 'The state'} holds only weights, as Checkpoint(weights_only=True) writes them, without "
+            f"{path or 'The state'} holds only weights, as WeightsCheckpoint writes them, without "
             f"optimizer, position and random generators: it cannot be resumed. Give resume= the path of a full "
             f"checkpoint; or begin a new training with these weights: resume=None, and load_weights(task, path)."
         )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from heliograph import Checkpoint, PredictStart, TestStart, ValidationStart, launch
+from heliograph import Checkpoint, PredictStart, TestStart, ValidationStart, WeightsCheckpoint, launch
 from heliograph.core.checkpoint.storage.files import prepare_folder
 from heliograph.spi import check_whole_number, printable
 
@@ -110,7 +110,10 @@ def _fit(parser: ArgumentParser, config: Namespace, objects: Objects, begun: lis
         written.pop(key, None)
     text = parser.dump(written, format="yaml")
     values, trainer = flat_values(yaml.safe_load(text)), objects.trainer
-    folders = [config.folder, *(each.folder for each in trainer.plugins if isinstance(each, Checkpoint))]
+    folders = [
+        config.folder,
+        *(each.folder for each in trainer.plugins if isinstance(each, Checkpoint | WeightsCheckpoint)),
+    ]
     folder = next((Path(each) for each in folders if each is not None), None)
     if folder is not None and trainer.engine.is_main:
         prepare_folder(folder)

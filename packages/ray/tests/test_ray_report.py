@@ -15,6 +15,7 @@ from heliograph import (
     Checkpoint,
     CheckpointSaved,
     Every,
+    LoadBest,
     Log,
     LogSchedule,
     Plugin,
@@ -25,6 +26,7 @@ from heliograph import (
     Trainer,
     ValidationBatchEnd,
     ValidationSchedule,
+    WeightsCheckpoint,
     on,
 )
 from heliograph.core.checkpoint import storage
@@ -126,7 +128,7 @@ def test_only_on_ray_a_locked_folder_is_waited_for(fit: Fit, tmp_path: Path, mon
 
 def test_files_with_only_weights_are_not_reported(fit: Fit, tmp_path: Path) -> None:
     """A restarted trial could not continue from them, nor from a best one among the full ones."""
-    weights = Checkpoint(tmp_path / "w", weights_only=True, keep_best=1, monitor="validation/loss").named("weights")
+    weights = WeightsCheckpoint(tmp_path / "w", keep_best=1, monitor="validation/loss")
     schedules = [ValidationSchedule(Every(epochs=1)), *saving(tmp_path / "here", Every(epochs=1)), weights]
     with on_ray(FakeSession(tmp_path / "there")) as session:
         fit(*schedules, validates=True)
@@ -393,8 +395,8 @@ def test_a_newer_checkpoint_of_another_training_is_not_resumed(fit: Fit, tmp_pat
 
 def test_the_best_checkpoint_is_fetched_too(scripted: Make, batches: Make, sgd: Make, tmp_path: Path) -> None:
     def train(folder: Path, values: list[float], epochs: int) -> RunResult:
-        checkpoint = Checkpoint(folder, keep_best=1, monitor="validation/loss", load_best="weights")
-        plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), checkpoint, RayReport()]
+        savers = [SaveSchedule(Every(epochs=1)), Checkpoint(folder, keep_best=1, monitor="validation/loss"), LoadBest()]
+        plugins = [ValidationSchedule(Every(epochs=1)), *savers, RayReport()]
         data = batches(2)
         return Trainer(plugins, device="cpu").fit(
             scripted(values), data, validation=data[:1], optimizer=sgd, epochs=epochs

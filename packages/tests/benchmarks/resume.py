@@ -87,7 +87,7 @@ def resumable(name: str, folder: Path) -> list[h.Plugin]:
     if name not in (KEPT, RESUMABLE, UNCOMPARED):
         return []
     schedule = Asks() if name == KEPT else h.SaveSchedule(h.Every(steps=10**9))
-    plugins = [h.RNGCapture(), schedule, h.Checkpoint(folder)]
+    plugins: list[h.Plugin] = [h.RNGCapture(), schedule, h.Checkpoint(folder)]
     return [*plugins, NoComparison()] if name == UNCOMPARED else plugins
 
 

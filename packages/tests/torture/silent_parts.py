@@ -146,7 +146,7 @@ def plugins_of(program: Program, folder: Path, witness: Witness, *, resumes: boo
         *(_schedule(timing) for timing in program.timings),
         _early_stopping(program.stops_early) if program.stops_early else None,
         *(doer(deed, number, witness) for number, deed in enumerate(program.deeds)),
-        _checkpoint(program.keeps, folder, resumes=resumes) if program.keeps else None,
+        *(_checkpoint(program.keeps, folder, resumes=resumes) if program.keeps else ()),
         h.JsonlLog(folder / "log.jsonl") if program.is_logged else None,
     ]
     return [witness, *(plugin for plugin in plugins if plugin is not None)]
@@ -165,17 +165,16 @@ def _early_stopping(given: tuple[str, int, float]) -> h.Plugin:
     return h.EarlyStopping(monitor, patience=patience, min_delta=min_delta, mode="min")
 
 
-def _checkpoint(keeps: Keeps, folder: Path, *, resumes: bool) -> h.Plugin:
+def _checkpoint(keeps: Keeps, folder: Path, *, resumes: bool) -> Iterator[h.Plugin]:
     judged: dict[str, Any] = {"keep_best": keeps.best, "monitor": keeps.monitor, "mode": "min"} if keeps.best else {}
-    return h.Checkpoint(
-        folder / "checkpoints",
-        keep_last=keeps.last,
-        metadata=keeps.metadata,
-        load_best=keeps.load_best,
-        background=keeps.background,
-        resume="auto" if resumes else None,
-        **judged,
+    resume = "auto" if resumes else None
+    yield h.Checkpoint(
+        folder / "checkpoints", keep_last=keeps.last, background=keeps.background, resume=resume, **judged
     )
+    if keeps.metadata is not None:
+        yield h.CheckpointLabel(keeps.metadata)
+    if keeps.load_best is not None:
+        yield h.LoadBest(keeps.load_best)
 
 
 class Doer(h.Plugin):

@@ -30,7 +30,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from heliograph import Checkpoint
+from heliograph import Checkpoint, Resume
 from heliograph.builtin_callbacks.checkpoint import command as commands
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store, load
@@ -220,8 +220,8 @@ def make_run(name: str, random: Random) -> FakeRun:
 
 def leave(checkpoint: Checkpoint) -> None:
     """End the process: it holds no lock any more, and the files of locks stay, as where it was killed."""
-    if checkpoint._store is not None:
-        for lock in (checkpoint._store._lock, checkpoint._store._own_lock):
+    if (store := checkpoint._files._store) is not None:
+        for lock in (store._lock, store._own_lock):
             if lock is not None:
                 lock.release()
 
@@ -278,8 +278,9 @@ class Folder:
         name = random.choice(NAMES)
         paths = sorted(self.path.glob("*.pth"))
         resume = random.choice([None, None, "auto", "auto", "auto", *random.sample(paths, min(1, len(paths)))])
-        how: dict[str, Any] = {"keep_last": random.choice([1, 1, 2, None]), "resume": resume}
-        how["on_existing"] = random.choice(["new_name", "new_name", "new_name", "refuse", "replace"])
+        how: dict[str, Any] = {"keep_last": random.choice([1, 1, 2, None])}
+        on_existing: Any = random.choice(["new_name", "new_name", "new_name", "refuse", "replace"])
+        how["resume"] = Resume(resume, on_existing=on_existing)
         if random.random() < 0.3:
             how |= {"keep_best": random.choice([1, 2]), "monitor": "validation/loss"}
         fault = Fault()
@@ -304,7 +305,7 @@ class Folder:
             outcome, error = type(raised).__name__, raised
         finally:
             leave(checkpoint)
-        is_refused = isinstance(error, ValueError) and (how["on_existing"] == "refuse" or isinstance(resume, Path))
+        is_refused = isinstance(error, ValueError) and (on_existing == "refuse" or isinstance(resume, Path))
         is_gone = isinstance(error, FileNotFoundError) and isinstance(resume, Path)  # a killed removal was finished
         is_of_another = isinstance(error, ValueError) and resume == "auto" and self._is_only_of_another(name)
         assert fault.at >= 0 or error is None or is_refused or is_gone or is_of_another, error
@@ -314,9 +315,7 @@ class Folder:
         def was_replaced(training: str) -> bool:
             its_names = {each.run_name for each in self.good[training]}
             return (
-                how["on_existing"] == "replace"
-                and run.training_id in look(self.path)
-                and its_names == {checkpoint._name}
+                on_existing == "replace" and run.training_id in look(self.path) and its_names == {checkpoint.file_name}
             )
 
         self.check(was_replaced)
@@ -345,7 +344,7 @@ class Folder:
     def _save(self, checkpoint: Checkpoint, run: FakeRun) -> None:
         if run.saved is not None:
             run.training_id, run.progress.steps = run.saved["training_id"], run.saved["progress"]["steps"]
-            checkpoint.note_kept(run, CheckpointLoaded(run.resumed_from))  # type: ignore[arg-type]
+            checkpoint.find_own(run, CheckpointLoaded(run.resumed_from))  # type: ignore[arg-type]
         for _ in range(self.random.randint(0, 3)):
             run.progress.steps += self.random.choice([0, 1, 1])
             run.progress.batches += 1

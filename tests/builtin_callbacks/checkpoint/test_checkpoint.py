@@ -15,6 +15,7 @@ import torch
 from heliograph import (
     BatchEnd,
     Checkpoint,
+    CheckpointLabel,
     CheckpointLoaded,
     CheckpointSaved,
     EarlyStopping,
@@ -83,9 +84,11 @@ def remove(path: Path) -> None:
 def fit_scripted(scripted: Make, batches: Make, sgd: Any) -> Callable[..., RunResult]:
     """Return a function that trains an epoch per scripted validation loss, and checks what every file holds."""
 
-    def run(checkpoint: Checkpoint, values: list[float], held: dict[str, Tensor], **options: Any) -> RunResult:
-        plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), checkpoint]
-        trainer = Trainer(plugins, device="cpu")
+    def run(
+        checkpoint: Checkpoint, values: list[float], held: dict[str, Tensor], *plugins: Any, **options: Any
+    ) -> RunResult:
+        schedules = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
+        trainer = Trainer([*schedules, checkpoint, *plugins], device="cpu")
 
         cuts: list[Tensor] = []
 
@@ -121,19 +124,19 @@ def test_steps_and_batches_differ_under_accumulation(fit: Make, tmp_path: Path) 
 
 
 def test_metadata_by_template(fit_scripted: Make, tmp_path: Path) -> None:
-    fit_scripted(Checkpoint(tmp_path, metadata="loss_{validation/loss:.4f}"), [0.123456], {})
+    fit_scripted(Checkpoint(tmp_path), [0.123456], {}, CheckpointLabel("loss_{validation/loss:.4f}"))
 
     assert names(tmp_path) == ["run_epoch_1_iter_2_loss_0.1235.pth"]
 
 
 def test_metadata_by_template_of_a_training_metric_that_is_logged(fit: Make, tmp_path: Path) -> None:
-    result = fit(Checkpoint(tmp_path, metadata="{train/loss:.3f}"), LogSchedule(Every(epochs=1)), epochs=1)
+    result = fit(Checkpoint(tmp_path), CheckpointLabel("{train/loss:.3f}"), LogSchedule(Every(epochs=1)), epochs=1)
 
     assert names(tmp_path) == [f"run_epoch_1_iter_3_{result.metrics['train/loss']:.3f}.pth"]
 
 
 def test_metadata_by_function(fit: Make, tmp_path: Path) -> None:
-    fit(Checkpoint(tmp_path, metadata=lambda run: f"b{run.progress.batches}"), epochs=1)
+    fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: f"b{run.progress.batches}"), epochs=1)
 
     assert names(tmp_path) == ["run_epoch_1_iter_3_b3.pth"]
 
@@ -153,7 +156,7 @@ def test_metadata_by_the_task_is_sanitised(fit: Make, tmp_path: Path) -> None:
 
 def test_an_own_metadata_goes_before_the_task_s(fit: Make, tmp_path: Path) -> None:
     mine = NamingTask(nn.Linear(4, 2), nn.functional.mse_loss)
-    fit(Checkpoint(tmp_path, metadata=lambda run: "mine"), task=mine, epochs=1)
+    fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: "mine"), task=mine, epochs=1)
 
     assert names(tmp_path) == ["run_epoch_1_iter_3_mine.pth"]
 
@@ -170,7 +173,7 @@ def test_an_own_metadata_goes_before_the_task_s(fit: Make, tmp_path: Path) -> No
     ],
 )
 def test_metadata_is_sanitised(fit: Make, tmp_path: Path, metadata: str, end: str) -> None:
-    fit(Checkpoint(tmp_path / "c", metadata=lambda run: metadata), epochs=1, name="my run")
+    fit(Checkpoint(tmp_path / "c"), CheckpointLabel(lambda run: metadata), epochs=1, name="my run")
 
     assert names(tmp_path / "c") == [f"my-run-d33e7609_epoch_1_iter_3{end}.pth"]
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
@@ -178,7 +181,7 @@ def test_metadata_is_sanitised(fit: Make, tmp_path: Path, metadata: str, end: st
 
 @pytest.mark.parametrize("letter", ["x", "ü", "字"])
 def test_long_metadata_keeps_place_and_suffix(fit: Make, tmp_path: Path, letter: str) -> None:
-    fit(Checkpoint(tmp_path, metadata=lambda run: letter * 500), epochs=1)
+    fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: letter * 500), epochs=1)
     (name,) = names(tmp_path)
 
     assert name.startswith(f"run_epoch_1_iter_3_{letter * 20}")
@@ -195,7 +198,7 @@ def test_a_long_run_name_keeps_its_checkpoints_apart(fit: Make, tmp_path: Path) 
 
 def test_a_template_of_a_missing_metric_lists_and_suggests(fit_scripted: Make, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"asks for 'validation/los', which is not a metric. Did you mean") as info:
-        fit_scripted(Checkpoint(tmp_path, metadata="{validation/los}"), [0.5], {})
+        fit_scripted(Checkpoint(tmp_path), [0.5], {}, CheckpointLabel("{validation/los}"))
 
     assert "Known: validation/loss" in str(info.value)
     assert names(tmp_path) == []
@@ -203,19 +206,19 @@ def test_a_template_of_a_missing_metric_lists_and_suggests(fit_scripted: Make, t
 
 def test_a_function_that_returns_no_string(fit: Make, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"metadata is a string, the function returned 3"):
-        fit(Checkpoint(tmp_path, metadata=lambda run: 3))  # type: ignore[arg-type]
+        fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: 3))  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"keep_last": 0}, "keep_last must be a whole number, at least 1, or None for all; got 0."),
-        ({"keep_best": 1}, "keep_best=1 does not say the best of what: give the metric, as in monitor='validation/l"),
-        ({"monitor": "validation/loss"}, "monitor='validation/loss' is what .* keep_best=0 keeps none: give keep_best"),
+        ({"keep_best": 1}, "keep_best=1, monitor=None, mode=None do not fit together"),
+        ({"monitor": "validation/loss"}, "keep_best=0, monitor='validation/loss', mode=None do not fit together"),
+        ({"mode": "min"}, "keep_best=0, monitor=None, mode='min' do not fit together"),
         ({"keep_best": -1, "monitor": "validation/loss"}, "keep_best must be a whole number, at least 0; got -1."),
         ({"keep_best": 1, "monitor": "loss"}, "<split>/<name>"),
         ({"keep_best": 1, "monitor": "validation/loss", "mode": "best"}, "mode is 'min'"),
-        ({"metadata": "{validation/loss"}, "expected '}'"),
     ],
 )
 def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any], words: str) -> None:
@@ -1003,7 +1006,8 @@ def test_saves_are_after_the_validation_of_their_boundary(
 ) -> None:
     plugins = [
         SaveSchedule(Every(epochs=1)),
-        Checkpoint(tmp_path, metadata="{validation/loss}", keep_last=None),
+        Checkpoint(tmp_path, keep_last=None),
+        CheckpointLabel("{validation/loss}"),
         ValidationSchedule(Every(epochs=1)),
     ]
     trainer = Trainer(plugins, device="cpu")

@@ -22,6 +22,7 @@ from heliograph import (
     Lane,
     LastBoundary,
     Plugin,
+    Resume,
     Run,
     RunClosed,
     RunFailed,
@@ -529,7 +530,7 @@ def test_a_second_interrupt_leaves_at_once_and_the_next_run_finds_all_in_order(
     handlers[0].remove()
     on_waiting(lambda: None)
     disk.gate.set()
-    checkpoint.resume = "auto"
+    checkpoint.resume = Resume("auto")
     result = fit(epochs=2)
     assert any("resumed at epoch 0, batch 3, step 3" in note for note in result.notes)
     assert names(tmp_path) == ["run_epoch_1_iter_15.pth"]

@@ -12,12 +12,14 @@ from heliograph import (
     EMA,
     BatchEnd,
     Checkpoint,
+    CheckpointLabel,
     EarlyStopping,
     EpochEnd,
     Every,
     Lane,
     LastBoundary,
     LearningRate,
+    LoadBest,
     LogSchedule,
     Plugin,
     RNGCapture,
@@ -133,10 +135,10 @@ def test_the_last_checkpoint_has_the_metrics_of_its_weights_and_a_step_has_one_f
     end: str, background: bool, asks: bool, tmp_path: Path
 ) -> None:
     length, every, plugins = ENDS[end]
-    options: dict[str, Any] = {"background": background, "keep_last": None, "metadata": "{validation/loss:.6f}"}
-    checkpoint = Checkpoint(tmp_path, every=every if asks else None, **options, **BEST)
+    options: dict[str, Any] = {"background": background, "keep_last": None, **BEST}
+    savers = [Checkpoint(tmp_path, every=every if asks else None, **options), CheckpointLabel("{validation/loss:.6f}")]
     schedules = [ValidationSchedule(Every(epochs=1)), *([] if asks else [SaveSchedule(every)])]
-    result = kit.fit(*schedules, checkpoint, *plugins, train=class_batches(4), validation=class_batches(2), **length)
+    result = kit.fit(*schedules, *savers, *plugins, train=class_batches(4), validation=class_batches(2), **length)
 
     value, path = result.metrics["validation/loss"], result.last_checkpoint
     assert path is not None
@@ -454,17 +456,17 @@ def measure(model: nn.Module) -> float:
     return Trainer(device="cpu").validate(task, class_batches(3)).metrics["validation/loss"]
 
 
-def averaged(folder: Path, **options: Any) -> tuple[RunResult, Any, Trainer]:
+def averaged(folder: Path, *plugins: Plugin) -> tuple[RunResult, Any, Trainer]:
     task = linear_classifier()
     schedules = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
-    trainer = Trainer([EMA(0.9), *schedules, Checkpoint(folder, **BEST, **options)], device="cpu")
+    trainer = Trainer([EMA(0.9), *schedules, Checkpoint(folder, **BEST), *plugins], device="cpu")
     result = trainer.fit(task, class_batches(4), validation=class_batches(3), optimizer=kit.sgd(1.0), epochs=4)
     return result, task, trainer
 
 
 @pytest.mark.parametrize("extent", ["weights", "everything"])
 def test_the_best_by_averaged_weights_comes_back_averaged(extent: Any, tmp_path: Path) -> None:
-    result, task, trainer = averaged(tmp_path, load_best=extent)
+    result, task, trainer = averaged(tmp_path, LoadBest(extent))
     assert result.best_checkpoint is not None
     judged_by = storage.read_manifest(result.best_checkpoint).judged_by
     assert judged_by is not None
@@ -478,8 +480,8 @@ def test_the_best_by_averaged_weights_comes_back_averaged(extent: Any, tmp_path:
 def test_the_trained_weights_come_back_where_they_were_measured(tmp_path: Path) -> None:
     task = linear_classifier()
     schedules = [LogSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
-    checkpoint = Checkpoint(tmp_path, keep_best=1, monitor="train/loss", load_best="weights")
-    result = kit.fit(EMA(0.9), *schedules, checkpoint, task=task, epochs=3)
+    savers = [Checkpoint(tmp_path, keep_best=1, monitor="train/loss"), LoadBest()]
+    result = kit.fit(EMA(0.9), *schedules, *savers, task=task, epochs=3)
     assert result.best_checkpoint is not None
     saved = storage.load(result.best_checkpoint)["modules"]["model"]["weight"]
     assert torch.equal(task.model.state_dict()["weight"], saved)
@@ -540,6 +542,8 @@ def test_two_in_one_folder_are_refused_by_their_names(tmp_path: Path) -> None:
 
 
 def test_the_average_and_the_best_cannot_both_be_left_in_the_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"both claim the weights that a run leaves \(load_at_end, load_best\)"):
-        Trainer([EMA(load_at_end=True), Checkpoint(tmp_path, load_best="weights", **BEST)])
-    Trainer([EMA(), Checkpoint(tmp_path, load_best="weights", **BEST)])
+    with pytest.raises(
+        ValueError, match=r"both claim the weights that a run leaves \(EMA\(load_at_end=True\), LoadBest\)"
+    ):
+        Trainer([EMA(load_at_end=True), Checkpoint(tmp_path, **BEST), LoadBest()])
+    Trainer([EMA(), Checkpoint(tmp_path, **BEST), LoadBest()])

@@ -19,6 +19,7 @@ from heliograph import (
     Lane,
     LogSchedule,
     Plugin,
+    Resume,
     RollBack,
     Run,
     RunResult,
@@ -26,6 +27,7 @@ from heliograph import (
     Supervised,
     Trainer,
     TrainStart,
+    WeightsCheckpoint,
     on,
 )
 from heliograph.core.checkpoint import storage
@@ -99,7 +101,7 @@ def test_a_run_that_rolls_back_stays_the_training_that_it_is(batches: Make, sgd:
 def test_a_resume_from_an_older_checkpoint_branches(fit: Make, tmp_path: Path, on_existing: Any) -> None:
     first = fit(Checkpoint(tmp_path, keep_last=None), epochs=3)
     before = contents(tmp_path)
-    branch = fit(Checkpoint(tmp_path, resume=tmp_path / FIRST, on_existing=on_existing), epochs=2)
+    branch = fit(Checkpoint(tmp_path, resume=Resume(tmp_path / FIRST, on_existing=on_existing)), epochs=2)
 
     assert contents(tmp_path).items() >= before.items()
     assert branch.last_checkpoint == tmp_path / "run-2_epoch_2_iter_6.pth"
@@ -153,12 +155,9 @@ def test_from_the_newest_intact_checkpoint_the_training_continues(fit: Make, tmp
 
 
 def test_the_second_checkpoint_of_a_branch_replaces_nothing_of_its_parent(fit: Make, tmp_path: Path) -> None:
-    def weights() -> Checkpoint:
-        return Checkpoint(tmp_path / "w", weights_only=True, on_existing="replace").named("weights")
-
-    fit(Checkpoint(tmp_path / "a", keep_last=None), weights(), epochs=3)
+    fit(Checkpoint(tmp_path / "a", keep_last=None), WeightsCheckpoint(tmp_path / "w"), epochs=3)
     before = contents(tmp_path / "w")
-    fit(Checkpoint(tmp_path / "a", resume=tmp_path / "a" / FIRST), weights(), epochs=2)
+    fit(Checkpoint(tmp_path / "a", resume=tmp_path / "a" / FIRST), WeightsCheckpoint(tmp_path / "w"), epochs=2)
 
     assert contents(tmp_path / "w").items() >= before.items()
     assert checkpoint_names(tmp_path / "w") == ["run-2_epoch_2_iter_6.pth", "run_epoch_3_iter_9.pth"]
@@ -240,13 +239,13 @@ def test_refused_with_the_choices(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path), epochs=1)
     before = contents(tmp_path)
     with pytest.raises(ValueError, match="holds another training under the name 'run'") as info:
-        fit(Checkpoint(tmp_path, on_existing="refuse"))
+        fit(Checkpoint(tmp_path, resume=Resume(None, on_existing="refuse")))
 
     for choice in ("resume='auto'", "another name= or folder", "on_existing='new_name'", "'replace'"):
         assert choice in str(info.value)
     assert contents(tmp_path) == before
-    assert fit(Checkpoint(tmp_path, on_existing="refuse"), name="other").notes == ()
-    assert fit(Checkpoint(tmp_path, on_existing="refuse", resume="auto")).progress.epoch == 2
+    assert fit(Checkpoint(tmp_path, resume=Resume(None, on_existing="refuse")), name="other").notes == ()
+    assert fit(Checkpoint(tmp_path, resume=Resume("auto", on_existing="refuse"))).progress.epoch == 2
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -266,7 +265,7 @@ def test_replaced_when_the_first_of_this_run_is_written(fit: Make, tmp_path: Pat
         def note(self, run: Run, event: CheckpointPruned) -> None:
             events.append((event.path.name, event.reason))
 
-    checkpoint = Checkpoint(tmp_path, on_existing="replace", background=background)
+    checkpoint = Checkpoint(tmp_path, background=background, resume=Resume(None, on_existing="replace"))
     result = fit(checkpoint, Watch(), epochs=2)
 
     assert events[0] == (FIRST, "on_existing='replace'")
@@ -285,14 +284,14 @@ def test_nothing_is_replaced_by_a_run_that_saves_nothing(fit: Make, tmp_path: Pa
     fit(Checkpoint(tmp_path), epochs=1)
     before = contents(tmp_path)
     with pytest.raises(RuntimeError, match="at once"):
-        fit(Checkpoint(tmp_path, on_existing="replace"), Fail())
+        fit(Checkpoint(tmp_path, resume=Resume(None, on_existing="replace")), Fail())
 
     assert contents(tmp_path) == before
 
 
-def test_what_on_existing_may_be(tmp_path: Path) -> None:
+def test_what_on_existing_may_be() -> None:
     with pytest.raises(ValueError, match="on_existing is one of new_name, refuse, replace; got 'overwrite'"):
-        Checkpoint(tmp_path, on_existing="overwrite")  # type: ignore[arg-type]
+        Resume(None, on_existing="overwrite")  # type: ignore[arg-type]
 
 
 # Continuing where there are several.
@@ -368,7 +367,7 @@ def test_from_a_path_into_a_folder_that_holds_another(fit: Make, tmp_path: Path)
     path = fit(Checkpoint(there), epochs=1).last_checkpoint
     fit(Checkpoint(here), epochs=1)
     with pytest.raises(ValueError, match="holds another training"):
-        fit(Checkpoint(here, resume=path, on_existing="refuse"))
+        fit(Checkpoint(here, resume=Resume(path, on_existing="refuse")))
     result = fit(Checkpoint(here, resume=path))
 
     assert checkpoint_names(here) == ["run-2_epoch_2_iter_6.pth", FIRST]

@@ -19,13 +19,16 @@ from heliograph import (
     BatchEnd,
     BatchStart,
     Checkpoint,
+    CheckpointLabel,
     CheckpointSaved,
     DDPEngine,
     Every,
     GradientAccumulation,
     GradientsReady,
     Lane,
+    LoadBest,
     Plugin,
+    Resume,
     RNGCapture,
     Run,
     RunClosed,
@@ -327,7 +330,7 @@ def refuse_and_scale(folder: Path) -> dict[str, Any]:
     def resume(**options: Any) -> None:
         path = folder / "run_epoch_0_iter_2.pth"
         change = options.pop("batch_change", "refuse")
-        checkpoint = Checkpoint(folder / "other", resume=path, batch_change=change)
+        checkpoint = Checkpoint(folder / "other", resume=Resume(path, batch_change=change))
         recorder, task = Recorder(), make_task()
         plugins = [*options.pop("plugins", ()), SaveSchedule(Every(steps=100), at_end=False), recorder, checkpoint]
         trainer = Trainer(plugins, engine=DDPEngine(device="cpu"))
@@ -375,7 +378,7 @@ def accumulate_more(folder: Path) -> tuple[tuple[str, str], str, str]:
 
     resume(1, 4, Checkpoint(folder))
     error = caught(lambda: resume(2, 6, Checkpoint(folder, resume="auto")))
-    result = resume(2, 6, Checkpoint(folder, resume="auto", batch_change="keep"))
+    result = resume(2, 6, Checkpoint(folder, resume=Resume("auto", batch_change="keep")))
     return error, result.resume.guarantee, " ".join(result.notes)
 
 
@@ -598,9 +601,9 @@ def ask_for_metadata(folder: Path) -> tuple[list[int], tuple[str, str]]:
         asked.append(run.engine.rank)
         return "metadata"
 
-    train(Checkpoint(folder, metadata=metadata), batch_size=4, steps=2)
-    together = Checkpoint(folder, metadata=lambda run: str(run.engine.reduce(1.0)))
-    return asked, caught(lambda: train(together, batch_size=4, steps=2))
+    train(Checkpoint(folder), CheckpointLabel(metadata), batch_size=4, steps=2)
+    together = CheckpointLabel(lambda run: str(run.engine.reduce(1.0)))
+    return asked, caught(lambda: train(Checkpoint(folder), together, batch_size=4, steps=2))
 
 
 def test_only_the_main_rank_is_asked_for_metadata(ranks: Pool, tmp_path: Path) -> None:
@@ -630,8 +633,9 @@ def load_back(folder: Path, load_best: Any) -> dict[str, Any]:
             seen.append({name: value.clone() for name, value in run.task.model.state_dict().items()})
 
     task = Scripted(make_task().model, nn.functional.mse_loss)
-    checkpoint = Checkpoint(folder, keep_best=1, monitor="validation/loss", load_best=load_best)
-    plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), Look(), checkpoint]
+    checkpoint = Checkpoint(folder, keep_best=1, monitor="validation/loss")
+    schedules = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
+    plugins = [*schedules, Look(), checkpoint, LoadBest(load_best)]
     optimizer = torch.optim.Adam(task.model.parameters())
     result = Trainer(plugins, engine=DDPEngine(device="cpu")).fit(
         task,
@@ -697,11 +701,9 @@ def test_all_ranks_are_of_one_training(ranks: Pool, tmp_path: Path) -> None:
 
 def end_within_an_epoch(folder: Path, background: bool) -> tuple[Any, ...]:
     schedules = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
-    best: dict[str, Any] = {"keep_best": 1, "monitor": "validation/loss", "load_best": "weights"}
-    trainer = Trainer(
-        [RNGCapture(7), EMA(0.5), *schedules, Checkpoint(folder, background=background, **best)],
-        engine=DDPEngine(device="cpu"),
-    )
+    best: dict[str, Any] = {"keep_best": 1, "monitor": "validation/loss"}
+    savers = [Checkpoint(folder, background=background, **best), LoadBest()]
+    trainer = Trainer([RNGCapture(7), EMA(0.5), *schedules, *savers], engine=DDPEngine(device="cpu"))
     task = make_task()
     result = trainer.fit(
         task,

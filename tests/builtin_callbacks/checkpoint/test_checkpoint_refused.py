@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph import BatchEnd, Checkpoint, Plugin, Run, on
+from heliograph import BatchEnd, Checkpoint, CheckpointLabel, Plugin, Resume, Run, on
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage.files import PAUSES, SYSTEM
 from heliograph.tests.kit import checkpoint_names, contents, damage
@@ -171,7 +171,7 @@ def test_a_damaged_one_stays_until_a_newer_one_is_written(fit: Make, tmp_path: P
     fit(Checkpoint(tmp_path, keep_last=None), epochs=2)
     damage(tmp_path / SECOND)
     damaged = (tmp_path / SECOND).read_bytes()
-    result = fit(Checkpoint(tmp_path, resume="auto", metadata=lambda run: "again"), Look(), epochs=3)
+    result = fit(Checkpoint(tmp_path, resume="auto"), CheckpointLabel(lambda run: "again"), Look(), epochs=3)
 
     assert result.resume.path == tmp_path / FIRST
     assert any("skipped: " in note and "is damaged: its SHA-256" in note for note in result.notes)
@@ -185,7 +185,7 @@ def test_a_damaged_one_stays_until_a_newer_one_is_written(fit: Make, tmp_path: P
 def test_a_damaged_one_does_not_count_as_kept(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path, keep_last=None), epochs=3)
     damage(tmp_path / THIRD)
-    fit(Checkpoint(tmp_path, resume="auto", keep_last=2, metadata=lambda run: "again"), epochs=3)
+    fit(Checkpoint(tmp_path, resume="auto", keep_last=2), CheckpointLabel(lambda run: "again"), epochs=3)
 
     assert checkpoint_names(tmp_path) == [SECOND, "run_epoch_3_iter_9_again.pth"]
 
@@ -293,7 +293,7 @@ def test_a_save_that_cannot_be_read_back_fails_and_removes_nothing(
     monkeypatch.setattr(SYSTEM, "write", write)
     with pytest.raises(OSError, match="what was read back is not what was written: the disk or the memory is faulty"):
         if hinges == "on what is replaced":
-            fit(Checkpoint(tmp_path, on_existing="replace"))
+            fit(Checkpoint(tmp_path, resume=Resume(None, on_existing="replace")))
         else:
             fit(Checkpoint(tmp_path, resume="auto", background=hinges == "in the background"))
 

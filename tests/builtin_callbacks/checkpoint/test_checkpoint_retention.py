@@ -1,4 +1,4 @@
-"""Checkpoint: whose the files in a folder are, pinning, pointers, and the best that comes back at the end."""
+"""Checkpoint: whose the files in a folder are, pinning, pointers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from heliograph import (
     BatchEnd,
     Checkpoint,
@@ -16,13 +15,11 @@ from heliograph import (
     EpochEnd,
     Every,
     Lane,
-    LastBoundary,
     Plugin,
     Run,
     RunClosed,
     RunResult,
     SaveSchedule,
-    TrainEnd,
     Trainer,
     ValidationSchedule,
     on,
@@ -30,7 +27,6 @@ from heliograph import (
 from heliograph.core.checkpoint import storage
 from heliograph.events import CheckpointPruned, Event
 from heliograph.tests.kit import adam, checkpoint_names, contents
-from torch import Tensor
 
 Make = Callable[..., Any]
 MONITOR: dict[str, Any] = {"keep_best": 1, "monitor": "validation/loss"}
@@ -330,252 +326,11 @@ def test_what_cannot_be_pinned(tmp_path: Path) -> None:
         Checkpoint(tmp_path).pin(tmp_path / "x.pth")
 
 
-# The best comes back.
-
-
-class Watch(Plugin):
-    """Remembers the state at each save, and at the end of the training."""
-
-    def __init__(self) -> None:
-        self.weights: dict[str, Tensor] = {}
-        self.moments: dict[str, Tensor] = {}
-        self.trained = self.at_train_end = torch.empty(0)
-
-    @on(CheckpointSaved)
-    def remember(self, run: Run, event: CheckpointSaved) -> None:
-        self.weights[event.path.name] = run.task.model.weight.detach().clone()
-        self.moments[event.path.name] = moment(run.optimizer)
-
-    @on(LastBoundary)
-    def finish(self, run: Run, event: LastBoundary) -> None:
-        self.trained = run.task.model.weight.detach().clone()
-
-    @on(TrainEnd)
-    def look(self, run: Run, event: TrainEnd) -> None:
-        self.at_train_end = run.task.model.weight.detach().clone()
-
-
-def moment(optimizer: torch.optim.Optimizer) -> Tensor:
-    state: Tensor = next(iter(optimizer.state.values()))["exp_avg"]
-    return state.detach().clone()
-
-
-BEST, LAST = "run_epoch_2_iter_2.pth", "run_epoch_4_iter_4.pth"
-
-
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("extent", ["weights", "everything"])
-def test_the_best_is_loaded_back_after_the_last_save(
-    fit: Make, scripted: Make, tmp_path: Path, extent: Any, background: bool
-) -> None:
-    values, kept, watch = [3.0, 1.0, 2.0, 4.0], list[torch.optim.Optimizer](), Watch()
-    task = scripted(values)
-
-    def optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        kept.append(adam(0.1)(parameters))
-        return kept[0]
-
-    def scheduler(optimizer: torch.optim.Optimizer) -> Any:
-        return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-
-    class Halve(Plugin):
-        asks = ("scheduler",)
-
-        @on(BatchEnd)
-        def halve(self, run: Run, event: BatchEnd) -> None:
-            run.scheduler.step()
-
-    checkpoint = Checkpoint(tmp_path, load_best=extent, background=background, **MONITOR)
-    result = fit(checkpoint, values, watch, Halve(), task=task, optimizer=optimizer, scheduler=scheduler)
-    saved = storage.load(tmp_path / LAST)
-
-    assert torch.equal(task.model.weight, storage.load(tmp_path / BEST)["modules"]["model"]["weight"])
-    assert torch.equal(saved["modules"]["model"]["weight"], watch.trained)  # the last save holds the last weights
-    assert not torch.equal(task.model.weight, watch.trained)
-    assert torch.equal(task.model.weight, watch.at_train_end)  # who exports it there has the best
-    everything = extent == "everything"
-    assert torch.equal(
-        moment(kept[0]),
-        storage.load(tmp_path / (BEST if everything else LAST))["optimizers"]["optimizer"]["state"][0]["exp_avg"],
-    )
-    assert kept[0].param_groups[0]["lr"] == 0.1 * 0.5 ** (2 if everything else 4)
-    loaded = f"loaded back at the end: {extent} of the best checkpoint {tmp_path / BEST}, validation/loss 1"
-    assert loaded in result.notes  # on a slow machine there is one that saves have waited, too
-    assert (result.best_checkpoint, result.last_checkpoint) == (tmp_path / BEST, tmp_path / LAST)
-
-
-class Late(Plugin):
-    """Asks for a save at the end."""
-
-    asks = ("save",)
-
-    def __init__(self, event: type[Event]) -> None:
-        self.event = event
-
-    @on(LastBoundary, TrainEnd)
-    def ask(self, run: Run, event: LastBoundary | TrainEnd) -> None:
-        if isinstance(event, self.event):
-            run.control.request_save("at the end")
-
-
-@pytest.mark.parametrize("event", [LastBoundary, TrainEnd])
-def test_a_save_that_is_asked_for_at_the_end_holds_the_last_weights(
-    fit: Make, scripted: Make, tmp_path: Path, event: type[Event]
-) -> None:
-    """One at `TrainEnd` comes when the best was loaded back, and is not written: the last weights are in a file."""
-    task, watch = scripted([1.0, 2.0]), Watch()
-    result = fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [1.0, 2.0], watch, Late(event), task=task)
-
-    assert torch.equal(storage.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"], watch.trained)
-    assert not torch.equal(task.model.weight, watch.trained)
-    assert result.warnings == ()
-
-
-def test_a_save_that_comes_when_the_best_is_loaded_back_is_not_written_and_that_is_said(
+def test_without_validation_data_there_is_no_best_and_that_is_said(
     scripted: Make, batches: Make, tmp_path: Path
 ) -> None:
-    schedules = [ValidationSchedule(Every(steps=1)), SaveSchedule(Every(steps=2), at_end=False)]
-    checkpoint = Checkpoint(tmp_path, load_best="weights", **MONITOR)
-    trainer = Trainer([*schedules, checkpoint, Late(TrainEnd)], device="cpu")
-    values = [1.0, 1.0, 2.0]
-    result = trainer.fit(scripted(values), batches(3), validation=batches(1), optimizer=adam(0.1), epochs=1)
-
-    assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_2.pth"]
-    assert result.warnings == (
-        "A save was asked for when the best checkpoint had been loaded back, and was not written: the weights are no "
-        "longer those of step 3. Ask for it at LastBoundary, as SaveSchedule does, or earlier.",
-        f"The newest checkpoint in {tmp_path} is of step 2, and the run ended at step 3: 1 step is not in it. "
-        f"Checkpoint(..., every=...) saves the end, too, and so does a SaveSchedule without at_end=False.",
-    )
-
-
-def test_nan_is_no_best_to_load_back(fit: Make, scripted: Make, tmp_path: Path) -> None:
-    task, watch = scripted([float("nan"), float("nan")]), Watch()
-    result = fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [0.0, 0.0], watch, task=task)
-
-    assert torch.equal(task.model.weight, watch.trained)
-    assert result.warnings == (
-        "At the end, validation/loss is nan: the training is lost. Find where it began with NaNGuard('raise').",
-        "No checkpoint is the best: 'validation/loss' was not a number at any of them, and load_best has loaded "
-        "nothing back.",
-    )
-
-
-def test_without_a_best_it_says_so(scripted: Make, batches: Make, tmp_path: Path) -> None:
-    schedules = [ValidationSchedule(Every(steps=2), at_end=False), SaveSchedule(Every(steps=3), at_end=False)]
-    trainer = Trainer([*schedules, Checkpoint(tmp_path, load_best="weights", **MONITOR)], device="cpu")
-    result = trainer.fit(scripted([1.0]), batches(3), validation=batches(1), optimizer=adam(0.1), epochs=1)
-
-    assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_3.pth"]
-    assert result.warnings == (
-        "No checkpoint is the best by 'validation/loss', since none was saved where it was measured, and so load_best "
-        "has loaded nothing back: it was measured last at step 2, and the last save was at step 3. Let them meet, as "
-        "in ValidationSchedule(steps=100) and Checkpoint(..., every=Every(steps=200)).",
-    )
-
-
-def test_a_best_that_was_damaged_is_not_loaded(fit: Make, scripted: Make, tmp_path: Path) -> None:
-    task = scripted([1.0, 2.0])
-
-    class Damage(Plugin):
-        @on(LastBoundary)
-        def damage(self, run: Run, event: LastBoundary) -> None:
-            data = (tmp_path / "run_epoch_1_iter_1.pth").read_bytes()
-            (tmp_path / "run_epoch_1_iter_1.pth").write_bytes(data[:-1] + b"x")
-
-    with pytest.raises(ValueError, match=r"run_epoch_1_iter_1\.pth is damaged"):
-        fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [1.0, 2.0], Damage(), task=task)
-    assert torch.equal(
-        task.model.weight, storage.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"]
-    )
-
-
-def test_a_best_that_was_replaced_is_not_loaded(fit: Make, tmp_path: Path) -> None:
-    class Replace(Plugin):
-        @on(LastBoundary)
-        def replace(self, run: Run, event: LastBoundary) -> None:
-            state = storage.load(tmp_path / "run_epoch_2_iter_2.pth")
-            other = storage.Store(tmp_path / "aside", "run")
-            other.open()
-            made = other.save("run_epoch_1_iter_1.pth", state).path
-            other.close()
-            made.replace(tmp_path / made.name)
-
-    with pytest.raises(ValueError, match=r"run_epoch_1_iter_1.pth is not the checkpoint that was ranked best by"):
-        fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [1.0, 2.0], Replace())
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_run_that_fails_keeps_its_weights(
-    fit: Make, scripted: Make, tmp_path: Path, error: type[BaseException]
-) -> None:
-    task, before = scripted([1.0, 2.0, 3.0]), list[Tensor]()
-
-    class Fail(Plugin):
-        @on(BatchEnd, when=Every(batches=3))
-        def fail(self, run: Run, event: BatchEnd) -> None:
-            before.append(task.model.weight.detach().clone())
-            raise error
-
-    with pytest.raises(error):
-        fit(Checkpoint(tmp_path, load_best="everything", **MONITOR), [1.0, 2.0, 3.0], Fail(), task=task)
-    assert torch.equal(task.model.weight, before[0])
-
-
-def test_the_best_of_an_earlier_process_comes_back(fit: Make, scripted: Make, tmp_path: Path) -> None:
-    fit(Checkpoint(tmp_path, **MONITOR), [0.5, 0.9])
-    task = scripted([0.7])
-    fit(Checkpoint(tmp_path, resume="auto", load_best="weights", **MONITOR), [0.7], task=task, epochs=3)
-
-    assert torch.equal(
-        task.model.weight, storage.load(tmp_path / "run_epoch_1_iter_1.pth")["modules"]["model"]["weight"]
-    )
-
-
-def test_a_test_on_the_same_trainer_loads_nothing(scripted: Make, task: Make, batches: Make, tmp_path: Path) -> None:
-    plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
-    trainer = Trainer([*plugins, Checkpoint(tmp_path, load_best="weights", **MONITOR)], device="cpu")
-    trainer.fit(scripted([1.0]), batches(1), validation=batches(1), optimizer=adam(0.1), epochs=1)
-
-    assert trainer.test(task(), batches(1)).notes == ()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"load_best": "all", **MONITOR}, "load_best is 'weights', 'everything' or None, got 'all'"),
-        ({"load_best": "weights"}, "load_best='weights' needs keep_best=1 and monitor="),
-        (
-            {"load_best": "weights", "monitor_required": False, **MONITOR},
-            "load_best='weights' needs a best checkpoint: leave monitor_required=False out",
-        ),
-    ],
-)
-def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Checkpoint(tmp_path, **options)
-
-
-def test_without_validation_data_the_best_is_refused_or_left_out(scripted: Make, batches: Make, tmp_path: Path) -> None:
-    def train(**options: Any) -> RunResult:
-        checkpoint = Checkpoint(tmp_path, every=Every(epochs=1), **MONITOR, **options)
-        return Trainer([checkpoint], device="cpu").fit(scripted([1.0, 2.0]), batches(1), optimizer=adam(0.1), epochs=2)
-
-    with pytest.raises(ValueError, match="'validation/loss' is monitored, but there is no validation data"):
-        train()
-    result = train(monitor_required=False)
-    assert (result.warnings, result.best_checkpoint) == ((), None)
-    assert result.notes[0].startswith("no checkpoint is kept as the best, as fit was given no validation data")
+    trainer = Trainer([Checkpoint(tmp_path, every=Every(epochs=1), **MONITOR)], device="cpu")
+    result = trainer.fit(scripted([1.0, 2.0]), batches(1), optimizer=adam(0.1), epochs=2)
+    assert result.warnings == ("No checkpoint is the best by 'validation/loss': fit was given no validation data.",)
+    assert result.best_checkpoint is None
     assert checkpoint_names(tmp_path) == ["run_epoch_2_iter_2.pth"]
-
-
-def test_others_receive_the_closing_after_the_best_has_come_back(fit: Make, scripted: Make, tmp_path: Path) -> None:
-    task, seen = scripted([1.0, 2.0]), list[Tensor]()
-
-    class Closing(Plugin):
-        @on(RunClosed)
-        def look(self, run: Run, event: RunClosed) -> None:
-            seen.append(task.model.weight.detach().clone())
-
-    fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [1.0, 2.0], Closing(), task=task)
-    assert torch.equal(seen[0], storage.load(tmp_path / "run_epoch_1_iter_1.pth")["modules"]["model"]["weight"])

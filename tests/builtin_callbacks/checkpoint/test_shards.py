@@ -24,6 +24,7 @@ from heliograph import (
     Every,
     FSDPEngine,
     Lane,
+    LoadBest,
     Plugin,
     RankFailed,
     RNGCapture,
@@ -79,16 +80,20 @@ def train(
     return result, {name: value.clone() for name, value in task.model.state_dict().items()}, saved
 
 
+def sharding() -> FSDPEngine:
+    return FSDPEngine(device="cpu", state="sharded")
+
+
 def equal(one: Weights, other: Weights) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def resume_sharded(folder: Path, background: bool) -> dict[str, Any]:
-    options: dict[str, Any] = {"sharded": True, "background": background}
+    options: dict[str, Any] = {"background": background}
     _, whole, _ = train(Checkpoint(folder / "whole"), FSDPEngine(device="cpu"))
-    first, _, saved = train(Checkpoint(folder / "parts", **options), FSDPEngine(device="cpu"), steps=5)
+    first, _, saved = train(Checkpoint(folder / "parts", **options), sharding(), steps=5)
     again = Checkpoint(folder / "parts", resume="auto", keep_last=None, **options)
-    result, weights, _ = train(again, FSDPEngine(device="cpu"))
+    result, weights, _ = train(again, sharding())
     _, gathered, _ = train(Checkpoint(folder / "other", resume=first.last_checkpoint), DDPEngine(device="cpu"))
     return {
         "equal": equal(weights, whole),
@@ -121,9 +126,9 @@ def test_a_run_continues_from_shards(ranks: Pool, tmp_path: Path, background: bo
 
 
 def branch_sharded(folder: Path) -> list[str]:
-    train(Checkpoint(folder, keep_last=None, sharded=True), FSDPEngine(device="cpu"))
-    branch = Checkpoint(folder, resume=folder / "run_epoch_0_iter_2.pth", sharded=True)
-    return [note for note in train(branch, FSDPEngine(device="cpu"))[0].notes if "branched" in note]
+    train(Checkpoint(folder, keep_last=None), sharding())
+    branch = Checkpoint(folder, resume=folder / "run_epoch_0_iter_2.pth")
+    return [note for note in train(branch, sharding())[0].notes if "branched" in note]
 
 
 def test_a_branch_leaves_the_shards_of_its_parent(ranks: Pool, tmp_path: Path) -> None:
@@ -136,7 +141,7 @@ def test_a_branch_leaves_the_shards_of_its_parent(ranks: Pool, tmp_path: Path) -
 
 
 def write_shards(folder: Path) -> Weights:
-    return train(Checkpoint(folder, sharded=True), FSDPEngine(device="cpu"), steps=2)[1]
+    return train(Checkpoint(folder), sharding(), steps=2)[1]
 
 
 def write_whole(folder: Path) -> None:
@@ -173,9 +178,8 @@ def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
 
 def write_by_the_engines_word(folder: Path) -> list[list[str]]:
     names = []
-    for sharded, steps in ((None, 2), (False, 4)):
-        engine = FSDPEngine(device="cpu", state="sharded")
-        train(Checkpoint(folder, sharded=sharded, resume="auto"), engine, steps=steps)
+    for engine, steps in ((sharding(), 2), (FSDPEngine(device="cpu"), 4)):
+        train(Checkpoint(folder, resume="auto"), engine, steps=steps)
         names.append(sorted(path.suffix for path in folder.iterdir()))
     return names
 
@@ -186,8 +190,8 @@ def test_the_engine_says_whether_shards_are_written(ranks: Pool, tmp_path: Path)
 
 
 def resume_on_one_rank(folder: Path) -> tuple[Weights, str]:
-    checkpoint = Checkpoint(folder / "alone", resume=folder / "run_epoch_0_iter_2.pth", sharded=True)
-    result, weights, _ = train(checkpoint, FSDPEngine(device="cpu"), steps=2, batch_size=8)
+    checkpoint = Checkpoint(folder / "alone", resume=folder / "run_epoch_0_iter_2.pth")
+    result, weights, _ = train(checkpoint, sharding(), steps=2, batch_size=8)
     assert result.resume is not None
     return weights, result.resume.guarantee
 
@@ -207,9 +211,9 @@ def load_back(folder: Path) -> tuple[Weights, Weights]:
             return {"loss": next(losses)}
 
     task = Scripted(make_task().model, nn.functional.mse_loss)
-    checkpoint = Checkpoint(folder, keep_best=1, monitor="validation/loss", load_best="weights", sharded=True)
+    savers = [Checkpoint(folder, keep_best=1, monitor="validation/loss"), LoadBest()]
     schedules = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
-    trainer = Trainer([*schedules, checkpoint], engine=FSDPEngine(device="cpu"))
+    trainer = Trainer([*schedules, *savers], engine=sharding())
     data = [(torch.full((4, 4), number), torch.ones(4, 2)) for number in (1.0, 2.0)]
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=0.1)
     result = trainer.fit(task, data, validation=data, optimizer=optimizer, epochs=3)
@@ -228,7 +232,7 @@ def test_the_best_comes_back_from_shards(ranks: Pool, tmp_path: Path) -> None:
 def lack_room(folder: Path, background: bool) -> tuple[str, str, Saved]:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-    engine, saved, writes = FSDPEngine(device="cpu"), Saved(), 0
+    engine, saved, writes = sharding(), Saved(), 0
     real = FileSystemWriter.write_data
 
     def write(*arguments: Any) -> Any:
@@ -241,7 +245,7 @@ def lack_room(folder: Path, background: bool) -> tuple[str, str, Saved]:
     with pytest.MonkeyPatch.context() as patch:
         if engine.rank == 1:
             patch.setattr(FileSystemWriter, "write_data", write)
-        checkpoint = Checkpoint(folder, sharded=True, background=background)
+        checkpoint = Checkpoint(folder, background=background)
         try:
             train(checkpoint, engine, epochs=20, saved=saved)
         except OSError as error:
@@ -270,7 +274,7 @@ def lose_a_peer(folder: Path) -> dict[str, Any]:
     """Rank 1 fails while the main rank is still writing its shards, which continues when that one knows of it."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-    engine, saved, notes, pause = FSDPEngine(device="cpu"), Saved(), list[str](), threading.Event()
+    engine, saved, notes, pause = sharding(), Saved(), list[str](), threading.Event()
     real, abandon, beside = FileSystemWriter.write_data, engine.abandon, list[str]()
 
     def write(*arguments: Any) -> Any:
@@ -297,7 +301,7 @@ def lose_a_peer(folder: Path) -> dict[str, Any]:
         patch.setattr(engine, "abandon", leave)
         error = ""
         try:
-            train(Checkpoint(folder, sharded=True, background=True), engine, Failing(), saved=saved)
+            train(Checkpoint(folder, background=True), engine, Failing(), saved=saved)
         except (ArithmeticError, RankFailed) as failure:
             error = type(failure).__name__
     return {"error": error, "saved": saved, "notes": notes, "beside": beside}
@@ -344,7 +348,8 @@ def interrupt(folder: Path, sharded: bool) -> tuple[str, Path | None, tuple[str,
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(*place, write)
-        checkpoint, engine = Checkpoint(folder, sharded=sharded, background=True), FSDPEngine(device="cpu")
+        checkpoint = Checkpoint(folder, background=True)
+        engine = sharding() if sharded else FSDPEngine(device="cpu")
         saved = Saved()
         result, _, _ = train(checkpoint, engine, Interrupted(), saved=saved, on_interrupt="return")
     return result.status, result.last_checkpoint, result.notes, saved
@@ -361,11 +366,6 @@ def test_a_save_is_finished_together_after_an_interrupt(ranks: Pool, tmp_path: P
         ("interrupted", path, notes, [(4, path.name)]) for notes in ((resume,), ())
     ]
     assert bool(storage.verify(path).shards) == sharded
-
-
-def test_an_engine_without_shards_writes_none(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"sharded=True is for an engine that holds shards, .* a DeviceEngine holds"):
-        train(Checkpoint(tmp_path, sharded=True), DeviceEngine("cpu"))
 
 
 def test_a_state_without_its_file_has_no_shards(ranks: Pool, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from heliograph import (
     Every,
     SaveSchedule,
     Supervised,
+    TrainedOnly,
     Trainer,
     ValidationSchedule,
     load_weights,
@@ -218,13 +219,13 @@ def test_names_that_a_wrapper_does_not_explain_are_refused(tmp_path: Path) -> No
 def test_an_export_of_what_was_trained_is_called_a_part_of_the_network(tmp_path: Path, ending: str) -> None:
     task = supervised(1.0)
     task.model.bias.requires_grad_(False)
-    schedule, checkpoint = SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path / "x", trained_only=True)
+    plugins = [SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path / "x"), TrainedOnly()]
     result = kit.fit(
-        schedule, checkpoint, task=task, train=kit.random_batches(2), optimizer=lambda _: kit.sgd()([task.model.weight])
+        *plugins, task=task, train=kit.random_batches(2), optimizer=lambda _: kit.sgd()([task.model.weight])
     )
     assert result.last_checkpoint is not None
     export_weights(read_weights(result.last_checkpoint), tmp_path / f"out.{ending}")
-    with pytest.raises(ValueError, match=r"differ in bias.*only a part.*trained_only") as refusal:
+    with pytest.raises(ValueError, match=r"differ in bias.*only a part.*TrainedOnly") as refusal:
         load_weights(supervised(), tmp_path / f"out.{ending}")
     assert "bias" in str(refusal.value)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph import EMA, Every, Run, RunResult, Supervised, Task, Trainer, load_weights
+from heliograph import EMA, Every, Run, RunResult, Supervised, Task, TrainedOnly, Trainer, load_weights
 from heliograph.core.engines.options import modules_of
 from heliograph.core.engines.weights import is_spread, loadable
 from heliograph.tests import kit
@@ -237,12 +237,12 @@ def test_frozen_weights_that_are_not_saved_are_found_in_a_compiled_module(tmp_pa
         task.model.encoder.requires_grad_(False)
         return task
 
-    first = train_network(before, tmp_path, 1, task=half(before), trained_only=True)
+    first = train_network(before, tmp_path, 1, TrainedOnly(), task=half(before))
     assert first.last_checkpoint is not None
     for kind in ("compiled", "part", "plain"):
         load_weights(half(kind), first.last_checkpoint)
     after = "part" if before == "plain" else "plain"
-    assert train_network(after, tmp_path, 2, task=half(after), trained_only=True).progress.steps == 6
+    assert train_network(after, tmp_path, 2, TrainedOnly(), task=half(after)).progress.steps == 6
 
 
 @of_compiled_code

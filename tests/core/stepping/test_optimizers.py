@@ -17,6 +17,7 @@ from heliograph import (
     Every,
     FSDPEngine,
     GradientAccumulation,
+    LoadBest,
     NaNGuard,
     Plugin,
     RNGCapture,
@@ -30,6 +31,7 @@ from heliograph import (
     Trainer,
     ValidationEnd,
     ValidationSchedule,
+    WeightsCheckpoint,
     load_weights,
     on,
 )
@@ -235,15 +237,16 @@ def test_test_and_predict_after_the_training_use_the_weights_to_evaluate() -> No
 
 
 def test_the_best_weights_are_those_that_were_measured(tmp_path: Path) -> None:
-    save = Checkpoint(tmp_path, every=Every(epochs=1), keep_best=1, monitor="validation/loss", load_best="weights")
-    result, task = fit(ValidationSchedule(epochs=1), save, optimizer=partial(ScheduleFree, lr=30.0), epochs=6)
+    best: dict[str, Any] = {"keep_best": 1, "monitor": "validation/loss"}
+    save = [Checkpoint(tmp_path, every=Every(epochs=1), **best), LoadBest()]
+    result, task = fit(ValidationSchedule(epochs=1), *save, optimizer=partial(ScheduleFree, lr=30.0), epochs=6)
     assert result.best_checkpoint is not None
     loaded = kit.linear_classifier()
     assert load_weights(loaded, result.best_checkpoint).metrics["validation/loss"] == loss_of(task) == loss_of(loaded)
 
 
 def test_weights_alone_are_those_to_evaluate(tmp_path: Path) -> None:
-    _, task = fit(Checkpoint(tmp_path, every=Every(epochs=1), weights_only=True))
+    _, task = fit(WeightsCheckpoint(tmp_path, every=Every(epochs=1)))
     loaded = kit.linear_classifier()
     load_weights(loaded, tmp_path)
     assert equal(weights_of(loaded), weights_of(task))

@@ -74,7 +74,7 @@ def _files_of(store: Store, path: Path) -> dict[Path, Path]:
     except ValueError as error:
         raise ValueError(
             f"{error} It cannot be reported. Shards must be in a folder that all ranks share; without one, "
-            f"Checkpoint(..., sharded=False) gathers everything on the main rank."
+            f"FSDPEngine(state='full') gathers everything on the main rank."
         ) from error
 
 

@@ -61,13 +61,13 @@ def training_plugins(folder: Path, *, background: bool = True) -> list[h.Plugin]
         h.SaveSchedule(h.Every(steps=EVERY), at_end=True),
         h.Checkpoint(
             folder / "checkpoints",
-            metadata="accuracy_{validation/accuracy:.4f}",
             keep_last=2,
             keep_best=1,
             monitor="validation/loss",
             resume="auto",
             background=background,
         ),
+        h.CheckpointLabel("accuracy_{validation/accuracy:.4f}"),
         h.ExceptionPassThrough(train=[FloatingPointError, OSError, ValueError]),
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,6 +25,7 @@ from heliograph import (
     Tracker,
     Trainer,
     TrainStart,
+    WeightsCheckpoint,
     on,
 )
 from heliograph.builtin_callbacks.checkpoint.resume import share_state
@@ -143,7 +145,7 @@ class Fork(Plugin):
     def __init__(self, recorded: RecordedRun, origin: Origin, step: int, change: Change | None, *, exact: bool) -> None:
         self._recorded, self._origin, self._step, self._change, self._exact = recorded, origin, step, change, exact
         self._recorder: Recorder | None = None
-        self._checkpoints: list[Checkpoint] = []
+        self._savers: list[Checkpoint | WeightsCheckpoint] = []
         self._marks: UnsavedMarks | None = None
         self._place = 0, 0  # epoch and batch before which the run was changed
         self._is_due, self.is_done = True, False
@@ -172,11 +174,12 @@ class Fork(Plugin):
     def _prepare(self, trainer: Trainer, folder: Path) -> None:
         """Add this to the plugins of a trainer, and a recorder if there is none; let nothing else resume."""
         plugins = trainer.plugins
-        self._checkpoints = [each for each in plugins if isinstance(each, Checkpoint)]
-        for saving in self._checkpoints:
-            saving.resume = None
+        self._savers = [each for each in plugins if isinstance(each, Checkpoint | WeightsCheckpoint)]
         self._hold_saves(True)
-        folders = [each.folder for each in self._checkpoints if not each.weights_only]
+        checkpoints = [each for each in self._savers if isinstance(each, Checkpoint)]
+        for checkpoint in checkpoints:
+            checkpoint.resume = replace(checkpoint.resume, path=None)
+        folders = [each.folder for each in checkpoints]
         self._marks = UnsavedMarks(folder, folders, f"a fork of {self._recorded.recording.path} at step {self._step}")
         self._recorder = next((each for each in plugins if isinstance(each, Recorder)), None)
         if self._recorder is None:
@@ -244,7 +247,7 @@ class Fork(Plugin):
             logger.warning(text)  # where a signal ends the process, nobody sees the result
 
     def _hold_saves(self, holds: bool) -> None:
-        for each in self._checkpoints:
+        for each in self._savers:
             each.holds_saves = holds
 
     def _check_length(self, run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,10 @@ class Rerun:
 
 
 def _resume(trainer: Trainer, checkpoint: Path | None) -> None:
-    found = [each for each in trainer.plugins if isinstance(each, Checkpoint) and not each.weights_only]
+    found = [each for each in trainer.plugins if isinstance(each, Checkpoint)]
     for each in found:
-        each.resume = None
+        each.resume = replace(each.resume, path=None)
     if checkpoint is not None and not found:
         raise ValueError(f"The program has no Checkpoint, so it cannot resume {checkpoint}: give the program that ran.")
     if checkpoint is not None:
-        found[0].resume = checkpoint.absolute()
+        found[0].resume = replace(found[0].resume, path=checkpoint.absolute())

@@ -90,13 +90,16 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "trackio": lambda folder: Trackio("conformance"),
     "validation_schedule": lambda folder: h.ValidationSchedule(h.Every(samples=3), at_start=True, at_end=True),
     "verify_resume": lambda folder: h.VerifyResume(),
+    "checkpoint_label": lambda folder: h.CheckpointLabel("loss_{validation/loss:.3f}"),
+    "trained_only": lambda folder: h.TrainedOnly(),
+    "weights_checkpoint": lambda folder: h.WeightsCheckpoint(folder, keep_best=1, monitor="validation/loss"),
     "wandb": lambda folder: WandB(mode="offline", folder=folder),
 }
 
 
 def test_every_built_in_is_in_the_list() -> None:
     found = {each.name for each in discover() if each.package.startswith("heliograph")}
-    assert found - {"cut_mix"} == BUILT_INS.keys()  # which takes images, and the check has none
+    assert found - {"cut_mix", "load_best"} == BUILT_INS.keys()  # one takes images, the other needs a Checkpoint
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning")  # of MLflow

@@ -14,6 +14,7 @@ from heliograph import (
     GradientsReady,
     LearningRate,
     Plugin,
+    Resume,
     Run,
     RunResult,
     SaveSchedule,
@@ -101,7 +102,7 @@ def fit(checkpoint: Checkpoint, batch_size: int, *plugins: Any, steps: int = 2) 
 @pytest.mark.parametrize(("change", "factor"), [("linear", 2.0), ("sqrt", 2**0.5), ("keep", 1.0)])
 def test_one_process_scales_if_asked_to(tmp_path: Any, change: Any, factor: float) -> None:
     fit(Checkpoint(tmp_path), 8)  # which ends an epoch
-    resumed, scheduler = fit(Checkpoint(tmp_path, resume="auto", batch_change=change), 16, steps=3)
+    resumed, scheduler = fit(Checkpoint(tmp_path, resume=Resume("auto", batch_change=change)), 16, steps=3)
     assert resumed.progress.steps == 3
     assert scheduler.base_lrs == scheduler.get_last_lr() == [0.5 * factor]
     note = "the global batch was 1 rank x batch_size 8 x accumulation 1, and is 1 rank x batch_size 16 x accumulation 1"
@@ -146,7 +147,7 @@ def stream(checkpoint: Checkpoint, number: int, steps: int) -> tuple[RunResult, 
 
 def test_an_unknown_batch_is_not_scaled(tmp_path: Any) -> None:
     stream(Checkpoint(tmp_path), 2, 2)
-    resumed, rate = stream(Checkpoint(tmp_path, resume="auto", batch_change="linear"), 4, 3)
+    resumed, rate = stream(Checkpoint(tmp_path, resume=Resume("auto", batch_change="linear")), 4, 3)
     change = "the global batch was 1 rank x batch_size unknown x accumulation 2, and is 1 rank x batch_size unknown x"
     assert f"{change} accumulation 4: learning rates as they were saved" in resumed.notes
     assert resumed.resume is not None
@@ -172,11 +173,11 @@ class Once(Plugin):
 def test_a_return_to_what_the_run_was_resumed_from_is_scaled_too(tmp_path: Any) -> None:
     path = fit(Checkpoint(tmp_path), 8)[0].last_checkpoint
     assert path is not None
-    checkpoint = Checkpoint(tmp_path, resume="auto", batch_change="linear")
+    checkpoint = Checkpoint(tmp_path, resume=Resume("auto", batch_change="linear"))
     _, scheduler = fit(checkpoint, 16, Once(storage.load(path)), steps=3)
     assert scheduler.base_lrs == [1.0]
 
 
 def test_what_to_do_is_checked() -> None:
     with pytest.raises(ValueError, match="batch_change is one of refuse, keep, linear, sqrt; got 'double'"):
-        Checkpoint("x", batch_change="double")  # type: ignore[arg-type]  # what is tested
+        Resume(batch_change="double")  # type: ignore[arg-type]  # what is tested

@@ -13,11 +13,13 @@ from heliograph import (
     Checkpoint,
     DDPEngine,
     Every,
+    LoadBest,
     RNGCapture,
     RunResult,
     SaveSchedule,
     StepEnd,
     Supervised,
+    TrainedOnly,
     Trainer,
     ValidationSchedule,
     load_weights,
@@ -42,8 +44,8 @@ def adapted(base: int = 0) -> Supervised:
 
 def trained(folder: Path, task: Supervised, *plugins: Any, steps: int = 6, **options: Any) -> RunResult:
     """Train, and save what is trained every second step."""
-    saving = Checkpoint(folder, trained_only=True, keep_last=None, **options)
-    return kit.fit(RNGCapture(), SaveSchedule(Every(steps=2)), saving, *plugins, task=task, train=BATCHES, steps=steps)
+    saving = [SaveSchedule(Every(steps=2)), Checkpoint(folder, keep_last=None, **options), TrainedOnly()]
+    return kit.fit(RNGCapture(), *saving, *plugins, task=task, train=BATCHES, steps=steps)
 
 
 def saved_modules(path: Path) -> dict[str, Any]:
@@ -91,8 +93,8 @@ def test_a_frozen_weight_that_changes_is_saved(tmp_path: Path) -> None:
 
     def fit(folder: Path, **options: Any) -> Supervised:
         task = adapted()
-        saving = Checkpoint(folder, trained_only=True, keep_last=None, **options)
-        trainer = Trainer([RNGCapture(), SaveSchedule(Every(steps=2)), saving], device="cpu")
+        saving = [SaveSchedule(Every(steps=2)), Checkpoint(folder, keep_last=None, **options), TrainedOnly()]
+        trainer = Trainer([RNGCapture(), *saving], device="cpu")
         trainer.bus.on(StepEnd, average)
         kit.fit(trainer, task=task, train=BATCHES, steps=4)
         return task
@@ -112,7 +114,7 @@ def test_frozen_weights_that_change_places_are_saved(tmp_path: Path) -> None:
             weight = run.modules["model"][0].weight.data
             weight[:2] = weight[[1, 0]]
 
-    trainer = Trainer([Checkpoint(tmp_path, every=Every(steps=2), trained_only=True)], device="cpu")
+    trainer = Trainer([Checkpoint(tmp_path, every=Every(steps=2)), TrainedOnly()], device="cpu")
     trainer.bus.on(StepEnd, swap)
     path = kit.fit(trainer, task=adapted(), train=BATCHES, steps=2).last_checkpoint
     assert path is not None
@@ -151,9 +153,7 @@ def test_sums_keep_round_values_that_change_places_apart(dtype: torch.dtype) -> 
 
 def test_what_is_unfrozen_on_the_way_is_saved_from_then_on(tmp_path: Path) -> None:
     task = adapted()
-    trainer = Trainer(
-        [SaveSchedule(Every(steps=2)), Checkpoint(tmp_path, trained_only=True, keep_last=None)], device="cpu"
-    )
+    trainer = Trainer([SaveSchedule(Every(steps=2)), Checkpoint(tmp_path, keep_last=None), TrainedOnly()], device="cpu")
 
     def unfreeze(run: Any, event: BatchEnd) -> None:
         if run.progress.steps == 2:
@@ -167,9 +167,8 @@ def test_what_is_unfrozen_on_the_way_is_saved_from_then_on(tmp_path: Path) -> No
 
 def test_weights_are_loaded_onto_the_base_and_the_best_ones_loaded_back(tmp_path: Path) -> None:
     task = adapted()
-    best = {"keep_best": 1, "monitor": "validation/loss", "load_best": "weights"}
-    saving = Checkpoint(tmp_path, trained_only=True, **best)  # type: ignore[arg-type]  # of several types
-    plugins = [ValidationSchedule(Every(steps=1)), SaveSchedule(Every(steps=1)), saving]
+    saving = [Checkpoint(tmp_path, keep_best=1, monitor="validation/loss"), TrainedOnly(), LoadBest()]
+    plugins = [ValidationSchedule(Every(steps=1)), SaveSchedule(Every(steps=1)), *saving]
     result = kit.fit(*plugins, task=task, train=BATCHES, validation=BATCHES)
     assert result.best_checkpoint is not None
     other = adapted()
@@ -187,8 +186,8 @@ def test_weights_are_loaded_onto_the_base_and_the_best_ones_loaded_back(tmp_path
 def test_where_all_is_trained_it_says_so(tmp_path: Path) -> None:
     result = trained(tmp_path, kit.linear_classifier(), steps=2)
     assert result.warnings == (
-        "Checkpoint(trained_only=True) leaves out frozen weights, and all of this task are trained: freeze the others "
-        "with requires_grad_(False), or leave the option out.",
+        "TrainedOnly leaves out frozen weights, and all weights of this task are trained: freeze the others with "
+        "requires_grad_(False), or leave the plugin out.",
     )
 
 
@@ -208,8 +207,8 @@ def test_digests_are_of_type_shape_and_bits() -> None:
 def trained_together(folder: str, resume: str | None) -> list[list[float]]:
     """Train on all ranks; return the weights of this one."""
     task = adapted()
-    saving = Checkpoint(folder, trained_only=True, keep_last=None, resume=resume)
-    trainer = Trainer([RNGCapture(), SaveSchedule(Every(steps=1)), saving], engine=DDPEngine(device="cpu"))
+    saving = [SaveSchedule(Every(steps=1)), Checkpoint(folder, keep_last=None, resume=resume), TrainedOnly()]
+    trainer = Trainer([RNGCapture(), *saving], engine=DDPEngine(device="cpu"))
     trainer.fit(task, BATCHES, optimizer=kit.sgd(), epochs=1)
     return [each.flatten().tolist() for each in task.model.parameters()]
 

@@ -18,6 +18,7 @@ from heliograph import (
     Every,
     FSDPEngine,
     LearningRate,
+    LoadBest,
     Plugin,
     RNGCapture,
     Run,
@@ -211,8 +212,8 @@ def test_the_best_comes_back_with_the_groups_that_it_had(tmp_path: Path) -> None
             if event.epoch == 2:
                 run.optimizer.param_groups[0]["lr"] = 1e6
 
-    best = Checkpoint(tmp_path, keep_best=1, monitor="validation/loss", load_best="everything")
-    plugins = [SaveSchedule(Every(epochs=1)), best]
+    best = Checkpoint(tmp_path, keep_best=1, monitor="validation/loss")
+    plugins = [SaveSchedule(Every(epochs=1)), best, LoadBest("everything")]
     ended = Ended(Unfreeze(), Worse(), *plugins, scheduler="lambda")
     assert ended.result.best_checkpoint is not None
     state = torch.load(ended.result.best_checkpoint, weights_only=True)

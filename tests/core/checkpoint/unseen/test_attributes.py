@@ -95,11 +95,14 @@ class Job:
         )
         return result, task
 
-    def attempts(self, folder: Path, later: Job | None = None, **options: Any) -> tuple[h.RunResult, bool]:
+    def attempts(
+        self, folder: Path, later: Job | None = None, *, restore_attributes: bool = True
+    ) -> tuple[h.RunResult, bool]:
         """Train in one go, and in two attempts; return the second one's result and whether it ended equal."""
         _, whole = self.fit(folder / "whole", STEPS)
         first, _ = self.fit(folder / "first", SAVED)
-        result, resumed = (later or self).fit(folder / "second", STEPS, resume=first.last_checkpoint, **options)
+        resume = h.Resume(first.last_checkpoint, restore_attributes=restore_attributes)
+        result, resumed = (later or self).fit(folder / "second", STEPS, resume=resume)
         mine, theirs = (task.model.state_dict() for task in (resumed, whole))
         return result, all(torch.equal(mine[name], theirs[name]) for name in theirs)
 

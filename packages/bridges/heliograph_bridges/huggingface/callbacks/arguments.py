@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from heliograph import Checkpoint, Filter, LogSchedule, Run, SaveSchedule, ValidationSchedule
+from heliograph import Checkpoint, Filter, LoadBest, LogSchedule, Run, SaveSchedule, ValidationSchedule
 from heliograph.builtin_callbacks.schedules import Schedule
 from heliograph.spi import require
 
@@ -134,7 +134,7 @@ FACTS: Facts = {
     "eval_steps": _interval(ValidationSchedule),
     "save_strategy": _strategy(SaveSchedule),
     "save_steps": _interval(SaveSchedule),
-    "load_best_model_at_end": lambda run: bool(_checkpoint(run, "load_best")),
+    "load_best_model_at_end": lambda run: bool(_plugins(run, LoadBest)),
     "should_save": lambda run: run.engine.is_main,
     "seed": lambda run: None if run.is_replay else run.data.seed,
     "device": lambda run: run.engine.device,

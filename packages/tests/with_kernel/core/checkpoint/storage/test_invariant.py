@@ -46,7 +46,7 @@ def takes_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
         store.write_as(training_id, wanted)
         return [], []
 
-    monkeypatch.setattr("heliograph.builtin_callbacks.checkpoint.plugin.claim_name", claim_name)
+    monkeypatch.setattr("heliograph.builtin_callbacks.checkpoint.folder.claim_name", claim_name)
     monkeypatch.setattr(Store, "_may_write", lambda store, path, training, unknown: (not store.is_pinned(path), None))
 
 
@@ -84,7 +84,7 @@ def replaces_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             store.remove(each.path, each.training)
         return notes, []
 
-    monkeypatch.setattr("heliograph.builtin_callbacks.checkpoint.plugin.claim_name", claim_name)
+    monkeypatch.setattr("heliograph.builtin_callbacks.checkpoint.folder.claim_name", claim_name)
 
 
 @pytest.mark.sample(2)

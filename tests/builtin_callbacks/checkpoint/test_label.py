@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from heliograph import (
     Checkpoint,
+    CheckpointLabel,
     CheckpointSaved,
     Every,
     LogSchedule,
@@ -36,13 +37,13 @@ def fit(checkpoint: Checkpoint, *plugins: Any, strict: bool = False, **options: 
 
 
 def test_what_is_not_measured_yet_is_left_out_and_noted_once(tmp_path: Path) -> None:
-    result = fit(Checkpoint(tmp_path, metadata="loss_{validation/loss:.3f}", keep_last=None))
+    result = fit(Checkpoint(tmp_path, keep_last=None), CheckpointLabel("loss_{validation/loss:.3f}"))
 
     names = checkpoint_names(tmp_path)
     assert names[:2] == ["run_epoch_0_iter_1.pth", "run_epoch_0_iter_2.pth"]
     ends = ["run_epoch_1_iter_3_loss", "run_epoch_2_iter_4_loss"]
     assert [name.rpartition("_")[0] for name in names[2:]] == ends
-    note = "run_epoch_0_iter_1.pth is named without 'validation/loss', which was not measured before"
+    note = "the checkpoint of step 1 is named without 'validation/loss', which was not measured before"
     assert result.notes == (note,)
     assert result.warnings == ()
 
@@ -67,7 +68,7 @@ def test_only_the_part_of_a_missing_metric_is_left_out(template: str, end: str, 
         def note(self, run: Run, event: CheckpointSaved) -> None:
             names.append(event.path.name)
 
-    fit(Checkpoint(tmp_path, metadata=template), LogSchedule(Every(steps=1)), Names(), steps=2)
+    fit(Checkpoint(tmp_path), CheckpointLabel(template), LogSchedule(Every(steps=1)), Names(), steps=2)
     assert names[0] == f"run_epoch_0_iter_1{end}.pth"
 
 
@@ -80,8 +81,8 @@ class Terminated(Plugin):
 
 
 def test_a_preempted_run_is_saved_before_its_first_validation(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path, metadata="{validation/loss:.3f}")
-    trainer = Trainer([checkpoint, VALIDATIONS, Terminated(), Preemption()], device="cpu")
+    label = CheckpointLabel("{validation/loss:.3f}")
+    trainer = Trainer([Checkpoint(tmp_path), label, VALIDATIONS, Terminated(), Preemption()], device="cpu")
 
     with pytest.raises(SystemExit) as caught:
         kit.fit(trainer, validation=class_batches(1))
@@ -93,7 +94,7 @@ def test_a_preempted_run_is_saved_before_its_first_validation(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["validation/los", "validaton/loss", "validation/accuracy"])
 def test_a_metric_that_no_validation_measures_is_refused_by_the_first(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^The checkpoint's name asks for '{name}', which is not a metric.*Known: va"):
-        fit(Checkpoint(tmp_path, metadata=f"{{{name}}}"))
+        fit(Checkpoint(tmp_path), CheckpointLabel(f"{{{name}}}"))
 
     assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_2.pth"]  # the one of before
 
@@ -101,7 +102,7 @@ def test_a_metric_that_no_validation_measures_is_refused_by_the_first(name: str,
 @pytest.mark.parametrize("name", ["train/los", "train/accuracy"])
 def test_a_metric_that_no_step_measures_is_refused_by_the_first_log(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^The checkpoint's name asks for '{name}', .* Known: train/loss[.]\n"):
-        fit(Checkpoint(tmp_path, metadata=f"{{{name}}}"), LogSchedule(Every(steps=1)))
+        fit(Checkpoint(tmp_path), CheckpointLabel(f"{{{name}}}"), LogSchedule(Every(steps=1)))
 
 
 def test_a_metric_of_the_user_may_come_at_any_time(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_a_metric_of_the_user_may_come_at_any_time(tmp_path: Path) -> None:
             if run.progress.steps == 3:
                 run.metrics["score"] = 0.25
 
-    result = fit(Checkpoint(tmp_path, metadata="{score}"), Late())
+    result = fit(Checkpoint(tmp_path), CheckpointLabel("{score}"), Late())
 
     assert checkpoint_names(tmp_path) == ["run_epoch_2_iter_4_0.25.pth"]
     assert result.warnings == ()
@@ -119,11 +120,11 @@ def test_a_metric_of_the_user_may_come_at_any_time(tmp_path: Path) -> None:
 
 def test_a_metric_that_never_comes_is_a_warning(tmp_path: Path) -> None:
     def train(**options: Any) -> RunResult:
-        return fit(Checkpoint(tmp_path, metadata="a_{train/loss:.3f}"), **options)
+        return fit(Checkpoint(tmp_path), CheckpointLabel("a_{train/loss:.3f}"), **options)
 
     warning = (
-        "The metadata of the checkpoints asks for 'train/loss', which was never measured: they are named without it, "
-        "from run_epoch_0_iter_1.pth on. Did you mean 'validation/loss'? Known: validation/loss."
+        "CheckpointLabel asks for 'train/loss', which was never measured: checkpoints are named without it, from step "
+        "1 on. Did you mean 'validation/loss'? Known: validation/loss."
     )
     assert train().warnings == (warning,)
     with pytest.raises(StrictError, match="asks for 'train/loss', which was never measured"):
@@ -142,15 +143,15 @@ def test_a_metric_that_never_comes_is_a_warning(tmp_path: Path) -> None:
         ("{validation/loss:{width}}", "Invalid format specifier"),
     ],
 )
-def test_a_malformed_template_is_refused_at_once(template: str, why: str, tmp_path: Path) -> None:
+def test_a_malformed_template_is_refused_at_once(template: str, why: str) -> None:
     with pytest.raises(ValueError, match="is not a template of metric names such as") as caught:
-        Checkpoint(tmp_path, metadata=template)
+        CheckpointLabel(template)
 
     assert repr(template) in str(caught.value)
     assert why in str(caught.value)
 
 
 @pytest.mark.parametrize("metadata", [5, b"loss", ["{train/loss}"]])
-def test_what_is_neither_a_template_nor_a_function_is_refused_at_once(metadata: Any, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"^metadata is a template of metric names such as .*, or a function of the"):
-        Checkpoint(tmp_path, metadata=metadata)
+def test_what_is_neither_a_template_nor_a_function_is_refused_at_once(metadata: Any) -> None:
+    with pytest.raises(TypeError, match=r"a template of metric names such as .*, or a function of the run"):
+        CheckpointLabel(metadata)

@@ -12,10 +12,12 @@ from heliograph import (
     EMA,
     BatchEnd,
     Checkpoint,
+    CheckpointLabel,
     CheckpointSaved,
     DDPEngine,
     Every,
     FSDPEngine,
+    LoadBest,
     Preemption,
     RNGCapture,
     RollBack,
@@ -24,6 +26,7 @@ from heliograph import (
     SaveSchedule,
     Trainer,
     ValidationSchedule,
+    WeightsCheckpoint,
     load_weights,
 )
 from heliograph.__main__ import main
@@ -35,11 +38,7 @@ from heliograph.tests.ranks_pool import Pool
 
 Make = Callable[..., Any]
 LOSS = "validation/loss"
-BEST = {"keep_best": 1, "monitor": LOSS}
-
-
-def weights_only(folder: Path, **options: Any) -> Checkpoint:
-    return Checkpoint(folder, weights_only=True, **options)
+BEST: dict[str, Any] = {"keep_best": 1, "monitor": LOSS}
 
 
 def train(*plugins: Any, epochs: int = 3, task: Any = None, **options: Any) -> RunResult:
@@ -51,7 +50,7 @@ def train(*plugins: Any, epochs: int = 3, task: Any = None, **options: Any) -> R
 @pytest.mark.parametrize("background", [False, True])
 def test_the_file_holds_the_weights_and_what_they_are_worth(tmp_path: Path, background: bool) -> None:
     task: Any = linear_classifier()
-    result = train(weights_only(tmp_path / "weights", background=background), task=task)
+    result = train(WeightsCheckpoint(tmp_path / "weights", background=background), task=task)
     full = train(Checkpoint(tmp_path / "full", background=background))
     assert result.last_checkpoint is not None
     assert full.last_checkpoint is not None
@@ -71,8 +70,8 @@ def test_the_file_holds_the_weights_and_what_they_are_worth(tmp_path: Path, back
 def test_the_best_are_kept_and_loaded_back(tmp_path: Path) -> None:
     task: Any = linear_classifier()
     others = [(inputs, 1 - targets) for inputs, targets in class_batches(2)]
-    checkpoint = weights_only(tmp_path, **BEST, load_best="weights", metadata="loss_{validation/loss:.2f}")
-    result = train(checkpoint, task=task, validation=others)
+    plugins = [WeightsCheckpoint(tmp_path, **BEST), LoadBest(), CheckpointLabel("loss_{validation/loss:.2f}")]
+    result = train(*plugins, task=task, validation=others)
     best = result.best_checkpoint
 
     assert best is not None
@@ -84,7 +83,7 @@ def test_the_best_are_kept_and_loaded_back(tmp_path: Path) -> None:
 
 def test_an_average_is_in_it(tmp_path: Path) -> None:
     task: Any = linear_classifier()
-    result = train(EMA(0.5), RNGCapture(), weights_only(tmp_path), task=task)
+    result = train(EMA(0.5), RNGCapture(), WeightsCheckpoint(tmp_path), task=task)
     loaded = load_weights(task, tmp_path)
 
     assert (loaded.average, loaded.metrics) == ("ema", result.metrics)
@@ -93,9 +92,9 @@ def test_an_average_is_in_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["auto", "path"])
 def test_a_resume_from_it_is_refused(tmp_path: Path, how: str) -> None:
-    path = train(weights_only(tmp_path)).last_checkpoint
+    path = train(WeightsCheckpoint(tmp_path)).last_checkpoint
     assert path is not None
-    with pytest.raises(ValueError, match=r"iter_6\.pth holds only weights, as Checkpoint\(weights_only=True\)"):
+    with pytest.raises(ValueError, match=r"iter_6\.pth holds only weights, as WeightsCheckpoint writes"):
         train(Checkpoint(tmp_path, resume="auto" if how == "auto" else path), epochs=4)
     assert checkpoint_names(tmp_path) == [path.name]
 
@@ -114,9 +113,9 @@ def test_a_run_that_goes_back_does_not_use_it(tmp_path: Path) -> None:
         return made
 
     with pytest.raises(FloatingPointError, match=r"run_epoch_1_iter_2\.pth holds only weights"):
-        kit.fit(trainer(weights_only(tmp_path / "alone", keep_last=None)), train=class_batches(2), epochs=4)
+        kit.fit(trainer(WeightsCheckpoint(tmp_path / "alone", keep_last=None)), train=class_batches(2), epochs=4)
     spoilt.clear()
-    both = trainer(Checkpoint(tmp_path / "full"), weights_only(tmp_path / "weights").named("weights"))
+    both = trainer(Checkpoint(tmp_path / "full"), WeightsCheckpoint(tmp_path / "weights"))
     result = kit.fit(both, train=class_batches(2), epochs=4)
     assert "to " + str(tmp_path / "full") in "".join(result.notes)
 
@@ -126,7 +125,7 @@ def test_beside_a_full_one_the_resume_is_exact_and_the_weights_go_on(tmp_path: P
     def run(folder: str, epochs: int) -> tuple[RunResult, Any]:
         task: Any = linear_classifier()
         full = Checkpoint(tmp_path / folder / "full", resume="auto")
-        weights = weights_only(tmp_path / folder / "weights", keep_last=None, **BEST).named("weights")
+        weights = WeightsCheckpoint(tmp_path / folder / "weights", keep_last=None, **BEST)
         plugins = [(full, weights)[number] for number in order]
         return train(RNGCapture(), *plugins, task=task, epochs=epochs), task
 
@@ -147,14 +146,14 @@ def test_beside_a_full_one_the_resume_is_exact_and_the_weights_go_on(tmp_path: P
 
 
 def test_alone_the_result_says_that_it_cannot_be_resumed(tmp_path: Path) -> None:
-    result = train(weights_only(tmp_path))
+    result = train(WeightsCheckpoint(tmp_path))
 
     assert "resumable: not exact; only weights are saved, which cannot be resumed" in str(result)
     assert result.warnings == ()
 
 
 def test_a_run_that_fails_says_what_is_left(tmp_path: Path) -> None:
-    trainer = Trainer([SaveSchedule(Every(steps=1)), weights_only(tmp_path)], device="cpu")
+    trainer = Trainer([SaveSchedule(Every(steps=1)), WeightsCheckpoint(tmp_path)], device="cpu")
 
     def fail(run: Run, event: BatchEnd) -> None:
         if run.progress.steps == 2:
@@ -169,31 +168,20 @@ def test_a_run_that_fails_says_what_is_left(tmp_path: Path) -> None:
 
 
 def test_preemption_warns_that_nothing_could_be_resumed(tmp_path: Path) -> None:
-    result = train(Preemption(), weights_only(tmp_path))
-    assert "its training is lost: plugin 'checkpoint' saves only weights" in result.warnings[0]
-    beside = train(Preemption(), weights_only(tmp_path / "w").named("weights"), Checkpoint(tmp_path / "full"))
+    result = train(Preemption(), WeightsCheckpoint(tmp_path))
+    assert "its training is lost: plugin 'weights_checkpoint' saves only weights" in result.warnings[0]
+    beside = train(Preemption(), WeightsCheckpoint(tmp_path / "w"), Checkpoint(tmp_path / "full"))
     assert beside.warnings == ()
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"resume": "auto"}, "resume='auto'"),
-        ({"batch_change": "linear"}, "batch_change='linear'"),
-        ({"restore_attributes": False}, "restore_attributes=False"),
-        ({"load_best": "everything", **BEST}, "load_best='everything'"),
-        ({"sharded": True}, "sharded=True"),
-    ],
-)
-def test_options_of_a_resume_are_refused(tmp_path: Path, options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=f"weights_only=True saves no optimizer, .* so {named} has no meaning there"):
-        weights_only(tmp_path, **options)
-    with pytest.raises(TypeError, match="weights_only is True or False"):
-        Checkpoint(tmp_path, weights_only="yes")  # type: ignore[arg-type]
+def test_it_has_no_options_of_a_resume(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="WeightsCheckpoint has no argument 'resume'"):
+        WeightsCheckpoint(tmp_path, resume="auto")  # type: ignore[call-arg]
+    assert WeightsCheckpoint(tmp_path).brings == ()
 
 
 def test_inspect_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = train(weights_only(tmp_path)).last_checkpoint
+    path = train(WeightsCheckpoint(tmp_path)).last_checkpoint
     assert main(["checkpoint", "inspect", str(path), str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "    holds       only weights: for load_weights and `checkpoint export`, not for a resume\n" in said
@@ -204,21 +192,21 @@ def test_inspect_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_plan_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = kit.make_run(Trainer([SaveSchedule(Every(epochs=1)), weights_only(Path("w"))], device="cpu")).plan()
-    assert "  checkpoint: writes weights to w, keeps the last 1\n" in plan
+    plan = kit.make_run(Trainer([SaveSchedule(Every(epochs=1)), WeightsCheckpoint(Path("w"))], device="cpu")).plan()
+    assert "  weights_checkpoint: writes weights to w, keeps the last 1\n" in plan
 
 
 def test_no_buffers_are_kept_for_the_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reserved: list[Any] = []
     monkeypatch.setattr(BackgroundWriter, "_reserve", lambda self, state: reserved.append(list(state)))
-    train(weights_only(tmp_path, background=True))
+    train(WeightsCheckpoint(tmp_path, background=True))
     assert reserved == [["model"]]
 
 
 def train_on_ranks(folder: Path, kind: str) -> tuple[list[str], RunResult, dict[str, Any]]:
     engine = DDPEngine(device="cpu") if kind == "ddp" else FSDPEngine(device="cpu", state="sharded")
     saved: list[str] = []
-    plugins = [SaveSchedule(Every(epochs=1)), weights_only(folder)]
+    plugins = [SaveSchedule(Every(epochs=1)), WeightsCheckpoint(folder)]
     trainer = Trainer(plugins, engine=engine)
     trainer.bus.on(CheckpointSaved, lambda run, event: saved.append(event.path.name))
     task: Any = linear_classifier()

@@ -1,0 +1,122 @@
+"""What the names of checkpoints say besides the position of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from string import Formatter
+
+from ...events import Event, Lane, Log, Run, RunClosed, TrainStart, ValidationEnd
+from ...events.checks import known_names
+from ...plugins import Plugin, on
+
+SEPARATORS = "_- .,"
+ALIKE = 0.85  # of two names: one is the other misspelt
+
+
+class CheckpointLabel(Plugin):
+    """Let the names of checkpoints end with metrics, or with a text of your own.
+
+    The name is `<run_name>_epoch_<epoch>_iter_<step>_<label>.pth`. A part of the template is left out if its metric was
+    not measured yet, with a note. Without this plugin the label is what the task's `checkpoint_metadata(run)` returns,
+    if it has this method. Any plugin with such a method can name checkpoints; the main rank calls it.
+
+    Args:
+        label: a template of metric names such as `"loss_{validation/loss:.3f}"`, or a function of the run that returns
+            a string.
+
+    Raises:
+        TypeError: `label` is neither.
+        ValueError: the template is malformed; when metrics are measured, one in the template does not exist.
+    """
+
+    affects_training = False
+    exclusive = ("the names of checkpoints",)
+
+    def __init__(self, label: str | Callable[[Run], str]) -> None:
+        if not isinstance(label, str) and not callable(label):
+            raise TypeError(
+                f"CheckpointLabel takes a template of metric names such as 'loss_{{validation/loss:.3f}}', or a "
+                f"function of the run that returns a string; got {label!r}."
+            )
+        self._label = _Template(label) if isinstance(label, str) else label
+        self._metrics = self._label.metrics if isinstance(self._label, _Template) else []
+        after: dict[bool, type[Event]] = {True: Log, False: ValidationEnd}
+        events = {after[name.startswith("train/")] for name in self._metrics}
+        self.ignores = tuple(event for event in after.values() if event not in events)
+        self._lacking: dict[str, int] = {}  # metrics, and the step of the first checkpoint that was named without them
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Forget the previous run."""
+        self._lacking = {}
+
+    def checkpoint_metadata(self, run: Run) -> str:
+        """Return the label of a checkpoint that is written now."""
+        if not isinstance(self._label, _Template):
+            return self._label(run)
+        text, lacking = self._label.fill(run.metrics)
+        for metric in lacking:
+            if metric not in self._lacking:
+                self._lacking[metric] = step = run.progress.steps
+                run.note(f"the checkpoint of step {step} is named without {metric!r}, which was not measured before")
+        return text
+
+    @on(ValidationEnd, Log, lane=Lane.REPORT, optional=True)
+    def check(self, run: Run, event: ValidationEnd | Log) -> None:
+        """Raise ValueError if the template has a metric that is not among those that were just measured.
+
+        Whether a metric of another split than these may come later is not known, but a misspelt one is.
+        """
+        split = "train/" if isinstance(event, Log) else "validation/"
+        known = {**run.metrics, **event.metrics}
+        if not run.engine.is_main or not any(name.startswith(split) for name in event.metrics):
+            return
+        for name in self._metrics:
+            if name not in known and (name.startswith(split) or get_close_matches(name, known, n=1, cutoff=ALIKE)):
+                raise ValueError(
+                    f"The checkpoint's name asks for {name!r}, which is not a metric.{known_names(name, known)}"
+                )
+
+    @on(RunClosed)
+    def finish(self, run: Run, event: RunClosed) -> None:
+        """Warn of metrics that never came."""
+        for metric, step in self._lacking.items():
+            if metric not in run.metrics:
+                run.warn(
+                    f"CheckpointLabel asks for {metric!r}, which was never measured: checkpoints are named without it, "
+                    f"from step {step} on.{known_names(metric, run.metrics)}"
+                )
+
+
+class _Template:
+    """Text with metric names, which contain slashes and so are not attribute paths.
+
+    Attributes:
+        metrics: the names.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._parts = list(Formatter().parse(text))
+            self.metrics = [name for _, name, _, _ in self._parts if name is not None]
+            if any(not name or name.isdecimal() for name in self.metrics):
+                raise ValueError("the name of a metric is missing between { and }")
+            self.fill(dict.fromkeys(self.metrics, 0.5))
+        except ValueError as error:
+            raise ValueError(
+                f"{text!r} is not a template of metric names such as 'loss_{{validation/loss:.3f}}': {error}."
+            ) from error
+
+    def fill(self, metrics: Mapping[str, float]) -> tuple[str, list[str]]:
+        """Return the text with values, without the parts whose metrics are not there, and the names of those."""
+        formatter, text, missing = Formatter(), "", []
+        for literal, name, form, conversion in self._parts:
+            if name is None:
+                text += literal
+            elif name in metrics:
+                value = formatter.convert_field(metrics[name], conversion)
+                text += literal + formatter.format_field(value, form or "")
+            else:
+                missing.append(name)
+        return text.strip(SEPARATORS) if missing else text, missing

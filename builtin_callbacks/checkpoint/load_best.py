@@ -1,0 +1,165 @@
+"""The best checkpoint, loaded back at the end of a training."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import isnan
+from typing import Literal
+
+from ...core.checkpoint import storage
+from ...core.checkpoint.state.compatibility import load_scheduler
+from ...core.checkpoint.state.frozen import with_frozen
+from ...core.checkpoint.state.ranks import load_parts
+from ...core.checkpoint.storage import Entry, State
+from ...core.distributed.ranks.failure import on_main
+from ...core.engines.weights import LEFT_WEIGHTS, load_average, measured_average
+from ...core.host import ended_for_good
+from ...core.metrics.monitor import Monitor
+from ...events import Lane, Run, RunClosed, SavePoint, TrainEnd, TrainStart
+from ...plugins import Plugin, on
+from .resume import share_state
+from .saver import Saver
+from .weights_checkpoint import WeightsCheckpoint
+
+Extent = Literal["weights", "everything"]
+
+
+class LoadBest(Plugin):
+    """At the end of a run that completed or was stopped, load the best checkpoint back into the task.
+
+    It is loaded at `TrainEnd`, before the handlers outside the lane `TRANSFORM`, so that one of them can export it. The
+    file is verified first. If a plugin validates with weights of its own, such as an average, these are loaded: they
+    were judged. A checkpoint that is requested after this is not written, since the weights are no longer those of the
+    last step. The result warns if nothing was loaded.
+
+    Args:
+        extent: only the `weights`, or `everything`: the state of the optimizers and the schedulers, too.
+
+    Raises:
+        ValueError: `extent` is neither; at the run's start, no plugin ranks checkpoints by a metric, or several do, or
+            there is no validation data to measure it; at the end, the best checkpoint is damaged or was replaced.
+        FileNotFoundError: at the end, the best checkpoint is gone.
+    """
+
+    affects_training = False
+    exclusive = (LEFT_WEIGHTS,)
+
+    def __init__(self, extent: Extent = "weights") -> None:
+        if extent not in ("weights", "everything"):
+            raise ValueError(f"LoadBest loads 'weights' or 'everything', got {extent!r}.")
+        self.extent = extent
+        self._saver: Saver | None = None
+        self._held: list[Saver] = []  # those that this keeps from writing
+        self._saved_at = -1
+
+    def describe(self, run: Run) -> str:
+        """Return what is loaded."""
+        return f"loads the best {self.extent} back at the end"
+
+    @on(TrainStart)
+    def find(self, run: Run, event: TrainStart) -> None:
+        """Find the plugin that ranks checkpoints."""
+        self._release()
+        ranking = [each for each in _savers(run) if each.monitor is not None]
+        if self.extent == "everything":
+            ranking = [each for each in ranking if not isinstance(each, WeightsCheckpoint)]
+        if len(ranking) != 1 or ranking[0].monitor is None:
+            found = f"{len(ranking)} rank some" if ranking else "none ranks any"
+            raise ValueError(
+                f"LoadBest({self.extent!r}) loads the best checkpoint of one plugin, and {found}: register one "
+                f"Checkpoint(folder, keep_best=1, monitor='validation/loss')."
+            )
+        if not ranking[0].monitor.can_come(run):
+            raise ValueError(
+                f"LoadBest needs {ranking[0].monitor.name!r}, and there is no validation data: pass validation= to fit."
+            )
+        self._saver, self._saved_at = ranking[0], -1
+
+    @on(TrainEnd, lane=Lane.TRANSFORM)
+    def load(self, run: Run, event: TrainEnd) -> None:
+        """Load the best checkpoint, before other handlers use the weights; on several ranks a collective."""
+        if self._saver is None or self._saver.monitor is None:
+            return
+        self._saver.drain()
+        if note := load_best(run, self._saver.best, self._saver.monitor, self.extent):
+            run.note(note)
+            self._held = [each for each in _savers(run) if not each.holds_saves]
+            for each in self._held:
+                each.holds_saves = True
+
+    @on(SavePoint, lane=Lane.MEASURE, optional=True)
+    def note_save(self, run: Run, event: SavePoint) -> None:
+        """Warn of a checkpoint that is requested too late."""
+        step = run.progress.steps
+        if self._held and self._saved_at != step:
+            run.warn(
+                f"A save was asked for when the best checkpoint had been loaded back, and was not written: the weights "
+                f"are no longer those of step {step}. Ask for it at LastBoundary, as SaveSchedule does, or earlier."
+            )
+        self._saved_at = step
+
+    @on(RunClosed, lane=Lane.TRANSFORM)
+    def end(self, run: Run, event: RunClosed) -> None:
+        """Let checkpoints be written again; warn if nothing was loaded."""
+        is_missed = self._saver is not None and not self._held and run.progress.batches > 0
+        if is_missed and ended_for_good(run, event.status):
+            run.warn("LoadBest has loaded nothing back: no checkpoint is the best.")
+        self._release()
+
+    def _release(self) -> None:
+        for each in self._held:
+            each.holds_saves = False
+        self._held, self._saver = [], None
+
+
+def _savers(run: Run) -> list[Saver]:
+    return [each for each in run.plugins if isinstance(each, Saver) and run.plugins.is_enabled(each)]
+
+
+def load_best(run: Run, best: Entry | None, monitor: Monitor, extent: Extent) -> str:
+    """Give a run's task, optimizers and schedulers the state of its best checkpoint; return what was done, if anything.
+
+    Where a plugin validates with weights of its own, such as an average, these are loaded: they were judged.
+
+    On several ranks a collective.
+
+    Args:
+        run: the run, at the end of its training.
+        best: on the main rank, the checkpoint as it was ranked; None or one that was judged NaN is none to load.
+        monitor: what it was ranked by.
+        extent: only the weights, or the optimizers and the schedulers too.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        ValueError: it is damaged, or no longer the one that was ranked.
+    """
+    states: list[State] = []
+    best = on_main(run.engine, partial(_check, best, states))
+    if best is None or best.judged_by is None:
+        return ""
+    saved = with_frozen(share_state(run.engine, best.path, next(iter(states), None)), run.modules)
+    optimizers = run.optimizers if extent == "everything" else {}
+    load_parts(run, saved, optimizers, best.path)
+    for name, scheduler in run.schedulers.items() if extent == "everything" else ():
+        load_scheduler(name, scheduler, saved)
+    average = measured_average(saved) if monitor.split == "validation" else None
+    if average is not None:
+        load_average(run.modules, saved, average)
+    of = extent if average is None else f"{extent} averaged by {average!r}"
+    return f"loaded back at the end: {of} of the best checkpoint {best.path}, {monitor.name} {best.judged_by[2]:.6g}"
+
+
+def _check(best: Entry | None, states: list[State]) -> Entry | None:
+    """Return the checkpoint where it is one to load, and add its state to what was read."""
+    value = None if best is None or best.judged_by is None else best.judged_by[2]
+    if best is None or value is None or isnan(value):
+        return None
+    state = storage.load(best.path)
+    now = storage.read_manifest(best.path)
+    if (now.sha256, now.judged_by) != (best.sha256, best.judged_by):
+        raise ValueError(
+            f"{best.path} is not the checkpoint that was ranked best by {best.judged_by}: another was put in its "
+            f"place, judged by {now.judged_by}. Nothing was loaded."
+        )
+    states.append(state)
+    return best

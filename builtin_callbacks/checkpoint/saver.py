@@ -1,0 +1,375 @@
+"""The base of `Checkpoint` and `WeightsCheckpoint`: write at save points, keep the newest and the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from ...core.checkpoint import storage
+from ...core.checkpoint.storage import Entry, JudgedBy, State
+from ...core.checkpoint.unseen.program import doubt_late_listeners
+from ...core.distributed.ranks.failure import on_main
+from ...core.engines.sharded.states import ShardingEngine
+from ...core.host import ended_for_good, is_preempted
+from ...core.metrics.monitor import Monitor
+from ...core.system.errors import NotRecorded, add_run_note
+from ...events import (
+    BatchEnd,
+    CheckpointLoaded,
+    CheckpointPruned,
+    CheckpointSaved,
+    EpochEnd,
+    Lane,
+    LastBoundary,
+    Log,
+    Run,
+    RunClosed,
+    RunFailed,
+    SavePoint,
+    TrainEnd,
+    TrainStart,
+    ValidationEnd,
+)
+from ...events.checks import check_flag, check_path, check_whole_number
+from ...plugins import Plugin, on
+from ...plugins.filters import Filter
+from .folder import CheckpointFolder
+from .names import OnExisting
+from .retention import Retention
+from .saves import Saved, SaveRequests
+from .writers import BackgroundWriter, Capture, Shards, Writer, save_shards
+
+if TYPE_CHECKING:
+    from ...events.alarms import Alarm
+
+
+class Saver(Plugin):
+    """Base of the plugins that write checkpoints; see `Checkpoint` for the arguments.
+
+    Attributes:
+        folder: where checkpoints are written.
+        file_name: what the names of the run's files begin with; empty until it is known.
+        monitor: what the best are ranked by, if anything.
+        holds_saves: write nothing while this is True; whoever sets it resets it.
+    """
+
+    affects_training = False
+    weights_only: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        every: Filter | None,
+        keep_last: int | None,
+        keep_best: int,
+        monitor: str | None,
+        mode: Literal["min", "max"] | None,
+        background: bool,
+    ) -> None:
+        check_path(f"{type(self).__name__}(folder)", folder, "a folder")
+        if keep_last is not None:
+            keep_last = check_whole_number("keep_last", keep_last, at_least=1, or_else="None for all")
+        keep_best = check_whole_number("keep_best", keep_best, at_least=0)
+        check_flag("background", background)
+        if bool(keep_best) != (monitor is not None) or (mode is not None and monitor is None):
+            raise ValueError(
+                f"keep_best={keep_best}, monitor={monitor!r}, mode={mode!r} do not fit together: give how many to "
+                f"keep and the metric that ranks them, as in keep_best=1, monitor='validation/loss', or none of them."
+            )
+        self.folder, self.holds_saves = Path(folder), False
+        self.monitor = None if monitor is None else Monitor(monitor, mode)
+        self._requests = SaveRequests(every)
+        self.every = self._requests.every
+        ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
+        self.ignores = ignores + (() if self.every is not None else (BatchEnd, EpochEnd))
+        self.asks = ("save",) * (self.every is not None)
+        self.needs = ("save",) * (self.every is None)
+        self.exclusive = (f"the checkpoints in {self.folder.absolute()}",)
+        self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as are the files
+        self._files = CheckpointFolder(self._kept)
+        self.background = background
+        capture = Capture(weights_only=self.weights_only)
+        self._writer = BackgroundWriter(capture) if background else Writer(capture)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.file_name, self._saved = "", Saved()
+        self._training: str | None = None  # which it has saved, or resumed
+        self._last: Path | None = None
+        self._value: float | None = None
+        self._value_at = -1
+        self._is_open = False
+
+    # What it will do.
+
+    def describe(self, run: Run) -> str:
+        """Say where checkpoints are written, and which are kept."""
+        kept = "all" if self._kept.keep_last is None else f"the last {self._kept.keep_last}"
+        if self.monitor is not None and self.monitor.can_come(run):
+            way = "largest" if self.monitor.mode == "max" else "smallest"
+            kept += f" and the best {self._kept.keep_best} by the {way} {self.monitor.name}"
+        what = "weights" if self.weights_only else "checkpoints"
+        when = "" if self.every is None else f" {self.every} and at the end"
+        return f"writes {what} to {self.folder}{when}, keeps {kept}"
+
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write elsewhere."""
+        before, self.folder = self.folder, folder
+        return [before]
+
+    def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
+        """Return how many checkpoints would be kept, unless all are, and how often this plugin asks for one."""
+        kept = {} if self._kept.keep_last is None else {"kept": self._kept.keep_last + self._kept.keep_best}
+        if self.every is None or (times := self.every.times(totals)) is None:
+            return kept
+        return kept | {"save": times + (not self.every.is_due_at_end(totals))}
+
+    # The start of a run, and the state that it continues from.
+
+    @on(TrainStart, lane=Lane.PERSIST)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Forget the previous run, take the folder, and find what to resume."""
+        if run.is_replay:
+            raise NotRecorded("the state of the run, such as its weights")
+        self.close()  # a second interrupt may have left the previous run's writing as it was
+        self._forget()
+        self._files.begin()
+        self._requests.begin(run)
+        if self.monitor is not None and self.monitor.can_come(run):
+            self.monitor.check_measured(run)
+        elif self.monitor is not None:
+            run.warn(f"No checkpoint is the best by {self.monitor.name!r}: fit was given no validation data.")
+        self._is_open = True
+        self._start(run)
+        self._writer.begin(run)
+
+    def _start(self, run: Run) -> None:
+        """Open the folder, and resume what is to be resumed."""
+        raise NotImplementedError
+
+    def _claim(self, run: Run, wanted: str, training_id: str) -> list[str]:
+        """Find the name that the training writes under, on the main rank; return what there is to say."""
+        is_branch = any(getattr(each, "is_branch", False) for each in run.plugins)  # what it branched from stays
+        return self._files.claim(training_id, wanted, "new_name" if is_branch else self._on_existing)
+
+    @property
+    def _on_existing(self) -> OnExisting:
+        return "new_name"
+
+    @on(CheckpointLoaded, lane=Lane.PERSIST)
+    def find_own(self, run: Run, event: CheckpointLoaded) -> None:
+        """Find what of this training is on disk, and note it."""
+        self._requests.resume(run)
+
+        def look() -> tuple[Entry | None, bool, Path | None, str, list[str]]:
+            self._files.open(run, self.folder)
+            is_claimed = self._files.is_claimed_by(run.training_id)  # not if another plugin resumes
+            notes = [] if is_claimed else self._claim(run, run.name, run.training_id)
+            newest, path = self._files.find_own(), event.path
+            is_newest = newest is not None and path is not None and path.resolve() == newest.path.resolve()
+            return newest, is_newest, self._files.best, self._files.name, notes
+
+        newest, is_newest, best, self.file_name, notes = on_main(run.engine, look)
+        self._training = run.training_id
+        for note in notes:
+            run.note(note)
+        self._announce_best(run, best)
+        self._continue(run, event.path, newest, is_newest=is_newest)
+
+    def _continue(self, run: Run, path: Path | None, newest: Entry | None, *, is_newest: bool) -> None:
+        """Note which checkpoint is the newest now."""
+        raise NotImplementedError
+
+    # Requests.
+
+    @on(BatchEnd, EpochEnd, idle_until="next_due")
+    def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
+        """Ask for a save, with `every`."""
+        self._requests.ask_when_due(run)
+
+    def next_due(self, run: Run) -> Alarm | None:
+        """Return the count at which `every` is due; None where it has to be asked at each."""
+        idle_until = None if self.every is None else self.every.idle_until
+        return None if idle_until is None else idle_until(run)
+
+    @on(LastBoundary)
+    def ask_at_end(self, run: Run, event: LastBoundary) -> None:
+        """Ask for the last one, with `every`."""
+        self._requests.finish(run)
+
+    # Saves.
+
+    @on(ValidationEnd, Log, optional=True)
+    def read(self, run: Run, event: ValidationEnd | Log) -> None:
+        """Read the metric that ranks the checkpoints; it is valid for the weights of this step only.
+
+        The newest checkpoint is judged by it, too, if it was saved before at the same step.
+        """
+        if self.monitor is None or self.holds_saves or not self.monitor.is_for(run, event):
+            return
+        step, saved = run.progress.steps, self._saved
+        if step in (saved.asked_at, saved.steps):
+            self._writer.drain()  # that save and its tidying: the next measurement may be of other weights
+        self._value, self._value_at = float(self.monitor.read(event.metrics)), step
+        if saved.is_own and saved.steps == step and self._last is not None:
+            self._tidy(run, self._judge(), is_new=False)
+
+    @on(SavePoint, lane=Lane.PERSIST, optional=True)
+    def save(self, run: Run, event: SavePoint) -> None:
+        """Write; then, or when it is written, emit that and remove what is no longer kept."""
+        self._requests.note(run)
+        if self.holds_saves:
+            return
+        self._is_open, self._saved.asked_at, self._training = True, run.progress.steps, run.training_id
+        if not self.weights_only:
+            doubt_late_listeners(run, self.name)
+        name = on_main(run.engine, partial(self._next_name, run))
+        judged_by = self._judge() if self._value_at == run.progress.steps else None
+        write = partial(self._write, name, judged_by)
+        report = partial(self._report_save, run, run.progress.steps, judged_by)
+        if not self.weights_only and isinstance(run.engine, ShardingEngine) and run.engine.state == "sharded":
+            begin = partial(self._begin_shards, run)
+            save_shards(run, run.engine, self._writer, begin, write, report, in_background=self.background)
+        else:
+            self._writer.do(run, partial(write, self._writer.hold(run), None), report)
+
+    def _next_name(self, run: Run) -> str:
+        self._files.open(run, self.folder)
+        if not self._files.name:  # the plugin was switched off when the run began
+            for note in self._claim(run, run.name, run.training_id):
+                run.note(note)
+        return self._files.next_name(run)
+
+    def _begin_shards(self, run: Run, needed: int) -> Path:
+        return self._files.open(run, self.folder).begin_shards(needed)
+
+    def _write(
+        self, name: str, judged_by: JudgedBy | None, state: State, shards: Shards | None
+    ) -> tuple[Path, Path | None]:
+        return self._files.write(name, state, judged_by, shards, read_back=self.background)
+
+    def _report_save(self, run: Run, step: int, judged_by: JudgedBy | None, paths: tuple[Path, Path | None]) -> None:
+        """Announce a durable checkpoint, then remove what is no longer kept."""
+        path, best = paths
+        if not self.weights_only or run.last_checkpoint in (None, self._last):  # else it is one that can be resumed
+            run.last_checkpoint = path
+        self._last = path
+        self._announce_best(run, best)
+        self._saved.hold(step)
+        run.emit(CheckpointSaved(path, is_best=best == path))
+        measured = self._judge() if self._value_at == step else None  # while it was written, too
+        self._tidy(run, None if measured == judged_by else measured, is_new=True)
+
+    def _tidy(self, run: Run, judged_by: JudgedBy | None, *, is_new: bool) -> None:
+        assert self._last is not None
+        tidy = partial(self._files.tidy, self._last, judged_by, is_new=is_new)
+        self._writer.do(run, tidy, partial(self._report_order, run), is_save=False)
+
+    def _report_order(self, run: Run, done: tuple[Path | None, list[tuple[Path, str]]]) -> None:
+        best, removed = done
+        self._announce_best(run, best)
+        for path, reason in removed:
+            run.emit(CheckpointPruned(path, reason))
+
+    def _judge(self) -> JudgedBy | None:
+        """Return the newest measurement, by which a checkpoint of the same weights is judged."""
+        return None if self.monitor is None else (self.monitor.name, self.monitor.mode, self._value)
+
+    def _announce_best(self, run: Run, best: Path | None) -> None:
+        if self.monitor is not None:  # else another plugin ranks them
+            run.best_checkpoint = best
+
+    # The end of a run.
+
+    @on(LastBoundary, TrainEnd, lane=Lane.PERSIST)
+    def finish_writing(self, run: Run, event: LastBoundary | TrainEnd) -> None:
+        """Let an error of the writing fail the run, and report what is written."""
+        self.drain()
+
+    @on(RunFailed, lane=Lane.PERSIST)
+    def keep_error(self, run: Run, event: RunFailed) -> None:
+        """Keep the error, to add to it what is lost."""
+        self._saved.error = event.error
+
+    @on(RunClosed, lane=Lane.PERSIST)
+    def end(self, run: Run, event: RunClosed) -> None:
+        """Finish the writing however the run ended; say what is not saved, and how to resume what is."""
+        if not self._is_open:
+            return
+        error, self._saved.error = self._saved.error, None
+        try:
+            self._writer.end(run)
+        finally:
+            is_last = not self.weights_only or run.last_checkpoint == self._last  # else another plugin says it
+            is_early = error is not None or is_preempted(run)
+            if is_last and is_early and run.engine.is_main and not self.holds_saves and (lost := self._lost(run)):
+                run.note(lost)
+                if error is not None:
+                    add_run_note(error, lost)
+        if ended_for_good(run, event.status) and not self.holds_saves:
+            monitor = self.monitor if self.monitor is not None and self.monitor.can_come(run) else None
+            judged = None if self.best is None else self.best.judged_by
+            for text in self._saved.missing(run, self.folder, monitor, self._value_at, judged, asks=bool(self.asks)):
+                run.warn(text)
+
+    def _lost(self, run: Run) -> str | None:
+        """Return what a run that ended early has lost, and how to resume it."""
+        raise NotImplementedError
+
+    # For the user and other plugins.
+
+    @property
+    def best(self) -> Entry | None:
+        """The best checkpoint as it was ranked; on the main rank only."""
+        return self._kept.best
+
+    def drain(self) -> None:
+        """Wait until everything is written; on several ranks a collective."""
+        self._writer.drain()
+
+    def pin(self, path: str | Path | None = None) -> Path:
+        """Keep a checkpoint for good; remove the file `<name>.pinned` beside it to let it go.
+
+        Args:
+            path: the checkpoint; by default the last one that was written.
+
+        Returns:
+            Where it lies.
+
+        Raises:
+            ValueError: nothing was written yet, or the file is not a checkpoint.
+            FileNotFoundError: there is no such file.
+        """
+        if path is None and self._last is None:
+            raise ValueError("No checkpoint is written yet: pin one later, or give its path.")
+        entry = storage.read_manifest(Path(path or self._last or ""))
+        storage.Store(entry.path.parent, entry.run_name).pin(entry.path)
+        return entry.path
+
+    def where_saved(self) -> tuple[Path, str | None]:
+        """Return the folder, and the id of the training that this object has saved there, if it has.
+
+        That is where `trainer.test(task, data, weights="best")` looks.
+        """
+        return self.folder, self._training
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the value by which the run's present state competes."""
+        return {"value": self._value, "measured_at": self._value_at, **self._requests.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue; which checkpoints there are is read from the folder."""
+        self._value, self._value_at = state["value"], state["measured_at"]
+        self._requests.load_state_dict(state)
+
+    def close(self) -> None:
+        """Finish the writing, and let others write to the folder; not while something is still being written."""
+        try:
+            self._writer.close()
+        finally:
+            self._is_open = False
+            if self._writer.is_idle:
+                self._files.close()

@@ -1,0 +1,53 @@
+"""Checkpoints without frozen weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.checkpoint.state.frozen import FrozenWeights
+from ...core.engines.sharded.states import ShardingEngine
+from ...core.system.extras import kind_of
+from ...events import Lane, Run, TrainStart
+from ...plugins import Plugin, on
+
+
+class TrainedOnly(Plugin):
+    """Leave out of checkpoints the parameters that require no gradient and have not changed since the run began.
+
+    Use it where most weights are frozen, as with LoRA. The program that resumes such a checkpoint, or loads its
+    weights, must have the same frozen weights, which is verified by their digests. Not for an engine that divides
+    weights, such as `FSDPEngine`.
+
+    Raises:
+        ValueError: at the run's start, the engine divides the weights.
+    """
+
+    affects_training = False
+    exclusive = ("the state without frozen weights",)
+
+    def __init__(self) -> None:
+        self._frozen = FrozenWeights()
+
+    @on(TrainStart, lane=Lane.MEASURE)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Look at what is frozen."""
+        if isinstance(run.engine, ShardingEngine):
+            raise ValueError(
+                f"TrainedOnly is for an engine that has whole weights, and {kind_of(run.engine)} divides them: leave "
+                f"it out, or train with DDPEngine."
+            )
+        if all(each.requires_grad for module in run.modules.values() for each in module.parameters()):
+            run.warn(
+                "TrainedOnly leaves out frozen weights, and all weights of this task are trained: freeze the others "
+                "with requires_grad_(False), or leave the plugin out."
+            )
+        self._frozen.begin(run.modules)
+
+    def reduce_state(self, run: Run, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state without the frozen weights, and with their digests."""
+        return self._frozen.without(run.modules, state)
+
+    def describe(self, run: Run) -> str:
+        """Return what is left out."""
+        return "leaves frozen weights out of the checkpoints"

@@ -1,0 +1,88 @@
+"""Save only weights, to use and not to resume them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from ...core.checkpoint.storage import Entry
+from ...core.distributed.ranks.failure import on_main
+from ...events import Run
+from ...plugins.filters import Filter
+from .plugin import Checkpoint
+from .saver import Saver
+
+
+class WeightsCheckpoint(Saver):
+    """Save only the weights, to use and not to resume them.
+
+    The files are small: the weights with an average of them, the counters and the metrics. `load_weights`,
+    `trainer.test(weights=...)` and `checkpoint export` read them. Names and retention are those of `Checkpoint`. For a
+    training that can be resumed, register a `Checkpoint` as well, in another folder.
+
+    Args:
+        folder: as for `Checkpoint`.
+        every: as for `Checkpoint`.
+        keep_last: as for `Checkpoint`.
+        keep_best: as for `Checkpoint`.
+        monitor: as for `Checkpoint`.
+        mode: as for `Checkpoint`.
+        background: as for `Checkpoint`.
+
+    Raises:
+        ValueError: as for `Checkpoint`.
+        OSError: a save failed.
+    """
+
+    weights_only: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        every: Filter | None = None,
+        keep_last: int | None = 1,
+        keep_best: int = 0,
+        monitor: str | None = None,
+        mode: Literal["min", "max"] | None = None,
+        background: bool = False,
+    ) -> None:
+        kept: dict[str, Any] = {"keep_last": keep_last, "keep_best": keep_best, "monitor": monitor, "mode": mode}
+        super().__init__(folder, every=every, background=background, **kept)
+
+    def _start(self, run: Run) -> None:
+        full = [each for each in run.plugins if isinstance(each, Checkpoint) and run.plugins.is_enabled(each)]
+        waits = any(each.resume.path is not None for each in full)  # for that one to say which training it is
+        if not full:
+            self._warn_alone(run)
+
+        def look() -> tuple[str, list[str]]:
+            self._files.open(run, self.folder)
+            notes = [] if run.is_resuming or waits else self._claim(run, run.name, run.training_id)
+            return self._files.name, notes
+
+        self.file_name, notes = on_main(run.engine, look)
+        for note in notes:
+            run.note(note)
+
+    def _warn_alone(self, run: Run) -> None:
+        """Say that a run of which nothing else is saved cannot be resumed."""
+        run.data.doubt("not exact", "only weights are saved, which cannot be resumed: WeightsCheckpoint")
+        if "preemption" in run.plugins.declared("exclusive"):
+            run.warn(
+                f"When this process is taken away, its training is lost: plugin {self.name!r} saves only weights. Add "
+                f"a Checkpoint, in another folder, for what can be resumed."
+            )
+
+    def _continue(self, run: Run, path: Path | None, newest: Entry | None, *, is_newest: bool) -> None:
+        if newest is not None:
+            self._last = newest.path
+            self._saved.hold(int(newest.progress["steps"]), is_own=False)
+
+    def _lost(self, run: Run) -> str | None:
+        if self._last is None or self._saved.steps is None:
+            return "no weights were saved yet, and nothing that could be resumed"
+        return (
+            f"the newest weights are {self._last}, of step {self._saved.steps}; only weights are saved, so the run "
+            f"cannot be resumed"
+        )
