@@ -123,90 +123,11 @@ def test_steps_and_batches_differ_under_accumulation(fit: Make, tmp_path: Path) 
     assert names(tmp_path) == ["run_epoch_0_iter_1.pth", "run_epoch_0_iter_2.pth"]
 
 
-def test_metadata_by_template(fit_scripted: Make, tmp_path: Path) -> None:
-    fit_scripted(Checkpoint(tmp_path), [0.123456], {}, CheckpointLabel("loss_{validation/loss:.4f}"))
-
-    assert names(tmp_path) == ["run_epoch_1_iter_2_loss_0.1235.pth"]
-
-
-def test_metadata_by_template_of_a_training_metric_that_is_logged(fit: Make, tmp_path: Path) -> None:
-    result = fit(Checkpoint(tmp_path), CheckpointLabel("{train/loss:.3f}"), LogSchedule(Every(epochs=1)), epochs=1)
-
-    assert names(tmp_path) == [f"run_epoch_1_iter_3_{result.metrics['train/loss']:.3f}.pth"]
-
-
-def test_metadata_by_function(fit: Make, tmp_path: Path) -> None:
-    fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: f"b{run.progress.batches}"), epochs=1)
-
-    assert names(tmp_path) == ["run_epoch_1_iter_3_b3.pth"]
-
-
-class NamingTask(Supervised):
-    """Says what its checkpoints are called."""
-
-    def checkpoint_metadata(self, run: Run) -> str:
-        return f"by the task/{run.progress.epoch}"
-
-
-def test_metadata_by_the_task_is_sanitised(fit: Make, tmp_path: Path) -> None:
-    fit(Checkpoint(tmp_path), task=NamingTask(nn.Linear(4, 2), nn.functional.mse_loss), epochs=1)
-
-    assert names(tmp_path) == ["run_epoch_1_iter_3_by-the-task-1.pth"]
-
-
-def test_an_own_metadata_goes_before_the_task_s(fit: Make, tmp_path: Path) -> None:
-    mine = NamingTask(nn.Linear(4, 2), nn.functional.mse_loss)
-    fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: "mine"), task=mine, epochs=1)
-
-    assert names(tmp_path) == ["run_epoch_1_iter_3_mine.pth"]
-
-
-@pytest.mark.parametrize(
-    ("metadata", "end"),
-    [
-        ("../../etc/passwd", "_etc-passwd"),
-        ("a b\tc", "_a-b-c"),
-        ("acc=0.5,x+y", "_acc=0.5-x+y"),
-        ("", ""),
-        ("  ", "_unnamed"),
-        ("ünï", "_ünï"),
-    ],
-)
-def test_metadata_is_sanitised(fit: Make, tmp_path: Path, metadata: str, end: str) -> None:
-    fit(Checkpoint(tmp_path / "c"), CheckpointLabel(lambda run: metadata), epochs=1, name="my run")
-
-    assert names(tmp_path / "c") == [f"my-run-d33e7609_epoch_1_iter_3{end}.pth"]
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
-
-
-@pytest.mark.parametrize("letter", ["x", "ü", "字"])
-def test_long_metadata_keeps_place_and_suffix(fit: Make, tmp_path: Path, letter: str) -> None:
-    fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: letter * 500), epochs=1)
-    (name,) = names(tmp_path)
-
-    assert name.startswith(f"run_epoch_1_iter_3_{letter * 20}")
-    assert name.endswith(".pth")
-    assert len(os.fsencode(name)) <= 255
-
-
 def test_a_long_run_name_keeps_its_checkpoints_apart(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path, keep_last=None), name="r" * 300)
 
     assert len(names(tmp_path)) == 2
     assert all("_epoch_" in name and name.endswith(".pth") for name in names(tmp_path))
-
-
-def test_a_template_of_a_missing_metric_lists_and_suggests(fit_scripted: Make, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"asks for 'validation/los', which is not a metric. Did you mean") as info:
-        fit_scripted(Checkpoint(tmp_path), [0.5], {}, CheckpointLabel("{validation/los}"))
-
-    assert "Known: validation/loss" in str(info.value)
-    assert names(tmp_path) == []
-
-
-def test_a_function_that_returns_no_string(fit: Make, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"metadata is a string, the function returned 3"):
-        fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: 3))  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize(

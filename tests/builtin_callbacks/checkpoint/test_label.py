@@ -1,8 +1,10 @@
-"""The names of checkpoints from metrics that are there, not there yet, or misspelt."""
+"""CheckpointLabel: names from a template, a function, the task or any plugin."""
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +22,28 @@ from heliograph import (
     SaveSchedule,
     StepEnd,
     StrictError,
+    Supervised,
     Trainer,
     ValidationSchedule,
     on,
 )
 from heliograph.tests import kit
 from heliograph.tests.kit import checkpoint_names, class_batches
+from torch import nn
+
+Make = Callable[..., Any]
 
 SAVES, VALIDATIONS = SaveSchedule(Every(steps=1)), ValidationSchedule(Every(epochs=1))
 
 
-def fit(checkpoint: Checkpoint, *plugins: Any, strict: bool = False, **options: Any) -> RunResult:
+def fit_twice(checkpoint: Checkpoint, *plugins: Any, strict: bool = False, **options: Any) -> RunResult:
     """Train two epochs of two steps with a validation after each, and a save at every step."""
     trainer = Trainer([SAVES, checkpoint, VALIDATIONS, *plugins], device="cpu", strict=strict)
     return kit.fit(trainer, **{"epochs": 2, "validation": class_batches(1), **options})
 
 
 def test_what_is_not_measured_yet_is_left_out_and_noted_once(tmp_path: Path) -> None:
-    result = fit(Checkpoint(tmp_path, keep_last=None), CheckpointLabel("loss_{validation/loss:.3f}"))
+    result = fit_twice(Checkpoint(tmp_path, keep_last=None), CheckpointLabel("loss_{validation/loss:.3f}"))
 
     names = checkpoint_names(tmp_path)
     assert names[:2] == ["run_epoch_0_iter_1.pth", "run_epoch_0_iter_2.pth"]
@@ -68,7 +74,7 @@ def test_only_the_part_of_a_missing_metric_is_left_out(template: str, end: str, 
         def note(self, run: Run, event: CheckpointSaved) -> None:
             names.append(event.path.name)
 
-    fit(Checkpoint(tmp_path), CheckpointLabel(template), LogSchedule(Every(steps=1)), Names(), steps=2)
+    fit_twice(Checkpoint(tmp_path), CheckpointLabel(template), LogSchedule(Every(steps=1)), Names(), steps=2)
     assert names[0] == f"run_epoch_0_iter_1{end}.pth"
 
 
@@ -94,7 +100,7 @@ def test_a_preempted_run_is_saved_before_its_first_validation(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["validation/los", "validaton/loss", "validation/accuracy"])
 def test_a_metric_that_no_validation_measures_is_refused_by_the_first(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^The checkpoint's name asks for '{name}', which is not a metric.*Known: va"):
-        fit(Checkpoint(tmp_path), CheckpointLabel(f"{{{name}}}"))
+        fit_twice(Checkpoint(tmp_path), CheckpointLabel(f"{{{name}}}"))
 
     assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_2.pth"]  # the one of before
 
@@ -102,7 +108,7 @@ def test_a_metric_that_no_validation_measures_is_refused_by_the_first(name: str,
 @pytest.mark.parametrize("name", ["train/los", "train/accuracy"])
 def test_a_metric_that_no_step_measures_is_refused_by_the_first_log(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^The checkpoint's name asks for '{name}', .* Known: train/loss[.]\n"):
-        fit(Checkpoint(tmp_path), CheckpointLabel(f"{{{name}}}"), LogSchedule(Every(steps=1)))
+        fit_twice(Checkpoint(tmp_path), CheckpointLabel(f"{{{name}}}"), LogSchedule(Every(steps=1)))
 
 
 def test_a_metric_of_the_user_may_come_at_any_time(tmp_path: Path) -> None:
@@ -112,7 +118,7 @@ def test_a_metric_of_the_user_may_come_at_any_time(tmp_path: Path) -> None:
             if run.progress.steps == 3:
                 run.metrics["score"] = 0.25
 
-    result = fit(Checkpoint(tmp_path), CheckpointLabel("{score}"), Late())
+    result = fit_twice(Checkpoint(tmp_path), CheckpointLabel("{score}"), Late())
 
     assert checkpoint_names(tmp_path) == ["run_epoch_2_iter_4_0.25.pth"]
     assert result.warnings == ()
@@ -120,7 +126,7 @@ def test_a_metric_of_the_user_may_come_at_any_time(tmp_path: Path) -> None:
 
 def test_a_metric_that_never_comes_is_a_warning(tmp_path: Path) -> None:
     def train(**options: Any) -> RunResult:
-        return fit(Checkpoint(tmp_path), CheckpointLabel("a_{train/loss:.3f}"), **options)
+        return fit_twice(Checkpoint(tmp_path), CheckpointLabel("a_{train/loss:.3f}"), **options)
 
     warning = (
         "CheckpointLabel asks for 'train/loss', which was never measured: checkpoints are named without it, from step "
@@ -155,3 +161,108 @@ def test_a_malformed_template_is_refused_at_once(template: str, why: str) -> Non
 def test_what_is_neither_a_template_nor_a_function_is_refused_at_once(metadata: Any) -> None:
     with pytest.raises(TypeError, match=r"a template of metric names such as .*, or a function of the run"):
         CheckpointLabel(metadata)
+
+
+# Where a label comes from, and what becomes of it.
+
+
+def test_metadata_by_template(fit: Make, scripted: Make, batches: Make, tmp_path: Path) -> None:
+    label, options = CheckpointLabel("loss_{validation/loss:.4f}"), {"validation": batches(1), "epochs": 1}
+    fit(Checkpoint(tmp_path), label, VALIDATIONS, task=scripted([0.123456]), **options)
+
+    assert checkpoint_names(tmp_path) == ["run_epoch_1_iter_3_loss_0.1235.pth"]
+
+
+def test_metadata_by_template_of_a_training_metric_that_is_logged(fit: Make, tmp_path: Path) -> None:
+    result = fit(Checkpoint(tmp_path), CheckpointLabel("{train/loss:.3f}"), LogSchedule(Every(epochs=1)), epochs=1)
+
+    assert checkpoint_names(tmp_path) == [f"run_epoch_1_iter_3_{result.metrics['train/loss']:.3f}.pth"]
+
+
+def test_metadata_by_function(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: f"b{run.progress.batches}"), epochs=1)
+
+    assert checkpoint_names(tmp_path) == ["run_epoch_1_iter_3_b3.pth"]
+
+
+class NamingTask(Supervised):
+    """Says what its checkpoints are called."""
+
+    def checkpoint_metadata(self, run: Run) -> str:
+        return f"by the task/{run.progress.epoch}"
+
+
+def test_metadata_by_the_task_is_sanitised(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path), task=NamingTask(nn.Linear(4, 2), nn.functional.mse_loss), epochs=1)
+
+    assert checkpoint_names(tmp_path) == ["run_epoch_1_iter_3_by-the-task-1.pth"]
+
+
+def test_an_own_metadata_goes_before_the_task_s(fit: Make, tmp_path: Path) -> None:
+    mine = NamingTask(nn.Linear(4, 2), nn.functional.mse_loss)
+    fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: "mine"), task=mine, epochs=1)
+
+    assert checkpoint_names(tmp_path) == ["run_epoch_1_iter_3_mine.pth"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "end"),
+    [
+        ("../../etc/passwd", "_etc-passwd"),
+        ("a b\tc", "_a-b-c"),
+        ("acc=0.5,x+y", "_acc=0.5-x+y"),
+        ("", ""),
+        ("  ", "_unnamed"),
+        ("ünï", "_ünï"),
+    ],
+)
+def test_metadata_is_sanitised(fit: Make, tmp_path: Path, metadata: str, end: str) -> None:
+    fit(Checkpoint(tmp_path / "c"), CheckpointLabel(lambda run: metadata), epochs=1, name="my run")
+
+    assert checkpoint_names(tmp_path / "c") == [f"my-run-d33e7609_epoch_1_iter_3{end}.pth"]
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "字"])
+def test_long_metadata_keeps_place_and_suffix(fit: Make, tmp_path: Path, letter: str) -> None:
+    fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: letter * 500), epochs=1)
+    (name,) = checkpoint_names(tmp_path)
+
+    assert name.startswith(f"run_epoch_1_iter_3_{letter * 20}")
+    assert name.endswith(".pth")
+    assert len(os.fsencode(name)) <= 255
+
+
+def test_a_template_of_a_missing_metric_lists_and_suggests(fit: Make, batches: Make, tmp_path: Path) -> None:
+    label = CheckpointLabel("{validation/los}")
+    with pytest.raises(ValueError, match=r"asks for 'validation/los', which is not a metric. Did you mean") as info:
+        fit(Checkpoint(tmp_path), label, VALIDATIONS, validation=batches(1), epochs=1)
+
+    assert "Known: validation/loss" in str(info.value)
+    assert checkpoint_names(tmp_path) == []
+
+
+def test_a_function_that_returns_no_string(fit: Make, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"metadata is a string, the function returned 3"):
+        fit(Checkpoint(tmp_path), CheckpointLabel(lambda run: 3))  # type: ignore[arg-type, return-value]
+
+
+def test_any_plugin_can_name_checkpoints_while_it_is_on(fit: Make, tmp_path: Path) -> None:
+    class Names(Plugin):
+        @on(CheckpointSaved)
+        def rest(self, run: Run, event: CheckpointSaved) -> None:
+            run.plugins.disable(self)
+
+        def checkpoint_metadata(self, run: Run) -> str:
+            return "by_a_plugin"
+
+    task = NamingTask(nn.Linear(4, 2), nn.functional.mse_loss)
+    fit(Checkpoint(tmp_path, keep_last=None), Names(), task=task)
+
+    names = ["run_epoch_1_iter_3_by_a_plugin.pth", "run_epoch_2_iter_6_by-the-task-2.pth"]
+    assert checkpoint_names(tmp_path) == names
+
+
+def test_two_labels_are_refused() -> None:
+    with pytest.raises(ValueError, match="both claim the names of checkpoints"):
+        Trainer([CheckpointLabel("{train/loss}"), CheckpointLabel("b").named("b")])
