@@ -73,21 +73,29 @@ def _field(distribution: Distribution, name: str) -> str:
     return found[name] or "unknown"
 
 
+def _package(distribution: Distribution) -> str:
+    return re.sub(r"[-_.]+", "-", _field(distribution, "Name")).lower()
+
+
 def discover(group: str = GROUP) -> list[Discovered]:
     """Return every installed plugin, or what another group holds, sorted by name; nothing is imported."""
     found: dict[tuple[str, str], Discovered] = {}
     for distribution in distributions():
-        package = re.sub(r"[-_.]+", "-", _field(distribution, "Name")).lower()
         try:
             points = distribution.entry_points.select(group=group)
         except Exception as error:  # noqa: BLE001  # one package's broken metadata harms no other
             warnings.warn(
-                f"The entry points of package {package} cannot be read: {error}", RuntimeWarning, stacklevel=2
+                f"The entry points of package {_package(distribution)} cannot be read: {error}",
+                RuntimeWarning,
+                stacklevel=2,
             )
             continue
+        if not points:  # to parse the metadata of every installed package takes much longer
+            continue
+        package, version = _package(distribution), _field(distribution, "Version")
         for point in points:
             off = group == GROUP and switched_off(point.name, package)
-            each = Discovered(point.name, package, _field(distribution, "Version"), point.value, off, point)
+            each = Discovered(point.name, package, version, point.value, off, point)
             found.setdefault((point.name, package), each)
     return [found[key] for key in sorted(found)]
 
