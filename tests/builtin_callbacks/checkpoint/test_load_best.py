@@ -199,7 +199,7 @@ def test_a_best_that_was_damaged_is_not_loaded(fit: Make, scripted: Make, tmp_pa
             data = (tmp_path / "run_epoch_1_iter_1.pth").read_bytes()
             (tmp_path / "run_epoch_1_iter_1.pth").write_bytes(data[:-1] + b"x")
 
-    with pytest.raises(ValueError, match="its SHA-256 is not the one in its manifest"):
+    with pytest.raises(ValueError, match=r"run_epoch_1_iter_1\.pth is damaged"):
         fit(Checkpoint(tmp_path, **MONITOR), [1.0, 2.0], LoadBest(), Damage(), task=task)
     assert torch.equal(
         task.model.weight, storage.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"]
@@ -215,8 +215,7 @@ def test_a_best_that_was_replaced_is_not_loaded(fit: Make, tmp_path: Path) -> No
             other.open()
             made = other.save("run_epoch_1_iter_1.pth", state).path
             other.close()
-            for path in (made, made.with_suffix(".json")):
-                path.replace(tmp_path / path.name)
+            made.replace(tmp_path / made.name)
 
     with pytest.raises(ValueError, match=r"run_epoch_1_iter_1.pth is not the checkpoint that was ranked best by"):
         fit(Checkpoint(tmp_path, **MONITOR), [1.0, 2.0], LoadBest(), Replace())
