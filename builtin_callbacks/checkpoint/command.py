@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 from torch import Tensor
 
 from ...core.checkpoint.conversion import consolidate, files_in, migrate_file, read_any
-from ...core.checkpoint.state.schema import WEIGHTS_ONLY
+from ...core.checkpoint.state.schema import SCHEMA, WEIGHTS_ONLY
 from ...core.checkpoint.storage import reader
 from ...core.checkpoint.storage.archive import read_head
 from ...core.checkpoint.storage.manifest import (
@@ -327,7 +327,7 @@ def describe(path: Path) -> str:
         found = read_any(path)
         state, layout = found.state, f"{found.origin}, without a manifest: run `checkpoint migrate` on it"
     else:
-        state, layout = reader.read(path, map_tensors=True), f"schema {entry.schema}"
+        state, layout = reader.read(path, map_tensors=True), f"schema {SCHEMA}"
     with content_of(path):
         lines = [("layout", layout), *_facts(path, state, entry), *_judgement(entry), *_contents(state)]
     return "\n".join([printable(path), *(f"    {label:<12}{printable(text)}".rstrip() for label, text in lines)])

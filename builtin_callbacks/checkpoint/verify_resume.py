@@ -9,7 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
-from ...core.checkpoint.storage.manifest import steps_path
+from ...core.checkpoint.storage.manifest import run_part
 from ...core.system.errors import ResumeDiffers
 from ...events import (
     BatchEnd,
@@ -246,7 +246,8 @@ class VerifyResume(Plugin):
 
     def _path(self, run: Run) -> Path:
         assert self._saver is not None
-        return steps_path(self._saver.folder, self._saver.file_name or run.name, run.engine.rank)
+        rank = f".{run.engine.rank}" * (not run.engine.is_main)
+        return self._saver.folder / f".{run_part(self._saver.file_name or run.name)}.steps{rank}"
 
     def _guarded(self, run: Run, work: Callable[[], None]) -> None:
         """Do some work on the file; where the system refuses, the run continues without the proof, and says so."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import helios
+from . import foreign_files, helios
 from .state.ranks import join_shards
 from .state.schema import SCHEMA
-from .storage import reader, untrusted_files
+from .storage import reader
 from .storage.manifest import SUFFIX, Entry, MissingManifestError
 from .storage.reader import State
 from .storage.store import Store
@@ -123,9 +123,9 @@ def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint at {path}.")
-    saved = untrusted_files.read_with_stand_ins(path, [*helios.RECORDS, *map(re.escape, as_data)], helios.TEXTS)
+    saved = foreign_files.read_with_stand_ins(path, [*helios.RECORDS, *map(re.escape, as_data)], helios.TEXTS)
     try:
-        saved = untrusted_files.as_plain(saved)
+        saved = foreign_files.as_plain(saved)
         check_content(saved, path)
         return _upgrade(saved, path)
     except (

@@ -18,6 +18,7 @@ from ...events.checks import known_names
 from ..engines.weights import EXTRA_STATE, measured_average
 from ..system.extras import kind_of, require, version
 from . import conversion, helios
+from .foreign_files import as_plain, read_with_stand_ins
 from .state.frozen import FROZEN
 from .state.ranks import join_weights
 from .storage import reader
@@ -25,7 +26,7 @@ from .storage.archive import compacted
 from .storage.files import SYSTEM, Files, megabytes, write_whole
 from .storage.folder import Manifests
 from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first
-from .storage.untrusted_files import as_plain, check_content, read_small, read_with_stand_ins
+from .storage.untrusted_files import check_content, read_small
 
 Which = Literal["last", "best"]
 WHICH: tuple[Which, ...] = ("last", "best")
@@ -183,7 +184,7 @@ def _newest_training(folder: Path, of: Of, skipped: list[str]) -> list[Entry]:
     entries = [each.entry for each in found if each.entry is not None]
     own = [each for each in entries if each in of]
     for each in found:
-        is_candidate = of.run_name is None or each.claim is None or each.claim[0] == of.run_name
+        is_candidate = None in (of.run_name, each.run_name) or each.run_name == of.run_name
         if isinstance(each.problem, OSError | SchemaError) and is_candidate:
             raise each.problem
         if each.problem is not None and not (isinstance(each.problem, MissingManifestError) and _is_foreign(each.path)):

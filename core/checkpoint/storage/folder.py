@@ -12,7 +12,7 @@ from time import time_ns
 
 from .archive import Head, read_head
 from .files import SYSTEM, Files
-from .manifest import SUFFIX, Claim, Entry, MissingManifestError, claim_of, decode
+from .manifest import SUFFIX, Entry, decode
 
 STABLE = 10**9  # nanoseconds: a file that changed more recently may change again and keep its times
 ROUNDS = 10  # the most passes, if files are removed meanwhile
@@ -28,16 +28,20 @@ class FoundFile:
         stamp: inode, size and times.
         entry: its manifest; None if it is missing or cannot be used.
         problem: why it cannot be used.
-        claim: the run's name and the sequence in the manifest, damaged or not.
-        head: whose it was, if it is damaged and that can be read.
+        head: whose it is by its beginning, if the manifest cannot be used.
     """
 
     path: Path
     stamp: Stamp
     entry: Entry | None
     problem: OSError | ValueError | None = None
-    claim: Claim | None = None
     head: Head | None = None
+
+    @property
+    def run_name(self) -> str | None:
+        """The name that the program gave the run; None if it is not known."""
+        known = self.head and self.head.run_name
+        return known if self.entry is None else self.entry.family
 
 
 class Manifests:
@@ -72,12 +76,11 @@ class Manifests:
         if self._is_steady and not again:
             return self.seen
         self.listed = {}
-        for rounds in reversed(range(ROUNDS)):
-            try:
-                self.seen = self._look(is_last=rounds == 0)
-            except _VanishedError:  # removed by another process
-                continue
-            break
+        for _ in range(ROUNDS):
+            found = self._look()
+            if None not in found:
+                break  # else a file was removed since it was listed, or has another name by now
+        self.seen = [each for each in found if each is not None]
         return self.seen
 
     @contextmanager
@@ -95,16 +98,16 @@ class Manifests:
         """Make the next `look` read the folder again."""
         self._is_steady = False
 
-    def _look(self, *, is_last: bool) -> list[FoundFile]:
+    def _look(self) -> list[FoundFile | None]:
         stamps = self._names()
         known, self._known = self._known, {}
         stable = time_ns() - STABLE
-        found = []
+        found = list[FoundFile | None]()
         for name in sorted(stamps, key=lambda name: name.removesuffix(SUFFIX)):
             stamp, each = stamps[name], known.get(name)
             if each is None or each.stamp != stamp:
-                each = self._read(name, stamp, is_last=is_last)
-            if stamp and max(stamp[2:]) < stable and not isinstance(each.problem, OSError):
+                each = self._read(name, stamp)
+            if each is not None and stamp and max(stamp[2:]) < stable and not isinstance(each.problem, OSError):
                 self._known[name] = each
             found.append(each)
         return found
@@ -118,30 +121,23 @@ class Manifests:
         visible = (each for each in names if each.name.endswith(SUFFIX) and not each.name.startswith("."))
         return {each.name: _stamp(each) for each in visible if not _is_folder(each)}
 
-    def _read(self, name: str, stamp: Stamp, *, is_last: bool) -> FoundFile:
-        path, content = self.folder / name, b""
+    def _read(self, name: str, stamp: Stamp) -> FoundFile | None:
+        path = self.folder / name
         try:
             content, begin = self.files.try_tail(path) if name in self._refused else self.files.read_tail(path)
-            entry = decode(content, path, begin)
-        except FileNotFoundError as error:
-            if stamp and not is_last:
-                raise _VanishedError from None
-            problem = f"it is a link to {path.readlink()}, which is not there" if path.is_symlink() else str(error)
+            return FoundFile(path, stamp, decode(content, path, begin))
+        except FileNotFoundError:
+            if not path.is_symlink():
+                return None
+            problem = f"it is a link to {path.readlink()}, which is not there"
             if "_epoch_" in name:  # into storage that is not mounted, perhaps: it may come back
                 return FoundFile(path, stamp, None, OSError(errno.EIO, problem, str(path)))
             return FoundFile(path, stamp, None, ValueError(f"{path} cannot be read: {problem}"))
-        except MissingManifestError as error:
-            return FoundFile(path, stamp, None, error, head=read_head(path))
         except ValueError as error:
-            return FoundFile(path, stamp, None, error, claim_of(content), read_head(path))
+            return FoundFile(path, stamp, None, error, read_head(path))
         except OSError as error:
             self._refused.add(name)
             return FoundFile(path, stamp, None, error)
-        return FoundFile(path, stamp, entry, None, entry.claim)
-
-
-class _VanishedError(Exception):
-    """A checkpoint was listed, but does not exist any more."""
 
 
 def _is_folder(each: os.DirEntry[str]) -> bool:

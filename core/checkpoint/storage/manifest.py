@@ -86,12 +86,6 @@ class Hidden:
         return cls(*(folder / f".{run_part(run_name)}.{end}" for end in ends))
 
 
-def steps_path(folder: Path, run_name: str, rank: int) -> Path:
-    """Return the file of a rank's last batches: `.<run>.steps`, except on the main rank with `.<rank>` added."""
-    main = folder / f".{run_part(run_name)}.steps"
-    return main if rank == 0 else main.with_name(f"{main.name}.{rank}")
-
-
 FORMAT = "heliograph checkpoint"
 MARK = b'"format": "heliograph checkpoint"'
 END, END_SIZE = b"PK\5\6", 22  # the last record of a zip archive; its last two bytes are the length of the comment
@@ -100,7 +94,6 @@ MOST = 2**16 - 1  # bytes of a manifest: of the comment of a zip archive
 CHECKSUM, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not that of the data
 YEARS_1_TO_9999 = (-6e10, 2.5e11)  # about, in seconds since 1970
 JudgedBy = tuple[str, str, float | None]
-Claim = tuple[str, int]
 _JSON = json.JSONEncoder(sort_keys=True, allow_nan=False)
 
 
@@ -129,11 +122,9 @@ class Entry:
         saved_at: when, in seconds since the epoch; for people.
         size: bytes of the file before the manifest, which is its end.
         sha256: their digest, in hexadecimal, without the last two, which are the length of the manifest.
-        schema: the version of the state inside.
         progress: the counters of the run.
         metrics: the latest value of every metric.
         versions: the software that wrote it.
-        world: how many ranks wrote it, and what else its global batch is made of.
         judged_by: metric, mode and value by which it is ranked for the best; None if it is not.
         shards: the name of the folder of its shards, and the digest of that folder's index; None without one.
         former_shards: the name of the folder of shards of the checkpoint that it replaced; else empty.
@@ -150,11 +141,9 @@ class Entry:
     saved_at: float
     size: int
     sha256: str
-    schema: int = SCHEMA
     progress: Mapping[str, int | float] = field(default_factory=dict, hash=False)
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
-    world: Mapping[str, int | None] = field(default_factory=dict, hash=False)
     judged_by: JudgedBy | None = None
     shards: tuple[str, str] | None = None
     former_shards: str = ""
@@ -163,11 +152,6 @@ class Entry:
     weights_only: bool = False
     forked_from: str = ""
     name: str = ""
-
-    @property
-    def claim(self) -> Claim:
-        """The name that the program gave the run, and the number in the order of writing."""
-        return self.family, self.sequence
 
     @property
     def order(self) -> tuple[int, float, str]:
@@ -209,7 +193,7 @@ def encode(entry: Entry) -> bytes:
     """
     facts = {
         "format": FORMAT,
-        "schema": entry.schema,
+        "schema": SCHEMA,
         "name": entry.name or entry.path.name,
         "run_name": entry.run_name,
         "asked_name": entry.family,
@@ -220,7 +204,6 @@ def encode(entry: Entry) -> bytes:
         "progress": dict(entry.progress),
         "metrics": {name: _to_json(value) for name, value in entry.metrics.items()},
         "versions": dict(entry.versions),
-        "world": dict(entry.world),
         "judged_by": entry.judged_by and [*entry.judged_by[:2], _to_json(entry.judged_by[2])],
         "shards": entry.shards and [*entry.shards],
         "former_shards": entry.former_shards,
@@ -293,18 +276,6 @@ def find_tail(read: Callable[[int], bytes], size: int, path: Path) -> tuple[byte
     return comment, size - len(comment)
 
 
-def claim_of(content: bytes) -> Claim | None:
-    """Return the run's name and the sequence in a manifest, damaged or not; None if they cannot be read."""
-    try:
-        facts = json.loads(content) if MARK in content else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        return None
-    asked_name, sequence = facts.get("asked_name"), facts.get("sequence")
-    return (asked_name, sequence) if type(asked_name) is str and type(sequence) is int else None
-
-
 def _entry(facts: Mapping[str, Any], path: Path) -> Entry:
     """Return the entry of a manifest, with all types checked: a manifest with a correct digest may still be forged."""
     saved_at = _typed(facts["saved_at"], "saved_at", int, float)
@@ -318,11 +289,9 @@ def _entry(facts: Mapping[str, Any], path: Path) -> Entry:
         saved_at=saved_at,
         size=_typed(facts["data"]["bytes"], "bytes", int),
         sha256=_typed(facts["data"]["sha256"], "sha256", str),
-        schema=facts["schema"],
         progress=_each(facts["progress"], "progress", int, float),
         metrics={name: float(value) for name, value in _each(facts["metrics"], "metrics", int, float, str).items()},
         versions=_each(facts["versions"], "versions", str),
-        world=_each(facts["world"], "world", int, NoneType),
         judged_by=_judged_by(facts["judged_by"]),
         shards=None if shards is None else _shards(*_typed(shards, "shards", list)),
         former_shards=former and _shards(former, "")[0],

@@ -250,19 +250,15 @@ def files_without_manifest(folder: Path, run_name: str) -> list[Path]:
 
 def count(folder: Path | Manifests, run_name: str) -> int:
     """Return how many checkpoints of a run there are, including files that are only named like one."""
-    return sum(_is_of(run_name, each) for each in _manifests(folder).look())
-
-
-def _is_of(run_name: str, found: FoundFile) -> bool:
-    if found.entry is not None:
-        return found.entry.family == run_name
-    return _is_named_after(run_name, found.path) if found.head is None else found.head.run_name == run_name
+    found = _manifests(folder).look()
+    unknown = sum(each.run_name is None and _is_named_after(run_name, each.path) for each in found)
+    return unknown + sum(each.run_name == run_name for each in found)
 
 
 def highest_sequence(found: Iterable[FoundFile], run_name: str) -> int:
-    """Return the highest sequence in the manifests of a run, at least 0: those of Helios have negative ones."""
-    claims = (each.claim for each in found)
-    return max([0, *(claim[1] for claim in claims if claim is not None and claim[0] == run_name)])
+    """Return the highest sequence of a run, at least 0: those of Helios have negative ones."""
+    entries = (each.entry for each in found if each.entry is not None)
+    return max([0, *(entry.sequence for entry in entries if entry.family == run_name)])
 
 
 def refused(manifests: Manifests) -> list[str]:
@@ -324,8 +320,7 @@ def newest_training(entries: Iterable[Entry], lost: Iterable[FoundFile]) -> str 
 def _check_listed(manifests: Manifests, run_name: str) -> None:
     """Raise the error of a manifest that may be of a run and could not be read, but is not damaged."""
     for each in manifests.seen:
-        of_another = each.claim is not None and each.claim[0] != run_name
-        if isinstance(each.problem, OSError | SchemaError) and not of_another:
+        if isinstance(each.problem, OSError | SchemaError) and each.run_name in (None, run_name):
             raise each.problem
 
 

@@ -16,7 +16,7 @@ from stat import S_ISREG
 from time import time
 from typing import Any
 
-from ..state.schema import SCHEMA, WEIGHTS_ONLY
+from ..state.schema import WEIGHTS_ONLY
 from . import reader
 from .archive import compacted, rewrite_manifest, write_checkpoint, write_small
 from .files import NOT_THERE, SYSTEM, Files, megabytes, prepare_folder
@@ -467,11 +467,9 @@ class Store:
             saved_at=state.get("saved_at", time()),
             size=0,
             sha256="",
-            schema=SCHEMA,
             progress={name: count for name, count in state["progress"].items() if name != "streams"},
             metrics=state["metrics"],
             versions=state.get("versions", {}),
-            world=state.get("world", {"size": 1}),
             judged_by=judged_by,
             weights_only=bool(state.get(WEIGHTS_ONLY)),
             forked_from=_fork_in_words(state.get("forked_from")),

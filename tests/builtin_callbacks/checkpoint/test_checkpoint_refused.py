@@ -261,7 +261,7 @@ def test_one_of_a_newer_version_is_not_passed_over(fit: Make, tmp_path: Path, mo
     """It would go with the next save."""
     fit(Checkpoint(tmp_path, keep_last=None), epochs=1)
     with monkeypatch.context() as newer:
-        newer.setattr("heliograph.core.checkpoint.storage.store.SCHEMA", 99)
+        newer.setattr("heliograph.core.checkpoint.storage.manifest.SCHEMA", 99)
         fit(Checkpoint(tmp_path, keep_last=None, resume="auto"), epochs=2)
     before = contents(tmp_path)
     with pytest.raises(ValueError, match=r"has schema 99, this version reads 3: update heliograph"):

@@ -20,9 +20,8 @@ import numpy as np
 import pytest
 import torch
 from heliograph import load_weights
-from heliograph.core.checkpoint import helios
+from heliograph.core.checkpoint import foreign_files, helios
 from heliograph.core.checkpoint.state.schema import check_schema
-from heliograph.core.checkpoint.storage import untrusted_files
 from heliograph.core.data.draws import rng
 from torch import nn
 
@@ -140,7 +139,7 @@ def write_version_2(path: Path, **more: Any) -> Path:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[str]]:
-    saved = untrusted_files.as_plain(untrusted_files.read_with_stand_ins(path, helios.RECORDS, helios.TEXTS))
+    saved = foreign_files.as_plain(foreign_files.read_with_stand_ins(path, helios.RECORDS, helios.TEXTS))
     assert helios.is_ancestor(saved)
     return helios.convert(saved, path)
 
@@ -309,7 +308,7 @@ def test_even_a_class_that_is_vouched_for_runs_nothing(tmp_path: Path) -> None:
 
     with module("mine", Trick=Trick), module("helios"), module("helios.trainer"):
         torch.save({"counters": Trick()}, written)
-        saved = untrusted_files.as_plain(untrusted_files.read_with_stand_ins(written, (r"mine\.Trick",)))
+        saved = foreign_files.as_plain(foreign_files.read_with_stand_ins(written, (r"mine\.Trick",)))
     assert saved == {"counters": {"value": 3}}
     assert not ran
 
@@ -321,7 +320,7 @@ def test_a_flipped_bit_is_noticed_without_a_manifest(tmp_path: Path) -> None:
     whole[whole.index(torch.arange(100.0).numpy().tobytes()) + 17] ^= 1
     written.write_bytes(whole)
     with pytest.raises(ValueError, match=r"weights.pth is damaged, or was not written by torch.save: .*data/0"):
-        untrusted_files.read_with_stand_ins(written)
+        foreign_files.read_with_stand_ins(written)
 
 
 class Pair(NamedTuple):
@@ -333,20 +332,20 @@ def test_what_a_class_would_have_been_called_with_is_kept(tmp_path: Path) -> Non
     written = tmp_path / "a.pth"
     with module("mine", Pair=Pair):
         torch.save([Pair(1, 2)], written)
-        saved = untrusted_files.as_plain(untrusted_files.read_with_stand_ins(written, (r"mine\.Pair",)))
+        saved = foreign_files.as_plain(foreign_files.read_with_stand_ins(written, (r"mine\.Pair",)))
     assert saved == [{"arguments": (1, 2)}]
 
 
 def test_counters_of_a_scheduler_stay_what_they_are() -> None:
     milestones = Counter([3, 3, 5])
-    assert untrusted_files.as_plain({"milestones": milestones})["milestones"] is milestones
+    assert foreign_files.as_plain({"milestones": milestones})["milestones"] is milestones
 
 
 def test_an_archive_that_is_not_torchs_is_refused(tmp_path: Path) -> None:
     with ZipFile(tmp_path / "a.pth", "w") as archive:
         archive.writestr("a.txt", "hello")
     with pytest.raises(ValueError, match=r"a\.pth cannot be read: RuntimeError"):
-        untrusted_files.read_with_stand_ins(tmp_path / "a.pth")
+        foreign_files.read_with_stand_ins(tmp_path / "a.pth")
 
 
 def test_a_module_that_torch_blocks_stays_blocked(tmp_path: Path) -> None:
@@ -354,20 +353,20 @@ def test_a_module_that_torch_blocks_stays_blocked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds objects of posix\.system"):
         read(written)
     with pytest.raises(ValueError, match=r"cannot be read: UnpicklingError: .*blocked"):
-        untrusted_files.read_with_stand_ins(written, (*helios.RECORDS, r"posix\.system"))
+        foreign_files.read_with_stand_ins(written, (*helios.RECORDS, r"posix\.system"))
 
 
 def test_a_flipped_bit_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
     written = tmp_path / "a.pth"
     torch.save({"weight": torch.arange(200.0), "steps": 3, "name": "run", "list": [1, 2, {"a": None}]}, written)
-    content, whole, draw = written.read_bytes(), untrusted_files.read_with_stand_ins(written), random.Random(1)
+    content, whole, draw = written.read_bytes(), foreign_files.read_with_stand_ins(written), random.Random(1)
     harmless = 0
     for _ in range(300):
         changed = bytearray(content)
         changed[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
         written.write_bytes(changed)
         try:
-            found = untrusted_files.read_with_stand_ins(written)
+            found = foreign_files.read_with_stand_ins(written)
         except ValueError:
             continue
         harmless += 1
@@ -387,4 +386,4 @@ def test_two_schedulers_start_fresh(tmp_path: Path) -> None:
 def test_what_is_no_file_of_torch_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "weights.pth").write_bytes(content)
     with pytest.raises(ValueError, match=r"weights.pth"):
-        untrusted_files.read_with_stand_ins(tmp_path / "weights.pth")
+        foreign_files.read_with_stand_ins(tmp_path / "weights.pth")

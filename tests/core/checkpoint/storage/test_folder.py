@@ -71,7 +71,7 @@ def test_a_manifest_that_changed_is_read_again(
     assert found.entry is not None
     assert changed.entry is None
     assert "digest" in str(changed.problem)
-    assert changed.claim == found.claim == ("run", 1)
+    assert changed.run_name == found.run_name == "run"
 
 
 def test_what_was_written_a_moment_ago_is_read_again(

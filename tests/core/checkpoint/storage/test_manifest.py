@@ -19,7 +19,6 @@ from heliograph.core.checkpoint.storage.manifest import (
     Entry,
     Hidden,
     check_name,
-    claim_of,
     decode,
     encode,
     pointer_path,
@@ -38,7 +37,6 @@ ENTRY = Entry(
     progress={"steps": 3, "earlier_seconds": 1.5},
     metrics={"loss": 0.25, "worst": inf, "least": -inf, "count": 3},
     versions={"torch": "2"},
-    world={"size": 1},
     judged_by=("loss", "min", 0.25),
     name="a.pth",
 )
@@ -112,7 +110,6 @@ def test_another_spelling_of_the_same_is_damage(spelling: bytes) -> None:
 def test_what_is_no_manifest(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"/somewhere/a\.pth.*damaged"):
         decode(content, PLACE)
-    assert claim_of(content) is None
 
 
 @pytest.mark.parametrize(
@@ -132,16 +129,6 @@ def test_what_is_no_manifest(content: bytes) -> None:
 def test_a_right_digest_alone_is_not_enough(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         decode(sealed(**changes), PLACE)
-
-
-def test_the_sequence_is_read_of_damaged_ones_too() -> None:
-    content = encode(ENTRY)
-    damaged = content.replace(b'"steps": 3', b'"steps": 4')
-
-    assert claim_of(content) == ("Läufe 1", 7)
-    assert claim_of(damaged) == ("Läufe 1", 7)
-    assert claim_of(sealed(sequence="x")) is None
-    assert claim_of(sealed(asked_name=[])) is None
 
 
 def test_where_it_would_be_too_long_the_metrics_are_left_out() -> None:

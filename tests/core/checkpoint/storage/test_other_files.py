@@ -122,8 +122,6 @@ def test_what_has_the_name_of_a_checkpoint_is_passed_over_with_a_word(
         {"progress": []},
         {"metrics": {"loss": {}}},
         {"versions": {"torch": 2}},
-        {"world": []},
-        {"world": {"size": "1"}},
         {"judged_by": 7},
         {"judged_by": ["loss", "min", [1]]},
         {"judged_by": ["loss", "average", 1]},

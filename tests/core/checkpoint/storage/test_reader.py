@@ -16,7 +16,7 @@ import pytest
 import torch
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.schema import SCHEMA
-from heliograph.core.checkpoint.storage import Entry, Files
+from heliograph.core.checkpoint.storage import Entry, Files, manifest
 from heliograph.core.checkpoint.storage.files import PAUSES, TRIES
 from heliograph.core.checkpoint.storage.folder import Manifests
 from heliograph.core.checkpoint.storage.manifest import SchemaError
@@ -126,11 +126,15 @@ def test_another_kind_of_file_is_refused(tmp_path: Path, content: Any) -> None:
 
 
 @pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1])
-def test_another_schema_is_no_damage(tmp_path: Path, opened: Make, state: Make, schema: int) -> None:
+def test_another_schema_is_no_damage(
+    tmp_path: Path, opened: Make, state: Make, schema: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would be pruned, if an older one were taken in its place."""
     store = opened()
     store.save("good.pth", state(1))
-    forge(tmp_path / "newer.pth", state(2, schema=schema), schema=schema)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "SCHEMA", schema)
+        forge(tmp_path / "newer.pth", state(2, schema=schema))
     for read in (storage.load, lambda path: store.newest()):
         with pytest.raises(SchemaError, match=rf"schema {schema}, this version reads {SCHEMA}: update"):
             read(tmp_path / "newer.pth")

@@ -30,7 +30,7 @@ def test_save_and_load(tmp_path: Path, opened: Make, state: Make, names: Make) -
     assert loaded["progress"] == {"steps": 3}
     assert torch.equal(loaded["modules"]["model"]["weight"], torch.full((50,), 3.0))
     assert (entry.path, entry.run_name, entry.sequence, entry.saved_at) == (tmp_path / "a.pth", "run", 1, 1003.0)
-    assert (entry.progress, entry.versions, entry.world) == ({"steps": 3}, {"heliograph": "0"}, {"size": 1})
+    assert (entry.progress, entry.versions) == ({"steps": 3}, {"heliograph": "0"})
     assert entry.size + len(encode(entry)) == (tmp_path / "a.pth").stat().st_size
     assert entry.judged_by == ("loss", "min", 0.5)
     assert isnan(storage.read_manifest(tmp_path / "a.pth").metrics["loss"])
@@ -109,14 +109,14 @@ def test_the_order_of_writing_is_not_the_order_of_names_times_or_steps(opened: M
     assert store.newest()[0].path.name == "b.pth"
 
 
-def test_the_sequence_continues_after_the_highest_that_was_ever_used(tmp_path: Path, opened: Make, state: Make) -> None:
+def test_the_sequence_continues_after_the_highest(tmp_path: Path, opened: Make, state: Make) -> None:
     store = opened()
     for name in ("a.pth", "b.pth", "c.pth", "d.pth"):
         store.save(name, state())
     store.remove(tmp_path / "d.pth")
     assert store.save("e.pth", state()).sequence == 5
     store.close()
-    damaged = (tmp_path / "e.pth").read_bytes().replace(b'"steps": 0', b'"steps": 1')
+    damaged = (tmp_path / "e.pth").read_bytes().replace(b"modules", b"MODULES")
     (tmp_path / "e.pth").write_bytes(damaged)
 
     assert opened().save("f.pth", state()).sequence == 6
@@ -336,3 +336,42 @@ def test_a_name_that_another_store_writes_under_is_refused(opened: Make, state: 
     store.write_as(ONE, "run-2")
     store.close()
     opened("run-2")
+
+
+def test_a_measurement_after_the_save_travels_with_the_file(tmp_path: Path, opened: Make, state: Make) -> None:
+    store = opened()
+    entry = store.save("a.pth", state(1))
+    (tmp_path / "backup").hardlink_to(entry.path)
+    before = entry.path.read_bytes()
+    judged = store.judge(entry, ("loss", "min", 0.5))
+
+    (tmp_path / "elsewhere").mkdir()
+    copy = tmp_path / "elsewhere" / "b.pth"
+    copy.write_bytes(entry.path.read_bytes())
+    assert storage.verify(copy).judged_by == ("loss", "min", 0.5)
+    assert storage.verify(entry.path) == judged
+    assert (judged.sha256, judged.size) == (entry.sha256, entry.size)
+    assert (tmp_path / "backup").read_bytes() == before
+
+
+def test_a_measurement_of_a_damaged_file_changes_nothing(tmp_path: Path, opened: Make, state: Make) -> None:
+    store = opened()
+    entry = store.save("a.pth", state(1))
+    content = bytearray(entry.path.read_bytes())
+    content[200] ^= 1
+    entry.path.write_bytes(content)
+    with pytest.raises(OSError, match=r"a\.pth is damaged"):
+        store.judge(entry, ("loss", "min", 0.5))
+
+    assert entry.path.read_bytes() == content
+    assert not [*tmp_path.glob(".*.tmp")]
+
+
+def test_a_copy_is_a_checkpoint(tmp_path: Path, opened: Make, state: Make) -> None:
+    entry = opened().save("a.pth", state(1))
+    (tmp_path / "b.pth").write_bytes(entry.path.read_bytes())
+
+    copy = storage.verify(tmp_path / "b.pth")
+    assert (copy.is_renamed, entry.is_renamed) == (True, False)
+    assert storage.load(tmp_path / "b.pth")["progress"] == {"steps": 1}
+    assert torch.load(tmp_path / "b.pth", weights_only=True, mmap=True)["progress"] == {"steps": 1}
