@@ -15,7 +15,7 @@ from heliograph import BatchEnd, Checkpoint, CheckpointLabel, Plugin, Resume, Ru
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage.files import PAUSES, SYSTEM
 from heliograph.tests.kit import checkpoint_names, contents, damage
-from heliograph.tests.stores import seal, unseal
+from heliograph.tests.stores import seal, seal_as, unseal
 
 Make = Callable[..., Any]
 
@@ -260,9 +260,11 @@ def test_where_all_manifests_are_damaged_the_warning_says_so(fit: Make, tmp_path
 def test_one_of_a_newer_version_is_not_passed_over(fit: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would go with the next save."""
     fit(Checkpoint(tmp_path, keep_last=None), epochs=1)
+    fit(Checkpoint(tmp_path, keep_last=None, resume="auto"), epochs=2)
+    entry = storage.read_manifest(tmp_path / SECOND)
     with monkeypatch.context() as newer:
         newer.setattr("heliograph.core.checkpoint.storage.manifest.SCHEMA", 99)
-        fit(Checkpoint(tmp_path, keep_last=None, resume="auto"), epochs=2)
+        seal_as(entry.path, entry)
     before = contents(tmp_path)
     with pytest.raises(ValueError, match=r"has schema 99, this version reads 3: update heliograph"):
         fit(Checkpoint(tmp_path, resume="auto"), epochs=3)
