@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -34,11 +35,11 @@ from ...events import (
 )
 from ...events.checks import check_flag, check_path, check_whole_number
 from ...plugins import Plugin, on
-from ...plugins.filters import Filter
+from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
 from .folder import CheckpointFolder
 from .names import OnExisting
 from .retention import Retention
-from .saves import Saved, SaveRequests
+from .saves import Saved
 from .writers import BackgroundWriter, Capture, Shards, Writer, save_shards
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Saver(Plugin):
             keep_last = check_whole_number("keep_last", keep_last, at_least=1, or_else="None for all")
         keep_best = check_whole_number("keep_best", keep_best, at_least=0)
         check_flag("background", background)
+        if not isinstance(every, Filter | None):
+            raise TypeError(f"Checkpoint(every=...) takes a filter such as Every(epochs=1), got {every!r}.")
         if bool(keep_best) != (monitor is not None) or (mode is not None and monitor is None):
             raise ValueError(
                 f"keep_best={keep_best}, monitor={monitor!r}, mode={mode!r} do not fit together: give how many to "
@@ -81,8 +84,8 @@ class Saver(Plugin):
             )
         self.folder, self.holds_saves = Path(folder), False
         self.monitor = None if monitor is None else Monitor(monitor, mode)
-        self._requests = SaveRequests(every)
-        self.every = self._requests.every
+        self.every = deepcopy(every)
+        self._recurrence = None if self.every is None else Recurrence(self.every)
         ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
         self.ignores = ignores + (() if self.every is not None else (BatchEnd, EpochEnd))
         self.asks = ("save",) * (self.every is not None)
@@ -137,7 +140,8 @@ class Saver(Plugin):
         self.close()  # a second interrupt may have left the previous run's writing as it was
         self._forget()
         self._files.begin()
-        self._requests.begin(run)
+        if self._recurrence is not None:
+            self._recurrence.begin(run)
         if self.monitor is not None and self.monitor.can_come(run):
             self.monitor.check_measured(run)
         elif self.monitor is not None:
@@ -162,7 +166,8 @@ class Saver(Plugin):
     @on(CheckpointLoaded, lane=Lane.PERSIST)
     def find_own(self, run: Run, event: CheckpointLoaded) -> None:
         """Find what of this training is on disk, and note it."""
-        self._requests.resume(run)
+        if self._recurrence is not None:
+            self._recurrence.resume(run, moment)
 
         def look() -> tuple[Entry | None, bool, Path | None, str, list[str]]:
             self._files.open(run, self.folder)
@@ -188,7 +193,8 @@ class Saver(Plugin):
     @on(BatchEnd, EpochEnd, idle_until="next_due")
     def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
         """Ask for a save, with `every`."""
-        self._requests.ask_when_due(run)
+        if self.every is not None and self.every(run):
+            run.control.request_save(str(self.every))
 
     def next_due(self, run: Run) -> Alarm | None:
         """Return the count at which `every` is due; None where it has to be asked at each."""
@@ -197,8 +203,10 @@ class Saver(Plugin):
 
     @on(LastBoundary)
     def ask_at_end(self, run: Run, event: LastBoundary) -> None:
-        """Ask for the last one, with `every`."""
-        self._requests.finish(run)
+        """Ask for the last one, with `every`, unless it is saved anyway or nothing was trained."""
+        if self._recurrence is not None and run.progress.batches and is_unsaved(run, self._recurrence):
+            run.control.request_save("at the end")
+            self._recurrence.last = moment(run.progress)  # the state is held before the save
 
     # Saves.
 
@@ -220,7 +228,8 @@ class Saver(Plugin):
     @on(SavePoint, lane=Lane.PERSIST, optional=True)
     def save(self, run: Run, event: SavePoint) -> None:
         """Write; then, or when it is written, emit that and remove what is no longer kept."""
-        self._requests.note(run)
+        if self._recurrence is not None:
+            self._recurrence.last = moment(run.progress)
         if self.holds_saves:
             return
         self._is_open, self._saved.asked_at, self._training = True, run.progress.steps, run.training_id
@@ -358,12 +367,14 @@ class Saver(Plugin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the value by which the run's present state competes."""
-        return {"value": self._value, "measured_at": self._value_at, **self._requests.state_dict()}
+        due = {} if self._recurrence is None else {"every": self._recurrence.state_dict()}
+        return {"value": self._value, "measured_at": self._value_at, **due}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; which checkpoints there are is read from the folder."""
         self._value, self._value_at = state["value"], state["measured_at"]
-        self._requests.load_state_dict(state)
+        if self._recurrence is not None:
+            self._recurrence.load_state_dict(state.get("every", {}))
 
     def close(self) -> None:
         """Finish the writing, and let others write to the folder; not while something is still being written."""

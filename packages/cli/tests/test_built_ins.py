@@ -14,7 +14,8 @@ from heliograph_cli.parser import parse
 
 OPTIONS: dict[str, Any] = {
     "batch_transform": {"transform": "torch.nn.Identity"},
-    "checkpoint": {"folder": "out", "every": {"epochs": 1}},
+    "checkpoint": {"folder": "out", "every": {"epochs": 1}, "resume": {"path": "auto", "batch_change": "linear"}},
+    "checkpoint_label": {"label": "loss_{validation/loss:.3f}"},
     "compile": {"mode": "reduce-overhead"},
     "cut_mix": {"classes": 10},
     "csv_log": {"path": "out/log.csv"},
@@ -38,7 +39,9 @@ OPTIONS: dict[str, Any] = {
     "tensorboard": {"folder": "out"},
     "trackio": {"project": "digits"},
     "validation_schedule": {"epochs": 1, "after": 3},
+    "verify_resume": {"on_difference": "raise"},
     "wandb": {"project": "digits", "mode": "offline"},
+    "weights_checkpoint": {"folder": "out", "every": {"epochs": 1}},
 }
 RULES = """
 controllers:
@@ -59,13 +62,13 @@ def test_a_built_in_is_made_of_a_configuration_and_of_what_is_saved_of_it(
     (folder / "rules.yaml").write_text(RULES)
     (folder / "one.yaml").write_text(f"{REST}trainer: {json.dumps({'plugins': {name: OPTIONS.get(name)}})}\n")
     config = parse(parser, ["one.yaml"])
-    (plugin,) = make(parser, config, "fit").trainer.plugins
+    plugin, *_ = make(parser, config, "fit").trainer.plugins
     assert plugin.name == name
     saved = parser.dump(config, format="yaml")
     (folder / "two.yaml").write_text(saved)
     again = parse(parser, ["two.yaml"])
     assert parser.dump(again, format="yaml") == saved
-    (other,) = make(parser, again, "fit").trainer.plugins
+    other, *_ = make(parser, again, "fit").trainer.plugins
     assert type(other) is type(plugin)
 
 

@@ -40,7 +40,7 @@ def plugins(call: dict[str, Any]) -> list[str]:
 def test_a_file_gives_all_that_fit_takes(fit: Command, fitted: list[dict[str, Any]]) -> None:
     assert fit() == 0
     (call,) = fitted
-    assert plugins(call) == ["rng_capture", "learning_rate", "checkpoint", "kill", "config_file"]
+    assert plugins(call) == ["rng_capture", "learning_rate", "checkpoint", "verify_resume", "kill", "config_file"]
     assert str(call["trainer"].plugins["checkpoint"].every) == "every 2 steps"
     assert call["task"].model[0].out_features == 3
     assert call["task"].loss_fn is torch.nn.functional.cross_entropy
@@ -129,7 +129,15 @@ def test_an_option_reaches_the_plugin_that_it_names(fit: Command, fitted: list[d
     assert fit("--trainer.plugins+=early_stopping", "--trainer.plugins.early_stopping.patience=7", *own) == 0
     for call, folder in zip(fitted, ("2026", "runs"), strict=True):
         made = call["trainer"].plugins
-        assert plugins(call) == ["rng_capture", "learning_rate", "checkpoint", "kill", "early_stopping", "config_file"]
+        assert plugins(call) == [
+            "rng_capture",
+            "learning_rate",
+            "checkpoint",
+            "verify_resume",
+            "kill",
+            "early_stopping",
+            "config_file",
+        ]
         assert str(made["checkpoint"].every) == "every 5 steps"
         assert made["learning_rate"].per == "epoch"
         assert str(made["checkpoint"].folder) == folder

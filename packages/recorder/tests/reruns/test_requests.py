@@ -160,7 +160,7 @@ def test_a_stop_ends_the_run_again(tmp_path: Path) -> None:
 def resuming(folder: Path, *plugins: Any) -> Any:
     """Return a program that resumes."""
     trainer, options = remote(folder, *plugins)
-    trainer.plugins["checkpoint"].resume = "auto"
+    trainer.plugins["checkpoint"].resume = h.Resume("auto")
     return trainer, options
 
 

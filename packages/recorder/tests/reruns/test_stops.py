@@ -48,7 +48,7 @@ def program_of(kind: Callable[[], h.Plugin]) -> Callable[[Path], Any]:
 
     def make(folder: Path, *plugins: h.Plugin) -> Any:
         trainer, options = remote(folder, kind(), *plugins)
-        trainer.plugins["checkpoint"].resume = "auto"
+        trainer.plugins["checkpoint"].resume = h.Resume("auto")
         return trainer, options
 
     return make

@@ -117,7 +117,7 @@ def test_a_folder_that_is_marked_is_begun_by_another_training_that_says_so(tmp_p
         tmp_path / "x", lambda folder: program(folder, Copying(folder, killed, 5)), at=5, into=tmp_path / "y"
     )
     trainer, options = program(killed)
-    trainer.plugins["checkpoint"].resume = None
+    trainer.plugins["checkpoint"].resume = h.Resume(None)
     assert trainer.fit(**options).progress.steps == 10
     trainer, options = program(killed, epochs=3)
     resumed = trainer.fit(**options).resume

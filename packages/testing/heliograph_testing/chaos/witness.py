@@ -35,7 +35,9 @@ class Witness:
         self.path = of_rank(path, run.engine.rank)
         self.met = {entry["number"] for entry in read(self.path) if entry["what"] == "fault"}
         self._journal, self._training = Journal(self.path), next(_trainings(os.getpid()))
-        resumes = any(getattr(each, "resume", None) == "auto" for each in run.plugins)
+        from heliograph import Checkpoint  # the run has loaded it, if it has one
+
+        resumes = any(isinstance(each, Checkpoint) and each.resume.path == "auto" for each in run.plugins)
         self._journal.note("begin", training=self._training, resumes=resumes)
 
     def note_resume(self, run: Run) -> None:
