@@ -15,6 +15,7 @@ from ...core.distributed.ranks.failure import on_main
 from ...core.engines.weights import LEFT_WEIGHTS, load_average, measured_average
 from ...core.host import ended_for_good
 from ...core.metrics.monitor import Monitor
+from ...core.system.errors import NotRecorded
 from ...events import Lane, Run, RunClosed, SavePoint, TrainEnd, TrainStart
 from ...plugins import Plugin, on
 from .resume import share_state
@@ -59,6 +60,8 @@ class LoadBest(Plugin):
     @on(TrainStart)
     def find(self, run: Run, event: TrainStart) -> None:
         """Find the plugin that ranks checkpoints."""
+        if run.is_replay:
+            raise NotRecorded("the state of the run, such as its weights")
         self._release()
         ranking = [each for each in _savers(run) if each.monitor is not None]
         if self.extent == "everything":

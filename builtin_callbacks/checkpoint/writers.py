@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from copy import deepcopy
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
@@ -307,32 +306,19 @@ def _watched(run: Run, work: Callable[[], T]) -> Callable[[], T]:
     return watched
 
 
-@dataclass(slots=True)
-class _Job:
-    """One piece of work, in a daemon thread of its own that ends with it."""
+class _Job(NamedTuple):
+    """One piece of work, in a daemon thread that ends with it."""
 
-    work: Callable[[], Any]
+    future: Future[Any]
     then: Callable[[Any], object]
-    done: Event = field(default_factory=Event)
-    result: Any = None
-    error: BaseException | None = None
-    thread: Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.thread = Thread(target=self._run, name="heliograph-background", daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.result = self.work()
-        except BaseException as error:  # noqa: BLE001  # raised where the job is asked after
-            self.error = error
-        finally:
-            self.done.set()
+    thread: Thread
 
 
-def nothing(result: object) -> None:
-    """Do nothing with a result."""
+def _run(work: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:  # noqa: BLE001  # raised where the job is asked after
+        future.set_exception(error)
 
 
 class BackgroundWorker:
@@ -354,9 +340,9 @@ class BackgroundWorker:
     @property
     def is_done(self) -> bool:
         """Whether a job is done and still to be reported."""
-        return self._job is not None and self._job.done.is_set()
+        return self._job is not None and self._job.future.done()
 
-    def submit(self, work: Callable[[], T], then: Callable[[T], object] = nothing) -> None:
+    def submit(self, work: Callable[[], T], then: Callable[[T], object] = lambda _: None) -> None:
         """Begin a job, as soon as the former one is done.
 
         Args:
@@ -367,7 +353,10 @@ class BackgroundWorker:
             BaseException: the former job failed; this one is not begun.
         """
         self.drain()
-        self._job = _Job(work, then)
+        future = Future[Any]()
+        thread = Thread(target=_run, args=(work, future), name="heliograph-background", daemon=True)
+        thread.start()
+        self._job = _Job(future, then, thread)
 
     def forget(self) -> None:
         """Let the running job end; nothing is reported."""
@@ -398,17 +387,15 @@ class BackgroundWorker:
             return
         since = perf_counter()
         try:
-            while not self._job.done.wait(LONGEST_WAIT):
-                pass
+            while not self.is_done:
+                wait((self._job.future,), LONGEST_WAIT)
         finally:
             self.waited += perf_counter() - since
 
     def _report_end(self, job: _Job) -> None:
         job.thread.join()  # it has nothing left to do; no thread is to be seen after its job
         self._job = None
-        if job.error is not None:
-            raise job.error
-        job.then(job.result)
+        job.then(job.future.result())
 
 
 def save_shards(

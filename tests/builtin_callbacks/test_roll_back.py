@@ -35,7 +35,7 @@ from heliograph import (
     on,
 )
 from heliograph.builtin_callbacks.checkpoint import writers
-from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWorker, nothing
+from heliograph.builtin_callbacks.checkpoint.writers import BackgroundWorker
 from heliograph.core.checkpoint import storage
 from heliograph.tests.kit import counters
 
@@ -257,7 +257,7 @@ class SlowWorker(BackgroundWorker):
         super().__init__()
         self._work: list[tuple[Callable[[], Any], Callable[[Any], object]]] = []
 
-    def submit(self, work: Callable[[], Any], then: Callable[[Any], object] = nothing) -> None:
+    def submit(self, work: Callable[[], Any], then: Callable[[Any], object] = lambda _: None) -> None:
         self.drain()
         self._work.append((work, then))
 

@@ -114,7 +114,7 @@ def finish_writing(checkpoint: Checkpoint) -> None:
     writer = checkpoint._writer
     assert isinstance(writer, BackgroundWriter)
     if writer._worker._job is not None:
-        writer._worker._job.done.wait()
+        writer._worker._job.thread.join()
 
 
 def finish_reserving(trainer: Trainer, checkpoint: Checkpoint) -> None:

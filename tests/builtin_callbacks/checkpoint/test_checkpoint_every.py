@@ -10,6 +10,7 @@ from heliograph import (
     At,
     BatchEnd,
     Checkpoint,
+    EpochEnd,
     Every,
     Plugin,
     RNGCapture,
@@ -19,7 +20,6 @@ from heliograph import (
     Trainer,
     on,
 )
-from heliograph.builtin_callbacks.checkpoint.saves import SaveRequests
 from heliograph.tests.kit import Losses, checkpoint_names, class_batches, fit, linear_classifier, sgd
 from heliograph.tests.ranks_pool import Pool
 
@@ -77,19 +77,17 @@ def test_without_it_no_handler_is_called_at_each_batch(tmp_path: Path) -> None:
         (Every(seconds=600), [1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 10]),  # a handler may set the clock
     ],
 )
-def test_its_filter_is_asked_when_it_is_due(
-    tmp_path: Path, every: Any, asked: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_filter_is_asked_when_it_is_due(tmp_path: Path, every: Any, asked: list[int]) -> None:
     """And at the first batch and the first end of an epoch; each of both learns by itself what is due next."""
     steps: list[int] = []
-    ask = SaveRequests.ask_when_due
 
-    def noting(requests: SaveRequests, run: Run) -> None:
-        steps.append(run.progress.steps)
-        ask(requests, run)
+    class Noting(Checkpoint):
+        @on(BatchEnd, EpochEnd, idle_until="next_due")
+        def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
+            steps.append(run.progress.steps)
+            super().ask_when_due(run, event)
 
-    monkeypatch.setattr(SaveRequests, "ask_when_due", noting)
-    saves(Checkpoint(tmp_path, every=every))
+    saves(Noting(tmp_path, every=every))
     assert steps == asked
 
 
