@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -117,7 +116,7 @@ class Export(Plugin):
             )
         self._format = FORMATS[self.path.suffix]
         self._format.check_installed()
-        self._format.check_options(options)
+        check_options(self._format.exporter, options)
         self.exclusive = (f"the exported file {self.path.absolute()}",)
         self.tolerance = tolerance
         self._seen: Any = None
@@ -265,19 +264,11 @@ class Export(Plugin):
             except OSError:
                 raise
             except Exception as error:  # the exporters raise errors of many kinds
-                mend = FIXED if self._fits_any_batch and self._can_be_fixed(path, module, arguments) else ""
+                mend = FIXED if self._fits_any_batch else ""
                 raise RuntimeError(
                     f"The module cannot be exported to {self.path}: {_first_lines(error)}{mend}"
                 ) from error
             return self._compare(run, path, module, arguments, sizes) if self.check else ""
-
-    def _can_be_fixed(self, path: Path, module: nn.Module, arguments: Arguments) -> bool:
-        """Return whether a module can be exported with the shapes of its inputs."""
-        try:
-            self._format.write(path, module, arguments, self.options)
-        except Exception:  # noqa: BLE001  # it was not the size that may change
-            return False
-        return True
 
     def _compare(
         self, run: Run, path: Path, module: nn.Module, arguments: Arguments, sizes: Sequence[int | None]
@@ -351,61 +342,23 @@ def _difference(one: Tensor, other: Tensor) -> float:
     return float(difference.nan_to_num(nan=0.0, posinf=float("inf")).max()) if difference.numel() else 0.0
 
 
-class Format(ABC):
-    """A format of files.
-
-    Attributes:
-        suffix: the ending of its files.
-    """
-
-    suffix: str
-
-    @property
-    @abstractmethod
-    def exporter(self) -> Callable[..., Any]:
-        """The function of torch that takes the options."""
-
-    def check_options(self, names: Iterable[str]) -> None:
-        """Raise TypeError for an option that the exporter does not take, or that `Export` gives it itself."""
-        taken = signature(self.exporter).parameters.values()
-        known = {each.name for each in taken if each.kind is not Parameter.VAR_KEYWORD} - OURS
-        for name in names:
-            if name not in known:
-                exporter = f"{self.exporter.__module__}.{self.exporter.__name__}"
-                raise TypeError(
-                    f"Export has no option {name!r}, and passes none of that name to {exporter}."
-                    f"{known_names(name, known)}"
-                )
-
-    @abstractmethod
-    def check_installed(self) -> None:
-        """Raise ImportError, with the command that installs it, where a package is missing that writes the format."""
-
-    @abstractmethod
-    def write(self, path: Path, module: nn.Module, arguments: Arguments, options: dict[str, Any]) -> None:
-        """Trace a module and write it.
-
-        Args:
-            path: the file.
-            module: in eval mode, on the CPU.
-            arguments: what it is called with.
-            options: of the exporter.
-        """
-
-    @abstractmethod
-    def run(self, path: Path, arguments: Arguments) -> list[Tensor] | None:
-        """Return the tensors that a file's model returns; None where nothing that runs it is installed."""
+def check_options(exporter: Callable[..., Any], names: Iterable[str]) -> None:
+    """Raise TypeError for an option that the exporter does not take, or that `Export` gives it itself."""
+    taken = signature(exporter).parameters.values()
+    known = {each.name for each in taken if each.kind is not Parameter.VAR_KEYWORD} - OURS
+    for name in names:
+        if name not in known:
+            called = f"{exporter.__module__}.{exporter.__name__}"
+            raise TypeError(
+                f"Export has no option {name!r}, and passes none of that name to {called}.{known_names(name, known)}"
+            )
 
 
-class Pt2(Format):
+class Pt2:
     """An `ExportedProgram` of torch."""
 
     suffix = ".pt2"
-
-    @property
-    def exporter(self) -> Callable[..., Any]:
-        """`torch.export.export`."""
-        return torch.export.export
+    exporter: Callable[..., Any] = staticmethod(torch.export.export)
 
     def check_installed(self) -> None:
         """Do nothing: torch writes it."""
@@ -420,15 +373,11 @@ class Pt2(Format):
         return tensors_in(torch.export.load(path).module()(*args, **kwargs))
 
 
-class Onnx(Format):
+class Onnx:
     """An ONNX model; a large one has its weights in a second file, `<name>.onnx.data`."""
 
     suffix = ".onnx"
-
-    @property
-    def exporter(self) -> Callable[..., Any]:
-        """`torch.onnx.export`."""
-        return torch.onnx.export
+    exporter: Callable[..., Any] = staticmethod(torch.onnx.export)
 
     def check_installed(self) -> None:
         """Look for onnx and onnxscript."""
@@ -457,7 +406,7 @@ class Onnx(Format):
         return [torch.from_numpy(each) for each in outputs]
 
 
-FORMATS: dict[str, Format] = {each.suffix: each for each in (Onnx(), Pt2())}
+FORMATS: dict[str, Onnx | Pt2] = {each.suffix: each for each in (Onnx(), Pt2())}
 
 
 def batch_shapes(arguments: Arguments) -> Any:

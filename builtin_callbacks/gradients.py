@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -51,10 +51,11 @@ class GradientNorm(Plugin):
         if count % self.every or not run.tracks:
             return
         held = [each for group in run.optimizer.param_groups for each in group["params"]]
+        known = set(map(id, held))
         self.latest_norm = run.engine.clip_gradients(held, None, self.norm_type)
         run.track(run.label("gradient_norm"), self.latest_norm)
         for name, module in run.modules.items() if self.per_module else ():
-            ours = _among(module.parameters(), held)
+            ours = [each for each in module.parameters() if id(each) in known]
             if any(each.grad is not None for each in ours):
                 run.track(run.label(f"gradient_norm/{name}"), run.engine.clip_gradients(ours, None, self.norm_type))
 
@@ -65,11 +66,6 @@ class GradientNorm(Plugin):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue counting."""
         self._counts = dict(state)
-
-
-def _among(parameters: Iterable[Tensor], held: Iterable[Tensor]) -> list[Tensor]:
-    known = {id(each) for each in held}
-    return [each for each in parameters if id(each) in known]
 
 
 class GradientClipping(Plugin):
