@@ -1,20 +1,13 @@
 """Heliograph: an event-bus callback framework for PyTorch training."""
 
-import os as _os
 import sys as _sys
 from importlib import import_module as _import_module
-from pathlib import Path as _Path
 from typing import Any as _Any
 
 if __name__ != "heliograph":
     raise ImportError(
         f"The package was imported as {__name__!r}: its classes would exist twice. Import it as 'heliograph'."
     )
-
-if [_os.path.realpath(_Path(__file__).parents[1])] == [_os.path.realpath(each) for each in _sys.path[:1]]:
-    from .core.system.extras import warn_if_shadowing as _warn_if_shadowing
-
-    _warn_if_shadowing()
 
 from .spi import lazy_names as _lazy_names  # after the check of the name
 

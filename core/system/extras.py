@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import sys
 import tomllib
-import warnings
 from functools import cache
-from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
+
+from ...events.checks import printable
 
 ROOT = Path(__file__).parents[2]
 NAME = "heliograph"
@@ -52,40 +50,8 @@ def version() -> str:
         return "unknown"  # a copy of the folder
 
 
-def warn_if_shadowing() -> None:
-    """Warn where this package was imported only because Python was started in its parent folder.
-
-    Another copy is installed then, and is not used. A folder that PYTHONPATH names was chosen on purpose.
-    """
-    folder, named = str(ROOT.parent), os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    other = _other_copy()
-    if other is None or os.path.realpath(folder) in [os.path.realpath(each) for each in named if each]:
-        return
-    warnings.warn(
-        f"`import {NAME}` takes the folder {ROOT}, because Python looks first in {folder}, the folder of the script or "
-        f"the current one. The installed copy in {other} is not used. Work in another folder, give this one another "
-        f"name, or install it with `pip install -e {ROOT}`.",
-        RuntimeWarning,
-        stacklevel=3,
-    )
-
-
-def _other_copy() -> Path | None:
-    """Return the folder of the package that would be imported if the first place of `sys.path` were not searched."""
-    for finder in sys.meta_path:
-        find: Any = getattr(finder, "find_spec", None)
-        spec: ModuleSpec | None = find(NAME, sys.path[1:] if finder is PathFinder else None) if find else None
-        if spec is not None and spec.origin is not None:
-            folder = Path(os.path.realpath(spec.origin)).parent
-            if folder != Path(os.path.realpath(ROOT)):
-                return folder
-    return None
-
-
 def printable_lines(text: str) -> str:
     """Return a text of several lines, with control characters escaped."""
-    from ...events.checks import printable  # needs blinker: a checkout announces itself without libraries
-
     return "\n".join(map(printable, text.split("\n")))
 
 
