@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sized
 from itertools import chain, islice
 from math import isqrt
-from operator import index
 from typing import Any, Final, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+from ....events.checks import check_whole_number, is_whole_number
 from ....events.signatures import show_attributes
 from ..draws.generators import digest
 
@@ -134,7 +134,7 @@ class RandomSampler(_Seekable):
 
     def __init__(self, data_or_size: Sized | int, *, seed: int | None = None) -> None:
         self.size = _size_of(data_or_size)
-        self.seed = None if seed is None else _integer(seed, "seed")
+        self.seed = None if seed is None else check_whole_number("seed", seed)
         self.algorithm = algorithm(self.size)
 
     def __len__(self) -> int:
@@ -171,7 +171,7 @@ class DistributedSampler(_Seekable):
                 f"{type(sampler).__name__}. Give heliograph.RandomSampler(dataset), say."
             )
         self.sampler = sampler
-        self.rank, self.world_size = _integer(rank, "rank"), _integer(world_size, "world_size")
+        self.rank, self.world_size = check_whole_number("rank", rank), check_whole_number("world_size", world_size)
         self.drop_last = drop_last
         self.algorithm = algorithm_of(sampler)
         if not 0 <= self.rank < self.world_size:
@@ -204,24 +204,15 @@ class DistributedSampler(_Seekable):
 
 
 def _size_of(data_or_size: Any) -> int:
-    if hasattr(data_or_size, "__len__"):
-        size = len(data_or_size)
-    elif hasattr(data_or_size, "__index__") and not isinstance(data_or_size, bool):
-        size = index(data_or_size)
-    else:
+    size = len(data_or_size) if hasattr(data_or_size, "__len__") else data_or_size
+    if not is_whole_number(size):
         raise TypeError(
             f"A sampler needs a dataset with a length or the number of samples (an integer), got "
             f"{data_or_size!r}. An iterable dataset has an order of its own: give it without a sampler."
         )
     if size < 1:
         raise ValueError(f"A sampler needs at least 1 sample, got {size}. Is the dataset empty?")
-    return size
-
-
-def _integer(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {value!r}.")
-    return index(value)
+    return int(size)
 
 
 def _check_start(start: int, sampler: Sized) -> int:

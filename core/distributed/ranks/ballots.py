@@ -132,15 +132,6 @@ def _optimizers(settings: Any) -> Iterator[str]:
         yield f"the {which} {type(optimizer).__name__} with {several}, {by}"
         for number, group in enumerate(groups):
             for key, value in group.items():
-                if (compared := _numbers(value)) is not None:
-                    yield f"{key}={compared} in parameter group {number} of the {which}"
-
-
-def _numbers(value: object) -> object:
-    """Return the number, or the tuple of numbers, that an entry of a parameter group is; None where it is neither."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    if isinstance(value, tuple):
-        numbers = tuple(map(_numbers, value))
-        return None if None in numbers else numbers
-    return value if isinstance(value, int | float) else None
+                plain = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+                if isinstance(plain, int | float | tuple):
+                    yield f"{key}={plain} in parameter group {number} of the {which}"

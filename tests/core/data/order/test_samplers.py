@@ -177,7 +177,7 @@ def test_no_samples(kind: Any, size: Any) -> None:
 
 @pytest.mark.parametrize("seed", [True, 1.0, "1"])
 def test_no_seed(seed: Any) -> None:
-    with pytest.raises(TypeError, match="seed must be an integer, got"):
+    with pytest.raises(ValueError, match="seed must be a whole number; got"):
         RandomSampler(5, seed=seed)
 
 
@@ -189,7 +189,7 @@ def test_ranks_out_of_range(rank: int, world_size: int) -> None:
 
 @pytest.mark.parametrize(("rank", "world_size", "name"), [(False, 2, "rank"), (0, 2.0, "world_size"), ("0", 1, "rank")])
 def test_ranks_of_another_type(rank: Any, world_size: Any, name: str) -> None:
-    with pytest.raises(TypeError, match=f"{name} must be an integer"):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
         DistributedSampler(SequentialSampler(5), rank, world_size)
 
 
