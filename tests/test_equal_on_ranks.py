@@ -68,6 +68,7 @@ def exchanged(window: int, several: bool, **options: Any) -> tuple[int, Counter[
     return result.progress.steps, Counter(size for size in sizes if size > 25)  # votes are of a few numbers
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("window", "steps"), [(1, 6), (3, 2), (4, 2)])
 def test_gradients_are_exchanged_once_for_each_window_and_bucket(ranks: Pool, window: int, steps: int) -> None:
     """Not for the micro-batches in between."""

@@ -64,6 +64,7 @@ def test_the_same_script_trains_alike_on_one_process_and_on_two(tmp_path: Path) 
     assert first[2] == pytest.approx(alone[2], rel=1e-5)
 
 
+@pytest.mark.whole
 def test_what_one_process_asks_all_do_and_the_result_says_which_it_was(tmp_path: Path) -> None:
     first, second = h.launch(train, tmp_path, Watchful(1, 5, fails=False), nprocs=2)
     assert first[:4] == second[:4]

@@ -260,6 +260,7 @@ def resume_with(tmp_path: Path, batches: Make, loss_fn: Any, epochs: int, *plugi
     return kit.fit(*plugins, task=Supervised(made().model, loss_fn), train=batches(3), epochs=epochs)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("options", [{}, {"fallback": False}, {"scope": "step"}, None])
 def test_a_resume_with_a_compiled_loss_is_exact(

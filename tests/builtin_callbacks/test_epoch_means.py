@@ -70,6 +70,7 @@ def test_early_stopping_may_watch_it() -> None:
     assert (result.status, result.progress.epoch) == ("stopped", 2)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("cut", range(1, 10))
 def test_a_resumed_run_logs_the_same_means(tmp_path: Path, cut: int) -> None:
     def train(stop: int | None, folder: Path) -> Batches:

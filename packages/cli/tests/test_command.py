@@ -53,6 +53,7 @@ def test_a_file_gives_all_that_fit_takes(fit: Command, fitted: list[dict[str, An
     assert type(call["scheduler"](made, 10)).__name__ == "WarmupCosine"
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("given", [["lesson.yaml"], ["--config=lesson.yaml"], ["--config", "lesson.yaml"]])
 @pytest.mark.parametrize(
     ("mode", "words"), [(0o644, ""), (0o600, ""), (0o664, "its group"), (0o646, "everybody"), (0o666, "its group and")]

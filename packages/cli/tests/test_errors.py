@@ -65,6 +65,7 @@ def test_a_mistake_is_one_sentence(
     assert "jsonargparse" not in said
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -230,6 +231,7 @@ def test_a_file_that_is_not_a_mapping(
     assert capsys.readouterr().err == f"heliograph fit: other.yaml {expected}\n"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [

@@ -128,6 +128,7 @@ ENDS: dict[str, tuple[dict[str, Any], Any, tuple[Plugin, ...]]] = {
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("asks", [False, True])
@@ -210,6 +211,7 @@ def train(folder: Path, steps: int, resume: str | None = None) -> tuple[RunResul
     return result, {"progress": progress, **plugin_states, **{part: state[part] for part in parts}}, trace
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("steps", [2, 4, 5, 7, 8, 11, 13])
 def test_a_run_that_ended_and_is_made_longer_equals_one_of_that_length(steps: int, tmp_path: Path) -> None:
     """The checkpoint has the metrics of the end's validation, but who counts validations has not counted it there."""

@@ -177,6 +177,7 @@ def test_what_chooses_in_a_folder_is_refused_for_a_file(saved: Make, tmp_path: P
         load_weights(supervised(), tmp_path / "gone.pth")
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", ["x.pth", "x.ckpt", "x.pt"])
 @pytest.mark.parametrize("wrapper", ["model", "state_dict", "model_state_dict", "net"])
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "model.", "_orig_mod.module."])

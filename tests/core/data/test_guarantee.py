@@ -32,6 +32,7 @@ def test_the_levels_in_their_order() -> None:
     assert weaker("exact", "exact") == "exact"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("step", [1, 5, 6, 7, 11])
 @pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 1)])
 def test_a_map_style_loader_is_exact(
@@ -148,6 +149,7 @@ SAMPLERS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("options", SAMPLERS)
 @pytest.mark.parametrize(
     ("size", "sizes"),

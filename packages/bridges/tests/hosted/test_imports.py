@@ -13,6 +13,7 @@ FRAMEWORKS = ("transformers", "trl", "lightning", "ignite", "accelerate")
 def test_no_framework_is_imported_with_the_package() -> None:
     code = (
         "import sys, heliograph; heliograph.Trainer; import heliograph_bridges.hosted.training; "
+        "import heliograph_bridges.huggingface, heliograph_bridges.ignite, heliograph_bridges.lightning; "
         f"print([name for name in {FRAMEWORKS} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

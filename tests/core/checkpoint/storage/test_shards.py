@@ -80,6 +80,7 @@ def test_a_save_that_fails_at_any_operation_changes_nothing(
     assert check_whole(folder) == 2
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["b.pth", "a.pth"], ids=["a new name", "replacing"])
 @pytest.mark.parametrize(("former", "later"), BOTH, ids=IDS)
 @pytest.mark.parametrize("error", [Death(), FULL])

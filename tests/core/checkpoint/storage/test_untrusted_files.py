@@ -212,6 +212,7 @@ def test_what_torch_saves_is_accepted(tmp_path: Path) -> None:
     check_content(torch.load(tmp_path / "a.pth", weights_only=True), tmp_path / "a.pth")
 
 
+@pytest.mark.whole
 def test_a_bomb_does_not_fill_the_memory(tmp_path: Path, state: Make) -> None:
     content = state(modules={"m": {"w": Rebuilt(250_000_000, (250_000_000,), (1,))}})
     path = with_manifest(write(tmp_path / "a.pth", content, bytes(10**9), zipfile.ZIP_DEFLATED))

@@ -269,6 +269,7 @@ def resumed(make: Callable[[], Any], fit: Make, **how: Any) -> tuple[bool, Resum
     return tail.is_tail_of(whole), whole.result.resume, tail.result.resume
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", KEYED)
 def test_what_can_be_keyed_is_keyed(kind: str, fit: Make) -> None:
     make, draw = KEYED[kind]
@@ -288,6 +289,7 @@ def test_workers_draw_what_this_process_draws(kind: str, fit: Make) -> None:
         assert there.result.resume == ResumeReport("exact")
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_what_cannot_is_not_called_exact(kind: str, fit: Make) -> None:
     make, draw = HIDDEN[kind]

@@ -37,6 +37,7 @@ def test_epochs_seeds_samples_and_collate_functions_draw_apart(drawing: Make, co
         assert len({row[place] for row in rows}) == len(rows) == 2 * 2 * (22 + 6)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("how", WORKERS, ids=lambda how: "-".join(f"{name}={value}" for name, value in how.items()))
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_draws_depend_on_no_worker(drawing: Make, collate: Any, read: Read, how: dict[str, Any], shuffle: bool) -> None:

@@ -89,6 +89,7 @@ def found(data: Any, **how: Any) -> list[str]:
     return list(probed.guarantee()[1])
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", HIDING)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_hidden_state_is_found(kind: str, workers: int) -> None:

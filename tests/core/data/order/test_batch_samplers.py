@@ -108,6 +108,7 @@ LOADERS: dict[str, Callable[..., DataLoader[Any]]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_every_kind_is_the_same_with_workers_and_from_any_position(kind: str, drawing: Make, read: Read) -> None:
     make = LOADERS[kind]

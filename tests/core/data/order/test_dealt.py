@@ -86,6 +86,7 @@ def everything(kind: str, size: int, batch_size: int, *, drop_last: bool = False
 # One order for any number of ranks.
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", SAMPLERS)
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)

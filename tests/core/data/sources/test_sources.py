@@ -34,6 +34,7 @@ def rows(batches: list[Any]) -> list[Any]:
 # Iterable datasets.
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", HOW)
 def test_an_iterable_dataset_draws_by_its_position(how: str, flowing: Make, collate: Any, read: Read) -> None:
     def made() -> DataLoader[Any]:
@@ -203,6 +204,7 @@ class Sized(Drawing):
         return 5
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", [Drawing, Sized])
 @pytest.mark.parametrize("step", [1, 4, 5, 8])
 def test_an_iterable_that_draws_repeats_itself(kind: Any, step: int, fit: Make) -> None:

@@ -149,6 +149,7 @@ def nodes(sampler: Any = None) -> Any:
     return Loader(Mapper(SamplerWrapper(sampler(rows)), rows.__getitem__))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("sampler", [None, SequentialSampler, partial(DistributedSampler, num_replicas=1, rank=0)])
 @pytest.mark.parametrize("cuts", [(5, 8), (3, 4), (5, 7, 9)])
 def test_nodes_continue_in_every_resume(sampler: Any, cuts: tuple[int, ...], fit: Make) -> None:
@@ -249,6 +250,7 @@ def stateful(data: Any, **how: Any) -> Any:
     return StatefulDataLoader(data, batch_size=4, **how)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("place", [(0, 2), (0, 6), (1, 0), (1, 2)])
 @pytest.mark.parametrize("given", [True, False])
