@@ -16,23 +16,8 @@ from ...core.engines.sharded.states import ShardingEngine
 from ...core.host import ended_for_good, is_preempted
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import NotRecorded, add_run_note
-from ...events import (
-    BatchEnd,
-    CheckpointLoaded,
-    CheckpointPruned,
-    CheckpointSaved,
-    EpochEnd,
-    Lane,
-    LastBoundary,
-    Log,
-    Run,
-    RunClosed,
-    RunFailed,
-    SavePoint,
-    TrainEnd,
-    TrainStart,
-    ValidationEnd,
-)
+from ...events import Lane, Run
+from ...events import catalogue as ev
 from ...events.checks import check_flag, check_path, check_whole_number
 from ...plugins import Plugin, on
 from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
@@ -86,8 +71,8 @@ class Saver(Plugin):
         self.monitor = None if monitor is None else Monitor(monitor, mode)
         self.every = deepcopy(every)
         self._recurrence = None if self.every is None else Recurrence(self.every)
-        ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
-        self.ignores = ignores + (() if self.every is not None else (BatchEnd, EpochEnd))
+        ignores = (ev.Log, ev.ValidationEnd) if self.monitor is None else self.monitor.ignores
+        self.ignores = ignores + (() if self.every is not None else (ev.BatchEnd, ev.EpochEnd))
         self.asks = ("save",) * (self.every is not None)
         self.needs = ("save",) * (self.every is None)
         self.exclusive = (f"the checkpoints in {self.folder.absolute()}",)
@@ -132,8 +117,8 @@ class Saver(Plugin):
 
     # The start of a run, and the state that it continues from.
 
-    @on(TrainStart, lane=Lane.PERSIST)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart, lane=Lane.PERSIST)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Forget the previous run, take the folder, and find what to resume."""
         if run.is_replay:
             raise NotRecorded("the state of the run, such as its weights")
@@ -163,8 +148,8 @@ class Saver(Plugin):
     def _on_existing(self) -> OnExisting:
         return "new_name"
 
-    @on(CheckpointLoaded, lane=Lane.PERSIST)
-    def find_own(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded, lane=Lane.PERSIST)
+    def find_own(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Find what of this training is on disk, and note it."""
         if self._recurrence is not None:
             self._recurrence.resume(run, moment)
@@ -190,8 +175,8 @@ class Saver(Plugin):
 
     # Requests.
 
-    @on(BatchEnd, EpochEnd, idle_until="next_due")
-    def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
+    @on(ev.BatchEnd, ev.EpochEnd, idle_until="next_due")
+    def ask_when_due(self, run: Run, event: ev.BatchEnd | ev.EpochEnd) -> None:
         """Ask for a save, with `every`."""
         if self.every is not None and self.every(run):
             run.control.request_save(str(self.every))
@@ -201,8 +186,8 @@ class Saver(Plugin):
         idle_until = None if self.every is None else self.every.idle_until
         return None if idle_until is None else idle_until(run)
 
-    @on(LastBoundary)
-    def ask_at_end(self, run: Run, event: LastBoundary) -> None:
+    @on(ev.LastBoundary)
+    def ask_at_end(self, run: Run, event: ev.LastBoundary) -> None:
         """Ask for the last one, with `every`, unless it is saved anyway or nothing was trained."""
         if self._recurrence is not None and run.progress.batches and is_unsaved(run, self._recurrence):
             run.control.request_save("at the end")
@@ -210,8 +195,8 @@ class Saver(Plugin):
 
     # Saves.
 
-    @on(ValidationEnd, Log, optional=True)
-    def read(self, run: Run, event: ValidationEnd | Log) -> None:
+    @on(ev.ValidationEnd, ev.Log, optional=True)
+    def read(self, run: Run, event: ev.ValidationEnd | ev.Log) -> None:
         """Read the metric that ranks the checkpoints; it is valid for the weights of this step only.
 
         The newest checkpoint is judged by it, too, if it was saved before at the same step.
@@ -225,8 +210,8 @@ class Saver(Plugin):
         if saved.is_own and saved.steps == step and self._last is not None:
             self._tidy(run, self._judge(), is_new=False)
 
-    @on(SavePoint, lane=Lane.PERSIST, optional=True)
-    def save(self, run: Run, event: SavePoint) -> None:
+    @on(ev.SavePoint, lane=Lane.PERSIST, optional=True)
+    def save(self, run: Run, event: ev.SavePoint) -> None:
         """Write; then, or when it is written, emit that and remove what is no longer kept."""
         if self._recurrence is not None:
             self._recurrence.last = moment(run.progress)
@@ -268,7 +253,7 @@ class Saver(Plugin):
         self._last = path
         self._announce_best(run, best)
         self._saved.hold(step)
-        run.emit(CheckpointSaved(path, is_best=best == path))
+        run.emit(ev.CheckpointSaved(path, is_best=best == path))
         measured = self._judge() if self._value_at == step else None  # while it was written, too
         self._tidy(run, None if measured == judged_by else measured, is_new=True)
 
@@ -281,7 +266,7 @@ class Saver(Plugin):
         best, removed = done
         self._announce_best(run, best)
         for path, reason in removed:
-            run.emit(CheckpointPruned(path, reason))
+            run.emit(ev.CheckpointPruned(path, reason))
 
     def _judge(self) -> JudgedBy | None:
         """Return the newest measurement, by which a checkpoint of the same weights is judged."""
@@ -293,18 +278,18 @@ class Saver(Plugin):
 
     # The end of a run.
 
-    @on(LastBoundary, TrainEnd, lane=Lane.PERSIST)
-    def finish_writing(self, run: Run, event: LastBoundary | TrainEnd) -> None:
+    @on(ev.LastBoundary, ev.TrainEnd, lane=Lane.PERSIST)
+    def finish_writing(self, run: Run, event: ev.LastBoundary | ev.TrainEnd) -> None:
         """Let an error of the writing fail the run, and report what is written."""
         self.drain()
 
-    @on(RunFailed, lane=Lane.PERSIST)
-    def keep_error(self, run: Run, event: RunFailed) -> None:
+    @on(ev.RunFailed, lane=Lane.PERSIST)
+    def keep_error(self, run: Run, event: ev.RunFailed) -> None:
         """Keep the error, to add to it what is lost."""
         self._saved.error = event.error
 
-    @on(RunClosed, lane=Lane.PERSIST)
-    def end(self, run: Run, event: RunClosed) -> None:
+    @on(ev.RunClosed, lane=Lane.PERSIST)
+    def end(self, run: Run, event: ev.RunClosed) -> None:
         """Finish the writing however the run ended; say what is not saved, and how to resume what is."""
         if not self._is_open:
             return

@@ -11,18 +11,8 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from ...core.checkpoint.storage.manifest import run_part
 from ...core.system.errors import ResumeDiffers
-from ...events import (
-    BatchEnd,
-    CheckpointLoaded,
-    Handle,
-    Lane,
-    ResumeVerified,
-    Run,
-    RunClosed,
-    SavePoint,
-    TrainEnd,
-    TrainStart,
-)
+from ...events import Handle, Lane, Run
+from ...events import catalogue as ev
 from ...plugins import Plugin, on
 from .differences import difference, likely_causes
 from .ring_buffer import Owner, Ring, Row, Rows, is_plain, quick_writer
@@ -104,16 +94,16 @@ class VerifyResume(Plugin):
         acts = {"stop": "stops the run", "raise": "raises an error"}.get(self.on_difference)
         return f"{acts} if a repeated step differs" if acts else ""
 
-    @on(TrainStart, lane=Lane.PERSIST)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    @on(ev.TrainStart, lane=Lane.PERSIST)
+    def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Forget the previous run, and wait for the first batch or for the state to continue from."""
         self.close()
         self._forget()
         self._returns = 0
         self._find_saver(run)
 
-    @on(CheckpointLoaded, lane=Lane.REPORT)
-    def continue_from(self, run: Run, event: CheckpointLoaded) -> None:
+    @on(ev.CheckpointLoaded, lane=Lane.REPORT)
+    def continue_from(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Look for what was done after the state, or drop it if the run went back."""
         if self._saver is None:
             return
@@ -132,8 +122,8 @@ class VerifyResume(Plugin):
                 self._expect(run, self._other_path[1])
             self._listen(run, self._compare_batch)
 
-    @on(SavePoint, lane=Lane.REPORT, optional=True)
-    def exchange(self, run: Run, event: SavePoint) -> None:
+    @on(ev.SavePoint, lane=Lane.REPORT, optional=True)
+    def exchange(self, run: Run, event: ev.SavePoint) -> None:
         """Take in what a device has by now, and exchange with the other ranks."""
         if self._handle is None and self._obstacle is None:  # this or the saver was off for a while
             self._find_saver(run)
@@ -144,16 +134,16 @@ class VerifyResume(Plugin):
             self._keeps_former = False
             self._ring.drop(run.progress.batches)
 
-    @on(TrainEnd, lane=Lane.PERSIST)
-    def finish(self, run: Run, event: TrainEnd) -> None:
+    @on(ev.TrainEnd, lane=Lane.PERSIST)
+    def finish(self, run: Run, event: ev.TrainEnd) -> None:
         """Read the rest, and report what was found."""
         self._take(run, self._rows.late(wait=True))
         self._exchange(run, is_end=True)
         if run.engine.world_size == 1 and self._batches:
             self._emit_verified(run)
 
-    @on(RunClosed, lane=Lane.REPORT)
-    def end(self, run: Run, event: RunClosed) -> None:
+    @on(ev.RunClosed, lane=Lane.REPORT)
+    def end(self, run: Run, event: ev.RunClosed) -> None:
         """Remove the file after a run that ended well, if nothing was done after the last save."""
         is_over = event.status in ("completed", "stopped") and self._saved_at == run.progress.batches
         if is_over and self._ring is not None:
@@ -200,11 +190,11 @@ class VerifyResume(Plugin):
     def _listen(self, run: Run, handler: Callable[..., None]) -> None:
         if self._handle is not None:
             self._handle.remove()
-        self._handle = run.bus.on(BatchEnd, handler, lane=Lane.PERSIST)
+        self._handle = run.bus.on(ev.BatchEnd, handler, lane=Lane.PERSIST)
 
     # The file.
 
-    def _open_afresh(self, run: Run, event: BatchEnd) -> None:
+    def _open_afresh(self, run: Run, event: ev.BatchEnd) -> None:
         """At the first batch of a run that starts fresh: begin an empty file."""
         self._guarded(run, lambda: self._begin_file(run))
         if self._ring is not None:
@@ -238,7 +228,7 @@ class VerifyResume(Plugin):
         """Compare what is done from here on with rows of the killed run."""
         self._expected = {row.number: row for row in rows if row.number > run.progress.batches}
         if self._expected and run.engine.world_size == 1 and self._last_handle is None:
-            self._last_handle = run.bus.on(BatchEnd, self._emit_when_done, lane=Lane.REPORT)
+            self._last_handle = run.bus.on(ev.BatchEnd, self._emit_when_done, lane=Lane.REPORT)
 
     def _owner(self, run: Run) -> Owner:
         layout = blake2b(repr(run.data.layouts).encode(), digest_size=16).digest()
@@ -262,7 +252,7 @@ class VerifyResume(Plugin):
 
     # The comparison.
 
-    def _compare_batch(self, run: Run, event: BatchEnd) -> None:
+    def _compare_batch(self, run: Run, event: ev.BatchEnd) -> None:
         self._take(run, self._rows.of(run))
         if self._ring is not None and not (self._expected or self._keeps_former) and is_plain(run):
             self._listen(run, quick_writer(run, self._ring))
@@ -309,7 +299,7 @@ class VerifyResume(Plugin):
         if self.on_difference == "stop":
             run.control.stop(f"what is done again {text}")
 
-    def _emit_when_done(self, run: Run, event: BatchEnd) -> None:
+    def _emit_when_done(self, run: Run, event: ev.BatchEnd) -> None:
         """Emit at the batch's end, after all handlers of the batch itself."""
         if not self._expected:
             if self._batches:
@@ -324,7 +314,7 @@ class VerifyResume(Plugin):
     def _emit_verified(self, run: Run) -> None:
         if not self._is_emitted:
             self._is_emitted = True
-            run.emit(ResumeVerified(run.verified_steps, run.difference))
+            run.emit(ev.ResumeVerified(run.verified_steps, run.difference))
 
     def _exchange(self, run: Run, *, is_end: bool) -> None:
         """Let all ranks know what each found, as soon as nothing is left to compare. A collective."""
