@@ -238,7 +238,8 @@ def test_built_in_plugins_change_nothing_outside_the_replay(recording: Recording
     state = torch.get_rng_state()
     plugins = [h.RNGCapture(), h.Checkpoint(tmp_path / "checkpoints"), h.Preemption(), h.EMA(), h.LearningRate("step")]
     replayed = replay(recording, [*plugins, Recorder(tmp_path / "again")])
-    assert set(replayed.unheld) == {"preemption", "rng_capture", "ema", "learning_rate", "checkpoint", "recorder"}
+    names = {"preemption", "rng_capture", "ema", "learning_rate", "checkpoint", "verify_resume", "recorder"}
+    assert set(replayed.unheld) == names
     assert "the signals that the process got" in replayed.unheld["preemption"][0]
     assert {number: signal.getsignal(number) for number in before} == before
     assert list(tmp_path.iterdir()) == []
