@@ -9,7 +9,7 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heliograph import Plugin
+from heliograph import Plugin, Resume
 from heliograph.core.rehearsal.rehearsal import cannot_be_redirected
 from heliograph.plugins.first_party import is_first_party
 from heliograph.spi import UsageError
@@ -98,6 +98,7 @@ def _written(plugin: Plugin, folder: Path) -> Iterator[Path]:
 
 def _paths(plugin: Any, attributes: tuple[str, ...]) -> Iterator[Path]:
     for value in (getattr(plugin, attribute, None) for attribute in attributes):
+        value = value.path if isinstance(value, Resume) else value
         if isinstance(value, str | Path) and value != "auto":
             yield Path(value)
 
