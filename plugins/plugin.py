@@ -45,7 +45,7 @@ class Plugin:
             where it uses them, so that a loop that cannot serve them, such as another framework's, refuses it at once.
         needs: what some plugin must request, or this one would never act.
         brings: classes of plugins that are registered with this one, made without arguments, unless one of the class is
-            registered. If you register one later, it replaces the brought one, which also goes with its bringer.
+            registered. One that you register later takes its place; it is unregistered with the plugin that brought it.
         state_version: of the form of its state; raise it when that changes, and write `migrate_state`.
         condition: what `when` was given; None where its handlers are always called.
         rehearses: False for one that is left out of `trainer.rehearse`, since what it does cannot be taken back, such

@@ -94,7 +94,7 @@ class CheckpointFolder:
         return checkpoint_name(self.name, run.progress.epoch, run.progress.steps, text)
 
     def write(
-        self, name: str, state: State, judged_by: JudgedBy | None, shards: Shards | None, *, read_back: bool
+        self, name: str, judged_by: JudgedBy | None, state: State, shards: Shards | None, *, read_back: bool
     ) -> tuple[Path, Path | None]:
         """Make a checkpoint durable; return its path, and that of the best.
 

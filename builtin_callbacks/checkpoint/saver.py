@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...core.checkpoint import storage
-from ...core.checkpoint.storage import Entry, JudgedBy, State
+from ...core.checkpoint.storage import Entry, JudgedBy
 from ...core.checkpoint.unseen.program import doubt_late_listeners
 from ...core.distributed.ranks.failure import on_main
 from ...core.engines.sharded.states import ShardingEngine
@@ -25,7 +25,7 @@ from .folder import CheckpointFolder
 from .names import OnExisting
 from .retention import Retention
 from .saves import Saved
-from .writers import BackgroundWriter, Capture, Shards, Writer, save_shards
+from .writers import BackgroundWriter, Capture, Writer, save_shards
 
 if TYPE_CHECKING:
     from ...events.alarms import Alarm
@@ -222,10 +222,10 @@ class Saver(Plugin):
             doubt_late_listeners(run, self.name)
         name = on_main(run.engine, partial(self._next_name, run))
         judged_by = self._judge() if self._value_at == run.progress.steps else None
-        write = partial(self._write, name, judged_by)
+        write = partial(self._files.write, name, judged_by, read_back=self.background)
         report = partial(self._report_save, run, run.progress.steps, judged_by)
         if not self.weights_only and isinstance(run.engine, ShardingEngine) and run.engine.state == "sharded":
-            begin = partial(self._begin_shards, run)
+            begin = self._files.begin_shards
             save_shards(run, run.engine, self._writer, begin, write, report, in_background=self.background)
         else:
             self._writer.do(run, partial(write, self._writer.hold(run), None), report)
@@ -236,14 +236,6 @@ class Saver(Plugin):
             for note in self._claim(run, run.name, run.training_id):
                 run.note(note)
         return self._files.next_name(run)
-
-    def _begin_shards(self, run: Run, needed: int) -> Path:
-        return self._files.open(run, self.folder).begin_shards(needed)
-
-    def _write(
-        self, name: str, judged_by: JudgedBy | None, state: State, shards: Shards | None
-    ) -> tuple[Path, Path | None]:
-        return self._files.write(name, state, judged_by, shards, read_back=self.background)
 
     def _report_save(self, run: Run, step: int, judged_by: JudgedBy | None, paths: tuple[Path, Path | None]) -> None:
         """Announce a durable checkpoint, then remove what is no longer kept."""
