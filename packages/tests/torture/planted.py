@@ -53,8 +53,8 @@ DEFECTS = (
     ),
     defect(
         "one: what was there is not counted after a resume",
-        "self._kept.begin(own, self._found.damaged)",
-        "self._kept.begin(())",
+        "self.kept.begin(own, self.damaged)",
+        "self.kept.begin(())",
     ),
     defect(
         "one: by what a checkpoint was judged is not kept",
@@ -236,8 +236,8 @@ DEFECTS = (
     ),
     defect(
         "ranks: the state is read by the main rank only",
-        "            state = share_state(run.engine, path, self._found.state)\n",
-        "            state = self._found.state or run.state_dict()\n",
+        "            state = share_state(run.engine, path, point.state)\n",
+        "            state = point.state or run.state_dict()\n",
     ),
 )
 
