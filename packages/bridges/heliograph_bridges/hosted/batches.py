@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from heliograph.core.loop import BACKWARD_END, BATCH_END, BATCH_START, FORWARD_END, GRADIENTS_READY, STEP_END
+from heliograph import BackwardEnd, BatchEnd, BatchStart, ForwardEnd, GradientsReady, StepEnd
 from torch import Tensor
 
 from .run import HostedRun
@@ -65,7 +65,7 @@ class BatchMoments(ABC):
         run.work.batch, run.work.in_hand = batch, True
         self._is_counted = False
         if run.hot.batch_start.chain:
-            run.hot.batch_start.emit(run, BATCH_START)
+            run.hot.batch_start.emit(run, BatchStart())
             if run.work.batch is not batch:
                 raise RuntimeError(
                     f"A plugin replaced run.batch, and {run.host.name} trains on its own. Instead, "
@@ -78,7 +78,7 @@ class BatchMoments(ABC):
         run = self.active
         self._take(run, loss)
         if run.hot.forward_end.chain:
-            run.hot.forward_end.emit(run, FORWARD_END)
+            run.hot.forward_end.emit(run, ForwardEnd())
 
     @closes_on_error
     def end_backward(self, loss: Tensor | None) -> None:
@@ -91,7 +91,7 @@ class BatchMoments(ABC):
         self._take(run, loss)
         run.stepping.first.size += 1
         if run.hot.backward_end.chain:
-            run.hot.backward_end.emit(run, BACKWARD_END)
+            run.hot.backward_end.emit(run, BackwardEnd())
 
     def track_loss(self, loss: Tensor) -> None:
         """Add the loss of the micro-batch to `train/loss` of the next log, where the host logs none of its own.
@@ -107,7 +107,7 @@ class BatchMoments(ABC):
         """Show the gradients of a window; return whether they are to be dropped, on all ranks alike."""
         run = self.active
         if run.hot.gradients_ready.chain:
-            run.hot.gradients_ready.emit(run, GRADIENTS_READY)
+            run.hot.gradients_ready.emit(run, GradientsReady())
         run.control.agree_on_step()
         return run.control.drops_step
 
@@ -126,7 +126,7 @@ class BatchMoments(ABC):
             return
         run.progress.steps += 1
         if run.hot.step_end.chain:
-            run.hot.step_end.emit(run, STEP_END)
+            run.hot.step_end.emit(run, StepEnd())
 
     @closes_on_error
     def end_batch(self, loss: Tensor | None = None) -> None:
@@ -145,7 +145,7 @@ class BatchMoments(ABC):
         run.progress.batch += 1
         run.work.in_hand = False
         if run.hot.batch_end.chain:
-            run.hot.batch_end.emit(run, BATCH_END)
+            run.hot.batch_end.emit(run, BatchEnd())
         run.outputs = run.work.batch = None
         if run.control.touched:
             run.control.close_batch()

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from heliograph import Bus, CheckpointSaved, Lane, Run, SavePoint
+from heliograph import Bus, CheckpointSaved, Lane, Run, SavePoint, ShouldStop
 from heliograph import events as ev
-from heliograph.core.loop import SHOULD_STOP, publish
+from heliograph.core.loop import publish
 from heliograph.core.metrics.means import Means, added
 from heliograph.core.metrics.values import Metrics
 
@@ -81,7 +81,7 @@ class BoundaryMoments(BatchMoments):
             run.in_boundary = False
             control.release()
         if should_stop.chain:
-            should_stop.emit(run, SHOULD_STOP)
+            should_stop.emit(run, ShouldStop())
         control.decide(served=self._is_served, in_epoch=run.work.has_begun)
         self._is_served = run.boundary_is_open = False
         return Leave(control.stopped, control.should_end_epoch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from heliograph import BackwardEnd, BatchEnd, BatchStart, ForwardEnd, GradientsReady, ShouldStop, StepEnd
-from heliograph.core.loop import BACKWARD_END, BATCH_END, BATCH_START, FORWARD_END, GRADIENTS_READY, STEP_END
 from heliograph.events import Event
 
 from ..format.records import Batches
@@ -104,7 +103,7 @@ class BatchReplay:
         if self._requests.waiting:
             self._add_requests(BatchStart, progress.batch + 1)
         if self._batch_start.chain:
-            self._batch_start.emit(run, BATCH_START)
+            self._batch_start.emit(run, BatchStart())
         if skipped_batches > progress.skipped_batches:
             progress.skipped_batches = skipped_batches
             self._findings.decide("skip_batch", did=True)
@@ -121,7 +120,7 @@ class BatchReplay:
         if self._requests.waiting:
             self._add_requests(BatchEnd, progress.batch)
         if self._batch_end.chain:
-            self._batch_end.emit(run, BATCH_END)
+            self._batch_end.emit(run, BatchEnd())
         if self._requests.waiting:
             self._requests.add_of_finished_batches()
         if control.touched:
@@ -133,12 +132,12 @@ class BatchReplay:
         if self._requests.waiting:
             self._add_requests(ForwardEnd, run.progress.batch + 1)
         if self._forward_end.chain:
-            self._forward_end.emit(run, FORWARD_END)
+            self._forward_end.emit(run, ForwardEnd())
         run.window += 1
         if self._requests.waiting:
             self._add_requests(BackwardEnd, run.progress.batch + 1)
         if self._backward_end.chain:
-            self._backward_end.emit(run, BACKWARD_END)
+            self._backward_end.emit(run, BackwardEnd())
 
     def close_window(self, steps: int, skipped_steps: int) -> None:
         """Replay the end of a window: its step, or that it was skipped.
@@ -151,7 +150,7 @@ class BatchReplay:
         if self._requests.waiting:
             self._add_requests(GradientsReady, progress.batch + 1)
         if self._gradients_ready.chain:
-            self._gradients_ready.emit(run, GRADIENTS_READY)
+            self._gradients_ready.emit(run, GradientsReady())
         if control.touched:
             self._findings.decide("skip_step", did=skipped_steps > progress.skipped_steps)
         progress.skipped_steps = skipped_steps
@@ -160,7 +159,7 @@ class BatchReplay:
             if self._requests.waiting:
                 self._add_requests(StepEnd, progress.batch + 1)
             if self._step_end.chain:
-                self._step_end.emit(run, STEP_END)
+                self._step_end.emit(run, StepEnd())
         run.window = 0
 
     def _close_requests(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from heliograph import Request, ShouldStop
-from heliograph.core.loop import SHOULD_STOP
 from heliograph.events import Verb
 
 from ..format.records import Entry, EventEntry
@@ -121,7 +120,7 @@ class Boundary:
         self._requests.add_votes()
         if self._should_stop.chain:
             with self._failure.limit_handlers(ShouldStop):
-                self._should_stop.emit(self._run, SHOULD_STOP)
+                self._should_stop.emit(self._run, ShouldStop())
 
     def _remove_until(self, end: int) -> None:
         """Remove the requests that the recorded run would have served by now, and did not."""

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from heliograph import BackwardEnd, Bus, StepEnd
-from heliograph.core.loop import BACKWARD_END, BATCH_START, FORWARD_END, GRADIENTS_READY, STEP_END
+from heliograph import BackwardEnd, BatchStart, Bus, ForwardEnd, GradientsReady, StepEnd
 from heliograph.events import Event
 from heliograph.spi import Receiver
 
@@ -76,7 +75,7 @@ class RecordedFailure:
         if not failure.data["in_hand"]:
             return
         run.in_hand, run.is_last_seen = True, failure.data["is_last"]
-        self._emit(run, requests, BATCH_START)
+        self._emit(run, requests, BatchStart())
         if failure.counters.skipped_batches > run.progress.skipped_batches:
             run.progress.skipped_batches = failure.counters.skipped_batches
             if run.window:
@@ -84,10 +83,10 @@ class RecordedFailure:
         elif failure.counters.samples > run.progress.samples:
             loss = failure.data["loss"]
             run.progress.samples, run.loss = failure.counters.samples, UNKNOWN_LOSS if loss is None else loss
-            self._emit(run, requests, FORWARD_END)
+            self._emit(run, requests, ForwardEnd())
             if failure.data["window"] > run.window or failure.data["event"] == StepEnd.name:
                 run.window += 1
-                self._emit(run, requests, BACKWARD_END)
+                self._emit(run, requests, BackwardEnd())
                 if not self.is_on(BackwardEnd.name):
                     self._close_window(failure, run, requests)
 
@@ -95,10 +94,10 @@ class RecordedFailure:
         if run.own_control.is_held and not run.is_last_batch:
             return
         run.progress.tokens = failure.counters.tokens
-        self._emit(run, requests, GRADIENTS_READY)
+        self._emit(run, requests, GradientsReady())
         if failure.counters.steps > run.progress.steps:
             run.progress.steps = failure.counters.steps
-            self._emit(run, requests, STEP_END)
+            self._emit(run, requests, StepEnd())
 
     def _emit(self, run: ReplayRun, requests: RecordedRequests, event: Event) -> None:
         requests.add_before_in_batch(run.progress.batch + 1, event.name)
