@@ -19,7 +19,7 @@ from .filters import Filter
 from .marks import marked_methods
 from .order import Handler
 from .plugin import Plugin, snake_case
-from .providers import HOOKS, hint
+from .providers import hint
 
 if TYPE_CHECKING:
     from ..events import Run
@@ -285,7 +285,7 @@ def _event_of_hook(name: str) -> str:
     word = re.sub("^(validation|test|predict)_epoch", r"\1", name.removeprefix("on_").replace("_begin", "_start"))
     word = re.sub("^train_(?=epoch|batch)", "", word)
     own = next((event.__name__ for event in CATALOGUE if event.name == word), "")
-    return own or hint(word, HOOKS).strip()
+    return own or hint(word, "hooks").strip()
 
 
 def _check_without_handlers(plugin: object) -> None:

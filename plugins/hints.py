@@ -23,9 +23,9 @@ class Missing:
         self.name = name
 
     def __get__(self, thing: object, kind: type) -> NoReturn:
-        from .providers import ATTRIBUTES, hint
+        from .providers import hint
 
-        raise AttributeError(f"{kind.__name__!r} object has no attribute {self.name!r}.{hint(self.name, ATTRIBUTES)}")
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {self.name!r}.{hint(self.name, 'attributes')}")
 
 
 class Refused(Missing):

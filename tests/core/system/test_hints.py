@@ -19,7 +19,7 @@ from heliograph import (
     on,
 )
 from heliograph.plugins.hints import OF_RUN, OF_SELF, REFUSED
-from heliograph.plugins.providers import ATTRIBUTES, CLASSES, HOOKS, OF_EVALUATION, OF_PLUGIN, WORDS, hint
+from heliograph.plugins.providers import hint, hints
 from heliograph.tests import kit
 from torch import nn
 
@@ -74,11 +74,11 @@ def test_a_misspelt_argument_gets_the_nearest() -> None:
 
 
 def test_each_word_is_explained_once() -> None:
-    for table in (WORDS, OF_EVALUATION, OF_PLUGIN, ATTRIBUTES, CLASSES, HOOKS):
+    for table in hints().values():
         words = [word for each in table.values() for word in each.split()]
         assert len(words) == len(set(words))
     assert set(f"{OF_SELF} {REFUSED} {OF_RUN}".split()) <= {
-        word for each in ATTRIBUTES.values() for word in each.split()
+        word for each in hints()["attributes"].values() for word in each.split()
     }
     assert hint("schedular") == ""
 
