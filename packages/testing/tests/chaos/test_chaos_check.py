@@ -178,7 +178,9 @@ def test_what_damages_its_checkpoints_is_not_judged() -> None:
     class Damages(h.Plugin):
         @h.on(h.CheckpointSaved)
         def damage(self, run: h.Run, event: h.CheckpointSaved) -> None:
-            event.path.write_bytes(b"")
+            content = bytearray(event.path.read_bytes())
+            content[200] ^= 1
+            event.path.write_bytes(content)
 
     text = (
         r"^Work is lost without any fault: attempt 1 announced the checkpoint run_epoch_0_iter_3.pth, which is damaged"
