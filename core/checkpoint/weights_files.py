@@ -19,10 +19,10 @@ from ..engines.weights import EXTRA_STATE, measured_average
 from ..system.extras import kind_of, require, version
 from . import conversion, helios
 from .foreign_files import as_plain, read_with_stand_ins
+from .state.compaction import compacted
 from .state.frozen import FROZEN
 from .state.ranks import join_weights
 from .storage import reader
-from .storage.archive import compacted
 from .storage.files import SYSTEM, Files, megabytes, write_whole
 from .storage.folder import Manifests
 from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first

@@ -74,8 +74,8 @@ FAULTS = (
     # The storage.
     Fault(
         "storage: data is not synced",
-        "        _end(writer, entry)\n        files.sync(file)\n    return entry\n",
-        "        _end(writer, entry)\n    return entry\n",
+        "        files.sync(file)\n    return entry\n",
+        "    return entry\n",
     ),
     Fault(
         "storage: the folder is not synced",
@@ -89,8 +89,8 @@ FAULTS = (
     ),
     Fault(
         "storage: nothing is read back",
-        "if read_back and files.digest(hidden.data, entry.size - 2)",
-        "if False and files.digest(hidden.data, entry.size - 2)",
+        "                if read_back:\n                    self._read_back(entry)\n",
+        "",
     ),
     Fault(
         "storage: an undone save leaves its data",

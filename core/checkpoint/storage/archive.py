@@ -1,8 +1,9 @@
 """A checkpoint is one file: torch's archive, whose comment, at its very end, is the manifest.
 
 A zip archive ends with a record whose last two bytes are the length of its comment. The digest in the manifest covers
-all bytes up to these two, the manifest has a digest of its own, and the length is that of the manifest or the file is
-damaged: every byte of the file is verified. Torch reads such a file as any other.
+all bytes up to these two but the content of large records, whose CRC-32 are in the directory, which it covers. The
+manifest has a digest of its own, and the length is that of the manifest or the file is damaged: every byte of the
+file is verified. Torch reads such a file as any other.
 """
 
 from __future__ import annotations
@@ -14,27 +15,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import FileIO
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from ....events.checks import PLAIN
-from ..state.schema import CONTAINERS, MAPPINGS, SEQUENCES
-from .files import PIECE, Files, HashingWriter
-from .manifest import END, END_SIZE, Entry, encode
+from ..state.schema import CONTAINERS
+from .files import PIECE, ArchiveWriter, Files
+from .manifest import Entry, encode
 from .untrusted_files import open_regular
 
 NO_STORAGES = PLAIN | frozenset(CONTAINERS)
+WRITTEN_OTHERWISE = "what was read back is not what was written: the disk or the memory is faulty"
 MOST_HEAD = 2**24  # bytes of a pickled state, without its tensors
-View = tuple[Any, ...]
-SLACK = 64 * 1024  # the archive's directory, the manifest, a pointer
-PER_TENSOR = 512  # a record's header, its padding, its entry in the directory
-PER_VALUE = 16
-TEXTS = frozenset({str, bytes})
-NUMBERS = PLAIN - TEXTS
 
 
 class Pickle:
@@ -59,12 +54,12 @@ def write_checkpoint(files: Files, path: Path, state: Mapping[str, Any], entry: 
         OSError: a step failed.
     """
     with files.create(path) as file, _writing(files, file, state) as writer:
-        end = writer.take_back(END_SIZE)
-        if len(end) != END_SIZE or end[:4] != END or end[-2:] != b"\0\0":
-            raise RuntimeError(f"torch {torch.__version__} ends an archive in another way than is known")
-        writer.write(end[:-2])
-        entry = replace(entry, size=writer.size + 2, sha256=writer.finish())
-        _end(writer, entry)
+        entry = replace(entry, size=writer.size, sha256="0" * 64)  # all digests have one length
+        entry = replace(entry, sha256=writer.end_archive(len(encode(entry))))
+        writer.write(encode(entry))
+        writer.finish()
+        if writer.leaves_out and files.archive_digest(path, entry.size, checks_data=False) != entry.sha256:
+            raise OSError(errno.EIO, WRITTEN_OTHERWISE)
         files.sync(file)
     return entry
 
@@ -76,19 +71,19 @@ def rewrite_manifest(files: Files, path: Path, aside: Path, entry: Entry) -> Non
         OSError: a step failed, or the checkpoint is damaged.
     """
     with files.try_open(path) as source, files.create(aside) as file:
-        writer = HashingWriter(files, file)
+        writer = ArchiveWriter(files, file)
         while (left := entry.size - 2 - writer.size) and (piece := source.read(min(left, PIECE))):
             writer.write(piece)
-        if writer.finish() != entry.sha256:
+        manifest = encode(entry)
+        writer.write(len(manifest).to_bytes(2, "little") + manifest)
+        writer.finish()
+        try:
+            digest = files.archive_digest(aside, entry.size)
+        except ValueError as error:
+            raise OSError(errno.EIO, f"{path} is damaged: {error}") from error
+        if digest != entry.sha256:
             raise OSError(errno.EIO, f"{path} is damaged: its SHA-256 is not the one in its manifest")
-        _end(writer, entry)
         files.sync(file)
-
-
-def _end(writer: HashingWriter, entry: Entry) -> None:
-    manifest = encode(entry)
-    writer.write(len(manifest).to_bytes(2, "little") + manifest)
-    writer.finish()
 
 
 def write_state(files: Files, path: Path, state: Mapping[str, Any]) -> tuple[int, str]:
@@ -98,21 +93,24 @@ def write_state(files: Files, path: Path, state: Mapping[str, Any]) -> tuple[int
         OSError: a step failed.
     """
     with files.create(path) as file, _writing(files, file, state) as writer:
-        written = writer.size, writer.finish()
+        writer.finish()
         files.sync(file)
-    return written
+    return files.digest(path)
 
 
 @contextmanager
-def _writing(files: Files, file: FileIO, state: Mapping[str, Any]) -> Iterator[HashingWriter]:
-    writer = HashingWriter(files, file)
+def _writing(files: Files, file: FileIO, state: Mapping[str, Any]) -> Iterator[ArchiveWriter]:
+    writer, has_crc = ArchiveWriter(files, file), get_crc32_options()
     try:
+        set_crc32_options(True)
         torch.save(dict(state), cast(IO[bytes], writer), pickle_module=Pickle)  # it only calls write and flush
         yield writer
     except BaseException:
         if writer.failure is not None:
             raise writer.failure from None  # torch replaces the error of a failed write, and hides Ctrl-C
         raise
+    finally:
+        set_crc32_options(has_crc)
 
 
 def write_small(files: Files, path: Path, content: bytes, *, syncs: bool = True) -> None:
@@ -163,95 +161,3 @@ def read_head(path: Path) -> Head | None:
     if not isinstance(run_name, str) or not isinstance(training, str) or not isinstance(saved_at, float):
         return None
     return Head(run_name, training, saved_at)
-
-
-def compacted(state: Any) -> tuple[Any, int]:
-    """Return a state whose tensors have no larger storage than they need, and about how many bytes it needs on disk.
-
-    A tensor is copied if its storage is larger than all views of it in the state, as of a slice, or if tensors of
-    another dtype view the same memory, which torch cannot save. All others are returned as they are and still share
-    memory; so do copies of the same slice.
-    """
-    tensors, rest = _contents(state)
-    if loose := _loose(tensors):
-        state = _rebuilt(state, loose, {})
-        tensors, rest = _contents(state)
-    return state, SLACK + rest + PER_TENSOR * len(tensors) + _bytes(tensors)
-
-
-def _contents(state: Any) -> tuple[list[Tensor], int]:
-    """Return the tensors of a state, and about how many bytes the rest needs."""
-    tensors, size, level = list[Tensor](), 0, [state]
-    while level:
-        keys, items = list[Any](), list[Any]()
-        for each in level:
-            if type(each) in MAPPINGS:
-                keys += each
-                items += each.values()
-            elif type(each) in SEQUENCES:
-                size += PER_VALUE * len(each)
-                items += [item for item in each if type(item) not in NUMBERS]  # lists of a thousand are common
-            elif isinstance(each, Tensor):
-                tensors.append(each)
-        size += PER_VALUE * len(keys) + sum([len(each) for each in chain(keys, items) if type(each) in TEXTS])
-        level = [item for item in items if type(item) not in PLAIN]
-    return tensors, size
-
-
-def _bytes(tensors: list[Tensor]) -> int:
-    """Return the bytes of tensors; a storage is saved once, as a whole."""
-    storages, size = dict[int, int](), 0
-    for each in tensors:
-        if each.layout is torch.strided:
-            storage = each.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-        else:
-            size += each.element_size() * each.numel()
-    return size + sum(storages.values())
-
-
-def _loose(tensors: list[Tensor]) -> set[int]:
-    """Return the storages that are larger than what is shown of them, or shown as several dtypes."""
-    views: dict[int, dict[View, int]] = {}
-    sizes: dict[int, int] = {}
-    dtypes: dict[int, set[torch.dtype]] = {}  # by address: two storages may have the same memory, as of NumPy's arrays
-    addresses: dict[int, int] = {}
-    for tensor in filter(_has_memory, tensors):
-        storage = tensor.untyped_storage()
-        number, address = storage._cdata, storage.data_ptr()
-        sizes[number], addresses[number] = storage.nbytes(), address
-        dtypes.setdefault(address, set()).add(tensor.dtype)
-        views.setdefault(number, {})[_view(tensor)] = tensor.nbytes
-    loose = {number for number, size in sizes.items() if size > sum(views[number].values())}
-    return loose | {number for number, address in addresses.items() if address and len(dtypes[address]) > 1}
-
-
-def _rebuilt(value: Any, loose: set[int], made: dict[View, Tensor]) -> Any:
-    if type(value) in MAPPINGS:
-        return type(value)({key: _rebuilt(item, loose, made) for key, item in value.items()})
-    if type(value) in SEQUENCES:
-        return type(value)([_rebuilt(item, loose, made) for item in value])
-    if not _has_memory(value) or value.untyped_storage()._cdata not in loose:
-        return value
-    view = (value.untyped_storage()._cdata, *_view(value))
-    if view not in made:
-        made[view] = value.detach().clone(memory_format=torch.contiguous_format)
-    form = (*view, type(value), value.requires_grad)  # a frozen view of a trained tensor is a tensor of its own
-    if form not in made:
-        copy = made[view].detach()
-        copy = nn.Parameter(copy, requires_grad=False) if type(value) is nn.Parameter else copy
-        made[form] = copy.requires_grad_(value.requires_grad)
-    return made[form]
-
-
-def _has_memory(value: Any) -> bool:
-    """Return whether a value is a dense tensor with a storage: not sparse, quantized, meta or nested."""
-    return (
-        type(value) in (Tensor, nn.Parameter)
-        and value.layout is torch.strided
-        and not (value.is_quantized or value.is_meta or value.is_nested)
-    )
-
-
-def _view(tensor: Tensor) -> View:
-    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from io import BufferedReader, FileIO
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 from stat import S_ISLNK
 from time import sleep
 from typing import Any, TypeVar
 
 from .manifest import find_tail
-from .untrusted_files import FOLLOW_NO_LINK, open_handle, open_regular, read_small
+from .untrusted_files import FOLLOW_NO_LINK, LARGE, archive_digest, open_handle, open_regular, read_small
 
 T = TypeVar("T")
 PAUSES = (0.1, 0.5, 2.0)  # seconds before reading is tried again
@@ -120,16 +120,27 @@ class Files:
         """Return the manifest at the end of a checkpoint, and where it begins; see `find_tail`."""
         return self.patiently(partial(self.try_tail, path))
 
-    def digest(self, path: Path, size: float = inf) -> tuple[int, str]:
-        """Return the size of a regular file, or of its first bytes, and their SHA-256 in hexadecimal."""
+    def digest(self, path: Path) -> tuple[int, str]:
+        """Return the size of a regular file, and its SHA-256 in hexadecimal."""
 
         def digest() -> tuple[int, str]:
-            sha256, left, buffer = hashlib.sha256(), size, memoryview(bytearray(2**18))
             with self.try_open(path) as file:
-                while left and (count := file.readinto(buffer[: int(min(left, len(buffer)))])):
-                    sha256.update(buffer[:count])
-                    left -= count
-                return file.tell(), sha256.hexdigest()
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                return file.tell(), sha256
+
+        return self.patiently(digest)
+
+    def archive_digest(self, path: Path, size: int, *, checks_data: bool = True) -> str:
+        """Return the digest of a checkpoint; see `archive_digest`."""
+
+        def digest() -> str:
+            with WatchedReader(self.try_open(path).detach()) as file:
+                try:
+                    return archive_digest(file, size, path, checks_data=checks_data)
+                except ValueError:
+                    if file.failure is not None:  # zipfile hides it
+                        raise file.failure from None
+                    raise
 
         return self.patiently(digest)
 
@@ -204,7 +215,7 @@ def digest_of(path: Path) -> tuple[int, str]:
 
 
 class WatchedReader(BufferedReader):
-    """A file for `torch.load` that keeps the error of a failed read, which torch hides.
+    """A file that keeps the error of a failed read, which torch and zipfile hide.
 
     Attributes:
         failure: the error of the first failed read.
@@ -232,25 +243,36 @@ class WatchedReader(BufferedReader):
 
 
 PIECE = 2**20  # bytes: torch writes in pieces of a few
+DIRECTORY, NEAR_END = b"PK\1\2", 128  # how the directory of an archive begins, and more bytes than follow it
 
 
-class HashingWriter:
-    """A file for `torch.save` that collects what is written in larger pieces, and computes its digest.
+class ArchiveWriter:
+    """A file for `torch.save` that writes in larger pieces, and computes the digest of the archive; see there.
 
     Attributes:
         size: bytes so far.
+        leaves_out: whether the digest leaves anything out.
         failure: the error of the first failed write; torch raises its own instead.
     """
 
     def __init__(self, files: Files, file: FileIO) -> None:
-        self.size = 0
+        self.size, self.leaves_out = 0, False
         self.failure: BaseException | None = None
-        self._files, self._file, self._digest, self._piece = files, file, hashlib.sha256(), bytearray()
+        self._files, self._file, self._piece = files, file, bytearray()
+        self._digest = self._before = hashlib.sha256()
+        self._last, self._directory, self._after = b"", b"", bytearray()
 
     def write(self, content: bytes | memoryview) -> int:
         """Append; after a failed write, every other one raises the same error."""
         if self.failure is not None:
             raise self.failure
+        self._count(self._last)
+        self._last = b""
+        if len(content) < LARGE:
+            self._last = bytes(content)
+        else:  # a record, or the directory, which is near the end and a part of the digest
+            self._before, self._after, self.leaves_out = self._digest.copy(), bytearray(), True
+            self._directory = bytes(content) if content[:4] == DIRECTORY else b""
         self.size += len(content)
         if len(self._piece) + len(content) > PIECE:
             self.finish()
@@ -260,21 +282,30 @@ class HashingWriter:
             self._piece += content
         return len(content)
 
-    def take_back(self, count: int) -> bytes:
-        """Return the last bytes, at most as many as the last `write` was given, as if they had not been written."""
-        end = bytes(self._piece[-count:])
-        del self._piece[-count:]
-        self.size -= len(end)
-        return end
+    def end_archive(self, length: int) -> str:
+        """Replace the last two bytes by the length of a comment; return the digest."""
+        if self._last[-2:] != b"\0\0":
+            raise RuntimeError("this version of torch ends an archive in another way than is known")
+        self._count(self._last[:-2])
+        self._last = b""
+        self._piece[-2:] = length.to_bytes(2, "little")
+        if self._directory and len(self._after) < NEAR_END:
+            self._before.update(self._directory + self._after)
+            return self._before.hexdigest()
+        return self._digest.hexdigest()
 
     def flush(self) -> None:
         """Do nothing: `finish` writes what is left."""
 
-    def finish(self) -> str:
-        """Write what is left; return the digest of everything, in hexadecimal."""
+    def finish(self) -> None:
+        """Write what is left."""
         piece, self._piece = self._piece, bytearray()
         self._append(piece)
-        return self._digest.hexdigest()
+
+    def _count(self, content: bytes) -> None:
+        self._digest.update(content)
+        if len(self._after) < NEAR_END:
+            self._after += content
 
     def _append(self, content: bytes | bytearray | memoryview) -> None:
         try:
@@ -282,7 +313,6 @@ class HashingWriter:
         except BaseException as error:
             self.failure = error
             raise
-        self._digest.update(content)
 
 
 def megabytes(size: int, *, needed: bool = False) -> str:

@@ -170,14 +170,16 @@ def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Ent
         ValueError: it is damaged; the message says how.
     """
     entry = read_manifest(path, files=files)
-    _check_bytes(path, entry.size - 2, entry.sha256, f"The checkpoint {path}", files)
+    if files.archive_digest(path, entry.size) != entry.sha256:
+        raise ValueError(f"The checkpoint {path} is damaged: its SHA-256 is not the one in its manifest.")
     for shard, (size, sha256) in read_shards(entry, files=files).items() if with_shards else ():
         if not files.patiently(shard.is_file):
             raise ValueError(f"The checkpoint {path} is damaged: its shard {shard} is not there.")
         what = f"The shard {shard} of the checkpoint {path}"
         if (found := files.patiently(shard.stat).st_size) != size:
             raise ValueError(f"{what} is damaged: it has {found} bytes, its manifest says {size}.")
-        _check_bytes(shard, size, sha256, what, files)
+        if files.digest(shard)[1] != sha256:
+            raise ValueError(f"{what} is damaged: its SHA-256 is not the one in its manifest.")
     return entry
 
 
@@ -188,11 +190,6 @@ def is_complete(entry: Entry) -> bool:
     except ValueError:
         return False
     return all(path.is_file() and path.stat().st_size == size for path, (size, _) in shards.items())
-
-
-def _check_bytes(path: Path, size: int, sha256: str, what: str, files: Files) -> None:
-    if files.digest(path, size) != (size, sha256):
-        raise ValueError(f"{what} is damaged: its SHA-256 is not the one in its manifest.")
 
 
 def entries(folder: Path | Manifests, run_name: str) -> tuple[list[Entry], list[str]]:

@@ -16,9 +16,10 @@ from stat import S_ISREG
 from time import time
 from typing import Any
 
+from ..state.compaction import compacted
 from ..state.schema import WEIGHTS_ONLY
 from . import reader
-from .archive import compacted, rewrite_manifest, write_checkpoint, write_small
+from .archive import WRITTEN_OTHERWISE, rewrite_manifest, write_checkpoint, write_small
 from .files import NOT_THERE, SYSTEM, Files, megabytes, prepare_folder
 from .folder import FoundFile, Manifests
 from .lock import Lock
@@ -180,9 +181,8 @@ class Store:
                     entry = replace(entry, shards=(folder, sha256(digests).hexdigest()))
                     state = {**state, "shards": {**state.get("shards", {}), "folder": folder}}
                 entry = write_checkpoint(files, hidden.data, state, entry)
-                if read_back and files.digest(hidden.data, entry.size - 2)[1] != entry.sha256:
-                    what = "what was read back is not what was written: the disk or the memory is faulty"
-                    raise OSError(errno.EIO, what)
+                if read_back:
+                    self._read_back(entry)
                 self._put_in_place(entry)
             except BaseException as error:
                 self._undo(entry, error)
@@ -412,6 +412,12 @@ class Store:
         files.sync_folder(self.folder)
         if replaces:
             files.unlink(hidden.former)
+
+    def _read_back(self, entry: Entry) -> None:
+        with suppress(ValueError):
+            if self._files.archive_digest(self._hidden.data, entry.size) == entry.sha256:
+                return
+        raise OSError(errno.EIO, WRITTEN_OTHERWISE)
 
     def _undo(self, entry: Entry, error: BaseException) -> None:
         """Undo a save, by the files that exist: an interrupt may come between any two steps."""

@@ -6,12 +6,14 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from hashlib import sha256
 from io import BufferedReader
 from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NoReturn
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -153,3 +155,57 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
         seen.add(id(value))
         for item in value.values() if type(value) in MAPPINGS else value:
             yield from _tensors(item, seen)
+
+
+LARGE = 2**14  # bytes of a record whose content is verified by its CRC-32
+
+
+def archive_digest(file: BufferedReader, size: int, path: Path, *, checks_data: bool) -> str:
+    """Return the SHA-256 of an archive of torch, without the content of its large records and its last two bytes.
+
+    The directory, which is a part of it, holds the CRC-32 of these records. So torch's own pass over the data of a
+    save is enough. The digest says which checkpoint a file is, and finds any change outside of the large records; the
+    CRC-32 finds any flipped bit and any burst in one, and all but one of 4 billion other damages.
+
+    Args:
+        file: the archive.
+        size: how many bytes of the file are the archive, without its comment.
+        path: for messages.
+        checks_data: compare the large records with their CRC-32.
+
+    Raises:
+        ValueError: it is damaged.
+        OSError: it cannot be read.
+    """
+    digest, at, buffer = sha256(), 0, memoryview(bytearray(2**18))
+
+    def pieces(end: int) -> Iterator[memoryview]:
+        nonlocal at
+        file.seek(at)
+        while at < end and (count := file.readinto(buffer[: min(end - at, len(buffer))])):
+            at += count
+            yield buffer[:count]
+        if at != end:
+            raise ValueError(f"{path} is damaged: a part of it has another size than its directory says.")
+
+    try:
+        with ZipFile(file) as archive:
+            stored = (each for each in archive.infolist() if each.compress_type == ZIP_STORED)
+            records = [each for each in stored if each.file_size >= LARGE]
+    except (BadZipFile, ValueError, NotImplementedError, EOFError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    for record in sorted(records, key=lambda record: record.header_offset):
+        file.seek(record.header_offset + 26)
+        lengths = file.read(4)
+        begin = record.header_offset + 30 + sum(int.from_bytes(part, "little") for part in (lengths[:2], lengths[2:]))
+        for piece in pieces(begin):
+            digest.update(piece)
+        end, crc = begin + record.file_size, 0
+        for piece in pieces(end) if checks_data else ():
+            crc = crc32(piece, crc)
+        if checks_data and crc != record.CRC:
+            raise ValueError(f"{path} is damaged: its record {record.filename!r} has another CRC-32 than when written.")
+        at = end
+    for piece in pieces(size - 2):
+        digest.update(piece)
+    return digest.hexdigest()

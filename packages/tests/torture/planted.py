@@ -32,7 +32,11 @@ DEFECTS = (
         "piece, self._piece = self._piece, bytearray()\n        self._append(piece)",
         "self._piece = bytearray()",
     ),
-    defect("one: the digest is not of the data", "        self._digest.update(content)\n", "        pass\n"),
+    defect(
+        "one: the CRC-32 is not compared",
+        "        if checks_data and crc != record.CRC:\n",
+        "        if False:\n",
+    ),
     defect("one: sequences begin again after a start", "reader.highest_sequence(self._manifests, self.run_name)", "0"),
     defect("one: all checkpoints have one number", "newest + 1 if sequence is None else sequence", "1"),
     defect(
@@ -40,7 +44,7 @@ DEFECTS = (
         "        raise _failure(files, path, error) from error\n",
         '        return replace(entry, size=0, sha256="")\n',
     ),
-    defect("one: a checkpoint has no manifest", "    manifest = encode(entry)\n", '    manifest = b""\n'),
+    defect("one: a checkpoint has no manifest", "        writer.write(encode(entry))\n", ""),
     defect(
         "one: a checkpoint is removed before its successor has its name",
         "        files.rename(hidden.data, path)\n        files.sync_folder(self.folder)\n",

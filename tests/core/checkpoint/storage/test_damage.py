@@ -61,6 +61,23 @@ def test_a_flipped_bit_in_every_byte_of_the_data_is_noticed(good_and_newer: tupl
     storage.verify(path)
 
 
+def test_a_flipped_bit_in_a_large_record_is_noticed(opened: Make, state: Make) -> None:
+    """Its content is verified by the CRC-32 in the archive's directory, not by the digest in the manifest."""
+    weights = {"m": {"one": torch.arange(9000.0), "other": torch.arange(9000.0)}}
+    path = opened().save("a.pth", state(modules=weights)).path
+    content, draw = path.read_bytes(), random.Random(0)
+    ends = {end + step for region in regions(path, len(content)).values() for end in region for step in (-1, 0, 1)}
+    with path.open("r+b", buffering=0) as file:
+        for index in sorted(ends & {*range(len(content))} | {*range(0, len(content), 61)}):
+            file.seek(index)
+            file.write(bytes([content[index] ^ 1 << draw.randrange(8)]))
+            with pytest.raises(ValueError, match="damaged"):
+                storage.verify(path)
+            file.seek(index)
+            file.write(content[index : index + 1])
+    storage.verify(path)
+
+
 def test_newest_passes_over_a_flip_in_every_region(good_and_newer: tuple[Store, Path, bytes]) -> None:
     store, path, content = good_and_newer
     places = regions(path, len(content))

@@ -16,7 +16,7 @@ from heliograph.core.checkpoint.storage.files import digest_of
 from torch import nn
 
 Make = Callable[..., Any]
-SAVE = ["create .run.data.tmp", "write .run.data.tmp", "write .run.data.tmp", "sync .run.data.tmp"]
+SAVE = ["create .run.data.tmp", "write .run.data.tmp", "sync .run.data.tmp"]
 
 
 class Steps(Files):

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.state.compaction import compacted
 from heliograph.core.checkpoint.storage import Files, Store
-from heliograph.core.checkpoint.storage.archive import compacted
 from heliograph.core.checkpoint.storage.manifest import encode
 
 Make = Callable[..., Any]
