@@ -28,7 +28,7 @@ from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
 from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
 from .metrics.values import Metrics
-from .result import check_line
+from .result import RunResult, check_line
 from .settings import Settings
 from .stepping.optimizers import switched
 from .stepping.windows import Windows
@@ -51,8 +51,20 @@ def part_of(path: str) -> Any:
 
 
 @explains_attributes(OF_RUN)
-class PayloadVerbs:
-    """The `log_...` verbs of a run; the protocol `heliograph.Run` documents them."""
+class LineVerbs:
+    """The verbs of a run that add lines or payloads; the protocol `heliograph.Run` documents them."""
+
+    notes: list[str]
+    warnings: list[str]
+
+    def note(self, text: str) -> None:
+        """Add a line that the result shows."""
+        self.notes.append(check_line("note", text))
+
+    def warn(self, text: str) -> None:
+        """Add a sentence to the warnings of the result, unless it is there."""
+        if check_line("warn", text) not in self.warnings:
+            self.warnings.append(text)
 
     def log_image(self: Any, name: str, image: Any) -> None:
         """Show an image in every tracker."""
@@ -105,7 +117,7 @@ class HotSignals:
         self.log: OrderedSignal[ev.Log] = bus.signal(ev.Log)
 
 
-class RunContext(PayloadVerbs, ABC):
+class RunContext(LineVerbs, ABC):
     """One run's facts; the protocol `heliograph.Run` documents those that handlers are given.
 
     Attributes:
@@ -164,6 +176,7 @@ class RunContext(PayloadVerbs, ABC):
     notes: list[str] = part_of("outcome.notes")
     warnings: list[str] = part_of("outcome.warnings")
     has_left_group: bool = part_of("outcome.has_left_group")
+    result: RunResult = part_of("outcome.result")
 
     def __init__(
         self, settings: Settings, bus: Bus, plugins: Plugins, engine: LoopEngine, phase: Phase = "train"
@@ -346,15 +359,6 @@ class RunContext(PayloadVerbs, ABC):
         """What the gradients in hand were divided by, a sum over all ranks; None where losses have no counts."""
         counts = self.stepping.current.counts
         return None if counts is None else float(counts.count)
-
-    def note(self, text: str) -> None:
-        """Add a line that the result shows."""
-        self.notes.append(check_line("note", text))
-
-    def warn(self, text: str) -> None:
-        """Add a sentence to the warnings of the result, unless it is there."""
-        if check_line("warn", text) not in self.warnings:
-            self.warnings.append(text)
 
     # State.
 
@@ -553,18 +557,23 @@ class RunContext(PayloadVerbs, ABC):
         if not self.bus.receiver_count:
             yield
         else:
-            from ..plugins.filters import plan_filters
-            from ..plugins.isolation import isolation
             from .stepping.changes import GivenModules
 
-            plan_filters(self.bus, self)
             given = GivenModules(self.task)
-            with isolation(self.bus, self.plugins, self.hooks):
+            with self.isolating():
                 yield
             given.check(self.optimizers.values(), self.engine.world_size)
         if text := warning_of_frozen(self.modules):
             self.warn(text)
         self.outcome.raise_if_strict()
+
+    def isolating(self) -> AbstractContextManager[None]:
+        """Plan the filters; return a context in which a plugin can isolate observers."""
+        from ..plugins.filters import Filter
+        from ..plugins.isolation import isolation
+
+        Filter.plan_all(self)
+        return isolation(self.bus, self.plugins, self.hooks)
 
     def emit(self, event: Event) -> None:
         """Emit an event on this run's bus; what waits for a positioned loader is done after one that is apart."""

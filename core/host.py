@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
+
+from .distributed.launch.queue import open_queue
 
 if TYPE_CHECKING:
     from ..events import Run
@@ -48,8 +50,15 @@ def ended_for_good(run: Run, status: Status) -> bool:
 
 
 @contextmanager
-def hosted_by(host: Host | None) -> Iterator[None]:
-    """Have every training that begins within ask this host; None for no host."""
+def hosted_by(host: Host | None, send: Callable[[bytes], None] | None = None) -> Iterator[None]:
+    """Have every training that begins within ask this host; None for no host.
+
+    Args:
+        host: the launcher's object.
+        send: takes what is put into `run.queue`, pickled, to the launcher without waiting.
+    """
+    if send is not None:
+        open_queue(send)
     previous, _hosts[os.getpid()] = current_host(), host
     try:
         yield

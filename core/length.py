@@ -96,12 +96,12 @@ class Length:
     @property
     def epoch_fraction(self) -> float | None:
         """How many epochs are done, such as 1.25; None where the loader has no length."""
-        return epochs_done(self._progress, None if self._data.source is None else self._data.source.length)
+        return self._progress.epochs_done(None if self._data.source is None else self._data.source.length)
 
     @property
     def fraction(self) -> float | None:
         """Which part of the planned steps is done, from 0 to 1; None where these are unknown."""
-        return part_done(self._progress, self.steps, skips=self._epochs is not None)
+        return self._progress.part_done(self.steps, skips=self._epochs is not None)
 
     @property
     def last_batch(self) -> float:
@@ -174,22 +174,6 @@ def _windows(plugin: Any, epochs: int) -> dict[int, int]:
     schedule = getattr(plugin, "schedule", None)
     firsts = schedule if isinstance(schedule, Mapping) else range(max(1, epochs))
     return {first: max(1, int(number(first))) for first in firsts}
-
-
-def epochs_done(progress: Progress, length: int | None) -> float | None:
-    """Return how many epochs are done, where one has so many batches; None where that is unknown."""
-    return None if length is None else progress.epoch + min(1.0, progress.batch / length)
-
-
-def part_done(progress: Progress, planned: int | None, *, skips: bool) -> float | None:
-    """Return which part of the planned steps is done, at most 1; None where these are unknown.
-
-    Args:
-        progress: where the run is.
-        planned: the steps of the whole run.
-        skips: whether a skipped step is one of them: in a run whose length is given in epochs.
-    """
-    return None if planned is None else min(1.0, (progress.steps + skips * progress.skipped_steps) / planned)
 
 
 def count_steps(

@@ -15,7 +15,7 @@ from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
 from . import loop
-from .context import RunContext, part_of
+from .context import RunContext
 from .engines.options import begin_train_mode
 from .host import current_host
 from .result import RunResult
@@ -35,8 +35,6 @@ class TrainRun(RunContext):
     A context: leaving it emits `RunFailed` if an exception passes, and `RunClosed` always. Within it, your own
     loop is `for _ in run.epochs(): for batch in run.batches(): run.step(loss)`; then `run.result` says how it went.
     """
-
-    result: RunResult = part_of("outcome.result")
 
     def __init__(
         self, settings: Settings, bus: Bus, plugins: Plugins, engine: LoopEngine, phase: Phase = "train"

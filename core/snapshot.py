@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ..events import Run
-from ..plugins.filters import plan_filters
+from ..plugins.filters import Filter
 from .checkpoint.state.compatibility import (
     apply_batch_change,
     batch_factors,
@@ -268,7 +268,7 @@ def _restore(run: RunContext) -> dict[str, Any]:
         error.add_note(f"heliograph: while continuing from {resumption.path or 'a state'}")
         raise
     run.origin = run.progress.copy()
-    plan_filters(run.bus, run)
+    Filter.plan_all(run)
     run.plugins.load_filter_states(run.origin, own.get("filters", {}))
     if own.get("unseen") and resumption.unseen is not None:
         resumption.restored += resumption.unseen.resume(

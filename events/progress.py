@@ -62,6 +62,19 @@ class Progress:
         """Micro-batches consumed in all."""
         return self.earlier_batches + self.batch
 
+    def epochs_done(self, batches: int | None) -> float | None:
+        """Return how many epochs are done, if an epoch has so many batches; None if that is unknown."""
+        return None if batches is None else self.epoch + min(1.0, self.batch / batches)
+
+    def part_done(self, planned: int | None, *, skips: bool) -> float | None:
+        """Return which part of the planned steps is done, at most 1; None if these are unknown.
+
+        Args:
+            planned: the steps of the whole run.
+            skips: whether a skipped step counts: in a run whose length is given in epochs.
+        """
+        return None if planned is None else min(1.0, (self.steps + skips * self.skipped_steps) / planned)
+
     def end_epoch(self) -> None:
         """Count an epoch that has ended."""
         self.earlier_batches += self.batch

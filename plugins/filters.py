@@ -15,7 +15,7 @@ from math import ceil, floor, inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
 
-from ..events import Bus, Progress, Run
+from ..events import Progress, Run
 from ..events.checks import check_number, check_whole_number, known_names
 
 if TYPE_CHECKING:
@@ -86,6 +86,18 @@ class Filter(ABC):
         if self.unit == "seconds":
             return [check_number(what, value, more_than=0) for value in values]
         return [check_whole_number(what, value, at_least=1) for value in values]
+
+    @staticmethod
+    def plan_all(run: Run) -> None:
+        """Let the filters of all handlers take the length of a run that begins.
+
+        Raises:
+            ValueError: one counts fractions, and the length is not known.
+        """
+        for signal in run.bus.signals():
+            for subscription in signal.subscriptions.values():
+                if isinstance(subscription.when, Filter):
+                    subscription.when.plan(run)
 
     def plan(self, run: Run) -> None:
         """Take the length of a run that begins, if this counts fractions of it.
@@ -331,18 +343,6 @@ class Once(Filter):
 def _up(steps: float) -> int:
     """Return a number of steps rounded up, but for what a float is off."""
     return ceil(round(steps, 6))
-
-
-def plan_filters(bus: Bus, run: Run) -> None:
-    """Let the filters of all handlers take the length of a run that begins.
-
-    Raises:
-        ValueError: one counts fractions, and the length is not known.
-    """
-    for signal in bus.signals():
-        for subscription in signal.subscriptions.values():
-            if isinstance(subscription.when, Filter):
-                subscription.when.plan(run)
 
 
 def make_filter(name: str, when: Any, counter: Mapping[str, Any], *options: str) -> Filter:

@@ -29,6 +29,11 @@ class RankFailed(RuntimeError):  # noqa: N818  # an error of another rank
         super().__init__(rank, kind, text, place)  # as given, so that it can be pickled
         self.rank, self.kind, self.text, self.place = rank, kind, text, place
 
+    @property
+    def was_reported(self) -> bool:
+        """Whether the rank itself reported its exception."""
+        return self.kind not in SEEN
+
     def __str__(self) -> str:
         happened = SEEN.get(self.kind, f"failed with {self.kind}")
         return (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 from ....events.errors import describe_error
 from ...system.errors import RankFailed, add_run_note, run_notes
@@ -40,45 +40,44 @@ class Carried:
     context: Carried | None
     suppresses: bool
 
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Return an exception as data that can always be pickled."""
+        return cls._of(error, set())
 
-def carry(error: BaseException) -> Carried:
-    """Return an exception as data that can always be pickled."""
-    return _carry(error, set())
+    @classmethod
+    def _of(cls, error: BaseException, seen: set[int]) -> Self:
+        seen.add(id(error))  # a chain may bite its own tail
+        kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+        builtin: Any = _builtin(type(error))
+        _, args, *state = builtin.__reduce__(error)
+        cause, context = error.__cause__, error.__context__
+        return cls(
+            kinds=tuple((kind.__module__, kind.__qualname__) for kind in kinds),
+            args=tuple(_pack(value) for value in args),
+            state={name: _pack(value) for attributes in state for name, value in attributes.items()},
+            text="".join(traceback.format_exception(error)) if len(seen) == 1 else "",
+            cause=cls._of(cause, seen) if cause is not None and id(cause) not in seen else None,
+            context=cls._of(context, seen) if context is not None and id(context) not in seen else None,
+            suppresses=error.__suppress_context__,
+        )
 
+    def rebuild(self) -> BaseException:
+        """Return the exception: of its own type where this process can import it, else of a substitute's.
 
-def _carry(error: BaseException, seen: set[int]) -> Carried:
-    seen.add(id(error))  # a chain may bite its own tail
-    kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
-    builtin: Any = _builtin(type(error))
-    _, args, *state = builtin.__reduce__(error)
-    cause, context = error.__cause__, error.__context__
-    return Carried(
-        kinds=tuple((kind.__module__, kind.__qualname__) for kind in kinds),
-        args=tuple(_pack(value) for value in args),
-        state={name: _pack(value) for attributes in state for name, value in attributes.items()},
-        text="".join(traceback.format_exception(error)) if len(seen) == 1 else "",
-        cause=_carry(cause, seen) if cause is not None and id(cause) not in seen else None,
-        context=_carry(context, seen) if context is not None and id(context) not in seen else None,
-        suppresses=error.__suppress_context__,
-    )
-
-
-def rebuild(carried: Carried) -> BaseException:
-    """Return the exception: of its own type where this process can import it, else of a substitute's.
-
-    A substitute has the type's name, and inherits from the first of its bases that can be imported. No `__init__` or
-    `__new__` of the user's is called. What could not be pickled is there as text.
-    """
-    args = tuple(_unpack(piece) for piece in carried.args)
-    state = {name: _unpack(piece) for name, piece in carried.state.items()}
-    try:
-        error = _make(_find(carried.kinds), args, state)
-    except Exception:  # noqa: BLE001  # a class may refuse whatever it likes; its name and text still arrive
-        error = _make(_substitute(carried.kinds[0], Exception), args, state)
-    error.__cause__ = None if carried.cause is None else rebuild(carried.cause)
-    error.__context__ = None if carried.context is None else rebuild(carried.context)
-    error.__suppress_context__ = carried.suppresses
-    return error
+        A substitute has the type's name, and inherits from the first of its bases that can be imported. No `__init__`
+        or `__new__` of the user's is called. What could not be pickled is there as text.
+        """
+        args = tuple(_unpack(piece) for piece in self.args)
+        state = {name: _unpack(piece) for name, piece in self.state.items()}
+        try:
+            error = _make(_find(self.kinds), args, state)
+        except Exception:  # noqa: BLE001  # a class may refuse whatever it likes; its name and text still arrive
+            error = _make(_substitute(self.kinds[0], Exception), args, state)
+        error.__cause__ = None if self.cause is None else self.cause.rebuild()
+        error.__context__ = None if self.context is None else self.context.rebuild()
+        error.__suppress_context__ = self.suppresses
+        return error
 
 
 def _make(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
@@ -176,6 +175,41 @@ class ProcessFailure:
         """Whether the rank did not even report."""
         return self.rank is not None and not self.text
 
+    @staticmethod
+    def raise_first(failures: list[ProcessFailure], killed: list[int], grace: float, sent: set[int]) -> None:
+        """Raise the error that came first and does not merely follow another rank's, if there is one.
+
+        Args:
+            failures: in the order of their arrival.
+            killed: ranks that did not end in time.
+            grace: the seconds that they had.
+            sent: the signals that the ranks were sent.
+        """
+        if not failures:
+            return
+        failures, ended = _apart(failures, sent)
+        first = min(failures, key=lambda each: (each.is_no_failure, each.follows))  # of equal ones, the earliest
+        error = first.error
+        for text in dict.fromkeys(note for other in failures for note in run_notes(other.error)):
+            if text not in run_notes(error):
+                add_run_note(error, text)
+        if first.signum in sent:
+            raise KeyboardInterrupt if first.signum == signal.SIGINT else SystemExit(128 + first.signum) from error
+        if first.text:
+            error.add_note(f"heliograph: raised on rank {first.rank}:\n{first.text.rstrip()}")
+        for other in failures:
+            if (
+                other is not first and other.signum not in sent
+            ):  # a rank that died of what we sent has nothing to report
+                where = "on_message" if other.rank is None else f"rank {other.rank}"
+                error.add_note(f"heliograph: also failed: {where}, with {describe_error(other.error)}")
+        for hung in ended:
+            error.add_note(f"heliograph: rank {hung.rank} hung, and has ended since: {hung.named and hung.named.text}")
+        for rank in killed:
+            error.add_note(f"heliograph: rank {rank} did not end within {grace:g} s of that, and was killed.")
+        error.heliograph_rank = first.rank if first.named is None else first.named.rank  # type: ignore[attr-defined]
+        raise error
+
 
 def died(rank: int, status: int, *, began: bool) -> ProcessFailure:
     """Return the failure of a rank whose process ended without a report.
@@ -190,39 +224,6 @@ def died(rank: int, status: int, *, began: bool) -> ProcessFailure:
     if not began and status == 1:
         text += '. Each process imports the script: does that call launch outside of `if __name__ == "__main__":`?'
     return ProcessFailure(RankFailed(rank, "died", text, ""), rank=rank, signum=max(0, -status))
-
-
-def raise_first(failures: list[ProcessFailure], killed: list[int], grace: float, sent: set[int]) -> None:
-    """Raise the error that came first and does not merely follow another rank's, if there is one.
-
-    Args:
-        failures: in the order of their arrival.
-        killed: ranks that did not end in time.
-        grace: the seconds that they had.
-        sent: the signals that the ranks were sent.
-    """
-    if not failures:
-        return
-    failures, ended = _apart(failures, sent)
-    first = min(failures, key=lambda failure: (failure.is_no_failure, failure.follows))  # of equal ones, the earliest
-    error = first.error
-    for text in dict.fromkeys(note for other in failures for note in run_notes(other.error)):
-        if text not in run_notes(error):
-            add_run_note(error, text)
-    if first.signum in sent:
-        raise KeyboardInterrupt if first.signum == signal.SIGINT else SystemExit(128 + first.signum) from error
-    if first.text:
-        error.add_note(f"heliograph: raised on rank {first.rank}:\n{first.text.rstrip()}")
-    for other in failures:
-        if other is not first and other.signum not in sent:  # a rank that died of what we sent has nothing to report
-            where = "on_message" if other.rank is None else f"rank {other.rank}"
-            error.add_note(f"heliograph: also failed: {where}, with {describe_error(other.error)}")
-    for hung in ended:
-        error.add_note(f"heliograph: rank {hung.rank} hung, and has ended since: {hung.named and hung.named.text}")
-    for rank in killed:
-        error.add_note(f"heliograph: rank {rank} did not end within {grace:g} s of that, and was killed.")
-    error.heliograph_rank = first.rank if first.named is None else first.named.rank  # type: ignore[attr-defined]
-    raise error
 
 
 def _apart(failures: list[ProcessFailure], sent: set[int]) -> tuple[list[ProcessFailure], list[ProcessFailure]]:

@@ -18,7 +18,7 @@ from typing import Any
 from ....events.checks import check_number, check_whole_number
 from ...system.errors import RankFailed
 from ...system.signals import SignalHook
-from .exceptions import ProcessFailure, died, raise_first, rebuild
+from .exceptions import ProcessFailure, died
 from .processes import LAUNCHED, RankProcess, hosting, variables
 from .queue import Frame
 
@@ -270,7 +270,7 @@ class Job:
                 self._start(call)
             while not self._is_done:
                 self._wait()
-        raise_first(self._failures, self._killed, self._grace, self._sent)
+        ProcessFailure.raise_first(self._failures, self._killed, self._grace, self._sent)
         return [self._value(process) for process in self._processes]
 
     def close(self) -> None:
@@ -337,7 +337,7 @@ class Job:
                 process.acknowledge()
             if event.kind == "error":
                 carried = pickle.loads(event.payload)  # noqa: S301  # from our own child
-                self._fail(ProcessFailure(rebuild(carried), carried.text, process.rank))
+                self._fail(ProcessFailure(carried.rebuild(), carried.text, process.rank))
             if not self._keeps and all(each.report is not None for each in self._processes):
                 self._hurry()
 

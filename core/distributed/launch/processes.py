@@ -19,7 +19,7 @@ from typing import Any
 
 from ....events.errors import describe_error
 from ...system.extras import kind_of
-from .exceptions import carry
+from .exceptions import Carried
 from .queue import Frame, open_queue, receive, send
 
 LAUNCHED = "HELIOGRAPH_LAUNCHED"  # set in the environment of a rank
@@ -264,7 +264,7 @@ def _run(rank: int, call: bytes) -> Frame:
         function, args, kwargs = _load(call)
         return Frame("value", payload=_dump(function(*args, **kwargs), rank))
     except BaseException as error:  # noqa: BLE001  # raised in the parent
-        return Frame("error", payload=pickle.dumps(carry(error)))
+        return Frame("error", payload=pickle.dumps(Carried.of(error)))
     finally:
         _block_interrupts(signal.SIG_BLOCK)
 

@@ -77,12 +77,12 @@ def qualified_name(kind: type[BaseException]) -> str:
 
 def is_broken_collective(error: BaseException) -> bool:
     """Return whether an exception, or one that it came from, is a collective that the other ranks did not complete."""
-    return any(_is_broken(each) for each in chain(error))
+    return any(_is_broken(each) for each in error_chain(error))
 
 
 def is_late(error: BaseException) -> bool:
     """Return whether an exception, or one that it came from, is a collective that waited too long for a rank."""
-    return any(_is_late(each) for each in chain(error))
+    return any(_is_late(each) for each in error_chain(error))
 
 
 def release_groups(error: BaseException) -> None:
@@ -90,7 +90,7 @@ def release_groups(error: BaseException) -> None:
 
     While anything refers to a gloo group, its connections stay open and the other ranks keep waiting.
     """
-    for each in chain(error):
+    for each in error_chain(error):
         trace = each.__traceback__
         while trace is not None:
             frame, trace = trace.tb_frame, trace.tb_next
@@ -132,7 +132,7 @@ def _is_of_python(error: BaseException) -> bool:
     return opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
+def error_chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, and those that it came from or that were being handled."""
     seen: dict[int, BaseException] = {}
     found: list[BaseException | None] = [error]

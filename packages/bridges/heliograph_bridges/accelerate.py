@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from heliograph.core.engines.options import PrecisionName
-from heliograph.spi import Backend, ProcessEngine, average_gradients, require
+from heliograph.spi import ProcessEngine, average_gradients, require
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -62,9 +61,9 @@ class AccelerateEngine(ProcessEngine):
         self,
         accelerator: Any = None,
         *,
-        backend: Backend | None = None,
+        backend: Literal["gloo", "nccl"] | None = None,
         device: str | torch.device | None = None,
-        precision: PrecisionName | None = None,
+        precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
         deterministic: bool = False,
         cudnn_benchmark: bool = False,
         timeout: float = 600.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from heliograph.core.checkpoint.unseen.values import differing, encode
+from heliograph.spi import differing, encode
 from torch import nn
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heliograph import ChangeServed, History, Request
-from heliograph.spi import COUNTED
 
 from .format.plain import NAME, shorten
 from .format.records import RepeatEntry, RequestEntry, change_of
-from .verbs import TAKEN_BACK
+from .verbs import COUNTED, TAKEN_BACK
 
 SERVED = {"log": "log", "validation_start": "validation", "save_point": "save", "epoch_end": "end_epoch", "train_end": "stop"}  # fmt: skip  # noqa: E501
 MAX_SERVED = 100  # numbers of requests that one event serves

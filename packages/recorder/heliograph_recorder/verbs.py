@@ -56,6 +56,8 @@ VERBS: Final[Mapping[Verb, VerbFacts]] = {
     "enable_plugin": VerbFacts("run", "plugin enabled", "plugins enabled", "plugin enabled"),
     "disable_plugin": VerbFacts("run", "plugin disabled", "plugins disabled", "plugin disabled"),
 }
+COUNTED: Final = ("hold_step", "scale_loss", "veto_stop", "veto_save")  # the history counts them instead of listing
+LOADED: Final = "the loaded state"  # the name by which a loaded state enables and disables plugins
 # Events of a batch that is not counted yet.
 WITHIN_A_BATCH: Final = ("batch_start", "forward_end", "backward_end", "gradients_ready", "step_end")
 TAKEN_BACK: Final[Mapping[Verb, Verb]] = {

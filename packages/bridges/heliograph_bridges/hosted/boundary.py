@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 from heliograph import Bus, CheckpointSaved, Lane, Run, SavePoint, ShouldStop
 from heliograph import events as ev
 from heliograph.core.loop import publish
-from heliograph.core.metrics.means import Means, added
-from heliograph.core.metrics.values import Metrics
+from heliograph.core.metrics.means import Means
+from heliograph.spi import Metrics
 
 from .batches import BatchMoments, closes_on_error
 
@@ -105,7 +105,8 @@ class BoundaryMoments(BatchMoments):
             self._samples_logged += samples
             weights[LOSS] = samples
             if LOSS not in tracked:  # else it is in the totals
-                run.means.totals = added(run.means.totals, {"loss": (metrics[LOSS] * samples, samples)})
+                total, weight = run.means.totals.get("loss", (0.0, 0.0))
+                run.means.totals = {**run.means.totals, "loss": (total + metrics[LOSS] * samples, weight + samples)}
         publish(run, ev.Log(Metrics({**tracked, **metrics}), weights))
 
     @closes_on_error

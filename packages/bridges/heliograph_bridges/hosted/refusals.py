@@ -6,10 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from heliograph import BatchStart, Lane, Plugins, SavePoint
-from heliograph.core.settings import NEEDS
 from heliograph.events import Event
-from heliograph.plugins.entry import ASKED
-from heliograph.plugins.marks import Marker
 from heliograph.spi import marked_methods
 
 from .host import Host
@@ -48,7 +45,8 @@ def _unserved(plugin: Any, host: Host) -> Iterator[str]:
         )
     for word, what in (*_asked(plugin, host), *_done_itself(plugin)):
         yield f"{what}, which {host.name} cannot serve. Leave it out; instead, {host.mend(word)}."
-    if lacking := sorted({event.__name__ for event, mark in _handlers(plugin) if _is_vain(event, mark, host)}):
+    handled = {event.__name__ for event, _, optional in _handlers(plugin) if event in host.lacks and not optional}
+    if lacking := sorted(handled):
         yield (
             f"acts on {' and '.join(lacking)}, for which {host.name} has no place. Leave it out, or train with "
             f"heliograph.Trainer."
@@ -58,7 +56,7 @@ def _unserved(plugin: Any, host: Host) -> Iterator[str]:
 def _asked(plugin: Any, host: Host) -> Iterator[tuple[str, str]]:
     """Yield (word, what it does) for what a plugin declares to ask, or to claim, and the host does not do."""
     for word in getattr(plugin, "asks", ()):
-        if word in ASKED - (DONE_BY_ALL - host.cannot) - host.verbs:
+        if word not in (DONE_BY_ALL - host.cannot) | host.verbs:
             yield word, f"asks for {word}"
     if "rng" in getattr(plugin, "exclusive", ()):
         yield "rng", "keeps the random generators of the training"
@@ -66,21 +64,19 @@ def _asked(plugin: Any, host: Host) -> Iterator[tuple[str, str]]:
 
 def _done_itself(plugin: Any) -> Iterator[tuple[str, str]]:
     """Yield (word, what it does) for what a plugin does itself, to judge by the lanes of its handlers."""
-    for event, mark in _handlers(plugin):
-        lane, word, what = OWN.get(event, (None, "", ""))
-        if mark.lane == lane:
+    for event, lane, _ in _handlers(plugin):
+        own_lane, word, what = OWN.get(event, (None, "", ""))
+        if lane == own_lane:
             yield word, what
 
 
-def _is_vain(event: type[Event], mark: Marker[Any], host: Host) -> bool:
-    return event in host.lacks and not mark.optional
-
-
-def _handlers(plugin: Any) -> Iterator[tuple[type[Event], Marker[Any]]]:
-    """Yield the events of the handlers of a plugin, with their marks; none of an observer, which only looks on."""
+def _handlers(plugin: Any) -> Iterator[tuple[type[Event], Lane, bool]]:
+    """Yield the event of each handler of a plugin, its lane and whether it is optional; nothing for an observer."""
     if getattr(plugin, "policy", "critical") == "critical":
         for _, mark in marked_methods(type(plugin)):
-            yield from ((event, mark) for event in mark.events if event not in getattr(plugin, "ignores", ()))
+            for event in mark.events:
+                if event not in getattr(plugin, "ignores", ()):
+                    yield event, mark.lane, mark.optional
 
 
 def _unmet(plugins: Plugins, host: Host, does: Collection[str], *, validates: bool) -> Iterator[tuple[str, str]]:
@@ -93,8 +89,8 @@ def _unmet(plugins: Plugins, host: Host, does: Collection[str], *, validates: bo
             elif word in asked or word == "validation data":
                 continue
             else:
-                why = f"{host.name} is not set to do it, and {NEEDS.get(word, f'no plugin asks for {word!r}.')}"
-            yield name, f"would never act: it needs a {word}, {why.rstrip('.')}."
+                why = f"{host.name} is not set to do it, and no plugin asks for it"
+            yield name, f"would never act: it needs a {word}, {why}."
     if not validates and "validation" in asked - set(does):
         name = plugins.declared("asks")["validation"]
         yield name, f"asks for validations, and {host.name} has no validation data."

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from heliograph import Bus, Control, LoopEngine, Plugins, RunResult
-from heliograph.core.context import RunContext, part_of
-from heliograph.core.length import epochs_done, part_done
+from heliograph import Bus, Control, LoopEngine, Plugins
+from heliograph.core.context import RunContext
 from heliograph.core.settings import Settings
-from heliograph.core.stepping.optimizers import SINGLE
-from heliograph.plugins.filters import plan_filters
-from heliograph.plugins.isolation import isolation
 from heliograph.spi import count
 
 from .control import HostedControl
@@ -36,7 +32,6 @@ class HostedRun(RunContext):
         engine: the hardware, in the process of the host.
     """
 
-    result: RunResult = part_of("outcome.result")
     scheduler_steps: Mapping[str, int] = {}
     boundary_is_open = False  # what is saved meanwhile continues within it
 
@@ -46,7 +41,7 @@ class HostedRun(RunContext):
             name=facts.name,
             task=HostedTask(facts.modules),
             evaluations={"validation": facts.validation} if facts.validation else {},
-            optimizers={SINGLE: optimizer},
+            optimizers={"optimizer": optimizer},
             epochs=facts.epochs,
             steps=facts.steps,
             hyper_parameters=facts.hyper_parameters,
@@ -93,12 +88,12 @@ class HostedRun(RunContext):
     @property
     def epoch_fraction(self) -> float | None:  # type: ignore[override]
         """How many epochs are done."""
-        return epochs_done(self.progress, self.facts.batches)
+        return self.progress.epochs_done(self.facts.batches)
 
     @property
     def fraction(self) -> float | None:  # type: ignore[override]
         """Which part of the planned steps is done."""
-        return part_done(self.progress, self.facts.steps, skips=True)
+        return self.progress.part_done(self.facts.steps, skips=True)
 
     @property
     def has_epochs(self) -> bool:
@@ -111,12 +106,9 @@ class HostedRun(RunContext):
         done = self.progress.steps + self.progress.skipped_steps
         return (self.facts.steps is not None and done >= self.facts.steps) or self.has_epochs
 
-    @contextmanager
-    def starting(self) -> Iterator[None]:
+    def starting(self) -> AbstractContextManager[None]:
         """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers."""
-        plan_filters(self.bus, self)
-        with isolation(self.bus, self.plugins, self.hooks):
-            yield
+        return self.isolating()
 
     def plan(self) -> str:
         """Return what will happen, in a few lines."""

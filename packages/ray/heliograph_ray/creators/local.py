@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heliograph import launch
-from heliograph.core.distributed.launch.launcher import KeptRanks, RankValues
+from heliograph.core.distributed.launch.launcher import KeptRanks
 from heliograph.spi import check_number, check_whole_number
 
 
@@ -41,7 +41,7 @@ class LocalLauncher:
         *args: Any,
         on_message: Callable[[int, Any], object] | None = None,
         **kwargs: Any,
-    ) -> RankValues:
+    ) -> list[Any]:
         """Call `fn(*args, **kwargs)` on each rank; see `heliograph.launch`."""
         return launch(fn, *args, nprocs=self.nprocs, grace=self.grace, on_message=on_message, **kwargs)
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from heliograph.core.data.draws import rng
 from heliograph.core.data.loaders import is_dataset
 from heliograph.core.engines.weights import check_fits, load_module
-from heliograph.core.stepping.optimizers import SINGLE
-from heliograph.spi import with_article
+from heliograph.spi import capture, restore, seed_all, with_article
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -47,7 +45,7 @@ class Parts:
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """The optimizers by name: `optimizer`, or `optimizer_0`, `optimizer_1` and so on."""
-        return by_name(SINGLE, self.optimizer)
+        return by_name("optimizer", self.optimizer)
 
     @property
     def schedulers(self) -> dict[str, Any]:
@@ -190,12 +188,12 @@ def is_several(given: Any) -> bool:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the random generators in the context, so that a creator makes the same on every rank and in every call."""
-    former = rng.capture()
-    rng.seed_all(seed)
+    former = capture()
+    seed_all(seed)
     try:
         yield
     finally:
-        rng.restore(former)
+        restore(former)
 
 
 def _check(made: Any, kind: type[Any], wanted: str) -> Any:

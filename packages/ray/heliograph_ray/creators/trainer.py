@@ -11,7 +11,6 @@ from typing import Any, NoReturn, Protocol, Unpack, runtime_checkable
 from heliograph import LoopEngine, RankFailed, RunResult
 from heliograph.core.checkpoint.state.ranks import join_shards
 from heliograph.core.engines.options import EngineOptions
-from heliograph.core.system.errors import SEEN
 from heliograph.spi import Store, check_whole_number, known_names, membership
 
 from .packed_state import pack_state, unpack_state
@@ -330,4 +329,4 @@ def is_lost_rank(error: BaseException | None) -> bool:
     """Return whether an error was caused by a rank that died or hung, and not by an error of somebody's code."""
     while error is not None and not isinstance(error, RankFailed):
         error = error.__cause__
-    return error is not None and error.kind in SEEN
+    return error is not None and not error.was_reported

@@ -8,8 +8,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
-from heliograph.core.distributed.launch.launcher import RankValues
-
 from .mailbox import Ended, Envelope, Exited, Failed, Message, ProgressUpdate, Resumed, Started, Value
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ class Attempt:
     lost: Work | None
 
 
-class RayValues(RankValues):
+class RayValues(list[Any]):
     """What `RayLauncher.run` returns: the value of each rank, by rank.
 
     Attributes:
@@ -81,8 +79,8 @@ class RayValues(RankValues):
         attempts: Sequence[Attempt],
         storage: str,
     ) -> None:
-        super().__init__(values, messages)
-        self.results, self.attempts, self.storage = list(results), list(attempts), storage
+        super().__init__(values)
+        self.messages, self.results, self.attempts, self.storage = messages, list(results), list(attempts), storage
 
     @property
     def result(self) -> RunResult | None:

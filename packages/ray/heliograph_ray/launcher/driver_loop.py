@@ -13,10 +13,8 @@ from time import monotonic
 from typing import Any
 
 from heliograph import RankFailed
-from heliograph.core.distributed.launch.exceptions import rebuild
-from heliograph.core.distributed.ranks.failure import chain
-from heliograph.core.system.errors import SEEN
 from heliograph.core.system.signals import SignalHook
+from heliograph.spi import error_chain
 
 from ..session import LAUNCHER, Notice
 from .attempts import GroupTracker, WorkerGroup
@@ -180,8 +178,8 @@ class DriverLoop:
 
 def _running(group: WorkerGroup) -> set[int]:
     """Return the ranks that have not ended, except for those that other ranks report as dead or hung."""
-    errors = [rebuild(each.error) for each in group.failed.values() if each.is_secondary]
-    seen = [each for error in errors for each in chain(error) if isinstance(each, RankFailed)]
-    missing = {each.rank for each in seen if each.kind in SEEN}
+    errors = [each.error.rebuild() for each in group.failed.values() if each.is_secondary]
+    seen = [each for error in errors for each in error_chain(error) if isinstance(each, RankFailed)]
+    missing = {each.rank for each in seen if not each.was_reported}
     ended = group.values.keys() | group.failed.keys() | group.exit_notices.keys()
     return set(range(group.world_size)) - ended - missing

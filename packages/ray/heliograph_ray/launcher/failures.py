@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from heliograph import RankFailed
-from heliograph.core.distributed.launch.exceptions import ProcessFailure, rebuild
-from heliograph.core.distributed.ranks.failure import chain
-from heliograph.core.system.errors import SEEN
-from heliograph.spi import describe_error, is_broken_collective, require
+from heliograph.core.distributed.launch.exceptions import ProcessFailure
+from heliograph.spi import describe_error, error_chain, is_broken_collective, require
 
 if TYPE_CHECKING:
     from .attempts import WorkerGroup
@@ -55,7 +53,7 @@ class AttemptFailure:
 def is_secondary(error: BaseException) -> bool:
     """Return whether a worker raised an exception only because another process failed or is gone."""
     return is_broken_collective(error) or any(
-        isinstance(each, RankFailed) or is_process_loss(each) for each in chain(error)
+        isinstance(each, RankFailed) or is_process_loss(each) for each in error_chain(error)
     )
 
 
@@ -77,7 +75,7 @@ def classify_failure(
         is_stopping: whether the caller asked the workers to end, so that their exit is not a preemption.
     """
     failed = {} if group is None else group.failed
-    failures = {rank: ProcessFailure(rebuild(each.error), each.error.text, rank) for rank, each in failed.items()}
+    failures = {rank: ProcessFailure(each.error.rebuild(), each.error.text, rank) for rank, each in failed.items()}
     causes = [failures[rank] for rank, each in failed.items() if not each.is_secondary]
     others = [failures[rank] for rank, each in failed.items() if each.is_secondary]
     notice = None if group is None else next(iter(group.exit_notices.values()), None)
@@ -87,8 +85,10 @@ def classify_failure(
         return AttemptFailure("preempted", notice.reason, (), error)
     if _is_preempted(error):
         return AttemptFailure("preempted", str(error), (), error)
-    seen = next((each for failure in others for each in chain(failure.error) if isinstance(each, RankFailed)), None)
-    if seen is not None and seen.kind not in SEEN:  # another rank's error, which did not arrive here itself
+    seen = next(
+        (each for failure in others for each in error_chain(failure.error) if isinstance(each, RankFailed)), None
+    )
+    if seen is not None and seen.was_reported:  # another rank's error, which did not arrive here itself
         return _failed([*causes, *others], error)
     dead = _find_dead_worker(error, failures)
     if seen is not None or dead or others:

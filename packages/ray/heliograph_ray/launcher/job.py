@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Never
 
-from heliograph.core.distributed.launch.exceptions import raise_first
+from heliograph.core.distributed.launch.exceptions import ProcessFailure
 
 from .attempts import GroupTracker, WorkerGroup
 from .capacity import explain_start_timeout
@@ -126,5 +126,5 @@ def _raise(failure: AttemptFailure, note: str = "") -> Never:
         first.error.add_note(note)
     if not first.text and first.error is not failure.cause:  # ours; a worker's error has its own cause, or none
         first.error.__cause__ = failure.cause
-    raise_first(list(failure.errors), [], 0.0, set())
+    ProcessFailure.raise_first(list(failure.errors), [], 0.0, set())
     raise AssertionError("an attempt that failed has an error")

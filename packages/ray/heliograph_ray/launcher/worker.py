@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from heliograph.core.distributed.launch.exceptions import Carried, carry
-from heliograph.core.distributed.launch.queue import open_queue
+from heliograph.core.distributed.launch.exceptions import Carried
 from heliograph.spi import describe_error, hosted_by, require, with_article
 
 from .failures import WorkerFailed, is_secondary
@@ -82,8 +81,8 @@ def _call_function(
     outcome: list[Exited | Value | Failed] = []
     try:
         session = TrainSession(call.name, channel, is_restart=is_restart, has_own_storage=call.has_own_storage)
-        open_queue(lambda message: channel.send(QueueItem(message)))
-        with hosted_by(RayHost(session, channel, is_main=rank == 0)):
+        host = RayHost(session, channel, is_main=rank == 0)
+        with hosted_by(host, lambda message: channel.send(QueueItem(message))):
             function, args, kwargs = _load(call.payload, ray)
             outcome.append(Value(_dump(function(*args, **kwargs), rank, ray)))
     except BaseException as error:  # noqa: BLE001  # raised at the caller
@@ -96,8 +95,8 @@ def _call_function(
 
 def _carry_error(error: BaseException, ray: ModuleType) -> Carried:
     """Return an error as data; the error of a Ray task without Ray's wrapper."""
-    carried, task_error = carry(error), ray.exceptions.RayTaskError
-    return replace(carry(error.cause), text=carried.text) if isinstance(error, task_error) else carried
+    carried, task_error = Carried.of(error), ray.exceptions.RayTaskError
+    return replace(Carried.of(error.cause), text=carried.text) if isinstance(error, task_error) else carried
 
 
 def _load(payload: bytes, ray: ModuleType) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from heliograph import RunResult
-from heliograph.core.distributed.launch.exceptions import Carried, carry
+from heliograph.core.distributed.launch.exceptions import Carried
 from heliograph.spi import hosted_by, require
 
 from ..session import StoredReport
@@ -110,7 +110,7 @@ def run_trial(plan: Plan, config: dict[str, Any]) -> None:
             reporter.check_measured()
     except BaseException as raised:  # noqa: BLE001  # logged or raised in the process of the search
         error = raised
-        raise TrialFailed(carry(raised)) from None
+        raise TrialFailed(Carried.of(raised)) from None
     finally:
         location.write(summarize_end(result, error))
     if reporter.stop is not None:

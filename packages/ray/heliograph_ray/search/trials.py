@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heliograph.core.distributed.launch.exceptions import rebuild
 from heliograph.spi import Store, describe_error, read_manifest, require
 
 from ..storage.checkpoints import StoredFolder
@@ -206,7 +205,7 @@ def _error(error: Any, number: int) -> BaseException | None:
         return None
     cause = getattr(error, "cause", error)
     if isinstance(cause, TrialFailed):
-        rebuilt = rebuild(cause.error)
+        rebuilt = cause.error.rebuild()
         rebuilt.add_note(f"heliograph: raised in trial {number}:\n{cause.error.text.rstrip()}")
         return rebuilt
     return cause if isinstance(cause, BaseException) else RuntimeError(str(cause))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import ray.train.torch
-from heliograph.core.distributed.launch.exceptions import carry
+from heliograph.core.distributed.launch.exceptions import Carried
 from heliograph.core.system.errors import RankFailed
 from heliograph.packages.ray.tests.launcher.test_ray_job import FakeDriverChannel
 from heliograph_ray import RayLauncher, cluster
@@ -120,7 +120,7 @@ class FakeTrainer:
                 try:
                     value = (self.number, function(*args, **kwargs))
                 except Exception as error:  # noqa: BLE001  # raised at the caller
-                    self._send(call, rank, Failed(carry(error), is_secondary=False))
+                    self._send(call, rank, Failed(Carried.of(error), is_secondary=False))
                     raise WorkerFailed(rank, type(error).__name__) from None
                 self._send(call, rank, Value(pickle.dumps(value)))
             done = call.fit

@@ -6,7 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
-from heliograph.core.distributed.launch.exceptions import carry
+from heliograph.core.distributed.launch.exceptions import Carried
 from heliograph.core.system.errors import RankFailed
 from heliograph_ray.launcher.attempts import WorkerGroup
 from heliograph_ray.launcher.failures import AttemptFailure, WorkerFailed, classify_failure, is_secondary
@@ -36,7 +36,7 @@ def raised(error: BaseException) -> Failed:
         raise error
     except BaseException as caught:  # noqa: BLE001
         is_exit = isinstance(error, SystemExit) and not error.code
-        return Failed(carry(caught), is_secondary=is_secondary(caught), is_exit=is_exit)
+        return Failed(Carried.of(caught), is_secondary=is_secondary(caught), is_exit=is_exit)
 
 
 def group(errors: dict[int, BaseException], **facts: Any) -> WorkerGroup:

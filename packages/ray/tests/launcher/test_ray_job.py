@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from heliograph.core.distributed.launch.exceptions import carry
+from heliograph.core.distributed.launch.exceptions import Carried
 from heliograph.core.system.errors import RankFailed
 from heliograph_ray.launcher import capacity, driver_loop
 from heliograph_ray.launcher.attempts import Attempt, GroupTracker, summarize_attempts
@@ -165,7 +165,7 @@ def lose(*messages: Message) -> Attempted:
 
 def failed(error: BaseException) -> Failed:
     """Return the message of a worker about an error."""
-    return Failed(carry(error), is_secondary=is_secondary(error))
+    return Failed(Carried.of(error), is_secondary=is_secondary(error))
 
 
 def test_values_that_arrive_last_are_returned() -> None:

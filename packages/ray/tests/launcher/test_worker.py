@@ -12,7 +12,6 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.core.distributed.launch import child_queue, queue
-from heliograph.core.distributed.launch.exceptions import rebuild
 from heliograph.core.host import current_host
 from heliograph_ray import RayReport
 from heliograph_ray.launcher import worker
@@ -145,7 +144,7 @@ def test_an_error_is_sent_and_raised_after_the_release(channels: list[FakeChanne
     sent = channels[0].sent[-1]
     assert isinstance(sent, Failed)
     assert (sent.is_secondary, sent.is_exit) == (False, False)
-    assert repr(rebuild(sent.error)) == "KeyError('label')"
+    assert repr(sent.error.rebuild()) == "KeyError('label')"
     assert channels[0].done == ["flushed", 3.0, "closed"]
 
 
@@ -154,7 +153,7 @@ def test_the_error_of_a_ray_task_is_sent_without_its_wrapper(channels: list[Fake
         run_worker(call(fail_in_task))
     sent = channels[0].sent[-1]
     assert isinstance(sent, Failed)
-    assert type(rebuild(sent.error)) is KeyError
+    assert type(sent.error.rebuild()) is KeyError
     assert 'File "theirs.py", line 1, in load' in sent.error.text
 
 
@@ -196,7 +195,7 @@ def test_what_cannot_be_pickled_is_an_error(
         run_worker(given)
     sent = channels[0].sent[-1]
     assert isinstance(sent, Failed)
-    assert str(rebuild(sent.error)).startswith(message)
+    assert str(sent.error.rebuild()).startswith(message)
 
 
 def test_an_error_before_the_call_is_not_a_lost_worker(
@@ -211,7 +210,7 @@ def test_an_error_before_the_call_is_not_a_lost_worker(
     sent = channels[0].sent[-1]
     assert isinstance(sent, Failed)
     assert not sent.is_secondary
-    assert str(rebuild(sent.error)) == "Ray 9.9 does not have it"
+    assert str(sent.error.rebuild()) == "Ray 9.9 does not have it"
 
 
 def test_every_training_reports_to_ray_and_the_main_worker_sends_its_result() -> None:

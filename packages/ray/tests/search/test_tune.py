@@ -25,7 +25,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.core.distributed.launch.exceptions import carry
+from heliograph.core.distributed.launch.exceptions import Carried
 from heliograph.core.host import hosted_by
 from heliograph.core.metrics.monitor import Monitor
 from heliograph.tests.kit import sgd
@@ -341,7 +341,7 @@ def test_only_our_own_metrics_are_kept() -> None:
 
 
 def test_the_users_own_error_is_unwrapped() -> None:
-    rays = SimpleNamespace(cause=TrialFailed(carry(KeyError("lr"))))
+    rays = SimpleNamespace(cause=TrialFailed(Carried.of(KeyError("lr"))))
     error = _error(rays, 3)
     assert isinstance(error, KeyError)
     assert error.args == ("lr",)

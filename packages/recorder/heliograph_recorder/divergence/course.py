@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 from heliograph import Request
 from heliograph.events import Verb
-from heliograph.spi import COUNTED, LOADED
 
 from ..format.digests import COLUMNS, DigestBlock
 from ..format.records import Batches, Counters, EventEntry, Recording, RequestEntry
 from ..format.walk import walk
-from ..verbs import WITHIN_A_BATCH
+from ..verbs import COUNTED, LOADED, WITHIN_A_BATCH
 
 ASIDE: frozenset[Verb] = frozenset(("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log"))
 COMPARED = ("epoch_start", "epoch_end", "validation_end", "validation_cut", "plugin_changed")

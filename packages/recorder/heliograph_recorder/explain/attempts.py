@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from heliograph.events.guarantee import verified
-from heliograph.spi import LOADED, printable
+from heliograph.spi import printable
 
 from ..format.records import AttemptRecord
+from ..verbs import LOADED
 from . import words
 from .attempt_summary import AttemptSummary, Restore
 from .end import describe_ending, progress, reasons
@@ -73,7 +73,7 @@ def describe_comparison(attempt: AttemptSummary) -> Iterator[str]:
     for entry in attempt.events("resume_verified"):
         steps, difference = entry.data["steps"], entry.data["difference"]
         if steps:
-            yield verified(steps)
+            yield f"verified: {steps:,} repeated step{'s' * (steps != 1)} equal, bit for bit"
         if difference is not None:
             yield f"the repeated work {printable(difference)}"
 

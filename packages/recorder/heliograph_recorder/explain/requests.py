@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from heliograph import Request
-from heliograph.spi import CHANGES, COUNTED
+from heliograph.spi import CHANGES
 
 from ..format.records import TIMED, Counters, EventEntry, RepeatEntry, RequestEntry, change_of
-from ..verbs import EVALUATION_VERB, TAKEN_BACK, WITHIN_A_BATCH
+from ..verbs import COUNTED, EVALUATION_VERB, TAKEN_BACK, WITHIN_A_BATCH
 from . import words
 from .attempt_summary import AttemptSummary
 

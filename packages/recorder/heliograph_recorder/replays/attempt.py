@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
-from heliograph import Bus, GradientsReady, LastBoundary, StepEnd
+from heliograph import Bus, Filter, GradientsReady, LastBoundary, StepEnd
 from heliograph.events import Event, Verb
-from heliograph.plugins.filters import plan_filters
 from heliograph.spi import CHANGES
 
 from ..format.records import (
@@ -164,7 +163,7 @@ class AttemptReplay:
 
     def _start(self, entry: EventEntry) -> None:
         self.run.started = True
-        plan_filters(self.run.bus, self.run)
+        Filter.plan_all(self.run)
         self._emit(entry)
         if self._entries.next_milestone_name() != "checkpoint_loaded":
             self._begin()
@@ -186,7 +185,7 @@ class AttemptReplay:
         run.start_from(origin)
         run.in_boundary = entry.data["in_boundary"]
         run.planned_steps = entry.data["planned_steps"]
-        plan_filters(run.bus, run)
+        Filter.plan_all(run)
         snapshot = self._snapshots.find(path, run.progress.state_dict())
         if snapshot is None:
             self._findings.note(

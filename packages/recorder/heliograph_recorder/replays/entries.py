@@ -7,8 +7,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final
 
-from heliograph.core.metrics.values import Metrics
 from heliograph.events import CATALOGUE, Event
+from heliograph.spi import Metrics
 
 from ..format.records import AttemptRecord, Batches, Entry, EventEntry, RepeatEntry, RequestEntry, TimesEntry
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
-from heliograph.core.evaluation import EVENTS
 from heliograph.events import Phase
 
 from ..format.records import AttemptRecord, EventEntry
 from ..verbs import EVALUATION_VERB
+from .entries import KINDS
 from .failure import RecordedFailure
 from .findings import Findings
 from .requests import RecordedRequests
@@ -79,7 +80,9 @@ class Evaluations:
     def _evaluate(self, entry: EventEntry) -> None:
         if self._run.phase == "train":  # the line of its start is damaged, or could not be written
             self._run.phase = _phase_of(entry.event)
-        run, (_, batch_start, batch_end, _) = self._run, EVENTS[self._run.phase]
+        run = self._run
+        batch_start: Any = KINDS[f"{run.phase}_batch_start"]
+        batch_end: Any = KINDS[f"{run.phase}_batch_end"]
         before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
         run.control.is_evaluating, cut = True, run.control.cut_request
         if before.chain or after.chain:
@@ -96,4 +99,5 @@ class Evaluations:
 
 
 def _phase_of(event: str) -> Phase:
-    return next((phase for phase in EVENTS if event.startswith(phase)), "validation")
+    evaluations: tuple[Phase, ...] = "validation", "test", "predict"
+    return next((phase for phase in evaluations if event.startswith(phase)), "validation")

@@ -9,7 +9,7 @@ from typing import Any
 
 from heliograph import Bus, Lane, NotRecorded, Plugins, Request, Run, SavePoint
 from heliograph.events import Event
-from heliograph.spi import describe_error, is_interrupt
+from heliograph.spi import describe_error
 
 from ..format.reader import damage_in_short, read
 from ..format.records import AttemptRecord, Batches, Counters, EventEntry, Recording, RepeatEntry, RequestEntry
@@ -125,7 +125,7 @@ class ReplaySession:
 
     def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
         """Switch off a plugin whose handler failed, and continue with the others."""
-        if owner not in self._names or is_interrupt(error):
+        if owner not in self._names or BaseExceptionGroup("", [error]).subgroup(KeyboardInterrupt):
             return False
         if isinstance(error, NotRecorded):
             self._switch_off(str(owner), error, event.name)

@@ -9,13 +9,9 @@ from typing import Any
 
 import torch
 from heliograph import Bus, Control, NotRecorded, Progress, Request, TrainStart
-from heliograph.core.context import PayloadVerbs
-from heliograph.core.length import epochs_done, part_done
-from heliograph.core.metrics.values import Metrics
-from heliograph.core.result import check_line
-from heliograph.core.stepping.optimizers import SINGLE
+from heliograph.core.context import LineVerbs
 from heliograph.events import CheckpointSource, Event, Phase
-from heliograph.spi import describe_error, is_within
+from heliograph.spi import Metrics, describe_error, is_within
 from torch import Tensor
 
 from ..format.records import AttemptRecord, Counters
@@ -26,7 +22,7 @@ LOSSES = "Record them with Recorder(..., losses=True)."
 COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations", "evaluated", "tokens")  # fmt: skip  # noqa: E501
 
 
-class ReplayRun(PayloadVerbs):
+class ReplayRun(LineVerbs):
     """One attempt of a recorded run; the protocol `heliograph.Run` documents it.
 
     Whatever is not recorded raises `NotRecorded`.
@@ -100,7 +96,7 @@ class ReplayRun(PayloadVerbs):
         self.optimizers: Mapping[str, Any] = {name: RecordedOptimizer() for name in attempt.optimizers}
         self.optimizer_name = next(iter(attempt.optimizers), "")
         self.optimizer: Any = self.optimizers.get(self.optimizer_name)
-        self.is_named = self.trains and tuple(attempt.optimizers) != (SINGLE,)
+        self.is_named = self.trains and tuple(attempt.optimizers) != ("optimizer",)
         self.engine, self.data = RecordedEngine(attempt.world_size), RecordedData()
         self.max_epochs, self.max_steps = attempt.max_epochs, attempt.max_steps
         self.planned_steps = attempt.planned_steps
@@ -150,12 +146,12 @@ class ReplayRun(PayloadVerbs):
     @property
     def epoch_fraction(self) -> float | None:
         """How many epochs are done."""
-        return epochs_done(self.progress, self.batches_per_epoch)
+        return self.progress.epochs_done(self.batches_per_epoch)
 
     @property
     def fraction(self) -> float | None:
         """Which part of the planned steps is done."""
-        return part_done(self.progress, self.planned_steps, skips=self.max_epochs is not None)
+        return self.progress.part_done(self.planned_steps, skips=self.max_epochs is not None)
 
     @property
     def is_last_batch(self) -> bool:
@@ -189,15 +185,6 @@ class ReplayRun(PayloadVerbs):
     def emit(self, event: Event) -> None:
         """Emit an event on the replay's bus."""
         self.bus.signal(type(event)).emit(self, event)
-
-    def note(self, text: str) -> None:
-        """Add a line to the report."""
-        self.notes.append(check_line("note", text))
-
-    def warn(self, text: str) -> None:
-        """Add a sentence to the report, unless it is there."""
-        if check_line("warn", text) not in self.warnings:
-            self.warnings.append(text)
 
     def plan(self) -> str:
         """Return nothing: what happens is recorded."""

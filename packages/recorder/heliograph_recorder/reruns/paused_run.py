@@ -9,9 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from heliograph import GradientsReady, Plugins, Run, RunResult
-from heliograph.core.data.draws import rng
 from heliograph.events import Event
-from heliograph.spi import check_whole_number, on_main
+from heliograph.spi import capture, check_whole_number, on_main, restore
 from torch import Tensor
 
 from ..divergence.report import Divergence
@@ -50,7 +49,7 @@ class PausedRun:
         self._recorded, self._origin, self._exact = recorded, origin, exact
         self._repeated: list[RepeatedChange | RepeatedRequests] = [] if changed is None else [changed]
         self._inexact: list[str] = []
-        self._former: dict[str, Any] | None = rng.capture()
+        self._former: dict[str, Any] | None = capture()
         self._folder = CommonFolder(parent)
         self._notes = [f"skipped: {each}" for each in origin.skipped] + recorded.silence(origin)
         self._comparison: Comparison | None = None
@@ -203,7 +202,7 @@ class PausedRun:
         finally:
             former, self._former = self._former, None
             if former is not None:
-                rng.restore(former)
+                restore(former)
             self._folder.remove()
 
     def __enter__(self) -> Self:

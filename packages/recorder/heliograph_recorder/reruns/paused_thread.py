@@ -8,9 +8,8 @@ from threading import Condition, Thread
 from typing import Any, Literal
 
 from heliograph import Bus, Lane, Log, PluginChanged, Run, RunResult
-from heliograph.core.data.draws import rng
 from heliograph.events import CATALOGUE, Event, FunctionName
-from heliograph.spi import Subscription, describe
+from heliograph.spi import Subscription, capture, describe, restore
 
 Wanted = Callable[[Run, Event], bool]
 
@@ -158,7 +157,7 @@ class PausedThread:
     def _handle(self, run: Run, event: Event) -> None:
         self.run = run
         if not self._is_left and self._is_wanted(run, event):
-            self.event, draws = event, rng.capture()
+            self.event, draws = event, capture()
             self._stop()
             while (work := self._work) is not None:
                 self._work = None
@@ -167,7 +166,7 @@ class PausedThread:
                 except BaseException as error:  # noqa: BLE001  # it is raised where the function was given
                     self._error.append(error)
                 self._stop()
-            rng.restore(draws)
+            restore(draws)
         if self._is_left and event.name not in ("run_failed", "run_closed"):
             raise LeftTraining
 

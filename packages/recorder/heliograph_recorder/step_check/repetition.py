@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from heliograph.core.data.draws import rng
 from heliograph.core.rehearsal.objects import KeptObjects
+from heliograph.spi import capture, restore
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -97,7 +97,7 @@ class Repetition:
         ours = [run, run.bus, run.plugins, run.engine, run.control, *run.plugins]
         objects = KeptObjects([run.task], leave=[*self.parameters.values(), *compiled, *ours])
         engine = dict(vars(run.engine))  # such as whether buffers have been sent to the other ranks
-        return partial(_restore, objects, rng.capture(), run.engine, engine)
+        return partial(_restore, objects, capture(), run.engine, engine)
 
 
 def parameters_of(run: Run) -> dict[str, Tensor]:
@@ -116,7 +116,7 @@ def parameters_of(run: Run) -> dict[str, Tensor]:
 
 def _restore(objects: KeptObjects, draws: Mapping[str, Any], engine: Any, held: dict[str, Any]) -> None:
     objects.restore()
-    rng.restore(draws)
+    restore(draws)
     vars(engine).update(held)
 
 

@@ -7,8 +7,8 @@ from types import FunctionType
 from typing import Any
 
 from heliograph import Plugin
-from heliograph.core.checkpoint.unseen.attributes import package_of
-from heliograph.core.checkpoint.unseen.values import differing, encode, show_both
+from heliograph.core.checkpoint.unseen.values import show_both
+from heliograph.spi import differing, encode
 
 Value = Mapping[str, Any]  # an encoded one
 DESCRIPTORS = (FunctionType, staticmethod, classmethod, property)
@@ -16,7 +16,7 @@ DESCRIPTORS = (FunctionType, staticmethod, classmethod, property)
 
 def class_attributes(plugin: Any) -> dict[str, Value]:
     """Return the attributes of an object's classes, by `Class.name`: no methods, and none of `Plugin`."""
-    package = package_of(plugin)
+    package = type(plugin).__module__.partition(".")[0]
     return {
         f"{kind.__qualname__}.{name}": encode(value, package=package)
         for kind in type(plugin).__mro__
@@ -24,6 +24,11 @@ def class_attributes(plugin: Any) -> dict[str, Value]:
         for name, value in vars(kind).items()
         if not name.startswith(("__", "_abc")) and not isinstance(value, DESCRIPTORS)
     }
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two plain values are equal, bit for bit."""
+    return not any(differing({"": encode(one)}, {"": encode(other)}))
 
 
 def list_changes(before: Mapping[str, Value], now: Mapping[str, Value]) -> Iterator[str]:

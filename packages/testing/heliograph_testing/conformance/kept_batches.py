@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from heliograph import BatchEnd, BatchStart, Lane, Plugin, Run, ValidationBatchEnd, ValidationBatchStart, on
-from heliograph.core.data.draws.users_code import attributes_of
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -91,7 +90,7 @@ class BatchWatch(Plugin):
                 self.kept.append(f"{each.what} is still {where}")
 
     def _holder(self, kept: Awaited) -> str | None:
-        for name, value in attributes_of(self._plugin).items():
+        for name, value in vars(self._plugin).items():
             if any(map(kept.is_same, _tensors(value))):
                 return name
         return None

@@ -7,13 +7,10 @@ from typing import Any
 
 from heliograph import Plugin, Run, TrainStart, on
 from heliograph.core.checkpoint.unseen.program import plugin_options
-from heliograph.core.checkpoint.unseen.values import encode
-from heliograph.core.data.draws import rng
-from heliograph.core.data.draws.equality import same
 from heliograph.events import Event
-from heliograph.spi import Receiver
+from heliograph.spi import Receiver, capture, encode
 
-from .attributes import Value, class_attributes, list_changes
+from .attributes import Value, class_attributes, is_same, list_changes
 from .kept_batches import BatchWatch
 from .rule import rule
 from .subject import Subject, name_of
@@ -61,9 +58,9 @@ def leaves_draws(subject: Subject) -> None:
 
     def watch(receiver: Receiver, owner: str) -> Receiver:
         def watched(run: Run, *, event: Event) -> None:
-            before = rng.capture()
+            before = capture()
             receiver(run, event=event)
-            for library in _changed(before, rng.capture()):
+            for library in _changed(before, capture()):
                 drawn.setdefault(library, f"a handler of {type(event).__name__}")
 
         return watched if owner == name else receiver
@@ -71,9 +68,9 @@ def leaves_draws(subject: Subject) -> None:
     trainer.bus.intercept(watch)
     subject.fit(trainer)
     if hasattr(plugin, "state_dict"):
-        before = rng.capture()
+        before = capture()
         plugin.state_dict()
-        drawn |= dict.fromkeys(_changed(before, rng.capture()), "state_dict()")
+        drawn |= dict.fromkeys(_changed(before, capture()), "state_dict()")
     found = ", ".join(f"that of {library} changed in {where}" for library, where in drawn.items())
     assert not drawn, f"Of the global generators, {found}."
 
@@ -105,4 +102,4 @@ def _held(plugin: Any) -> dict[str, Value]:
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [library for library in before if not same(before[library], now[library])]
+    return [library for library in before if not is_same(before[library], now[library])]

@@ -19,12 +19,10 @@ from heliograph import (
     TrainStart,
     on,
 )
-from heliograph.core.checkpoint.unseen.program import affects_training, plugin_options
-from heliograph.core.checkpoint.unseen.values import MISSING, encode, equal
-from heliograph.core.data.draws.equality import same
-from heliograph.spi import as_plain
+from heliograph.core.checkpoint.unseen.program import plugin_options
+from heliograph.spi import as_plain, differing, encode
 
-from .attributes import Value, list_changes
+from .attributes import Value, is_same, list_changes
 from .rule import rule
 from .subject import Subject, name_of
 
@@ -62,11 +60,16 @@ def starts_fresh(subject: Subject) -> None:
     left = _held(plugin)
     subject.fit(trainer)
     first, second = found
-    if not affects_training(plugin):  # it may hold what is new in every run, such as the name of a file
-        second = {name: value for name, value in second.items() if equal(value, left.get(name, MISSING))}
+    if not _affects_training(plugin):  # it may hold what is new in every run, such as the name of a file
+        renewed = {name for name, *_ in differing(second, left)}
+        second = {name: value for name, value in second.items() if name not in renewed}
         first = {name: value for name, value in first.items() if name in second}
     changes = list(list_changes(first, second))
     assert not changes, f"Before any batch, in the first run {', '.join(changes)} in the second."
+
+
+def _affects_training(plugin: Any) -> bool:
+    return getattr(plugin, "policy", "critical") != "observer" and bool(getattr(plugin, "affects_training", True))
 
 
 def _writes_elsewhere(plugin: Any) -> bool:
@@ -78,7 +81,7 @@ def _held(plugin: Any) -> dict[str, Value]:
     """Return the state and the attributes of a plugin; of one that cannot affect the training the state alone."""
     state = plugin.state_dict() if hasattr(plugin, "state_dict") else {}
     states = {f"{name!r} of its state": encode(value) for name, value in state.items()}
-    return states | (plugin_options(plugin) if affects_training(plugin) else {})
+    return states | (plugin_options(plugin) if _affects_training(plugin) else {})
 
 
 @rule("Return numbers, text, None, tensors, and lists and dicts of them, and change nothing in state_dict().")
@@ -89,7 +92,7 @@ def state_is_plain(subject: Subject) -> None:
     if hasattr(plugin, "state_dict"):
         state = plugin.state_dict()
         as_plain(state, "state_dict()")
-        assert same(state, plugin.state_dict()), "Reading the state twice gives two results."
+        assert is_same(state, plugin.state_dict()), "Reading the state twice gives two results."
 
 
 @rule(
@@ -114,7 +117,7 @@ def resumes(subject: Subject) -> None:
         trainer.plugins.register(each)
     subject.fit(trainer)
     was = _state_in(saved, name)
-    assert same(as_plain(loaded[0], name), was), (
+    assert is_same(as_plain(loaded[0], name), was), (
         f"The state that {name!r} loaded is not the one that it saved: {loaded[0]} and {was[0]}."
     )
 
@@ -153,7 +156,7 @@ def rolls_back(subject: Subject) -> None:
     trainer.plugins.register(Rewinder())
     subject.fit(trainer)
     state = _state_in(saved, name)
-    assert all(same(as_plain(each, name), state) for each in found), (
+    assert all(is_same(as_plain(each, name), state) for each in found), (
         f"{name!r} rolled back to {state[0]}, but has {found}."
     )
 

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from heliograph import Lane, Log, Run, SavePoint, Streams, Trainer, ValidationEnd
 from heliograph.builtin_callbacks.checkpoint.differences import listeners_to_epoch_start
-from heliograph.builtin_callbacks.checkpoint.ring_buffer import Rows
 from heliograph.events import CATALOGUE, Event, Guarantee
-from heliograph.spi import Leaf, Leaves, leaves
+from heliograph.spi import Leaf, leaves
 
 from .facts import Fact
 from .moments import AFTER_THE_END, Moment, MomentCounter
@@ -117,7 +116,7 @@ class Watcher:
 
     def __init__(self, attempt: CheckedAttempt, trainer: Trainer, save_every: int, kill: Moment | None) -> None:
         self._attempt, self._trainer, self._save_every, self._kill_at = attempt, trainer, save_every, kill
-        self._counter, self._rows = MomentCounter(), Rows()
+        self._counter = MomentCounter()
 
     def subscribe(self) -> None:
         """Subscribe to all events."""
@@ -174,8 +173,8 @@ class Watcher:
 
     def _at_batch_end(self, run: Run, event: Event) -> None:
         self._attempt.facts.append(Fact("draws", _in_batch(run), _counters(run), generators()))
-        for row in (*self._rows.of(run), *self._rows.late(wait=True)):
-            self._attempt.facts.append(Fact("loss", _in_batch(run), _counters(run), {"": Leaf("row", row.bits, row)}))
+        losses = () if run.control.skips_batch else run.batch_losses
+        self._add(run, "loss", losses[0] if len(losses) == 1 else losses, _in_batch(run))
         if run.progress.batches % self._save_every == 0:
             run.control.request_save(f"every {self._save_every} batches", by=BY)
 
@@ -221,7 +220,7 @@ class Watcher:
         self._attempt.facts.append(Fact(what, when, _counters(run, begun), found))
 
 
-def generators() -> Leaves:
+def generators() -> dict[str, Leaf]:
     """Return the states of the global random generators, by name."""
     state = {
         "python": repr(random.getstate()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heliograph.builtin_callbacks.checkpoint.differences import HIDDEN_STATE, describe_repeats
+from heliograph.builtin_callbacks.checkpoint.differences import describe_repeats
 
 from .differences import Comparison, Difference
 
@@ -27,6 +27,10 @@ AFTER_RESUME = {
     "schedulers": "the scheduler is stepped by state that no checkpoint holds, or its state_dict is not complete",
     "data": "the loader's state_dict does not restore its position",
 }
+OTHERS_AFTER_RESUME = (
+    "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict; or the data have "
+    "changed"
+)
 
 
 def cause_without_kill(difference: Difference) -> str:
@@ -56,4 +60,4 @@ def causes_after_resume(
     causes += describe_repeats(epoch_start_handlers)
     if difference.what.startswith("plugin ") and not causes:
         causes.append(f"{difference.what} does not continue from what load_state_dict gives it")
-    return tuple(causes or [AFTER_RESUME.get(difference.what, HIDDEN_STATE)])
+    return tuple(causes or [AFTER_RESUME.get(difference.what, OTHERS_AFTER_RESUME)])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, get_args
 
-from heliograph.core.data.draws import rng
-from heliograph.events.guarantee import weaker
-from heliograph.spi import MakeTrainer, TrainerFactory, UsageError, known_names
+from heliograph import Trainer
+from heliograph.events import Guarantee
+from heliograph.spi import TrainerFactory, UsageError, capture, known_names, restore, seed_all
 
 from .attempts import CheckedAttempt, SavedState, run_attempt
 from .causes import cause_without_kill, causes_after_resume
@@ -21,7 +22,7 @@ Aside = frozenset[tuple[str, str]]
 
 
 def assert_resume_exact(
-    make_trainer: MakeTrainer,
+    make_trainer: Callable[..., tuple[Trainer, Mapping[str, Any]]],
     *,
     kill_at: KillPoint | Sequence[KillPoint] | None = None,
     resumes: int = 3,
@@ -43,7 +44,7 @@ def assert_resume_exact(
 
 
 def check_resume(
-    make_trainer: MakeTrainer,
+    make_trainer: Callable[..., tuple[Trainer, Mapping[str, Any]]],
     *,
     kill_at: KillPoint | Sequence[KillPoint] | None = None,
     resumes: int = 3,
@@ -88,13 +89,13 @@ def check_resume(
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UsageError(f"{name}= must be a whole number of at least 1, got {value!r}.")
     points = None if kill_at is None else list_kill_points(kill_at)
-    before = rng.capture()
+    before = capture()
     try:
         with TemporaryDirectory() as folder:
             check = _Check(TrainerFactory(make_trainer), Path(folder), save_every)
             return check.run(points, resumes, [ignore] if isinstance(ignore, str) else ignore)
     finally:
-        rng.restore(before)
+        restore(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,9 @@ class _Check:
                 difference=found.first,
             )
             reasons = tuple(dict.fromkeys((*check.reasons, *attempt.reasons)))
-            check = replace(check, guarantee=weaker(check.guarantee, attempt.guarantee), reasons=reasons)
+            check = replace(
+                check, guarantee=max(check.guarantee, attempt.guarantee, key=get_args(Guarantee).index), reasons=reasons
+            )
             if found.first is not None:
                 return _lower(replace(check, causes=reference.causes(attempt, found)))
             if kill is not None and not attempt.killed:
@@ -180,7 +183,7 @@ class _Check:
         origin: SavedState | None = None,
         kill: Moment | None = None,
     ) -> CheckedAttempt:
-        rng.seed_all(number if origin else 0)  # every start is seeded alike; a resume must not depend on the seed
+        seed_all(number if origin else 0)  # every start is seeded alike; a resume must not depend on the seed
         try:
             trainer, options = self._make(self._folder / folder)
             attempt = run_attempt(trainer, options, save_every=self._save_every, origin=origin, kill=kill)

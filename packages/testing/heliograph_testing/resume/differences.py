@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from heliograph.builtin_callbacks.checkpoint.differences import distinguish, what_differs
-from heliograph.builtin_callbacks.checkpoint.ring_buffer import Row
 
 if TYPE_CHECKING:
     from heliograph.spi import Leaf
@@ -147,15 +145,9 @@ def _is_plural(fact: Fact) -> bool:
 
 def _values(one: Leaf | None, other: Leaf | None, names: tuple[str, str]) -> str:
     """Return both values, or how much they differ."""
-    if one is not None and other is not None and isinstance(one.sample, Row) and isinstance(other.sample, Row):
-        return what_differs(one.sample, other.sample)
     if one is not None and other is not None and one.kind == other.kind and np.size(one.sample) > 1:
         return f"{_distance(one.sample, other.sample)} ({one.kind})"
-    shown = _value(one), _value(other)
-    numbers = [_number(leaf) for leaf in (one, other)]
-    if isinstance(numbers[0], float) and isinstance(numbers[1], float):
-        shown = distinguish(numbers[0], numbers[1])
-    return ", ".join(f"{value} in {name}" for value, name in zip(shown, names, strict=True))
+    return ", ".join(f"{_value(leaf)} in {name}" for leaf, name in zip((one, other), names, strict=True))
 
 
 def _value(leaf: Leaf | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heliograph.spi import Leaves
+from heliograph.spi import Leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,4 +21,4 @@ class Fact:
     what: str
     when: str
     counters: tuple[int, int, int]
-    leaves: Leaves
+    leaves: dict[str, Leaf]

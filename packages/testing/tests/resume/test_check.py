@@ -391,7 +391,8 @@ def test_finds_a_task_with_state_of_its_own() -> None:
     check = check_resume(lambda: training(h.RNGCapture(6691), kind=Warming))
     assert check.difference is not None
     assert check.difference.what == "loss"
-    assert check.difference.text == "the loss differs in epoch 0, batch 4, step 4: loss 0.09116 instead of 0.3647"
+    assert check.difference.text.startswith("the loss differs in epoch 0, batch 4, step 4: 0.364")
+    assert ", 0.0911" in check.difference.text
     assert check.causes[0].startswith(
         "the training changed task.seen, which no checkpoint restores: it was a deque of 3, and is a deque of 0: keep"
     )

@@ -9,7 +9,7 @@ from typing import Any, Never
 
 import pytest
 from heliograph import RankFailed, TrainingError
-from heliograph.core.distributed.launch.exceptions import carry, rebuild
+from heliograph.core.distributed.launch.exceptions import Carried
 
 
 class KeywordError(Exception):
@@ -60,7 +60,8 @@ class Shy:
 
 
 def sent(error: BaseException) -> BaseException:
-    return rebuild(pickle.loads(pickle.dumps(carry(error))))
+    carried: Carried = pickle.loads(pickle.dumps(Carried.of(error)))
+    return carried.rebuild()
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Exception:
@@ -137,8 +138,8 @@ def test_a_type_that_cannot_be_imported_gets_a_stand_in_of_its_name_and_base() -
 
 @pytest.mark.parametrize("name", [("no_such_module", "OwnError"), (__name__, "OwnError"), (__name__, "sent")])
 def test_what_is_no_type_here_gets_a_stand_in(name: tuple[str, str]) -> None:
-    carried = replace(carry(ValueError("text")), kinds=(name, ("builtins", "ValueError")))
-    arrived = rebuild(carried)
+    carried = replace(Carried.of(ValueError("text")), kinds=(name, ("builtins", "ValueError")))
+    arrived = carried.rebuild()
     assert type(arrived).__mro__[1] is ValueError
     assert (type(arrived).__module__, type(arrived).__name__) == name
 
@@ -181,8 +182,8 @@ def test_a_chain_that_bites_its_tail_ends() -> None:
 
 
 def test_the_traceback_arrives_as_text() -> None:
-    text = carry(raised(ValueError("text"), raised(KeyError("cause")))).text
+    text = Carried.of(raised(ValueError("text"), raised(KeyError("cause")))).text
     assert text.count("Traceback (most recent call last):") == 2
     assert text.count("in raised\n") == 2
     assert text.endswith("ValueError: text\n")
-    assert "ShyError: " in carry(raised(ShyError("text"))).text
+    assert "ShyError: " in Carried.of(raised(ShyError("text"))).text

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from heliograph import Checkpoint, Filter, LoadBest, LogSchedule, Run, SaveSchedule, ValidationSchedule
-from heliograph.builtin_callbacks.schedules import Schedule
 from heliograph.spi import require
 
 from .facts import accumulation, epochs, rate_of
 
 Facts = Mapping[str, Callable[[Run], Any]]
+Schedule: TypeAlias = type[LogSchedule | SaveSchedule | ValidationSchedule]
 
 
 class RunArguments:
@@ -61,7 +61,7 @@ def _checkpoint(run: Run, attribute: str) -> Any:
     return getattr(found[0], attribute) if found else None
 
 
-def _schedules(run: Run, kind: type[Schedule]) -> list[tuple[Filter, bool]]:
+def _schedules(run: Run, kind: Schedule) -> list[tuple[Filter, bool]]:
     """Return when schedules of a kind ask, and whether they do at the end, too; a `Checkpoint` can be one for saves."""
     found = [(each.filter, each.at_end) for each in _plugins(run, kind)]
     every = [each.every for each in _plugins(run, Checkpoint)] if kind is SaveSchedule else []
@@ -70,7 +70,7 @@ def _schedules(run: Run, kind: type[Schedule]) -> list[tuple[Filter, bool]]:
 
 def last_flags(run: Run) -> set[str]:
     """Return what the Trainer sets at the last step: what schedules that do not count epochs ask for at the end."""
-    kinds: dict[str, type[Schedule]] = {"should_save": SaveSchedule}
+    kinds: dict[str, Schedule] = {"should_save": SaveSchedule}
     if run.validation_sets:
         kinds["should_evaluate"] = ValidationSchedule
     return {
@@ -80,7 +80,7 @@ def last_flags(run: Run) -> set[str]:
     }
 
 
-def _interval(kind: type[Schedule]) -> Callable[[Run], int | None]:
+def _interval(kind: Schedule) -> Callable[[Run], int | None]:
     """Return what reads every how many steps a schedule asks; None where it counts something else."""
 
     def read(run: Run) -> int | None:
@@ -90,7 +90,7 @@ def _interval(kind: type[Schedule]) -> Callable[[Run], int | None]:
     return read
 
 
-def _strategy(kind: type[Schedule]) -> Callable[[Run], str]:
+def _strategy(kind: Schedule) -> Callable[[Run], str]:
     """Return what reads by which unit something is asked for: `steps`, `epoch` or `no`."""
 
     def read(run: Run) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from heliograph import Run
-from heliograph.core.metrics.log_rows import LONGEST
 from heliograph.spi import known_names, require
 
 from .facts import epochs
 from .names import their_name
 
+LONGEST = 10_000  # rows of the log history, as in `RunResult.log_history`
 SAVED = (
     "epoch",
     "global_step",

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from heliograph import GradientsReady
-from heliograph.core.data.order.sizes import length_of
 from transformers import TrainerState, TrainingArguments
+from transformers.trainer_utils import has_length
 
 from ...hosted.facts import Facts
 from ...hosted.host import Host
@@ -66,7 +66,7 @@ def facts_of(trainer: Any, state: TrainerState, loader: Any, folder: Path) -> Fa
         device=args.device,
         epochs=None if args.max_steps > 0 else state.num_train_epochs,
         steps=state.max_steps,
-        batches=length_of(loader),
+        batches=len(loader) if has_length(loader) else None,
         loader=loader,
         batch_size=trainer._train_batch_size,  # which auto_find_batch_size may have reduced; nothing public says it
         validation=sets if isinstance(sets, dict) else {} if sets is None else {"": sets},
