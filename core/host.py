@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from .distributed.launch.queue import open_queue
-
 if TYPE_CHECKING:
     from ..events import Run
     from ..events.catalogue import Status
@@ -58,6 +56,8 @@ def hosted_by(host: Host | None, send: Callable[[bytes], None] | None = None) ->
         send: takes what is put into `run.queue`, pickled, to the launcher without waiting.
     """
     if send is not None:
+        from .distributed.launch.queue import open_queue  # a training without a launcher does not load it
+
         open_queue(send)
     previous, _hosts[os.getpid()] = current_host(), host
     try:
