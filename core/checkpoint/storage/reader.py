@@ -19,7 +19,7 @@ from ..state.schema import check_schema
 from .files import SYSTEM, Files, WatchedReader
 from .folder import FoundFile, Manifests
 from .manifest import SUFFIX, Entry, MissingManifestError, SchemaError, decode, find_tail, run_part
-from .untrusted_files import check_archive, check_content, read_small, refuse_unread
+from .untrusted_files import UnreadableError, check_archive, check_content, read_small, refuse_unread
 
 State = dict[str, Any]
 LONGEST_NAME = 255  # bytes, on most file systems
@@ -274,6 +274,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
     Raises:
         OSError: the folder, or what may be a checkpoint of the run, cannot be read, not even when retried.
         SchemaError: a checkpoint of the run has another schema.
+        UnreadableError: the newest one is intact, and cannot be read.
     """
     manifests, gone = _manifests(folder), set[Path]()
     while True:
@@ -289,6 +290,8 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
                     manifests.look_again()
                     break
                 passed_over.append(str(error))
+            except UnreadableError:
+                raise
             except ValueError as error:
                 passed_over.append(str(error))
         else:

@@ -89,8 +89,12 @@ def cause(error: Exception) -> str:
     return f"{type(error).__name__}: {inner or error}"
 
 
+class UnreadableError(ValueError):
+    """A file has the digest in its manifest and still cannot be read: that is not damage."""
+
+
 def refuse_unread(what: Path | str, error: Exception, *, is_verified: bool = False) -> NoReturn:
-    """Raise the error that reading a file has raised, or ValueError if the file is the cause.
+    """Raise the error that reading a file has raised, or ValueError if the content of the file is the cause.
 
     Args:
         what: the file.
@@ -98,6 +102,11 @@ def refuse_unread(what: Path | str, error: Exception, *, is_verified: bool = Fal
         is_verified: whether the file has the digest in its manifest. Otherwise a RuntimeError of torch may be damage.
     """
     if not is_of_machine(error, is_verified=is_verified):
+        if is_verified:
+            raise UnreadableError(
+                f"{what} is intact, since its digest is the one in its manifest, but cannot be read: {cause(error)}. "
+                f"Resume another one by its path, or move this file away."
+            ) from error
         raise ValueError(f"{what} cannot be read: {cause(error)}") from error
     error.add_note(f"{what} could not be read, but no damage was found.")
     raise error

@@ -10,6 +10,7 @@ from dataclasses import replace
 from io import BufferedReader, FileIO
 from math import inf
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from heliograph.core.checkpoint.storage import Entry, Files, manifest
 from heliograph.core.checkpoint.storage.files import PAUSES, TRIES
 from heliograph.core.checkpoint.storage.folder import Manifests
 from heliograph.core.checkpoint.storage.manifest import SchemaError
+from heliograph.core.checkpoint.storage.untrusted_files import UnreadableError
 from heliograph.core.checkpoint.weights_files import find_weights
 from heliograph.tests.stores import seal_as, training_named
 
@@ -100,20 +102,33 @@ def test_another_size_or_content_is_refused_before_anything_is_unpickled(
 
 
 def test_a_malicious_pickle_with_a_forged_manifest_is_refused(tmp_path: Path, opened: Make, state: Make) -> None:
+    """Its bytes are those of its manifest, so it is not taken for damage and passed over."""
     store = opened()
-    good = store.save("good.pth", state(1))
+    store.save("good.pth", state(1))
     forge(tmp_path / "evil.pth", state(99, evil=Evil(tmp_path / "it ran")))
     storage.verify(tmp_path / "evil.pth")
     for verify in (True, False):
-        with pytest.raises(ValueError, match=r"evil\.pth cannot be read: UnpicklingError: Unsupported global"):
+        with pytest.raises(ValueError, match=r"evil\.pth .*cannot be read: UnpicklingError: Unsupported global"):
             storage.load(tmp_path / "evil.pth", verify=verify)
-    found, loaded, passed_over = store.newest()
-
-    assert found == good
-    assert loaded["progress"]["steps"] == 1
-    assert len(passed_over) == 1
-    assert "evil.pth cannot be read" in passed_over[0]
+    with pytest.raises(UnreadableError, match=r"evil\.pth is intact.*cannot be read"):
+        store.newest()
     assert not (tmp_path / "it ran").exists()
+
+
+@pytest.mark.parametrize("error", [UnpicklingError, RecursionError, AttributeError])
+def test_an_intact_newest_one_that_cannot_be_read_is_not_passed_over(
+    error: type[Exception], opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened()
+    for steps in (1, 2):
+        store.save(f"{steps}.pth", state(steps))
+
+    def load(*args: Any, **how: Any) -> Any:
+        raise error("no such class")
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(UnreadableError, match=r"2\.pth is intact.*no such class"):
+        store.newest()
 
 
 @pytest.mark.parametrize("content", [{"state_dict": {}}, [1, 2], torch.ones(1), 7])
