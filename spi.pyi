@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from .builtin_callbacks.trackers.records import AXES as AXES
 from .builtin_callbacks.trackers.tracker import Rates as Rates
 from .core.checkpoint.state.leaves import Leaf as Leaf
 from .core.checkpoint.state.leaves import leaves as leaves
@@ -60,6 +59,7 @@ from .events.errors import describe_error as describe_error
 from .events.recorder import EventRecorder as EventRecorder
 from .plugins.discovery import check_options as check_options
 from .plugins.discovery import find as find
+from .plugins.first_party import is_first_party as is_first_party
 from .plugins.marks import marked_methods as marked_methods
 from .plugins.plugin import snake_case as snake_case
 

@@ -56,7 +56,7 @@ def hosted_by(host: Host | None, send: Callable[[bytes], None] | None = None) ->
         send: takes what is put into `run.queue`, pickled, to the launcher without waiting.
     """
     if send is not None:
-        from .distributed.launch.queue import open_queue  # a training without a launcher does not load it
+        from .distributed.launch.queue import open_queue  # not needed without a launcher
 
         open_queue(send)
     previous, _hosts[os.getpid()] = current_host(), host

@@ -16,6 +16,7 @@ from ..events.control import Verb
 from ..events.errors import is_interrupt
 from ..events.signatures import check_receiver
 from .filters import Filter
+from .first_party import is_first_party
 from .marks import marked_methods
 from .order import Handler
 from .plugin import Plugin, snake_case
@@ -75,6 +76,15 @@ class PluginEntry:
     def has_lifecycle(self) -> bool:
         """Whether it is reset before a training and closed after a run; any object with handlers may do without."""
         return isinstance(self.plugin, Plugin)
+
+    @property
+    def is_unredirected(self) -> bool:
+        """Whether it is the user's and has no `rehearse(folder)`, so it writes where it always does, if at all."""
+        plugin = self.plugin
+        can_be_redirected = self.has_lifecycle and type(plugin).rehearse is not Plugin.rehearse
+        if can_be_redirected or is_first_party(type(plugin).__module__) or not getattr(plugin, "rehearses", True):
+            return False
+        return hasattr(plugin, "__dict__")
 
     @property
     def state_version(self) -> int:

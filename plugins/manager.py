@@ -226,6 +226,18 @@ class Plugins:
         entry = self._entry_of(owner)
         return entry is not None and entry.is_observer and bool(getattr(entry.plugin, "draws", True))
 
+    def redirect(self, folder: Path) -> dict[str, list[Path]]:
+        """Let every plugin write to a folder of its own in `folder`; return by name where each would have written."""
+        found = {}
+        for name, entry in self._entries.items():
+            if entry.enabled and entry.has_lifecycle:
+                found[name] = [Path(each) for each in entry.plugin.rehearse(folder / name)]
+        return {name: paths for name, paths in found.items() if paths}
+
+    def unredirected(self) -> list[str]:
+        """Return the names of the user's plugins that `redirect` cannot redirect, if they write at all."""
+        return [name for name, entry in self._entries.items() if entry.is_unredirected]
+
     def errors(self) -> dict[str, tuple[str, ...]]:
         """Return the forgiven errors of the observers."""
         return {entry.name: tuple(entry.errors) for entry in self._entries.values() if entry.errors}

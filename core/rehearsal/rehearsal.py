@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
@@ -17,7 +17,6 @@ import torch
 from ...events import Bus
 from ...plugins import Plugins
 from ...plugins.filters import Filter
-from ...plugins.first_party import is_first_party
 from ...plugins.plugin import Plugin
 from ..engines.contract import LoopEngine
 from .director import STEPS, Director, Script, Seen, compare_runs
@@ -57,7 +56,7 @@ def rehearse(
     """
     data = [train, options.get("validation")]
     refuse_iterators(data)
-    leave = left_out(trainer.plugins)
+    leave = [plugin for plugin in trainer.plugins if not getattr(plugin, "rehearses", True)]
     engine, users = trainer.engine, [task, options, *trainer.plugins]
     with (
         engine.process(),
@@ -106,7 +105,7 @@ class _Runs:
         """
         self.former.restore()
         plugins, resumes = self.trainer.plugins, what == "resumed"
-        self.targets = redirect(plugins, self.place / what)
+        self.targets = plugins.redirect(self.place / what)
         shorten(self.former.objects)
         director = Director(self._script(), resumes=resumes)
         device = self.trainer.engine.device
@@ -259,21 +258,6 @@ def temporary_folder(engine: LoopEngine, parent: str | Path | None) -> Iterator[
         yield Path(engine.broadcast(folder))
 
 
-def left_out(plugins: Iterable[Any]) -> list[Any]:
-    """Return the plugins that take no part in a rehearsal."""
-    return [each for each in plugins if not getattr(each, "rehearses", True)]
-
-
-def redirect(plugins: Any, folder: Path) -> dict[str, list[Path]]:
-    """Let every plugin write to a folder of its own in `folder`; return by name where each would have written."""
-    found = {}
-    for name in plugins.names():
-        plugin = plugins[name]
-        if plugins.is_enabled(name) and isinstance(plugin, Plugin):
-            found[name] = [Path(each) for each in plugin.rehearse(folder / name)]
-    return {name: paths for name, paths in found.items() if paths}
-
-
 def shorten(objects: KeptObjects) -> None:
     """Let every filter be due at the first occasion."""
     for each in list(objects.found(Filter)):
@@ -305,8 +289,7 @@ class Watch:
     def __init__(self, plugins: Any) -> None:
         self._places = {
             name: [value for value in vars(plugins[name]).values() if isinstance(value, Path)]
-            for name in plugins.names()
-            if cannot_be_redirected(plugins[name])
+            for name in plugins.unredirected()
         }
         self.unredirected = tuple(name for name, paths in self._places.items() if paths)
         self._before, self._here = self._listings(), set(Path().iterdir())
@@ -329,13 +312,6 @@ class Watch:
 
     def _listings(self) -> dict[str, Listing]:
         return {name: {k: v for path in paths for k, v in _files(path)} for name, paths in self._places.items()}
-
-
-def cannot_be_redirected(plugin: Any) -> bool:
-    """Return whether a plugin of somebody else's writes where it always does, if it writes at all."""
-    has_way = isinstance(plugin, Plugin) and type(plugin).rehearse is not Plugin.rehearse
-    is_ours = is_first_party(type(plugin).__module__)
-    return not (has_way or is_ours) and getattr(plugin, "rehearses", True) and hasattr(plugin, "__dict__")
 
 
 def _files(path: Path) -> Iterator[tuple[Path, tuple[int, int]]]:

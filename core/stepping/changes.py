@@ -17,17 +17,12 @@ from ..engines.options import modules_of
 from .optimizers import held_parameters
 
 
-class RefusedChangeError(Exception):
-    """What was requested cannot be done; the text says why."""
-
-
 def serve_change(run: Run, request: Request) -> tuple[str, bool]:
     """Make a change; return why it cannot be made, which is a warning of the result, or nothing; and if it did any."""
-    try:
-        return "", (_set_learning_rate if request.verb == "set_learning_rate" else _switch)(run, request)
-    except RefusedChangeError as error:
-        run.warn(f"{request.by} requested {request.what} ({request.reason}), and it could not be done: {error}")
-        return str(error), False
+    if refusal := refuse_change(run, request.verb, request.target, request.value):
+        run.warn(f"{request.by} requested {request.what} ({request.reason}), and it could not be done: {refusal}")
+        return refusal, False
+    return "", (_set_learning_rate if request.verb == "set_learning_rate" else _switch)(run, request)
 
 
 def restore_switches(run: Run, former: Mapping[str, bool], *, goes_back: bool) -> None:
@@ -47,55 +42,59 @@ def restore_switches(run: Run, former: Mapping[str, bool], *, goes_back: bool) -
             run.note(f"plugin {name!r} is {'enabled' if enabled else 'disabled'}, as in the loaded state")
 
 
-def check_switch(run: Run, name: str, *, enabled: bool) -> None:
-    """Raise `RefusedChangeError` where a plugin cannot be enabled or disabled now."""
+def refuse_change(run: Run, verb: str, target: str, value: float | None) -> str:
+    """Return why a change cannot be made now; empty if it can."""
+    if verb == "set_learning_rate":
+        assert value is not None  # its verb takes one
+        return _refuse_rate(run, value, target)
+    return _refuse_switch(run, target, enabled=verb == "enable_plugin")
+
+
+def _refuse_switch(run: Run, name: str, *, enabled: bool) -> str:
     if name not in run.plugins:
-        raise RefusedChangeError(f"there is no plugin {name!r}.{known_names(name, run.plugins.names())}")
+        return f"there is no plugin {name!r}.{known_names(name, run.plugins.names())}"
     if not enabled or run.plugins.is_enabled(name):
-        return
+        return ""
     if switched_off(name):
-        raise RefusedChangeError(f"the environment keeps plugin {name!r} off.")
+        return f"the environment keeps plugin {name!r} off."
     control, asks = run.control, getattr(run.plugins[name], "asks", ())
     voted = {"skip_batch": control.votes_on_batches, "skip_step": control.votes_on_steps}
     for verb in [verb for verb, votes in voted.items() if control.is_shared and verb in asks and not votes]:
-        raise RefusedChangeError(
+        return (
             f"plugin {name!r} asks for {verb}, on which the ranks have to vote, and whether they do was decided when "
             f"the run began: begin it with the plugin enabled."
         )
+    return ""
 
 
-def check_rate(run: Run, rate: float, optimizer: str) -> list[str]:
-    """Return the names of the optimizers whose learning rate is set.
-
-    Raises:
-        RefusedChangeError: it cannot be set.
-    """
+def _refuse_rate(run: Run, rate: float, optimizer: str) -> str:
     optimizers: Mapping[str, Any] = run.optimizers
     if optimizer and optimizer not in optimizers:
-        raise RefusedChangeError(f"there is no optimizer {optimizer!r}.{known_names(optimizer, optimizers)}")
+        return f"there is no optimizer {optimizer!r}.{known_names(optimizer, optimizers)}"
     names = [optimizer] if optimizer else list(optimizers)
     present = {name: _rate(optimizers[name]) for name in names}
     if len(set(present.values())) > 1:
         rates = ", ".join(f"{name} has {value:g}" for name, value in present.items())
-        raise RefusedChangeError(f"the optimizers have different rates ({rates}): name the one that is meant.")
+        return f"the optimizers have different rates ({rates}): name the one that is meant."
     for name in names:
         scheduler = run.schedulers.get(name)
         if scheduler is not None and not isinstance(scheduler, LRScheduler):
-            raise RefusedChangeError(
+            return (
                 f"the scheduler {type(scheduler).__name__} is not one of torch, so what it computes rates from is not "
                 f"known, and it would undo the change at its next step."
             )
-        _check_size(rate, optimizers[name])
+        if refusal := _refuse_size(rate, optimizers[name]):
+            return refusal
         if present[name] == 0.0:
-            raise RefusedChangeError(
+            return (
                 "the learning rate is 0 now, so there is no factor by which its schedule could be scaled to "
                 f"{rate:g}: ask again when it is not."
             )
-    return names
+    return ""
 
 
-def _check_size(rate: float, optimizer: Any) -> None:
-    """Raise `RefusedChangeError` where a rate is so large that a step would fail, and so would each resumed run.
+def _refuse_size(rate: float, optimizer: Any) -> str:
+    """Return why a rate is so large that a step would fail, and so would each resumed run; empty if it is not.
 
     The square root leaves room for what an optimizer multiplies it by.
     """
@@ -105,13 +104,14 @@ def _check_size(rate: float, optimizer: Any) -> None:
         for dtype in {each.dtype for each in group["params"] if each.is_floating_point() or each.is_complex()}:
             if own > (largest := torch.finfo(dtype).max ** 0.5):
                 allowed = f"the learning rate of {dtype} parameters is at most {largest:.2g}"
-                raise RefusedChangeError(f"{allowed}; with {rate:g} it would be {own:g}.")
+                return f"{allowed}; with {rate:g} it would be {own:g}."
+    return ""
 
 
 def _set_learning_rate(run: Run, request: Request) -> bool:
     assert request.value is not None  # its verb takes one
     changed = False
-    for name in check_rate(run, request.value, request.target):
+    for name in [request.target] if request.target else run.optimizers:
         optimizer = run.optimizers[name]
         first = _rate(optimizer)
         changed = changed or first != request.value
@@ -126,7 +126,6 @@ def _set_learning_rate(run: Run, request: Request) -> bool:
 
 def _switch(run: Run, request: Request) -> bool:
     enabled = request.verb == "enable_plugin"
-    check_switch(run, request.target, enabled=enabled)
     changed: bool = run.plugins.is_enabled(request.target) != enabled
     (run.plugins.enable if enabled else run.plugins.disable)(request.target, by=request.by)
     return changed

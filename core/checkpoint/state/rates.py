@@ -18,17 +18,13 @@ def base_rates(optimizers: Mapping[str, Any]) -> list[float]:
     return [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
 
 
-def scale_optimizer(optimizer: Any, factor: float) -> None:
-    """Multiply the learning rates of an optimizer."""
-    for group in optimizer.param_groups:
-        scale_group(group, factor)
-
-
-def scale_group(group: dict[str, Any], factor: float) -> None:
-    """Multiply the learning rates of a parameter group."""
-    for name in RATES:
-        if name in group:
-            set_rate(group, name, group[name] * factor)
+def scale_optimizer(optimizer: Any, *factors: float) -> None:
+    """Multiply the learning rates of an optimizer by one factor, or by one for each parameter group."""
+    groups = optimizer.param_groups
+    for group, factor in zip(groups, factors if len(factors) > 1 else factors * len(groups), strict=True):
+        for name in RATES:
+            if name in group and factor != 1.0:
+                set_rate(group, name, group[name] * factor)
 
 
 def set_rate(group: dict[str, Any], name: str, rate: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from numpy.random import bit_generator as _bit_generator
 from numpy.random import mtrand
 
-from .memory import LEGACY, NO_NORMAL, PYTHON, TORCH, of_normal, of_python, of_torch
+from .memory import LEGACY, NO_NORMAL, PYTHON, TORCH, states
 
 Generator: TypeAlias = (
     np.random.Generator
@@ -181,9 +181,7 @@ class _Isolation:
 
 _SEED: Final[Any] = random.Random.__base__.seed  # type: ignore[union-attr]  # in C
 _SPARES: Final[list[Any]] = []
-_PYTHON: Final = of_python()
-_NORMAL: Final = of_normal()
-_TORCH: Final = of_torch()
+_PYTHON, _TORCH, _NORMAL = states()
 
 
 def _entropy() -> Any:

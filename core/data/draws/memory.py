@@ -32,9 +32,9 @@ class Memory:
         """Return where a state has room: were that new each time, the allocator would hand out pieces of it between."""
         return memoryview(bytearray(len(self._bytes)))
 
-    def part(self, begin: int, end: int) -> memoryview:
+    def parts(self, *spans: tuple[int, int]) -> list[memoryview]:
         """Return some bytes of the state, as they will be whenever they are read."""
-        return self._bytes[begin:end]
+        return [self._bytes[begin:end] for begin, end in spans]
 
     def image(self) -> bytes:
         """Return the state, to be compared."""
@@ -59,6 +59,10 @@ class Methods:
     def room(self) -> None:
         """Return nothing: a state is made when it is saved."""
 
+    def parts(self, *spans: tuple[int, int]) -> list[memoryview]:
+        """Return nothing: the state is not known to lie in memory."""
+        return []
+
     def save(self, room: object) -> Any:
         """Return the state."""
         return self._save()
@@ -75,6 +79,11 @@ _FARTHEST: Final = 256  # bytes from where an object begins to its engine
 _PATTERN: Final = 0x9E3779B97F4A7C15  # a seed that is not in memory by chance
 _DRAWS: Final = (0, 1, 622, 1, 1, 700)  # to the end of the words, to their beginning, and between
 NO_NORMAL: Final = _NORMAL.pack(0, 0.0)
+
+
+def states() -> tuple[State, State, State]:
+    """Return the states of Python's generator, torch's on the CPU, and NumPy's cached normal number."""
+    return of_python(), of_torch(), of_normal()
 
 
 def of_python() -> State:

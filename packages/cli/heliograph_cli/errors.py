@@ -11,8 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from heliograph.plugins import discover
-from heliograph.plugins.first_party import is_first_party
-from heliograph.spi import known_names
+from heliograph.spi import is_first_party, known_names
 
 from .reasons import class_at, innermost, key_of, shown
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from heliograph import Lane, Page, Place, Run, RunClosed, Tracker, on
-from heliograph.spi import AXES, clean, require
+from heliograph.spi import clean, require
 from tqdm import tqdm
 
 from .curves import precision_recall
@@ -115,7 +115,7 @@ class WandB(Tracker):
             self._page = self._begin(page, f"{name}-offline", "offline")  # W&B's process still tries the other
             reason = str(error).partition("\n")[0]
             self._unsent = f"`wandb sync --id {name} {self._page.settings.sync_dir}` sends it ({reason})"
-        for axis in AXES:
+        for axis in ("step", "epoch", "samples", "seconds", "attempt", "rollbacks"):
             self._page.define_metric(axis, hidden=True)
         self._page.define_metric("*", step_metric="step")
         if self._mode() == "online" and not self._unsent:

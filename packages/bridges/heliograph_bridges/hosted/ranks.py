@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from heliograph import Request
-from heliograph.core.distributed.ranks.shared_control import SharedControl, SharedRun
+from heliograph.core.distributed.ranks.shared_control import SharedControl
 from heliograph.events import Verb
 from heliograph.spi import ProcessEngine
 
 from .control import check_verb
 from .host import Host
+
+if TYPE_CHECKING:
+    from .run import HostedRun
 
 
 class HostedRank(ProcessEngine):
@@ -39,7 +44,7 @@ class HostedSharedControl(SharedControl):
         host: whose loop it is.
     """
 
-    def __init__(self, run: SharedRun, host: Host) -> None:
+    def __init__(self, run: HostedRun, host: Host) -> None:
         super().__init__(run)
         self._host = host
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,11 @@ class HostedRun(RunContext):
         done = self.progress.steps + self.progress.skipped_steps
         return (self.facts.steps is not None and done >= self.facts.steps) or self.has_epochs
 
-    def starting(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def starting(self) -> Iterator[None]:
         """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers."""
-        return self.isolating()
+        with self.isolating():
+            yield
 
     def plan(self) -> str:
         """Return what will happen, in a few lines."""

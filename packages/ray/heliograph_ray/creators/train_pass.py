@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from heliograph.core.stepping.optimizers import trained_parameters
-from heliograph.core.task import Loss
 from torch import Tensor
 from torch.autograd import Variable
 
@@ -62,7 +60,7 @@ class TrainingBatches:
             raise TypeError("The number of batches of an iterable dataset is unknown, so its iterator has no length.")
         return self.run.batches_per_epoch
 
-    def step(self, loss: Loss, optimizer: int = 0) -> None:
+    def step(self, loss: Tensor | tuple[Tensor, int | Tensor], optimizer: int = 0) -> None:
         """Call backward on a loss and step an optimizer as the default training does: with all plugins and precisions.
 
         Args:
@@ -173,7 +171,8 @@ def _averaged_backward(run: TrainRun, batches: TrainingBatches) -> Iterator[None
             is_due = True
             Variable._execution_engine.queue_callback(finish)  # called when the whole backward pass is done
 
-    parameters = [each for optimizer in run.optimizers.values() for each in trained_parameters(optimizer)]
+    groups = [group for optimizer in run.optimizers.values() for group in optimizer.param_groups]
+    parameters = [each for group in groups for each in group["params"] if each.requires_grad]
     handles = [each.register_post_accumulate_grad_hook(wait_for_end) for each in parameters]
     try:
         yield

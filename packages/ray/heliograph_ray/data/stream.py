@@ -11,9 +11,10 @@ from typing import Any
 from heliograph import Engine
 from heliograph.core.data.draws.generators import isolated
 from heliograph.core.data.draws.held_generators import HeldGenerators
-from heliograph.core.data.order.shares import ALONE, Share
+from heliograph.core.data.order.shares import Share
 from heliograph.core.data.sources.contract import Sourced
-from heliograph.core.data.sources.stateless import Reading, Stateless, Worth
+from heliograph.core.data.sources.stateless import Reading, Stateless
+from heliograph.events import Guarantee
 
 from .columns import Columns, RowBuffer, make_batcher
 from .distributor import DatasetPass, RowDistributor, get_object
@@ -48,7 +49,7 @@ class RayStream(Sourced):
 
     def __iter__(self) -> Iterator[Any]:
         reading = Reading(seed=0, epoch=0, batch=0, apart=False, report=_ignore_progress)
-        return self.source(ALONE, None, fills_up=False).open(reading)
+        return self.source(Share(), None, fills_up=False).open(reading)
 
     def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> StreamSource:
         """Return the source of a process's share."""
@@ -84,7 +85,7 @@ class StreamSource(Stateless):
         self._expected: str | None = None  # the same, in the checkpoint
         self._has_changed = False
 
-    def worth(self) -> Worth:
+    def worth(self) -> tuple[Guarantee, tuple[str, ...]]:
         """Return whether the dataset has the same order when it is executed again."""
         if self._unseeded is not None:
             return "not exact", (f"{self._unseeded} in the Ray dataset has no seed: it gives another order each time",)

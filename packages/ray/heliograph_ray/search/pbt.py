@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heliograph import CheckpointLoaded, Lane, Plugin, Run, TrainStart, on
-from heliograph.core.checkpoint.state.rates import LISTS, RATES, scale_group
+from heliograph.spi import scale_optimizer
 
+RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")  # of a parameter group, and of what a scheduler keeps in it
+LISTS = ("base_lrs", "max_lrs", "_last_lr")  # of a scheduler
 INNER = "_schedulers"  # in the state of a scheduler that is made of several
 SIMPLE = (bool, int, float, str, type(None))
 Options = dict[str, Any]  # of a parameter group or a scheduler when it was created
@@ -53,6 +55,7 @@ class Tune(Plugin):
             factors = [_factor(before.get("lr"), now.get("lr")) for before, now in zip(old, new, strict=True)]
             for group, before, now, factor in zip(optimizer.param_groups, old, new, factors, strict=True):
                 changes += _change_group(group, before, now, factor)
+            scale_optimizer(optimizer, *factors)
             if name in run.schedulers:
                 before, now = loaded["schedulers"].get(name, {}), self._created["schedulers"][name]
                 scheduler = run.schedulers[name]
@@ -99,7 +102,6 @@ def _change_group(group: dict[str, Any], before: Options, now: Options, factor: 
     words = [f"{name} {before[name]} -> {now[name]}" for name in changed]
     if factor == 1.0:
         return words
-    scale_group(group, factor)
     return [f"lr {before['lr']:.6g} -> {now['lr']:.6g}", *words]
 
 

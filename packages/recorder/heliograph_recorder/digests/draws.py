@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import random
 from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 import torch
-from heliograph.core.data.draws.memory import LEGACY, PYTHON, TORCH, Memory, State, of_normal, of_python, of_torch
+from heliograph.core.data.draws.memory import states
 from numpy.random import mtrand
 
+PYTHON: Any = random._inst  # the generator of random.random and the like
 WORD = 4  # bytes
 NUMPY_INDEX = 624 * WORD  # where in the state of NumPy's generator the index lies: after the words
 TORCH_INDEX, TORCH_WORD = (8, 12), (16, 24)  # where in that of torch the index lies, and the first words
@@ -25,13 +28,14 @@ class GlobalDraws:
     """
 
     def __init__(self) -> None:
-        python, pytorch, normal = of_python(), of_torch(), of_normal()
-        self._parts = [
-            *_parts(python, (0, 2 * WORD)), *_parts(pytorch, TORCH_INDEX, TORCH_WORD), *_parts(normal, (0, WORD)),
-        ]  # fmt: skip
+        self._parts: list[memoryview] = []
         self._methods: list[Callable[[], Any]] = []
-        for state, method in ((python, PYTHON.getstate), (pytorch, TORCH.get_state), (normal, LEGACY.get_state)):
-            self._methods += [] if isinstance(state, Memory) else [method]
+        spans = [(0, 2 * WORD)], [TORCH_INDEX, TORCH_WORD], [(0, WORD)]
+        methods: tuple[Callable[[], Any], ...] = random.getstate, torch.get_rng_state, np.random.get_state
+        for state, places, method in zip(states(), spans, methods, strict=True):
+            parts = state.parts(*places)
+            self._parts += parts
+            self._methods += [] if parts else [method]
         self._bits: Any = None
         self._all: list[memoryview] = []
 
@@ -63,12 +67,8 @@ class GlobalDraws:
 _cuda_is_used: Callable[[], bool] = torch.cuda.is_initialized
 
 
-def _parts(state: State, *spans: tuple[int, int]) -> list[memoryview]:
-    return [state.part(*span) for span in spans] if isinstance(state, Memory) else []
-
-
 def _parts_of_numpy(bits: Any) -> list[memoryview]:
     if type(bits) is not np.random.MT19937:
         return []
-    memory = Memory(bits.ctypes.state_address, NUMPY_INDEX + WORD)
-    return [memory.part(0, WORD), memory.part(NUMPY_INDEX, NUMPY_INDEX + WORD)]
+    state = memoryview((ctypes.c_char * (NUMPY_INDEX + WORD)).from_address(bits.ctypes.state_address)).cast("B")
+    return [state[:WORD], state[NUMPY_INDEX:]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heliograph import ChangeServed, Progress, Request, Run
-from heliograph.core.stepping.changes import RefusedChangeError, check_rate, check_switch
+from heliograph.core.stepping.changes import refuse_change
 from heliograph.spi import CHANGES
 
 from ..verbs import TAKEN_BACK, VERBS
@@ -18,6 +18,10 @@ from .messages import Command
 FOLLOWED = 1000  # commands of which it is known at once what becomes of them
 KEEPS = "so that a kill does not lose"  # how the reason of a save after a change begins: no person has asked for it
 Answer = dict[str, Any]
+
+
+class RefusedCommandError(Exception):
+    """What was requested cannot be done; the text says why."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +67,7 @@ class Outcomes:
             check_command(run, asked.command, self._own)
             remark = _no_change(run, asked)
             request = make_request(run, asked.command, asked.by)
-        except (RefusedChangeError, RuntimeError) as error:  # a loop of another framework cannot serve every verb
+        except (RefusedCommandError, RuntimeError) as error:  # a loop of another framework cannot serve every verb
             return {"state": "refused", "text": str(error), **place_of(run)}, True
         if request.verb == "end_epoch" or (request.verb in CHANGES and not remark):
             self._save(run, request)
@@ -144,13 +148,14 @@ def _no_change(run: Run, asked: Asked) -> str:
     if word in ("enable", "disable") and target not in {each.target for each in before}:
         return f"{target} is {word}d already" if run.plugins.is_enabled(target) == (word == "enable") else ""
     if word == "set-lr" and "set_learning_rate" not in {each.verb for each in before}:
-        rates = {run.optimizers[name].param_groups[0]["lr"] for name in check_rate(run, rate, target)}
+        names = [target] if target else run.optimizers
+        rates = {run.optimizers[name].param_groups[0]["lr"] for name in names}
         return f"the learning rate is {rate!r} already" if {float(each) for each in rates} == {rate} else ""
     return ""
 
 
 def check_command(run: Run, command: Command, own: str = "") -> None:
-    """Raise `RefusedChangeError` where a command would have no effect, or would fail the run.
+    """Raise `RefusedCommandError` where a command would have no effect, or would fail the run.
 
     Args:
         run: the run.
@@ -159,20 +164,18 @@ def check_command(run: Run, command: Command, own: str = "") -> None:
     """
     word, target, plugins = command.word, command.target, run.plugins
     if word == "validate" and not run.validation_sets:
-        raise RefusedChangeError("the run has no validation data.")
+        raise RefusedCommandError("the run has no validation data.")
     if word == "save" and not plugins.writes_saves():
-        raise RefusedChangeError("no plugin of the run writes saves.")
+        raise RefusedCommandError("no plugin of the run writes saves.")
     asks = {**plugins.declared("asks"), **plugins.declared("asks", enabled=False)}
     if word in ("validate", "save") and WORDS[word] not in asks:  # in a loop of another framework
-        raise RefusedChangeError(f"no plugin of the run asks for a {WORDS[word]}, so its loop may be unable to.")
+        raise RefusedCommandError(f"no plugin of the run asks for a {WORDS[word]}, so its loop may be unable to.")
     if word == "end-epoch" and not run.progress.batch:
-        raise RefusedChangeError("no epoch is running now.")
+        raise RefusedCommandError("no epoch is running now.")
     if word == "disable" and target == own:
-        raise RefusedChangeError(f"{target} does not disable itself: nobody could ask for anything any more.")
-    if word in ("enable", "disable"):
-        check_switch(run, target, enabled=word == "enable")
-    if word == "set-lr":
-        check_rate(run, command.value, target)
+        raise RefusedCommandError(f"{target} does not disable itself: nobody could ask for anything any more.")
+    if WORDS[word] in CHANGES and (refusal := refuse_change(run, WORDS[word], target, command.value)):
+        raise RefusedCommandError(refusal)
 
 
 def make_request(run: Run, command: Command, by: str) -> Request:

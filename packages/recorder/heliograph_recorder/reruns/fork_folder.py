@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from heliograph.builtin_callbacks.checkpoint.resume import UNSAVED_FORK
-from heliograph.core.checkpoint.storage.manifest import SUFFIX as CHECKPOINT
 
 from ..format.reader import SUFFIX
 
@@ -16,7 +15,7 @@ def check_free(folder: Path) -> None:
     file = next((each for each in (folder, *folder.parents) if each.exists() and not each.is_dir()), None)
     if file is not None:
         raise ValueError(f"{file} is not a folder: give into= (--into on the command line) another one.")
-    ends = (CHECKPOINT,) if any(folder.rglob(UNSAVED_FORK)) else (CHECKPOINT, SUFFIX)
+    ends = (".pth",) if any(folder.rglob(UNSAVED_FORK)) else (".pth", SUFFIX)
     found = next((each for end in ends for each in folder.rglob(f"*{end}")), None)
     if found is not None:
         raise ValueError(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from heliograph import Checkpoint, CheckpointLoaded, Lane, Preemption, Run, Trainer
-from heliograph.core.rehearsal.rehearsal import cannot_be_redirected, left_out, redirect
 from heliograph.events import FunctionName
 from heliograph.spi import Subscription, TrainerFactory, UsageError, describe, describe_error, find_function
 
@@ -77,7 +76,7 @@ class Rerun:
         with naming(program):
             self.trainer, self.options = TrainerFactory(function)(folder / "program")
         plugins = self.trainer.plugins
-        leave = left_out(plugins)
+        leave = [plugin for plugin in plugins if not getattr(plugin, "rehearses", True)]
         self.notes = [f"{each.name} is left out: what it does cannot be taken back" for each in leave]
         signals = [each for each in plugins if isinstance(each, Preemption)]
         self.notes += [f"{each.name} is left out: signals are for the main thread" for each in signals]
@@ -87,8 +86,8 @@ class Rerun:
         self.trainer.bus.signal(CheckpointLoaded).connect(self.leave_out, weak=False, subscription=before_all)
         for name in [name for name in plugins.names() if isinstance(plugins[name], Recorder)]:
             plugins.unregister(name)
-        redirect(plugins, folder)
-        foreign = [name for name in plugins.names() if cannot_be_redirected(plugins[name])]
+        plugins.redirect(folder)
+        foreign = plugins.unredirected()
         self.notes += [f"{name} has no rehearse(folder): it may write where it always does" for name in foreign]
         self.recorder = Recorder(folder / "recording", losses=True, digests=Digests(gradients=1, weights=1))
         plugins.register(self.recorder)

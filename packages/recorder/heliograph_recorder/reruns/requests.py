@@ -8,14 +8,13 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from heliograph import CheckpointLoaded, Lane, Request, Run, Trainer
-from heliograph.core.stepping.changes import RefusedChangeError
 from heliograph.events import CATALOGUE, Event, FunctionName
 from heliograph.spi import Subscription
 
 from ..divergence.course import Begin
 from ..format.records import AttemptRecord, Counters, EventEntry, Recording, RequestEntry
 from ..remote.messages import VERBS, Command
-from ..remote.outcomes import check_command, make_request
+from ..remote.outcomes import RefusedCommandError, check_command, make_request
 from ..remote.plugin import Remote
 from .errors import NotExact
 
@@ -181,7 +180,7 @@ class RepeatedRequests:
         for request in self._waiting.pop(_where(event.name, self._roll_backs, place, progress.validations), ()):
             try:
                 self._make(run, request)
-            except RefusedChangeError as error:
+            except RefusedCommandError as error:
                 self._refuse(request, str(error))
 
     @property
@@ -195,7 +194,7 @@ class RepeatedRequests:
 
     def _make(self, run: Run, request: Request) -> None:
         if request.verb in SWITCHES and request.target in self._left_out:
-            raise RefusedChangeError(f"plugin {request.target!r} is left out when a run is done again.")
+            raise RefusedCommandError(f"plugin {request.target!r} is left out when a run is done again.")
         command = Command(WORDS[request.verb], request.reason, request.target, request.value or 0.0)
         check_command(run, command)  # on every rank: all of them refuse it
         if run.engine.rank == (request.rank or 0):

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heliograph import Plugin, Resume
-from heliograph.core.rehearsal.rehearsal import cannot_be_redirected
-from heliograph.plugins.first_party import is_first_party
-from heliograph.spi import UsageError
+from heliograph.spi import UsageError, is_first_party
 
 if TYPE_CHECKING:
     from heliograph import Run
@@ -73,9 +71,10 @@ def is_outside(path: Path, folder: Path) -> bool:
 
 
 def _reasons(run: Run, folder: Path) -> Iterator[str]:
+    unredirected = run.plugins.unredirected()
     for name in run.plugins.names():
         plugin = run.plugins[name]
-        if not run.plugins.is_enabled(name) or not isinstance(plugin, Plugin) or cannot_be_redirected(plugin):
+        if not run.plugins.is_enabled(name) or not isinstance(plugin, Plugin) or name in unredirected:
             continue
         for path in _written(plugin, folder):
             if is_outside(path, folder):

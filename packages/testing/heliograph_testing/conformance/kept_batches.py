@@ -92,7 +92,7 @@ class BatchWatch(Plugin):
     def _holder(self, kept: Awaited) -> str | None:
         for name, value in vars(self._plugin).items():
             if any(map(kept.is_same, _tensors(value))):
-                return name
+                return str(name)
         return None
 
     def _memories(self, run: Run) -> Iterator[Awaited]:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import heliograph
 from heliograph.plugins import discover
-from heliograph.plugins.first_party import is_first_party
+from heliograph.spi import is_first_party
 
 TEMPLATE = Path(__file__).parent / "template"
 LONGEST = 30  # else lines of the template become too long

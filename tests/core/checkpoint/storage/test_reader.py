@@ -102,7 +102,7 @@ def test_another_size_or_content_is_refused_before_anything_is_unpickled(
 
 
 def test_a_malicious_pickle_with_a_forged_manifest_is_refused(tmp_path: Path, opened: Make, state: Make) -> None:
-    """Its bytes are those of its manifest, so it is not taken for damage and passed over."""
+    """Its bytes have the digest of its manifest, so it is not damage, which a search skips."""
     store = opened()
     store.save("good.pth", state(1))
     forge(tmp_path / "evil.pth", state(99, evil=Evil(tmp_path / "it ran")))
