@@ -37,7 +37,7 @@ DEFECTS = (
         "        if checks_data and crc != record.CRC:\n",
         "        if False:\n",
     ),
-    defect("one: sequences begin again after a start", "reader.highest_sequence(self._manifests, self.run_name)", "0"),
+    defect("one: sequences begin again after a start", "reader.highest_sequence(found, self.run_name)", "0"),
     defect("one: all checkpoints have one number", "newest + 1 if sequence is None else sequence", "1"),
     defect(
         "one: a failed save is taken for a good one",
@@ -91,7 +91,7 @@ DEFECTS = (
     ),
     defect(
         "one: requests that are due are not saved",
-        'state = {"due": sorted(due), "postponed": sorted(control._postponed)',
+        'state = {"due": sorted(due), "postponed": sorted(self._postponed)',
         'state = {"due": [], "postponed": []',
     ),
     defect(

@@ -171,7 +171,7 @@ def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path: Path) -> None:
     with goto(tmp_path, simple, step=8) as paused:
         assert state_of(paused.run) == states[8]
         assert len(paused.notes) == 1
-        assert paused.notes[0].startswith(f"skipped: The checkpoint {newest} is damaged")
+        assert f"{newest} is damaged" in paused.notes[0]
 
 
 def test_a_folder_that_was_moved(tmp_path: Path) -> None:
