@@ -72,6 +72,7 @@ def test_what_one_process_asks_all_do_and_the_result_says_which_it_was(tmp_path:
     assert first[4].startswith("stopped by watchful on rank 1: the sky is falling")
 
 
+@pytest.mark.whole
 def test_where_one_process_fails_all_end_and_its_own_error_arrives(tmp_path: Path) -> None:
     with pytest.raises(NotTodayError, match="the disk is on fire") as caught:
         h.launch(train, tmp_path, Watchful(1, 5, fails=True), nprocs=2)

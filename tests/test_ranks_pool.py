@@ -70,6 +70,7 @@ def test_a_ranks_error_is_raised_and_the_processes_live_on(ranks: Pool) -> None:
     assert [pid for _, _, pid in ranks(2).run(left_behind)] == before
 
 
+@pytest.mark.whole
 def test_a_rank_that_dies_costs_the_pool_its_processes() -> None:
     pool = Pool()
     try:

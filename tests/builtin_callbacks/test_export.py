@@ -178,6 +178,7 @@ def test_the_example_is_checked_with_its_own_size(tmp_path: Path, example: Any) 
     assert "differs by at most" in train(Export(path, example=example, dynamic=False), task=task).notes[-1]
 
 
+@pytest.mark.sample(1)
 @BOTH
 def test_fixed_shapes(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"model.{ending}"
@@ -201,6 +202,7 @@ class ByBatch(nn.Module):
         return outputs * 2 if len(inputs) == 3 else outputs
 
 
+@pytest.mark.sample(1)
 @BOTH
 def test_a_module_that_goes_by_the_batch_size_is_refused(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"model.{ending}"
@@ -287,6 +289,7 @@ class Different(nn.Module):
         return outputs + 0.5 if torch.compiler.is_exporting() else outputs
 
 
+@pytest.mark.sample(1)
 @BOTH
 def test_a_difference_is_an_error_and_leaves_no_file(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"model.{ending}"

@@ -55,7 +55,7 @@ def test_the_uninterrupted_study_is_worth_comparing_with(stories: Path) -> None:
     assert states.count("COMPLETE") >= 3
 
 
-@pytest.mark.sample(1)
+@pytest.mark.whole
 @pytest.mark.parametrize("name", KILLS)
 def test_all_trials_are_those_of_the_uninterrupted_study(stories: Path, name: str) -> None:
     for killed, plain in zip(trials(stories, name), trials(stories, "plain"), strict=True):

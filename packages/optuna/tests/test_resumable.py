@@ -65,6 +65,7 @@ def test_it_is_a_study_of_optuna_s_that_all_of_optuna_can_read(url: str) -> None
     assert optuna.load_study(study_name="study", storage=url).best_value == plain.best_value
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
 def test_an_interrupt_leaves_the_trial_running_and_the_next_call_continues_with_it(
     url: str, error: BaseException, caplog: pytest.LogCaptureFixture

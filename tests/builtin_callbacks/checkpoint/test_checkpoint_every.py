@@ -145,6 +145,7 @@ def on_ranks(folder: Path) -> tuple[list[float], list[list[int]], list[float]]:
     return *attempts(folder / "parts", 2, 4, engine="ddp"), attempts(folder / "whole", engine="ddp")[0]
 
 
+@pytest.mark.whole
 def test_on_two_ranks_too(ranks: Pool, tmp_path: Path) -> None:
     for losses, steps, whole in ranks(2).run(on_ranks, tmp_path):
         assert steps == [[2], [3, 4], [6, 9, 11]]

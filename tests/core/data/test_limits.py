@@ -49,6 +49,7 @@ KINDS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_limited_run_resumes_from_every_batch(kind: str) -> None:
     make, guarantee = KINDS[kind]

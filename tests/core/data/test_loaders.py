@@ -301,6 +301,7 @@ def test_phases_are_distinguished_by_the_run(drawing: Make, fit: Make) -> None:
     assert seen == [(0, 3, True)] * 3 + [(1, 5, True)] * 5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("event", [StepEnd, EpochEnd])
 def test_a_phase_is_saved_and_resumed(event: type, drawing: Make, fit: Make) -> None:
     def phases() -> Phases:

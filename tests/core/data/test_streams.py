@@ -134,7 +134,7 @@ def check_resumes(make: Callable[[], Any], *plugins: Any, guarantee: str = "exac
 LOADING: dict[str, Any] = {"batch_size": 2, "shuffle": True}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_resumes_from_every_batch(mode: Any, workers: int) -> None:
@@ -165,7 +165,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_so_does_one_on_other_kinds_of_streams(kind: str, mode: Any) -> None:

@@ -141,6 +141,7 @@ def test_a_call_without_a_retry_left_keeps_the_passes_before(two: Any, lossy: tu
     assert torch.equal(weights(trainer), weights(whole))
 
 
+@pytest.mark.whole
 def test_an_error_of_ones_own_is_not_retried(tmp_path: Path) -> None:
     (tmp_path / "trouble").touch()
     config = {"file": tmp_path / "trouble", "step": 2, "what": "raise"}

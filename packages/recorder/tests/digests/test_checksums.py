@@ -57,6 +57,7 @@ def test_each_bit_of_a_tensor_changes_its_checksum(name: str) -> None:
             assert number(sums_of(changed)[0]) != whole[1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TENSORS)
 def test_on_a_device_too_each_bit_changes_it_and_rows_have_the_sums_that_they_have_on_the_cpu(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -38,6 +38,7 @@ def test_ranks_serve_the_same_at_the_same_step(ranks: Any, count: int, tmp_path:
     assert [each for each in asked if f"{each.by}: " not in history or f"- command {each.number}" not in history] == []
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.whole)])
 def test_a_run_is_killed_and_resumed_in_between(count: int) -> None:
     options = {"commands": COMMANDS, "ranks": count, "kills": 1, "stops": 0}

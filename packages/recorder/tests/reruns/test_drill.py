@@ -25,6 +25,7 @@ def of(program: Program) -> Any:
     return lambda folder: make(program, folder)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("mutation", "named"),
     [

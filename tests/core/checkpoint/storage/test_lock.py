@@ -56,6 +56,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path, ope
         child.stdin.close()
 
 
+@pytest.mark.whole
 def test_who_has_patience_waits_for_a_process_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -279,6 +279,7 @@ def test_what_can_be_keyed_is_keyed(kind: str, fit: Make) -> None:
     assert [(each.guarantee, each.reasons) for each in said] == [("exact", ())] * 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["a deque", "30 levels", "made at first use", "the module's own"])
 def test_workers_draw_what_this_process_draws(kind: str, fit: Make) -> None:
     make, draw = KEYED[kind]

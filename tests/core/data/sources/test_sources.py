@@ -115,6 +115,7 @@ def test_a_training_over_an_iterable_dataset_is_resumed(
         assert resumed.result.resume.reasons == ("an iterable dataset is read again up to the position",)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("before", "now"), [(2, 0), (0, 2), (1, 2)])
 def test_the_number_of_workers_that_was_saved_is_used(before: int, now: int, flowing: Make, fit: Make) -> None:
     def made(workers: int) -> DataLoader[Any]:

@@ -44,6 +44,7 @@ def test_messages_arrive_in_every_call(ranks: KeptRanks) -> None:
         assert sorted(messages) == [(0, word), (1, word)]
 
 
+@pytest.mark.whole
 def test_closed_they_end_and_the_next_call_starts_others(ranks: KeptRanks) -> None:
     first = run(ranks, jobs.pid_and_sum, 1)
     ranks.close()

@@ -16,6 +16,7 @@ def stop_early(trainer: Engine, evaluator: Engine) -> None:
     evaluator.add_event_handler(Events.COMPLETED, handler)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "make",
     [
