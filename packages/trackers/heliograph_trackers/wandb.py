@@ -75,7 +75,7 @@ class WandB(Tracker):
                 "WANDB_API_KEY, or use mode='offline' and run `wandb sync` later."
             )
         self.project, self.title, self.group, self.mode, self.tags = project, name, group, mode, list(tags)
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else Path(folder).absolute()
         self._page: Any = None  # W&B's run
         self._unsent = ""  # why it is not sent
         self._shown: dict[tuple[str, int], int] = {}  # the last step of each name, for each number of rollbacks

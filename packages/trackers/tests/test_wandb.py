@@ -107,6 +107,17 @@ def test_a_run_on_its_page(tmp_path: Path) -> None:
     assert (result.warnings, result.notes, wandb.run) == ((), (), None)
 
 
+def test_a_relative_folder_is_of_the_program_not_of_the_process_of_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process starts with the first page, and does not see that the program changes its folder."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert fit(LOG, WandB(mode="offline", folder="pages")).warnings == ()
+        assert len(list((tmp_path / name / "pages/wandb").glob("offline-run-*/*.wandb"))) == 1
+
+
 def test_a_run_that_goes_back_shows_both_passes(tmp_path: Path) -> None:
     batches = class_batches(8)
     batches[6][0].fill_(float("nan"))
