@@ -84,13 +84,13 @@ class CheckpointFolder:
         Raises:
             TypeError: what a plugin or the task adds to the name is not a string.
         """
-        with run.engine.refusing("the metadata of a checkpoint", SavePoint.name):  # only one rank is here
+        with run.engine.refusing("the label of a checkpoint", SavePoint.name):  # only one rank is here
             plugins = (each for each in run.plugins if run.plugins.is_enabled(each))
             sources = (getattr(each, "checkpoint_metadata", None) for each in (*plugins, run.task))
             source = next((each for each in sources if callable(each)), None)
             text = "" if source is None else source(run)
         if not isinstance(text, str):
-            raise TypeError(f"A checkpoint's metadata is a string, the function returned {text!r}.")
+            raise TypeError(f"The label of a checkpoint is a string, and the function returned {text!r}.")
         return checkpoint_name(self.name, run.progress.epoch, run.progress.steps, text)
 
     def write(

@@ -9,6 +9,7 @@ from string import Formatter
 from ...events import Event, Lane, Log, Run, RunClosed, TrainStart, ValidationEnd
 from ...events.checks import known_names
 from ...plugins import Plugin, on
+from .names import warn_without_saver
 
 SEPARATORS = "_- .,"
 ALIKE = 0.85  # of two names: one is the other misspelt
@@ -50,6 +51,7 @@ class CheckpointLabel(Plugin):
     def begin(self, run: Run, event: TrainStart) -> None:
         """Forget the previous run."""
         self._lacking = {}
+        warn_without_saver(run, "CheckpointLabel")
 
     def checkpoint_metadata(self, run: Run) -> str:
         """Return the label of a checkpoint that is written now."""

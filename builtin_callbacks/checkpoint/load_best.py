@@ -51,6 +51,7 @@ class LoadBest(Plugin):
         self.extent = extent
         self._saver: Saver | None = None
         self._held: list[Saver] = []  # those that this keeps from writing
+        self._is_loaded = False
         self._saved_at = -1
 
     def describe(self, run: Run) -> str:
@@ -86,6 +87,7 @@ class LoadBest(Plugin):
         self._saver.drain()
         if note := load_best(run, self._saver.best, self._saver.monitor, self.extent):
             run.note(note)
+            self._is_loaded = True
             self._held = [each for each in _savers(run) if not each.holds_saves]
             for each in self._held:
                 each.holds_saves = True
@@ -94,7 +96,7 @@ class LoadBest(Plugin):
     def note_save(self, run: Run, event: SavePoint) -> None:
         """Warn of a checkpoint that is requested too late."""
         step = run.progress.steps
-        if self._held and self._saved_at != step:
+        if self._is_loaded and self._saved_at != step:
             run.warn(
                 f"A save was asked for when the best checkpoint had been loaded back, and was not written: the weights "
                 f"are no longer those of step {step}. Ask for it at LastBoundary, as SaveSchedule does, or earlier."
@@ -104,15 +106,16 @@ class LoadBest(Plugin):
     @on(RunClosed, lane=Lane.TRANSFORM)
     def end(self, run: Run, event: RunClosed) -> None:
         """Let checkpoints be written again; warn if nothing was loaded."""
-        is_missed = self._saver is not None and not self._held and run.progress.batches > 0
+        is_missed = run.phase == "train" and not self._is_loaded and run.progress.batches > 0
         if is_missed and ended_for_good(run, event.status):
-            run.warn("LoadBest has loaded nothing back: no checkpoint is the best.")
+            late = "it was registered or enabled after the training began" if self._saver is None else ""
+            run.warn(f"LoadBest has loaded nothing back: {late or 'no checkpoint is the best'}.")
         self._release()
 
     def _release(self) -> None:
         for each in self._held:
             each.holds_saves = False
-        self._held, self._saver = [], None
+        self._held, self._saver, self._is_loaded = [], None, False
 
 
 def _savers(run: Run) -> list[Saver]:

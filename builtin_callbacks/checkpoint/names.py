@@ -8,10 +8,17 @@ from itertools import count
 from typing import Literal
 
 from ...core.checkpoint.storage import Entry, Store
+from ...events import Run
 
 OnExisting = Literal["new_name", "refuse", "replace"]
 ON_EXISTING: tuple[OnExisting, ...] = ("new_name", "refuse", "replace")
 logger = logging.getLogger("heliograph")
+
+
+def warn_without_saver(run: Run, what: str) -> None:
+    """Warn of a plugin that has no effect, as no plugin writes checkpoints."""
+    if not any(callable(getattr(each, "where_saved", None)) for each in run.plugins):
+        run.warn(f"{what} has no effect: no plugin writes checkpoints. Register Checkpoint(folder).")
 
 
 def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExisting) -> tuple[list[str], list[Entry]]:

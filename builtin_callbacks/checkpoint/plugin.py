@@ -106,7 +106,8 @@ class Checkpoint(Saver):
                 point = find(store, self.resume.path, run.checkpoint_source)
                 training_id, name, notes = point.choose_training(run.name, run.training_id)
                 self._files.damaged, self.is_branch = point.damaged, bool(point.newer)
-                if point.path is not None or not run.is_resuming:  # else another plugin says what it resumes
+                waits = run.is_resuming or (self.resume.path is None and _others_resume(run, self))
+                if point.path is not None or not waits:  # else another plugin says which training it is
                     notes += self._claim(run, name, training_id)
                     if point.path is not None:
                         self._files.keep_own()
@@ -133,3 +134,9 @@ class Checkpoint(Saver):
 
     def _lost(self, run: Run) -> str | None:
         return self._saved.lost(run, self.folder, self._last, resumes=self.resume.path == "auto")
+
+
+def _others_resume(run: Run, plugin: Checkpoint) -> bool:
+    """Return whether another plugin resumes a file, which may begin a training of its own."""
+    others = (each for each in run.plugins if isinstance(each, Checkpoint) and run.plugins.is_enabled(each))
+    return any(each.resume.path not in (None, "auto") for each in others if each is not plugin)

@@ -84,6 +84,7 @@ class ResumePoint:
         notes: what there is to say of the search.
         damaged: newer checkpoints, which cannot be read.
         warning: what was to be resumed and is not; empty for nothing.
+        sha256: the digest in its manifest; empty without one.
         newer: another checkpoint of the same training in the folder, from which the run does not continue; empty if
             there is none.
     """
@@ -95,6 +96,7 @@ class ResumePoint:
     notes: list[str] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
     warning: str = ""
+    sha256: str = ""
     newer: str = ""
 
     def choose_training(self, run_name: str, fresh_id: str) -> tuple[str, str, list[str]]:
@@ -158,7 +160,7 @@ def _given(path: Path, notes: list[str]) -> ResumePoint:
         manifest = storage.read_manifest(path)
     except MissingManifestError:
         return ResumePoint(path, state, state["run_name"], state["run_name"], notes)
-    return ResumePoint(path, state, manifest.run_name, manifest.family, notes)
+    return ResumePoint(path, state, manifest.run_name, manifest.family, notes, sha256=manifest.sha256)
 
 
 def _find_newer(store: storage.Store, point: ResumePoint) -> None:
@@ -167,7 +169,7 @@ def _find_newer(store: storage.Store, point: ResumePoint) -> None:
     for entry in store.entries()[0]:
         if entry.training != point.state["training_id"]:
             continue
-        if entry.saved_at == point.state.get("saved_at"):
+        if entry.sha256 == point.sha256:
             return
         try:
             storage.verify(entry.path)

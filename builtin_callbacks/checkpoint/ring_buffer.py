@@ -34,6 +34,7 @@ MASK = ROWS - 1
 Counters = tuple[int, int, int, int]
 CHUNK = 32  # batches: as many of the last ones a kill may lose
 LOOK_EVERY = 8  # batches
+CLOSES = getattr(os, "O_CLOEXEC", 0)  # Windows has no such flag, and closes files in children anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class Ring:
         """
         _check_regular(path)
         path.unlink(missing_ok=True)
-        ring = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), path)
+        ring = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | CLOSES, 0o666), path)
         ring.sign(owner)
         return ring
 
@@ -136,7 +137,7 @@ class Ring:
         """
         try:
             _check_regular(path)
-            flags = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            flags = os.O_RDWR | CLOSES | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
             file = os.open(path, flags)
         except FileNotFoundError:
             return None

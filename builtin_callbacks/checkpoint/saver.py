@@ -61,7 +61,7 @@ class Saver(Plugin):
         keep_best = check_whole_number("keep_best", keep_best, at_least=0)
         check_flag("background", background)
         if not isinstance(every, Filter | None):
-            raise TypeError(f"Checkpoint(every=...) takes a filter such as Every(epochs=1), got {every!r}.")
+            raise TypeError(f"{type(self).__name__}(every=...) takes a filter such as Every(epochs=1), got {every!r}.")
         if bool(keep_best) != (monitor is not None) or (mode is not None and monitor is None):
             raise ValueError(
                 f"keep_best={keep_best}, monitor={monitor!r}, mode={mode!r} do not fit together: give how many to "
@@ -141,7 +141,8 @@ class Saver(Plugin):
 
     def _claim(self, run: Run, wanted: str, training_id: str) -> list[str]:
         """Find the name that the training writes under, on the main rank; return what there is to say."""
-        is_branch = any(getattr(each, "is_branch", False) for each in run.plugins)  # what it branched from stays
+        plugins = (each for each in run.plugins if run.plugins.is_enabled(each))
+        is_branch = any(getattr(each, "is_branch", False) for each in plugins)  # what it branched from stays
         return self._files.claim(training_id, wanted, "new_name" if is_branch else self._on_existing)
 
     @property

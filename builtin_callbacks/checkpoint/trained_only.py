@@ -8,8 +8,9 @@ from typing import Any
 from ...core.checkpoint.state.frozen import FrozenWeights
 from ...core.engines.sharded.states import ShardingEngine
 from ...core.system.extras import kind_of
-from ...events import Lane, Run, TrainStart
+from ...events import Lane, Run, RunClosed, TrainStart
 from ...plugins import Plugin, on
+from .names import warn_without_saver
 
 
 class TrainedOnly(Plugin):
@@ -28,10 +29,13 @@ class TrainedOnly(Plugin):
 
     def __init__(self) -> None:
         self._frozen = FrozenWeights()
+        self._has_begun = False
 
     @on(TrainStart, lane=Lane.MEASURE)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Look at what is frozen."""
+        warn_without_saver(run, "TrainedOnly")
+        self._has_begun = True
         if isinstance(run.engine, ShardingEngine):
             raise ValueError(
                 f"TrainedOnly is for an engine that has whole weights, and {kind_of(run.engine)} divides them: leave "
@@ -46,7 +50,15 @@ class TrainedOnly(Plugin):
 
     def reduce_state(self, run: Run, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state without the frozen weights, and with their digests."""
+        if not self._has_begun:
+            run.warn("TrainedOnly leaves nothing out of the checkpoints: it was registered or enabled after the start.")
+            return dict(state)
         return self._frozen.without(run.modules, state)
+
+    @on(RunClosed)
+    def end(self, run: Run, event: RunClosed) -> None:
+        """Forget the run."""
+        self._has_begun = False
 
     def describe(self, run: Run) -> str:
         """Return what is left out."""

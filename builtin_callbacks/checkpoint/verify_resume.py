@@ -147,7 +147,9 @@ class VerifyResume(Plugin):
         """Remove the file after a run that ended well, if nothing was done after the last save."""
         is_over = event.status in ("completed", "stopped") and self._saved_at == run.progress.batches
         if is_over and self._ring is not None:
-            self._ring.path.unlink(missing_ok=True)
+            path = self._ring.path
+            self.close()  # Windows removes no file that is mapped
+            path.unlink(missing_ok=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often the run went back."""
@@ -182,9 +184,16 @@ class VerifyResume(Plugin):
 
     def _find_saver(self, run: Run) -> None:
         """Find the plugin that brought this one."""
-        savers = (each for each in run.plugins if VerifyResume in getattr(each, "brings", ()))
+        savers = [each for each in run.plugins if VerifyResume in getattr(each, "brings", ())]
+        if not savers:
+            run.warn("VerifyResume compares nothing: no plugin brings it, as Checkpoint(folder) does.")
         self._saver = next((each for each in savers if run.plugins.is_enabled(each)), None)
         if self._saver is not None:
+            if not hasattr(self._saver, "folder") or not hasattr(self._saver, "file_name"):
+                raise TypeError(
+                    f"{type(self._saver).__name__} brings VerifyResume, which needs its attributes `folder` and "
+                    f"`file_name`."
+                )
             self._listen(run, self._open_afresh)
 
     def _listen(self, run: Run, handler: Callable[..., None]) -> None:

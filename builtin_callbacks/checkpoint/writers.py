@@ -46,9 +46,8 @@ class Capture:
         return _reduced(run, run.state_dict(shards, weights_only=self.weights_only))
 
     def weights(self, run: Run) -> Mapping[str, Any]:
-        """Return the weights alone."""
-        weights = {name: state_of(module) for name, module in run.modules.items()}
-        return dict(_reduced(run, {"modules": weights})["modules"])
+        """Return the weights alone, with those that a plugin leaves out."""
+        return {name: state_of(module) for name, module in run.modules.items()}
 
 
 def _reduced(run: Run, state: dict[str, Any]) -> dict[str, Any]:

@@ -611,7 +611,7 @@ def test_only_the_main_rank_is_asked_for_metadata(ranks: Pool, tmp_path: Path) -
     assert (main[0], other[0]) == ([0], [])
     assert main[1] == other[1]
     assert main[1][0] == "RuntimeError"
-    assert "the metadata of a checkpoint calls reduce on save_point" in main[1][1]
+    assert "the label of a checkpoint calls reduce on save_point" in main[1][1]
     assert (tmp_path / "run_epoch_0_iter_2_metadata.pth").exists()
 
 

@@ -167,7 +167,8 @@ def test_an_unknown_choice_is_refused() -> None:
 
 def test_without_a_checkpoint_nothing_is_kept_or_compared(tmp_path: Path) -> None:
     result = kit.fit(h.VerifyResume("raise"), task=Counting(nn.Linear(4, 2), 0), train=random_batches(3, 3))
-    assert (result.warnings, result.notes) == ((), ())
+    assert result.warnings == ("VerifyResume compares nothing: no plugin brings it, as Checkpoint(folder) does.",)
+    assert result.notes == ()
 
 
 def test_a_plugin_of_somebody_else_can_bring_it(tmp_path: Path) -> None:
