@@ -26,6 +26,8 @@ from .lock import Lock
 from .manifest import PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, check_name, pointer_path
 
 logger = logging.getLogger("heliograph")
+UNTOUCHED = "Former checkpoints are untouched."
+MAY_BE_LOST = "It has replaced the former file of that name, and may be lost if the system crashes."
 Shards = Mapping[str, tuple[int, str]]  # bytes and digest of files, by name
 
 
@@ -155,7 +157,8 @@ class Store:
 
         Raises:
             OSError: the disk is full, the folder read-only, the data read back differs, and the like; the message names
-                the file and the free space. All former checkpoints are as they were.
+                the file and the free space. All former checkpoints are as they were, unless the file system has no hard
+                links and the last sync failed: then the new file keeps the name of the one that it replaced.
             ValueError: the name is not valid, or the state is of another training.
         """
         newest = self._highest(state["run_name"])
@@ -166,6 +169,7 @@ class Store:
         entry = self._entry(path, state, newest + 1 if sequence is None else sequence, judged_by)
         entry = replace(entry, former_shards=former.shards[0] if former and former.shards else "")
         self._has_just_looked, files, hidden = False, self._files, self._hidden
+        replaces, outcome = False, UNTOUCHED
         try:
             if not shards and not self._is_tidy:
                 self._sweep()
@@ -183,12 +187,16 @@ class Store:
                 entry = write_checkpoint(files, hidden.data, state, entry)
                 if read_back:
                     self._read_back(entry)
-                self._put_in_place(entry)
+                replaces = files.exists(path)
+                self._put_in_place(entry, replaces)
             except BaseException as error:
-                self._undo(entry, error)
+                if self._must_stay(entry, replaces):
+                    self._sequence, outcome = max(newest, entry.sequence), MAY_BE_LOST
+                else:
+                    self._undo(entry, error)
                 raise
         except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
-            raise _failure(files, path, error) from error
+            raise _failure(files, path, error, outcome) from error
         if entry.former_shards:
             with suppress(OSError):  # the save is complete; the next start removes them
                 self._remove_shards(entry.former_shards)
@@ -399,13 +407,13 @@ class Store:
             if not any(each is not None and each.shards and each.shards[0] == name for each in entries):
                 self._files.remove_folder(folder)
 
-    def _put_in_place(self, entry: Entry) -> None:
+    def _put_in_place(self, entry: Entry, replaces: bool) -> None:
         """Rename what was written: the last of it is the commit."""
         files, hidden, path = self._files, self._hidden, entry.path
         if entry.shards:
             files.sync_folder(self.folder)  # the file says which shards to remove, if it does not get its name
             files.rename(hidden.shards, self.folder / entry.shards[0])
-        if replaces := files.exists(path):
+        if replaces:
             with suppress(NotImplementedError):
                 files.link(path, hidden.former)
         files.rename(hidden.data, path)
@@ -418,6 +426,14 @@ class Store:
             if self._files.archive_digest(self._hidden.data, entry.size) == entry.sha256:
                 return
         raise OSError(errno.EIO, WRITTEN_OTHERWISE)
+
+    def _must_stay(self, entry: Entry, replaces: bool) -> bool:
+        """Return whether a failed save replaced a checkpoint that cannot be restored: there were no hard links."""
+        files, hidden = self._files, self._hidden
+        try:
+            return replaces and not (files.exists(hidden.data) or files.exists(hidden.former)) and self._is_at(entry)
+        except OSError:
+            return True
 
     def _undo(self, entry: Entry, error: BaseException) -> None:
         """Undo a save, by the files that exist: an interrupt may come between any two steps."""
@@ -518,13 +534,13 @@ def _fork_in_words(origin: Mapping[str, Any] | None) -> str:
     return "" if origin is None else f"training {origin['training']} at step {origin['step']}"
 
 
-def _failure(files: Files, path: Path, error: Exception) -> OSError:
+def _failure(files: Files, path: Path, error: Exception, outcome: str = UNTOUCHED) -> OSError:
     try:
         is_there = path.parent.exists()
         room = f"{megabytes(files.free(path.parent))} are free in its folder" if is_there else "its folder is gone"
     except OSError as second:
         is_there, room = True, f"how much is free in its folder cannot be read: {second}"
-    rest = " Former checkpoints are untouched." * is_there
+    rest = f" {outcome}" * is_there
     failure = OSError(f"The checkpoint {path} could not be written ({room}): {error}.{rest}")
     failure.errno = getattr(error, "errno", None)
     return failure

@@ -244,6 +244,36 @@ def test_a_rename_that_would_undo_it_and_fails_too(tmp_path: Path, opened: Make,
     assert steps(opened()) == 2
 
 
+@pytest.mark.parametrize("name", ["b.pth", "a.pth"], ids=["a new name", "replacing"])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_a_failed_save_without_hard_links_leaves_one_of_both(
+    tmp_path: Path, opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
+) -> None:
+    def refuse(old: Path, new: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    ends = set()
+    for trial in trials():
+        folder, files = tmp_path / str(trial), Faulty(None, error)
+        store = opened(folder=folder, files=files)
+        store.save("a.pth", state(1))
+        files.count, files.first = 0, trial
+        raised = failure(partial(store.save, name, state(2)))
+        if raised is None:
+            break
+        newest = steps(store)
+        ends.add(newest)
+        if isinstance(error, OSError):
+            assert ("Former checkpoints are untouched" in str(raised)) == (newest == 1)
+        assert store.save("c.pth", state(3)).sequence == newest + 1
+        assert contents(folder).keys() == {"a.pth", "c.pth"}
+        for entry in store.entries()[0]:
+            storage.verify(entry.path)
+    assert ends == ({1, 2} if name == "a.pth" else {1})
+    assert trial > 40
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("what", ["save", "replace", "remove", "point"])
 def test_a_kill_between_any_two_operations(tmp_path: Path, opened: Make, state: Make, what: str) -> None:
