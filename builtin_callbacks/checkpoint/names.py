@@ -51,7 +51,11 @@ def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExist
         )
     if on_existing == "replace":
         store.write_as(training_id, wanted)
+        removable = [each for each in others if each.is_removable]
         note = f"{there}: it is removed when the first checkpoint of this one is written, on_existing='replace'"
+        if len(removable) < len(others):
+            note += f"; {len(others) - len(removable)} stay, which were renamed or written by Helios"
+        others = removable
     else:
         name = _take_free_name(store, training_id, wanted)
         others, note = [], f"{there}: it stays, and this one is written as {name!r}"

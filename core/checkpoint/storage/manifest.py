@@ -169,6 +169,11 @@ class Entry:
         return self.name not in ("", self.path.name)
 
     @property
+    def is_removable(self) -> bool:
+        """False if the file was renamed, or Helios wrote it: no rule removes it."""
+        return not (self.is_renamed or self.is_of_helios)
+
+    @property
     def family(self) -> str:
         """The name that the program gave the run; trainings with the same one share an order of writing and a lock."""
         return self.asked_name or self.run_name

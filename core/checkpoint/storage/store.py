@@ -329,7 +329,9 @@ class Store:
         return self._hidden.lock.with_suffix(f".{kind}")
 
     def remove(self, path: Path, training: str | None = None) -> bool:
-        """Remove a checkpoint of the training, unless it is pinned or has no manifest; return whether it is gone.
+        """Remove a checkpoint of the training; return whether it was removed.
+
+        A pinned or renamed checkpoint, one of Helios, and a file without a valid manifest stay.
 
         Args:
             path: the checkpoint.
@@ -339,12 +341,12 @@ class Store:
             OSError: it could not be removed.
         """
         if self.is_pinned(path) or not self._files.exists(path):
-            return not self._files.exists(path)
+            return False
         try:
             entry = reader.read_manifest(path, files=self._files)
-        except ValueError:  # its training is unknown
+        except (ValueError, FileNotFoundError):  # its training is unknown, or it was moved away just now
             return False
-        if entry.training != (training or self.training_id or entry.training):
+        if entry.training != (training or self.training_id or entry.training) or not entry.is_removable:
             return False
         self._has_just_looked = False
         if entry.shards:  # under its hidden name, it says which shards go with it
@@ -515,7 +517,7 @@ class Store:
             return False, None
         try:
             there = reader.read_manifest(path, files=self._files)
-            is_own = there.training == training and (replace_unknown or not (there.is_of_helios or there.is_renamed))
+            is_own = there.training == training and (replace_unknown or there.is_removable)
             return is_own, there
         except (ValueError, FileNotFoundError):
             return replace_unknown, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from heliograph import (
 )
 from heliograph.core.checkpoint import storage
 from heliograph.tests.kit import checkpoint_names, contents, damage
+from heliograph.tests.stores import seal_as
 from torch import nn
 
 Make = Callable[..., Any]
@@ -273,6 +275,20 @@ def test_replaced_when_the_first_of_this_run_is_written(fit: Make, tmp_path: Pat
     assert checkpoint_names(tmp_path) == ["run_epoch_2_iter_6-2.pth", SECOND]
     assert storage.read_manifest(result.last_checkpoint).run_name == "run"
     assert training_of(tmp_path / SECOND) != training_of(result.last_checkpoint)
+
+
+def test_renamed_checkpoints_and_those_of_helios_are_not_replaced(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None), epochs=3)
+    (tmp_path / FIRST).rename(tmp_path / "mine.pth")
+    entry = storage.read_manifest(tmp_path / SECOND)
+    seal_as(entry.path, replace(entry, versions={"helios": "1.1.0"}))
+    before = contents(tmp_path)
+    result = fit(Checkpoint(tmp_path, resume=Resume(None, on_existing="replace")), epochs=1)
+
+    assert "2 stay" in result.notes[0]
+    assert checkpoint_names(tmp_path) == ["mine.pth", FIRST, SECOND]
+    assert contents(tmp_path)["mine.pth"] == before["mine.pth"]
+    assert contents(tmp_path)[SECOND] == before[SECOND]
 
 
 def test_nothing_is_replaced_by_a_run_that_saves_nothing(fit: Make, tmp_path: Path) -> None:

@@ -139,9 +139,20 @@ def test_remove(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
     (tmp_path / "old.pth").touch()
 
     assert store.remove(tmp_path / "a.pth") is True
-    assert store.remove(tmp_path / "a.pth") is True
+    assert store.remove(tmp_path / "a.pth") is False
     assert store.remove(tmp_path / "old.pth") is False
     assert names() == ["b.pth", "old.pth"]
+
+
+def test_renamed_checkpoints_and_those_of_helios_stay(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
+    store = opened()
+    store.save("a.pth", state(1)).path.rename(tmp_path / "mine.pth")
+    helios = store.save("b.pth", state(2, versions={"helios": "1.1.0"}))
+
+    assert store.remove(tmp_path / "mine.pth") is False
+    assert store.remove(tmp_path / "mine.pth", helios.training) is False
+    assert store.remove(helios.path) is False
+    assert names() == ["b.pth", "mine.pth"]
 
 
 def test_what_is_pinned_stays(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
