@@ -23,7 +23,7 @@ from .archive import WRITTEN_OTHERWISE, rewrite_manifest, write_checkpoint, writ
 from .files import NOT_THERE, SYSTEM, Files, megabytes, prepare_folder
 from .folder import FoundFile, Manifests
 from .lock import Lock
-from .manifest import PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, check_name, pointer_path
+from .manifest import PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, SchemaError, check_name, pointer_path
 
 logger = logging.getLogger("heliograph")
 UNTOUCHED = "Former checkpoints are untouched."
@@ -402,17 +402,19 @@ class Store:
         return [f"An interrupted save left {', '.join(path.name for path in left)}: removed."] if left else []
 
     def _remove_shards(self, name: str) -> None:
-        """Remove a folder of shards, unless a checkpoint in the folder names it."""
+        """Remove a folder of shards, unless a checkpoint in the folder names it, or one that cannot be read may."""
         folder = self.folder / name
         if name and self._files.exists(folder):
-            entries = (each.entry for each in self._manifests.look(again=True))
-            if not any(each is not None and each.shards and each.shards[0] == name for each in entries):
+            found = self._manifests.look(again=True)
+            is_unsure = any(isinstance(each.problem, (OSError, SchemaError)) for each in found)
+            if not is_unsure and not any(each.entry and (each.entry.shards or ("",))[0] == name for each in found):
                 self._files.remove_folder(folder)
 
     def _put_in_place(self, entry: Entry, replaces: bool) -> None:
         """Rename what was written: the last of it is the commit."""
         files, hidden, path = self._files, self._hidden, entry.path
         if entry.shards:
+            files.sync_folder(hidden.shards)
             files.sync_folder(self.folder)  # the file says which shards to remove, if it does not get its name
             files.rename(hidden.shards, self.folder / entry.shards[0])
         if replaces:

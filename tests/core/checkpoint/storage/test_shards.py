@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage import Entry, Store
+from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.core.checkpoint.storage import Entry, Files, Store, manifest
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.reader import read_shards, shards_path
 from heliograph.tests.core.checkpoint.storage.faulty import FULL, Death, Faulty
@@ -207,6 +209,35 @@ def test_a_copy_of_a_checkpoint_keeps_the_shards(tmp_path: Path, opened: Make, s
     (tmp_path / "b.pth").rename(entry.path)
     assert store.remove(entry.path)
     assert not [*tmp_path.glob("*.shards")]
+
+
+@pytest.mark.parametrize("fault", ["refused", "another schema"])
+def test_shards_stay_if_a_checkpoint_cannot_be_read(
+    tmp_path: Path, opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    files, real = Files(), Files.try_tail
+    store = opened(files=files)
+    entry = save(store, "a.pth", state(1), 1)
+    copy = tmp_path / "b.pth"
+    copy.write_bytes(entry.path.read_bytes())
+    with monkeypatch.context() as patched:
+        if fault == "refused":
+
+            def try_tail(path: Path) -> tuple[bytes, int]:
+                if path == copy:
+                    raise OSError(errno.EIO, "Input/output error")
+                return real(files, path)
+
+            patched.setattr(files, "try_tail", try_tail)
+            patched.setattr(files, "pause", lambda seconds: None)
+        else:
+            patched.setattr(manifest, "SCHEMA", SCHEMA + 1)
+            seal_as(copy, entry)
+            patched.undo()
+        assert store.remove(entry.path)
+        assert shards_path(entry).is_dir()
+    if fault == "refused":
+        storage.verify(copy)
 
 
 def test_the_room_of_a_removed_checkpoint_is_free_again(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
