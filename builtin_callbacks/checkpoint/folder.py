@@ -114,6 +114,8 @@ class CheckpointFolder:
     ) -> tuple[Path | None, list[tuple[Path, str]]]:
         """Judge the newest checkpoint, point to it and the best, and remove those that are no longer kept.
 
+        If you moved or removed the newest one, nothing is judged, and the rules apply to those that are still there.
+
         Args:
             last: the newest.
             judged_by: what was measured of it after it was written, if anything.
@@ -123,15 +125,20 @@ class CheckpointFolder:
             The best, and what was removed, and why.
         """
         store, kept = self._opened, self.kept
-        if judged_by is not None and (entry := kept.entry(last)) is not None:
+        newest: Path | None = last
+        if not last.exists():
+            own = store.own()
+            kept.begin(own, [path for path in self.damaged if kept.entry(path) is None])
+            newest = own[0].path if own else None
+        elif judged_by is not None and (entry := kept.entry(last)) is not None:
             kept.add(store.judge(entry, judged_by))
         dropped = [(path, f"{last.name} has the same step") for path in kept.drop_replaced(store.is_pinned)]
         best = self.best
-        store.point("last", last)
+        store.point("last", newest)
         store.point("best", best)
         dropped += [(path, kept.rule) for path in kept.drop(store.is_pinned)]
         removed = [(path, reason) for path, reason in dropped if store.remove(path)]
-        if is_new:
+        if is_new and newest is not None:
             others, self._replaces = self._replaces, []
             gone = (each.path for each in others if store.remove(each.path, each.training))
             removed += [(path, "on_existing='replace'") for path in gone]

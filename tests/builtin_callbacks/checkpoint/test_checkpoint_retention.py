@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from heliograph import (
@@ -22,8 +23,11 @@ from heliograph import (
     SaveSchedule,
     Trainer,
     ValidationSchedule,
+    ValidationStart,
     on,
 )
+from heliograph.builtin_callbacks.checkpoint.folder import CheckpointFolder
+from heliograph.builtin_callbacks.checkpoint.retention import Retention
 from heliograph.core.checkpoint import storage
 from heliograph.events import CheckpointPruned, Event
 from heliograph.tests.kit import adam, checkpoint_names, contents
@@ -43,6 +47,54 @@ def fit(scripted: Make, batches: Make) -> Callable[..., RunResult]:
         return trainer.fit(options.pop("task"), batches(1), validation=batches(1), **options)
 
     return run
+
+
+class TakeAway(Plugin):
+    """Moves the checkpoint of the second step away, before the validation at the same step."""
+
+    affects_training = False
+
+    def __init__(self) -> None:
+        self.pruned: list[str] = []
+
+    @on(ValidationStart)
+    def take(self, run: Run, event: ValidationStart) -> None:
+        if run.progress.steps == 2 and run.last_checkpoint is not None:
+            run.last_checkpoint.rename(run.last_checkpoint.with_name("elsewhere"))
+
+    @on(CheckpointPruned)
+    def note(self, run: Run, event: CheckpointPruned) -> None:
+        self.pruned.append(event.path.name)
+
+
+def test_a_judgement_of_a_checkpoint_that_was_moved_away(scripted: Make, batches: Make, tmp_path: Path) -> None:
+    taking = TakeAway()
+    schedules = [SaveSchedule(Every(steps=1), at_end=False), ValidationSchedule(Every(epochs=1))]
+    checkpoint = Checkpoint(tmp_path, keep_last=2, **MONITOR)
+    trainer = Trainer([*schedules, taking, checkpoint], device="cpu")
+    task = scripted([0.5, 0.4, 0.3])
+    result = trainer.fit(task, batches(1), validation=batches(1), optimizer=adam(0.1), epochs=3)
+
+    assert (tmp_path / "elsewhere").exists()
+    assert result.best_checkpoint == result.last_checkpoint
+    assert "run_epoch_1_iter_2.pth" not in {*taking.pruned, *checkpoint_names(tmp_path)}
+    assert checkpoint_names(tmp_path)[0] == "run_epoch_0_iter_1.pth"  # the second newest of those that are there
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_the_older_ones_stay_if_the_newest_was_moved_away(
+    tmp_path: Path, opened: Make, state: Make, is_new: bool
+) -> None:
+    folder = CheckpointFolder(Retention(1, 0, None))
+    store = folder.open(cast(Run, SimpleNamespace(name="run", checkpoint_source=None)), tmp_path)
+    first, _ = folder.write("a.pth", None, state(1), None, read_back=False)
+    second, _ = folder.write("b.pth", None, state(2), None, read_back=False)
+    second.rename(tmp_path / "elsewhere")
+
+    assert folder.tidy(second, ("validation/loss", "min", 0.5), is_new=is_new) == (None, [])
+    assert [entry.path for entry in store.own()] == [first]
+    assert (tmp_path / "run.last").read_text() == "a.pth\n"
+    folder.close()
 
 
 # Whose checkpoints.
