@@ -46,7 +46,7 @@ class Lock:
             ValueError: another process holds it, or another lock of this process; or something else has its name.
             OSError: it cannot be opened.
         """
-        limit, lock = monotonic() + patience, FileLock(self.path, thread_local=False)
+        limit, lock = monotonic() + patience, FileLock(self.path, thread_local=False, fallback_to_soft=False)
         while self._lock is None:
             self._check_is_file()
             try:

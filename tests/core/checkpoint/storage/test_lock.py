@@ -142,9 +142,10 @@ def test_a_lock_file_that_was_removed_in_between_is_not_held(tmp_path: Path, mon
     assert not path.exists()
 
 
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def flock(file: Any, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(number, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
     stores = [Store(tmp_path, "run"), Store(tmp_path, "run")]
