@@ -195,6 +195,9 @@ def encode(entry: Entry) -> bytes:
     """Return the manifest of an entry: canonical JSON that contains its own digest.
 
     If it is too long, as with a thousand metrics, the metrics are left out; they are in the state, too.
+
+    Raises:
+        ValueError: it is too long without them, too.
     """
     facts = {
         "format": FORMAT,
@@ -216,7 +219,17 @@ def encode(entry: Entry) -> bytes:
         "forked_from": entry.forked_from,
     }
     content = _with_checksum(facts)
-    return content if len(content) <= MOST else _with_checksum({**facts, "metrics": {}, "left_out": ["metrics"]})
+    if len(content) > MOST:
+        facts |= {"metrics": {}, "left_out": ["metrics"]}
+        content = _with_checksum(facts)
+    if len(content) > MOST:
+        sizes = {name: len(_JSON.encode(value)) for name, value in facts.items()}
+        longest = max(sizes, key=lambda name: sizes[name])
+        raise ValueError(
+            f"The manifest of the checkpoint {entry.path} has {len(content)} bytes without metrics, and at most {MOST} "
+            f"fit. {longest!r} has {sizes[longest]} of them: shorten it."
+        )
+    return content
 
 
 def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:

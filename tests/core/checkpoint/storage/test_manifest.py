@@ -140,6 +140,16 @@ def test_where_it_would_be_too_long_the_metrics_are_left_out() -> None:
     assert decode(content, PLACE) == replace(long, metrics={})
 
 
+def test_a_manifest_that_is_too_long_without_metrics_names_the_cause(
+    opened: Callable[..., Store], state: Callable[..., dict[str, Any]], names: Callable[[], list[str]]
+) -> None:
+    store = opened()
+    with pytest.raises(ValueError, match=r"a\.pth has \d{5} bytes .* 65535 fit.* 'versions' has 70008"):
+        store.save("a.pth", state(1, versions={"x": "y" * 70_000}))
+
+    assert names() == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
