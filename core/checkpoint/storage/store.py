@@ -159,7 +159,7 @@ class Store:
             OSError: the disk is full, the folder read-only, the data read back differs, and the like; the message names
                 the file and the free space. All former checkpoints are as they were, unless the file system has no hard
                 links and the last sync failed: then the new file keeps the name of the one that it replaced.
-            ValueError: the name is not valid, or the state is of another training.
+            ValueError: the name is not valid, the state is of another training, or its manifest would be too long.
         """
         newest = self._highest(state["run_name"])
         training = state["training_id"]
@@ -227,7 +227,7 @@ class Store:
     def take_in(self, path: Path) -> Entry:
         """Move a complete checkpoint here from another folder of the same file system; return its entry.
 
-        It keeps its training and its sequence; a number is added to its name as in `save`.
+        It keeps its training and its sequence; a number is added to its name as in `save`, in its manifest, too.
 
         Raises:
             OSError: it could not be moved.
@@ -236,13 +236,21 @@ class Store:
         entry = reader.read_manifest(path, files=self._files)
         newest = self._highest(entry.family)
         free, former = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
-        self._has_just_looked = False
+        is_numbered = free.name != path.name and not entry.is_renamed
+        self._has_just_looked, self._is_tidy = False, False
         self._sweep()
-        self._files.rename(path, self._hidden.data)  # if it is killed from here on, the next start removes it
+        if is_numbered:  # under a name that is not in its manifest, it would count as renamed
+            entry = replace(entry, name=free.name)
+            rewrite_manifest(self._files, path, self._hidden.data, entry)
+        else:
+            self._files.rename(path, self._hidden.data)  # if it is killed from here on, the next start removes it
         if entry.shards:
             self._files.rename(path.with_name(entry.shards[0]), self.folder / entry.shards[0])
         self._files.rename(self._hidden.data, free)
         self._files.sync_folder(self.folder)
+        if is_numbered:
+            self._files.unlink(path)
+        self._is_tidy = True
         if former and former.shards:
             self._remove_shards(former.shards[0])
         self._sequence = max(newest, entry.sequence)

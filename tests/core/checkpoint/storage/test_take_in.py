@@ -68,6 +68,35 @@ def test_what_another_run_has_there_stays(tmp_path: Path, opened: Make, state: M
     assert storage.verify(other.path).run_name == "other"
 
 
+@pytest.mark.parametrize("shards", [None, 8])
+def test_beside_a_damaged_file_of_its_name_it_is_not_renamed(
+    tmp_path: Path, opened: Make, state: Make, elsewhere: Make, shards: int | None
+) -> None:
+    here, path = tmp_path / "here", elsewhere(8, shards)
+    here.mkdir()
+    (here / "a.pth").write_bytes(b"damaged")
+    store = opened(folder=here)
+    entry = store.take_in(path)
+
+    assert (entry.path, entry.name, entry.is_renamed) == (here / "a-2.pth", "a-2.pth", False)
+    assert storage.verify(entry.path) == entry
+    assert storage.load(entry.path)["progress"] == {"steps": 8}
+    assert not path.exists()
+    assert store.remove(entry.path)
+    assert [each.name for each in here.iterdir() if not each.name.startswith(".")] == ["a.pth"]
+
+
+def test_what_was_renamed_there_counts_as_renamed_here(tmp_path: Path, opened: Make, elsewhere: Make) -> None:
+    path, here = elsewhere(8), tmp_path / "here"
+    path = path.rename(path.with_name("mine.pth"))
+    here.mkdir()
+    (here / "mine.pth").write_bytes(b"damaged")
+    entry = opened(folder=here).take_in(path)
+
+    assert (entry.path.name, entry.name, entry.is_renamed) == ("mine-2.pth", "a.pth", True)
+    assert storage.verify(entry.path) == entry
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("shards", [(1, 2), (1, None), (None, 2)])
 @pytest.mark.parametrize("name", ["a.pth", "b.pth"], ids=["replacing", "a new name"])
