@@ -185,7 +185,7 @@ def test_no_operation_that_fails_costs_a_checkpoint(
 def replaces_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes the former one before the new one has its name."""
 
-    def put_in_place(self: Store, entry: Entry) -> None:
+    def put_in_place(self: Store, entry: Entry, replaces: bool) -> None:
         self._files.unlink(entry.path)
         self._files.rename(self._hidden.data, entry.path)
 
