@@ -262,7 +262,7 @@ def _dealt_with(store: Store, entry: Entry, reasons: Mapping[Path, str], dry_run
         return f"kept     {path}: {reasons[path]}"
     if dry_run:
         return f"would be removed {path}"
-    return f"removed  {path}" if store.remove(path, entry.training) else f"kept     {path}: pinned a moment ago"
+    return f"removed  {path}" if store.remove(path, entry.training) else f"kept     {path}: pinned or moved by now"
 
 
 def _asked_names(folder: Path, run_name: str | None) -> list[str]:
