@@ -99,7 +99,7 @@ FAULTS = (
     ),
     Fault(
         "storage: shards of another checkpoint are removed",
-        "if not any(each is not None and each.shards and each.shards[0] == name for each in entries):",
+        'if not is_unsure and not any(each.entry and (each.entry.shards or ("",))[0] == name for each in found):',
         "if True:",
     ),
     # The ranks.

@@ -41,8 +41,8 @@ DEFECTS = (
     defect("one: all checkpoints have one number", "newest + 1 if sequence is None else sequence", "1"),
     defect(
         "one: a failed save is taken for a good one",
-        "        raise _failure(files, path, error) from error\n",
-        '        return replace(entry, size=0, sha256="")\n',
+        "            raise _failure(files, path, error, outcome) from error\n",
+        '            return replace(entry, size=0, sha256="")\n',
     ),
     defect("one: a checkpoint has no manifest", "        writer.write(encode(entry))\n", ""),
     defect(

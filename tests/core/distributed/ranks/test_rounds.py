@@ -238,7 +238,7 @@ def breaks_where_the_board_is_made(rank: int, folder: Path) -> tuple[str, str, l
     with pytest.MonkeyPatch.context() as patch, pytest.raises((OSError, RuntimeError)) as caught:
         patch.setattr(boards, "MEMORY", folder)
         patch.setattr(Group, "broadcast", fail)
-        with joined("board"):
+        with joined("board", timeout=10.0):  # gloo may wait that long for a rank that has left
             pass
     return type(caught.value).__name__, str(caught.value), [each.name for each in folder.iterdir()]
 
