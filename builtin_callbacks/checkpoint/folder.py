@@ -64,7 +64,7 @@ class CheckpointFolder:
         self._own = self._opened.own()
 
     def is_claimed_by(self, training_id: str) -> bool:
-        """Return whether the name is that of a training."""
+        """Return whether the file name is claimed by this training."""
         return bool(self.name) and self._opened.training_id == training_id
 
     def find_own(self) -> Entry | None:
@@ -96,7 +96,7 @@ class CheckpointFolder:
     def write(
         self, name: str, judged_by: JudgedBy | None, state: State, shards: Shards | None, *, read_back: bool
     ) -> tuple[Path, Path | None]:
-        """Make a checkpoint durable; return its path, and that of the best.
+        """Write a checkpoint to the disk; return its path and the path of the best one.
 
         It is read back if intact ones are removed for it.
         """
@@ -112,9 +112,9 @@ class CheckpointFolder:
     def tidy(
         self, last: Path, judged_by: JudgedBy | None, *, is_new: bool
     ) -> tuple[Path | None, list[tuple[Path, str]]]:
-        """Judge the newest checkpoint, point to it and the best, and remove those that are no longer kept.
+        """Rank the newest checkpoint, update the pointers, and remove the checkpoints that retention drops.
 
-        If you moved or removed the newest one, nothing is judged, and the rules apply to those that are still there.
+        If you moved or removed the newest one, retention continues with the checkpoints that still exist.
 
         Args:
             last: the newest.

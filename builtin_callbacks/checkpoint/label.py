@@ -12,7 +12,7 @@ from ...plugins import Plugin, on
 from .names import warn_without_saver
 
 SEPARATORS = "_- .,"
-ALIKE = 0.85  # of two names: one is the other misspelt
+ALIKE = 0.85  # similarity above which a name counts as misspelled
 
 
 class CheckpointLabel(Plugin):
@@ -66,7 +66,7 @@ class CheckpointLabel(Plugin):
 
     @on(ValidationEnd, Log, lane=Lane.REPORT, optional=True)
     def check(self, run: Run, event: ValidationEnd | Log) -> None:
-        """Raise ValueError if the template has a metric that is not among those that were just measured.
+        """Raise ValueError if the template names a metric that was not measured.
 
         Whether a metric of another split than these may come later is not known, but a misspelt one is.
         """

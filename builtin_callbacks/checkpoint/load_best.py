@@ -29,9 +29,9 @@ class LoadBest(Plugin):
     """At the end of a run that completed or was stopped, load the best checkpoint back into the task.
 
     It is loaded at `TrainEnd`, before the handlers outside the lane `TRANSFORM`, so that one of them can export it. The
-    file is verified first. If a plugin validates with weights of its own, such as an average, these are loaded: they
-    were judged. A checkpoint that is requested after this is not written, since the weights are no longer those of the
-    last step. The result warns if nothing was loaded.
+    file is verified first. If a plugin such as `EMA` validates with averaged weights, the average is loaded, as the
+    metric ranks it. Checkpoints that are requested later are not written, because the weights are not those of the last
+    step any more. The result warns if nothing was loaded.
 
     Args:
         extent: only the `weights`, or `everything`: the state of the optimizers and the schedulers, too.
@@ -50,7 +50,7 @@ class LoadBest(Plugin):
             raise ValueError(f"LoadBest loads 'weights' or 'everything', got {extent!r}.")
         self.extent = extent
         self._saver: Saver | None = None
-        self._held: list[Saver] = []  # those that this keeps from writing
+        self._held: list[Saver] = []  # savers that must not write any more
         self._is_loaded = False
         self._saved_at = -1
 
@@ -99,7 +99,7 @@ class LoadBest(Plugin):
         if self._is_loaded and self._saved_at != step:
             run.warn(
                 f"A save was asked for when the best checkpoint had been loaded back, and was not written: the weights "
-                f"are no longer those of step {step}. Ask for it at LastBoundary, as SaveSchedule does, or earlier."
+                f"are no longer those of step {step}. Request it at LastBoundary, as SaveSchedule does, or earlier."
             )
         self._saved_at = step
 
@@ -125,13 +125,13 @@ def _savers(run: Run) -> list[Saver]:
 def load_best(run: Run, best: Entry | None, monitor: Monitor, extent: Extent) -> str:
     """Give a run's task, optimizers and schedulers the state of its best checkpoint; return what was done, if anything.
 
-    Where a plugin validates with weights of its own, such as an average, these are loaded: they were judged.
+    If a plugin such as `EMA` validates with averaged weights, the average is loaded.
 
     On several ranks a collective.
 
     Args:
         run: the run, at the end of its training.
-        best: on the main rank, the checkpoint as it was ranked; None or one that was judged NaN is none to load.
+        best: on the main rank, the best checkpoint when it was ranked; nothing is loaded for None or a metric of NaN.
         monitor: what it was ranked by.
         extent: only the weights, or the optimizers and the schedulers too.
 

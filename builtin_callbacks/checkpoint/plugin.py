@@ -24,7 +24,7 @@ class Checkpoint(Saver):
     and what `CheckpointLabel` adds.
 
     A checkpoint is written aside in the same folder, synced and renamed; only then are older ones removed. The newest
-    is never removed, nor are the best, those that are pinned, and those of another training. A save that fails raises
+    is never removed, nor are the best, pinned checkpoints, and checkpoints of another training. A failed save raises
     and leaves the previous checkpoints as they were. While the run lasts, no other process may write checkpoints of its
     name to the folder.
 
@@ -137,6 +137,6 @@ class Checkpoint(Saver):
 
 
 def _others_resume(run: Run, plugin: Checkpoint) -> bool:
-    """Return whether another plugin resumes a file, which may begin a training of its own."""
+    """Return whether another plugin resumes from a path, which may start a new training."""
     others = (each for each in run.plugins if isinstance(each, Checkpoint) and run.plugins.is_enabled(each))
     return any(each.resume.path not in (None, "auto") for each in others if each is not plugin)

@@ -122,7 +122,7 @@ class Saver(Plugin):
         """Forget the previous run, take the folder, and find what to resume."""
         if run.is_replay:
             raise NotRecorded("the state of the run, such as its weights")
-        self.close()  # a second interrupt may have left the previous run's writing as it was
+        self.close()  # a second interrupt may have left a write of the previous run
         self._forget()
         self._files.begin()
         if self._recurrence is not None:
@@ -310,7 +310,7 @@ class Saver(Plugin):
 
     @property
     def best(self) -> Entry | None:
-        """The best checkpoint as it was ranked; on the main rank only."""
+        """The best checkpoint when it was ranked; only on the main rank."""
         return self._kept.best
 
     def drain(self) -> None:
@@ -318,7 +318,7 @@ class Saver(Plugin):
         self._writer.drain()
 
     def pin(self, path: str | Path | None = None) -> Path:
-        """Keep a checkpoint for good; remove the file `<name>.pinned` beside it to let it go.
+        """Exempt a checkpoint from retention; remove the file `<name>.pinned` to undo this.
 
         Args:
             path: the checkpoint; by default the last one that was written.

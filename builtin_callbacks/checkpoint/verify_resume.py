@@ -1,4 +1,4 @@
-"""The steps that a resumed run repeats, compared with those of the killed run."""
+"""Comparison of replayed steps with the steps of the killed run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RankFinding(NamedTuple):
 
 
 class VerifyResume(Plugin):
-    """Compare the steps that a resumed run repeats with those of the killed run, bit for bit.
+    """Compare replayed steps of a resumed run with the killed run, bit for bit.
 
     A run that was killed after its last checkpoint had done steps that the resumed run does again. Their losses must be
     equal. `result.resume` says how many were, and what differs first. `Checkpoint` brings this plugin; register one to

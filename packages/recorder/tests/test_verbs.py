@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-from heliograph.events import Verb
-from heliograph_recorder.verbs import EVALUATION_VERB, VERBS
+from heliograph.events import Verb, control
+from heliograph_recorder.verbs import COUNTED, EVALUATION_VERB, LOADED, VERBS
 
 
 def test_the_facts_of_every_verb_are_known() -> None:
@@ -15,3 +15,7 @@ def test_the_facts_of_every_verb_are_known() -> None:
         facts.about: {verb for verb, each in VERBS.items() if each.about == facts.about} for facts in VERBS.values()
     }
     assert (about["batch"], about["step"]) == ({"skip_batch", "hold_step", "scale_loss"}, {"skip_step"})
+
+
+def test_what_the_kernel_counts_and_names_is_the_same_here() -> None:
+    assert (COUNTED, LOADED) == (control.COUNTED, control.LOADED)

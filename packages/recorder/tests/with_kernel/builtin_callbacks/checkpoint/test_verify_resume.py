@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,10 @@ import pytest
 import torch
 from heliograph.packages.recorder.tests.with_kernel import repeated_kills
 from heliograph.tests import kit, sampling
+from heliograph.tests.builtin_callbacks.checkpoint.test_verify_resume import NOTHING, Counting
 from heliograph.tests.kit import adam, random_batches, saving
 from heliograph_recorder import Recorder, replay
-from torch import Tensor, nn
-
-NOTHING = (
-    "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict; or the data have "
-    "changed"
-)
-
+from torch import nn
 
 # Real kills.
 
@@ -71,24 +65,6 @@ def test_a_difference_is_reported_with_its_likely_cause(killed: Path) -> None:
 
 
 # Runs that end between two saves stand for killed ones.
-
-
-@cache
-def calls() -> dict[str, int]:
-    """Return what counts the calls of the task that was made last: in a function's cache, which nobody looks at."""
-    return {}
-
-
-class Counting(h.Supervised):
-    """Changes the loss of one of its batches."""
-
-    def __init__(self, model: nn.Module, at: int) -> None:
-        super().__init__(model, nn.functional.mse_loss)
-        calls().update(calls=0, at=at)
-
-    def training_step(self, run: h.Run, batch: Any) -> Tensor:
-        calls()["calls"] += 1
-        return super().training_step(run, batch) * (1.5 if calls()["calls"] == calls()["at"] else 1.0)
 
 
 def fit(
