@@ -14,8 +14,6 @@ from .core.checkpoint.storage.lock import Lock as Lock
 from .core.checkpoint.storage.manifest import Entry as Entry
 from .core.checkpoint.storage.manifest import clean as clean
 from .core.checkpoint.storage.store import Store as Store
-from .core.checkpoint.unseen.values import differing as differing
-from .core.checkpoint.unseen.values import encode as encode
 from .core.data.draws.rng import capture as capture
 from .core.data.draws.rng import restore as restore
 from .core.data.draws.rng import seed_all as seed_all
@@ -31,6 +29,8 @@ from .core.host import ended_for_good as ended_for_good
 from .core.host import hosted_by as hosted_by
 from .core.metrics.monitor import Monitor as Monitor
 from .core.metrics.values import Metrics as Metrics
+from .core.objects.values import differing as differing
+from .core.objects.values import encode as encode
 from .core.program import TrainerFactory as TrainerFactory
 from .core.program import UsageError as UsageError
 from .core.program import find_function as find_function

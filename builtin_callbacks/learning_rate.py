@@ -116,7 +116,7 @@ class LearningRate(Plugin):
         ):
             scheduler, now = run.schedulers[name], self._planned[name]
             text = f"scheduler {type(scheduler).__name__} was made for {before[name]} steps, the run now plans {now}"
-            run.data.doubt("not exact", f"the {text}")
+            run.data.report_difference(f"the {text}")
             if isinstance(scheduler, WarmupScheduler):
                 run.note(f"the {text}: from step {run.progress.steps} on the learning rate is that of the new length")
             else:

@@ -506,23 +506,23 @@ class RunContext(LineVerbs, ABC):
             logger.info("%s", self.plan())
 
     def prepare_comparison(self) -> None:
-        """Look at what no state_dict holds, as the program has made it, where something is saved or resumed."""
+        """Capture the state that no state_dict holds, as the program has made it, if something is saved or resumed."""
         if self.is_resuming or self.bus.signal(ev.SavePoint).chain:
             from .checkpoint.state.rates import base_rates
-            from .checkpoint.unseen.comparison import UnseenState
+            from .objects.run_state import ObjectState
 
             with self.evaluating_weights():  # as at a save
-                self.resumption.unseen = UnseenState.of(self)
+                self.resumption.objects = ObjectState.of(self)
             self.resumption.given_rates = base_rates(self.optimizers)
 
     def evaluating_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights to evaluate and to save."""
         return nullcontext() if self.modes is None else self.modes.evaluating()
 
-    def compare_listeners(self) -> None:
-        """Compare who listens with who listened when the state was saved."""
-        if self.resumption.unseen is not None:
-            self.resumption.unseen.compare_listeners(self)
+    def compare_start(self) -> None:
+        """Compare the state with the saved one after the first `EpochStart` of a resumed run."""
+        if self.resumption.objects is not None:
+            self.resumption.objects.compare_start(self)
 
     def advance(self) -> None:
         """Count the epoch, which has ended, and begin the work of another."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from ..events.run import CheckpointSource
     from .checkpoint.state.compatibility import BatchChange
-    from .checkpoint.unseen.comparison import UnseenState
     from .metrics.log_rows import LogRows
+    from .objects.run_state import ObjectState
     from .outputs.collection import Collection
     from .stepping.counts import Weight
 
@@ -86,12 +86,13 @@ class Resumption:
         resumed_at: where that was.
         batch_change: what to do with the learning rates where the global batch changed.
         batch_note: how it changed.
-        restores_attributes: whether attributes that no state_dict holds are restored.
-        restored: those that were.
+        restored: paths of state that no state_dict holds, and that was restored.
+        edited: paths of such state that the program sets differently than the one that saved.
+        before: how many ranks and workers the run that saved had.
         fresh_plugins: plugins that found no state.
         unclaimed_states: states that no plugin claimed.
-        unseen: compares the state that no state_dict holds; None where nothing is saved or resumed.
-        given_rates: the learning rates of the program that began the training; None as for `unseen`.
+        objects: the state that no state_dict holds; None if nothing is saved or resumed.
+        given_rates: the learning rates of the program that began the training; None as for `objects`.
         forked_from: the training that this one is a fork of, and where; None of others.
     """
 
@@ -105,11 +106,12 @@ class Resumption:
     resumed_at: Progress | None = None
     batch_change: BatchChange = "refuse"
     batch_note: str | None = None
-    restores_attributes: bool = True
     restored: list[str] = field(default_factory=list)
+    edited: list[str] = field(default_factory=list)
+    before: tuple[int, int | None] | None = None
     fresh_plugins: tuple[str, ...] = ()
     unclaimed_states: tuple[str, ...] = ()
-    unseen: UnseenState | None = None
+    objects: ObjectState | None = None
     given_rates: list[float] | None = None
     forked_from: Mapping[str, Any] | None = None
 

@@ -11,51 +11,70 @@ from typing import Any
 from ..events import History, Progress
 from ..events.catalogue import Status
 from ..events.checks import printable
-from ..events.guarantee import Guarantee, verified
+from ..events.resume_facts import Position, describe_untracked, verified
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeReport:
-    """Whether a run that is resumed equals one that was never interrupted, and what this one was resumed from.
+    """What is known about the resume of a run: facts, and what was measured.
 
     Attributes:
-        guarantee: `exact` (bit for bit, and nothing is loaded twice), `order-exact` (the same samples in the
-            same order, but random draws may differ), `replayed` (as exact as the loader repeats itself: it is read
-            again up to the position) or `not exact`.
-        reasons: why it is not `exact`.
-        path: the file that this run was resumed from, None where it started fresh or was given a state.
-        epoch: where it was resumed, None where it started fresh.
+        untracked: path and type of state that no checkpoint holds, and that may influence the training.
+        differences: what is not as it was in the run that saved, in sentences: state, data, settings, versions.
+        position: how the data reached their position: `seeked` at once, `replayed` by reading the epoch again, or
+            `unknown`.
+        path: the file that this run was resumed from, None if it started fresh or was given a state.
+        epoch: where it was resumed, None if it started fresh.
         batch: where in the epoch.
         step: after which optimizer step.
+        verified_steps: the repeated optimizer steps that are bitwise identical with those of the killed run; 0 if no
+            step was repeated.
+        divergence: where the repeated steps differ first from the killed run, None if they do not.
+        restored: paths of state that no `state_dict` holds, restored from the checkpoint.
+        edited: paths of such state that the program sets differently than the one that saved; it stays as it is now.
         fresh_plugins: plugins that found no state in the checkpoint.
         unclaimed_states: states in the checkpoint that no plugin claimed.
-        restored: attributes of the task and its modules that no state_dict holds, restored from the checkpoint.
-        verified_steps: the optimizer steps that were done again and equal those of the killed run, bit for bit; 0 where
-            there was nothing to compare.
-        difference: where what was done again differs first from the killed run, None where it does not.
+        world_sizes: the number of ranks before and after the resume; None if the run started fresh.
     """
 
-    guarantee: Guarantee
-    reasons: tuple[str, ...] = ()
+    untracked: Mapping[str, str] = field(default_factory=dict)
+    differences: tuple[str, ...] = ()
+    position: Position = "seeked"
     path: Path | None = None
     epoch: int | None = None
     batch: int | None = None
     step: int | None = None
+    verified_steps: int = 0
+    divergence: str | None = None
+    restored: tuple[str, ...] = ()
+    edited: tuple[str, ...] = ()
     fresh_plugins: tuple[str, ...] = ()
     unclaimed_states: tuple[str, ...] = ()
-    restored: tuple[str, ...] = ()
-    verified_steps: int = 0
-    difference: str | None = None
+    world_sizes: tuple[int, int] | None = None
 
     @property
-    def compared(self) -> str:
-        """What comparing repeated steps has shown, in words; empty where there were none."""
-        said = [verified(self.verified_steps)] if self.verified_steps else []
-        return "; ".join([*said, *([self.difference] if self.difference else [])])
+    def reasons(self) -> tuple[str, ...]:
+        """Why the resumed run may differ from the uninterrupted one, in sentences; empty if nothing is known."""
+        return (*describe_untracked(self.untracked), *self.differences)
+
+    @property
+    def measured(self) -> str:
+        """What comparing repeated steps has shown, in words."""
+        if self.divergence is not None:
+            return self.divergence
+        return verified(self.verified_steps) if self.verified_steps else "nothing to verify: no step was repeated"
 
     def __str__(self) -> str:
-        said = [verified(self.verified_steps)] if self.verified_steps else []
-        return printable("; ".join([self.guarantee, *self.reasons, *said]))  # the difference is among the reasons
+        facts = (*describe_untracked(self.untracked), *(f"different: {text}" for text in self.differences))
+        if self.step is None:
+            return printable("; ".join(facts or ("nothing is untracked",)))
+        replayed = ["the data were read again up to the position"] if self.position == "replayed" and self.batch else []
+        listed = ", ".join(self.edited[:MOST_NAMED]) + ", ..." * (len(self.edited) > MOST_NAMED)
+        edited = [f"changed by the program: {listed}"] if self.edited else []
+        return printable("; ".join([f"resumed at step {self.step:,}", self.measured, *replayed, *facts, *edited]))
+
+
+MOST_NAMED = 3  # paths in a line
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -83,7 +102,8 @@ class RunResult:
         exit_status: what the process should exit with: 0, 130 if interrupted, 1 if failed, or what a plugin asked for.
         notes: lines by plugins: resumed from where, skipped what and why.
         warnings: what was asked for and did not happen, in sentences; empty when all is well.
-        resume: what a resume of this run is worth, and what this one was resumed from; None without training.
+        resume: what is known about a resume: untracked state, differences, and what repeated steps have shown; None
+            without training.
         plugin_errors: the forgiven errors of observer plugins.
         plugin_seconds: time in each plugin's handlers, where `HandlerTimes` measured it.
         predictions: what `predict` computed for all samples; None of other runs, and without `gather`.
@@ -189,11 +209,11 @@ class RunResult:
         return plot(self.log_history, path, names)
 
     def _worth(self) -> list[str]:
-        """Return a line on how exact this run's resume was, or one from its checkpoint would be."""
+        """Return a line about the resume of this run, or about one from its checkpoint."""
         if self.resume is None:
             return []
         if self.resume.epoch is not None:
-            return [f"resumed: {self.resume}"]
+            return [str(self.resume)]
         return [f"resumable: {self.resume}"] if self.last_checkpoint else []
 
     def _checkpoints(self) -> list[tuple[str, Path | None]]:

@@ -107,15 +107,24 @@ def _status(run: RunContext, error: BaseException | None) -> Status:
 
 
 def _resume(run: RunContext) -> ResumeReport:
-    guarantee, reasons = run.data.guarantee()
-    report = ResumeReport(
-        guarantee, reasons, fresh_plugins=run.resumption.fresh_plugins, unclaimed_states=run.resumption.unclaimed_states
-    )
-    at = run.resumed_at
+    facts, resumption, at = run.data.resume_facts(), run.resumption, run.resumed_at
+    report = ResumeReport(dict(facts.untracked), facts.differences, facts.position)
     if at is None:
         return report
-    report = replace(report, path=run.resumed_from, restored=tuple(run.resumption.restored), difference=run.difference)
-    return replace(report, epoch=at.epoch, batch=at.batch, step=at.steps, verified_steps=run.verified_steps)
+    return replace(
+        report,
+        path=run.resumed_from,
+        epoch=at.epoch,
+        batch=at.batch,
+        step=at.steps,
+        verified_steps=run.verified_steps,
+        divergence=run.difference,
+        restored=tuple(resumption.restored),
+        edited=tuple(resumption.edited),
+        fresh_plugins=resumption.fresh_plugins,
+        unclaimed_states=resumption.unclaimed_states,
+        world_sizes=(resumption.before[0] if resumption.before else run.engine.world_size, run.engine.world_size),
+    )
 
 
 def _result(run: RunContext, error: BaseException | None) -> RunResult:

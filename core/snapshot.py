@@ -50,9 +50,8 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         fresh = {"modules": weights, "optimizers": optimizers} | ({} if shards is None else {"shards": dict(shards)})
         return {**fresh, **run.outcome.held, "metrics": dict(run.metrics)}
     stateful = {"task": run.task} if not isinstance(run.task, nn.Module) else {}
-    unseen = (
-        {} if run.resumption.unseen is None else run.resumption.unseen.state_dict(run)
-    )  # before the data, which keep its doubts
+    own = run.resumption.objects
+    objects = {} if own is None else own.state_dict(run)  # before the data, which save what it reports
     snapshot = {
         "schema": SCHEMA,
         "saved_at": time(),
@@ -75,7 +74,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "schedulers": {name: each.state_dict() for name, each in run.schedulers.items()},
         "scheduler_kinds": class_names(run.schedulers),
         "task": {name: each.state_dict() for name, each in stateful.items() if hasattr(each, "state_dict")},
-        "unseen": unseen,
+        "objects": objects,
         "metrics": dict(run.metrics),
         "means": run.means.state_dict(),
         "plugins": run.plugins.state_dict(as_plain),
@@ -173,7 +172,6 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     run.means.totals = {name: (value, weight) for name, (value, weight) in (state or {}).get("totals", {}).items()}
     # A return may be to what the run was resumed from.
     resumption.batch_change = saved.get("batch_change", resumption.batch_change)
-    resumption.restores_attributes = saved.get("restore_attributes", resumption.restores_attributes)
     run.batch_note = apply_batch_change(run, saved["world"], resumption.batch_change, may_refuse=resumption.is_resume)
     found = run.plugins.load_state_dict(
         saved["plugins"], saved.get("plugin_versions"), resumption.path, goes_back=not resumption.is_resume
@@ -191,8 +189,9 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
         run.note(f"states in the checkpoint that no plugin claims, left out: {', '.join(resumption.unclaimed_states)}")
     for change in saved.get("migrated", ()):
         run.note(f"the checkpoint was migrated in memory, {change}")
-    for level, change in find_differences(run, saved, versions(), resumption.fresh_plugins):
-        run.data.doubt(level, change)
+    for change in find_differences(run, saved, versions(), resumption.fresh_plugins):
+        run.data.report_difference(change)
+    resumption.before = saved["world"]["size"], saved["world"].get("workers")
     return saved
 
 
@@ -205,8 +204,8 @@ def _plan_rest(run: RunContext, saved: Mapping[str, Any], progress: Mapping[str,
         run.settings = run.length.complete(run.settings)
         for name, window in run.stepping.by_name.items():
             window.scheduler = run.schedulers.get(name)
-        if run.resumption.unseen is not None:
-            run.resumption.unseen.update_schedulers(run)
+        if run.resumption.objects is not None:
+            run.resumption.objects.update_schedulers(run)
 
 
 def _totals(run: RunContext) -> dict[str, Any]:
@@ -246,15 +245,15 @@ def restoring(run: RunContext) -> Iterator[Path | None]:
     own = _restore(run)
     yield run.resumption.path
     resumption = run.resumption
-    if own.get("unseen") and resumption.unseen is not None:
+    if own.get("objects") and resumption.objects is not None:
         with run.evaluating_weights():  # as at the save
-            resumption.unseen.compare(run, own["unseen"], is_roll_back=resumption.resumed_at is not run.origin)
+            resumption.objects.compare(run, own["objects"], is_roll_back=resumption.resumed_at is not run.origin)
     if run.control.is_shared:
-        known = run.data.guarantee()  # another rank may read other data: it is one training
-        for level, reasons in run.engine.gather_objects(known):
-            for reason in reasons:
-                if reason not in known[1]:
-                    run.data.doubt(level, reason)
+        for facts in run.engine.gather_objects(run.data.resume_facts()):  # another rank may read other data
+            for path, kind in facts.untracked.items():
+                run.data.report_untracked(path, kind)
+            for text in facts.differences:
+                run.data.report_difference(text)
 
 
 def _restore(run: RunContext) -> dict[str, Any]:
@@ -270,10 +269,10 @@ def _restore(run: RunContext) -> dict[str, Any]:
     run.origin = run.progress.copy()
     Filter.plan_all(run)
     run.plugins.load_filter_states(run.origin, own.get("filters", {}))
-    if own.get("unseen") and resumption.unseen is not None:
-        resumption.restored += resumption.unseen.resume(
-            run, own["unseen"], restores=resumption.restores_attributes, is_roll_back=not resumption.is_resume
-        )
+    if own.get("objects") and resumption.objects is not None:
+        is_roll_back = not resumption.is_resume
+        restored, resumption.edited = resumption.objects.resume(run, own["objects"], is_roll_back=is_roll_back)
+        resumption.restored += restored
     if run.modes is not None:
         run.modes.load_state_dict(own)
     if resumption.is_resume:

@@ -190,8 +190,8 @@ class Supervised(Task):
 
 
 def _no_pair(batch: Any) -> TypeError:
-    from .checkpoint.unseen.values import describe
     from .data.columns import no_pair
+    from .objects.values import describe
 
     return no_pair(batch, describe)
 

@@ -12,16 +12,24 @@ from .progress import Progress
 if TYPE_CHECKING:
     from .engine import Engine as Engine
     from .engine import Reduction as Reduction
-    from .guarantee import Guarantee as Guarantee
+    from .resume_facts import Position as Position
+    from .resume_facts import ResumeFacts as ResumeFacts
     from .run import CheckpointSource as CheckpointSource
     from .run import Run as Run
 
 __all__ = [kind.__name__ for kind in CATALOGUE]
-__all__ += ["CATALOGUE", "Bus", "CheckpointSource", "Control", "Engine", "Event", "FunctionName", "Guarantee", "Handle", "History"]  # fmt: skip  # noqa: E501, F405
-__all__ += ["Lane", "OrderedSignal", "Pending", "Phase", "PluginName", "Progress", "Reduction", "Request", "Run", "Status", "Verb"]  # fmt: skip  # noqa: E501
+__all__ += ["CATALOGUE", "Bus", "CheckpointSource", "Control", "Engine", "Event", "FunctionName", "Handle", "History"]  # fmt: skip  # noqa: E501, F405
+__all__ += ["Lane", "OrderedSignal", "Pending", "Phase", "PluginName", "Position", "Progress", "Reduction", "Request", "ResumeFacts", "Run", "Status", "Verb"]  # fmt: skip  # noqa: E501
 
 # Protocols and types that a run itself does not need: imported when they are first used.
-_LAZY = {"CheckpointSource": "run", "Engine": "engine", "Guarantee": "guarantee", "Reduction": "engine", "Run": "run"}
+_LAZY = {
+    "CheckpointSource": "run",
+    "Engine": "engine",
+    "Position": "resume_facts",
+    "Reduction": "engine",
+    "ResumeFacts": "resume_facts",
+    "Run": "run",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from .catalogue import Event, Phase
     from .control import Control
     from .engine import Engine
-    from .guarantee import Guarantee
     from .progress import Progress
+    from .resume_facts import ResumeFacts
 
 
 class Data(Protocol):
@@ -31,15 +31,18 @@ class Data(Protocol):
     def batch_size(self) -> int | None:
         """Samples in a batch of one process; 1 where batches are dealt out to the ranks, None where that is unknown."""
 
-    def guarantee(self) -> tuple[str, tuple[str, ...]]:
-        """Return what a resume of this run is worth, and the reasons why it is not exact."""
+    def resume_facts(self) -> ResumeFacts:
+        """Return what is known about a resume of this run: untracked state, differences, the position of the data."""
 
     @property
     def layouts(self) -> list[dict[str, Any]]:
         """How the epochs of each phase lie in the batches of all processes, as plain types."""
 
-    def doubt(self, guarantee: Guarantee, reason: str) -> None:
-        """Lower what a resume of this run is worth, and say why."""
+    def report_untracked(self, path: str, kind: str) -> None:
+        """Report state that no checkpoint holds and that may influence the training, by its path and type."""
+
+    def report_difference(self, text: str) -> None:
+        """Report in a sentence what is not as it was when the state was saved."""
 
 
 class CheckpointSource(Protocol):

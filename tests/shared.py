@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import gettempdir
+from types import ModuleType
 from typing import Any
 
 import pytest
+from heliograph.core.objects import run_state
 from heliograph.tests import sampling
 from heliograph.tests.ranks_pool import Pool
 from hypothesis import HealthCheck, settings
@@ -55,10 +57,17 @@ def pytest_collection_finish() -> None:
     freeze()
 
 
-def pytest_runtest_setup() -> None:
-    """Do it again where a test has imported a large library."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Show a training the variables of its own test only; freeze again if a test has imported a large library."""
+    run_state.user_modules = lambda: own_modules(item)
     if len(sys.modules) > FROZEN[-1] + 200:
         freeze()
+
+
+def own_modules(item: pytest.Item) -> dict[str, ModuleType]:
+    """Return the module of a test; a process that runs all tests has imported hundreds."""
+    module = getattr(item, "module", None)
+    return {module.__name__: module} if isinstance(module, ModuleType) else {}
 
 
 def freeze() -> None:

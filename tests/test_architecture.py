@@ -47,7 +47,7 @@ LAYERS = [
     "core.engines.parallel",
     "core.engines.sharded",
     "core.engines.choice",
-    "core.checkpoint.unseen",
+    "core.objects",
     "core.checkpoint.state",
     "core.checkpoint.storage",
     "core.checkpoint",

@@ -120,7 +120,7 @@ class Checkpoint(Saver):
         if warning:
             run.warn(warning)
         if path is not None:
-            how = {"batch_change": self.resume.batch_change, "restore_attributes": self.resume.restore_attributes}
+            how = {"batch_change": self.resume.batch_change}
             state = share_state(run.engine, path, point.state)
             run.resume({**state, "training_id": run.training_id, **how}, path)
 

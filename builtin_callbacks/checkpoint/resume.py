@@ -18,7 +18,6 @@ from ...core.checkpoint.storage.reader import OfOthers
 from ...core.checkpoint.weights import share
 from ...core.settings import DEFAULTS
 from ...events import Engine
-from ...events.checks import check_flag
 from ...events.run import CheckpointSource
 from .names import ON_EXISTING, OnExisting
 from .retention import by_training
@@ -40,11 +39,8 @@ class Resume:
             starts fresh.
         batch_change: what to do if the resumed run has another global batch (ranks x batch size x accumulation):
             `refuse` it, unless one process resumes one, which the result notes; `keep` the learning rates as they were
-            saved; scale them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. The resume is not
-            exact then. If the batch size is unknown, nothing is refused or scaled.
-        restore_attributes: give plain attributes of the task and its modules that no `state_dict` holds, such as a
-            counter or an annealed dropout, the values that the training gave them. What was restored is in
-            `result.resume.restored`; anything else that differs is a reason in `result.resume.reasons`.
+            saved; scale them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. If the batch size
+            is unknown, nothing is refused or scaled.
         on_existing: what a run that starts fresh does if the folder holds another training under the run's name: write
             under a `new_name` (`run-2`, and the result says so), `refuse` to begin, or `replace` it: its checkpoints
             are removed when the first one of this run is written, unless they are pinned.
@@ -56,7 +52,6 @@ class Resume:
 
     path: str | Path | None = "auto"
     batch_change: BatchChange = "refuse"
-    restore_attributes: bool = True
     on_existing: OnExisting = "new_name"
 
     def __post_init__(self) -> None:
@@ -69,7 +64,6 @@ class Resume:
             raise ValueError(f"batch_change is one of {', '.join(CHANGES)}; got {self.batch_change!r}.")
         if self.on_existing not in ON_EXISTING:
             raise ValueError(f"on_existing is one of {', '.join(ON_EXISTING)}; got {self.on_existing!r}.")
-        check_flag("restore_attributes", self.restore_attributes)
 
 
 @dataclass(slots=True)

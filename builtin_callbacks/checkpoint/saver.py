@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ...core.checkpoint import storage
 from ...core.checkpoint.storage import Entry, JudgedBy
-from ...core.checkpoint.unseen.program import doubt_late_listeners
 from ...core.distributed.ranks.failure import on_main
 from ...core.engines.sharded.states import ShardingEngine
 from ...core.host import ended_for_good, is_preempted
 from ...core.metrics.monitor import Monitor
+from ...core.objects.program import doubt_late_listeners
 from ...core.system.errors import NotRecorded, add_run_note
 from ...events import Lane, Run
 from ...events import catalogue as ev

@@ -14,12 +14,12 @@ from ...core.system.errors import ResumeDiffers
 from ...events import Handle, Lane, Run
 from ...events import catalogue as ev
 from ...plugins import Plugin, on
-from .differences import difference, likely_causes
+from .differences import HIDDEN_STATE, difference, likely_causes
 from .ring_buffer import Owner, Ring, Row, Rows, is_plain, quick_writer
 
 OnDifference = Literal["note", "stop", "raise"]
 ACTIONS: tuple[str, ...] = get_args(OnDifference)
-DIVERGES = "The resumed run diverges from the killed run: what was done again"
+DIVERGES = "The resumed run"
 logger = logging.getLogger("heliograph")
 
 
@@ -67,7 +67,7 @@ class VerifyResume(Plugin):
     difference; several ranks exchange what they found at the next save, or at the end.
 
     Args:
-        on_difference: `note` it (a warning, and `result.resume` says `not exact`), also ask for a `stop`, or `raise`
+        on_difference: `note` it (a warning, and `result.resume.divergence`), also ask for a `stop`, or `raise`
             `ResumeDiffers`.
 
     Raises:
@@ -291,22 +291,21 @@ class VerifyResume(Plugin):
             run.verified_steps = self._equal
 
     def _differ(self, run: Run, expected: Row, row: Row) -> None:
-        """Lower the guarantee, name the likely causes, and do what was asked for."""
+        """Report the difference with its likely causes, and do what was asked for."""
         assert self._ring is not None
         text = difference(expected, row, run.engine.rank if run.engine.world_size > 1 else None)
-        reasons = run.data.guarantee()[1]
         causes = likely_causes(run)
         if self.on_difference == "raise":  # the file stays as it is, for the next try
             raise ResumeDiffers(text, row.steps, row.number, self._ring.path, "; ".join(causes))
         self._found = row.number, text
-        _lower(run, text)
-        if causes != reasons:  # those the result lists anyway
-            run.note(f"likely cause of the difference: {'; '.join(causes)}")
+        run.difference = text
+        if causes == (HIDDEN_STATE,):  # the result lists all others anyway
+            run.note(f"likely cause of the difference: {HIDDEN_STATE}")
         if run.engine.world_size == 1:  # several ranks agree on the first difference before
             run.warn(f"{DIVERGES} {text}. Likely cause: {'; '.join(causes)}.")
-        logger.warning("what is done again %s; likely cause: %s", text, "; ".join(causes))
+        logger.warning("the resumed run %s; likely cause: %s", text, "; ".join(causes))
         if self.on_difference == "stop":
-            run.control.stop(f"what is done again {text}")
+            run.control.stop(f"the resumed run {text}")
 
     def _emit_when_done(self, run: Run, event: ev.BatchEnd) -> None:
         """Emit at the batch's end, after all handlers of the batch itself."""
@@ -339,7 +338,7 @@ class VerifyResume(Plugin):
         if differing:
             first = min(differing, key=lambda each: each.differs_at or 0)
             assert first.difference is not None
-            _lower(run, first.difference)
+            run.difference = first.difference
             run.warn(f"{DIVERGES} {first.difference}.")
         for each in found:
             if each.obstacle is not None and each.obstacle != self._obstacle:
@@ -347,11 +346,6 @@ class VerifyResume(Plugin):
         if any(each.batches for each in found):
             self._emit_verified(run)
         self._is_emitted = True
-
-
-def _lower(run: Run, text: str) -> None:
-    run.difference = text
-    run.data.doubt("not exact", f"what was done again {text}")
 
 
 def _other(before: Owner, now: Owner, batches: str | None) -> str:

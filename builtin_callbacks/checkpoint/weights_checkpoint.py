@@ -67,7 +67,7 @@ class WeightsCheckpoint(Saver):
 
     def _warn_alone(self, run: Run) -> None:
         """Say that a run of which nothing else is saved cannot be resumed."""
-        run.data.doubt("not exact", "only weights are saved, which cannot be resumed: WeightsCheckpoint")
+        run.data.report_untracked("everything but weights", "WeightsCheckpoint saves no state to resume")
         if "preemption" in run.plugins.declared("exclusive"):
             run.warn(
                 f"When this process is taken away, its training is lost: plugin {self.name!r} saves only weights. Add "

@@ -14,7 +14,7 @@ from ...events import catalogue as ev
 from ...events.catalogue import Status
 from ...events.checks import check_flag, check_number, printable
 from ...events.errors import count
-from ...events.guarantee import verified
+from ...events.resume_facts import verified
 from ...plugins import Plugin, on
 from . import text
 from .text import Pace, duration

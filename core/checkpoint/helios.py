@@ -136,7 +136,14 @@ def _order_notes(progress: Mapping[str, int | float]) -> list[str]:
 def _position(datamodule: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of the data, of which only the training phase is known."""
     phase = datamodule.get("phase", 0)
-    return {"seed": None, "phase": phase, "advances": False, "doubts": [], "source": None, "state": {}}
+    return {
+        "seed": None,
+        "phase": phase,
+        "advances": False,
+        "facts": {"untracked": {}, "differences": []},
+        "source": None,
+        "state": {},
+    }
 
 
 def _split(saved: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:

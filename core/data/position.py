@@ -6,20 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...events import Engine
-from ...events.guarantee import Guarantee
 from ..system.extras import kind_of
 from .batch_size import prefer_saved
 from .order.shares import Layout
 from .sources.contract import Compound, Source, nested
 
-Doubt = Callable[[Guarantee, str], None]
+Report = Callable[[str], None]
 
 
 def resumed_progress(
     progress: Mapping[str, Any],
     before: tuple[Mapping[str, Any], Layout, int],
     now: tuple[Mapping[str, Any], Layout, bool],
-    doubt: Doubt,
+    report: Report,
 ) -> tuple[dict[str, Any], int]:
     """Return the saved progress in batches of this run, after comparing the data.
 
@@ -28,7 +27,7 @@ def resumed_progress(
         before: the kind and the layout of the data that they were counted in, and how many samples of the batch at the
             position were consumed.
         now: the kind and the layout of the data of this run, and whether these can be read from within a batch.
-        doubt: lowers the guarantee, with a reason.
+        report: takes each difference, in a sentence.
 
     Returns:
         The counters, and how many samples of the batch at the position are consumed.
@@ -37,55 +36,53 @@ def resumed_progress(
         ValueError: the position is within an epoch of other data, or within a batch.
     """
     (kind_before, layout_before, within), (kind, layout, cuts_batches) = before, now
-    kind_before, kind = _without_limit(kind_before, kind, doubt)
+    kind_before, kind = _without_limit(kind_before, kind, report)
     if layout_before.world_size == layout.world_size:
         prefer_saved(layout_before.batch_size, layout.batch_size)
         if not layout_before.shares_order(layout):
             kind_before = {**kind_before, "batch_size": layout_before.batch_size}
             kind = {**kind, "batch_size": layout.batch_size}
     if kind_before != kind:
-        _check_change(kind_before, kind, doubt, is_within_epoch=progress["batch"] > 0)
+        _check_change(kind_before, kind, report, is_within_epoch=progress["batch"] > 0)
     elif not layout_before.deals_alike(layout):
-        _doubt_batches(layout_before, layout, kind, doubt)
+        _report_batches(layout_before, layout, kind, report)
     counters, within = convert_progress(progress, layout_before, layout, within, cuts_batches=cuts_batches)
     if within:
-        doubt("not exact", f"the checkpoint is {within} samples into a batch of now: its rest is the first batch")
+        report(f"the checkpoint is {within} samples into a batch of now: its rest is the first batch")
     return counters, within
 
 
 def _without_limit(
-    before: Mapping[str, Any], now: Mapping[str, Any], doubt: Doubt
+    before: Mapping[str, Any], now: Mapping[str, Any], report: Report
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return both kinds, without the limit of an epoch if it changed, which says only where one ends."""
     limits = before.get("limit"), now.get("limit")
     if limits[0] != limits[1]:
         was, now_is = ("none" if limit is None else str(limit) for limit in limits)
-        doubt("not exact", f"the limit of an epoch was {was} and is {now_is}, so it ends elsewhere")
+        report(f"the limit of an epoch was {was} and is {now_is}, so it ends elsewhere")
     left_out = {"limit"} if limits[0] != limits[1] else set[str]()
     one, other = ({name: value for name, value in kind.items() if name not in left_out} for kind in (before, now))
     return one, other
 
 
-def _doubt_batches(before: Layout, now: Layout, kind: Mapping[str, Any], doubt: Doubt) -> None:
+def _report_batches(before: Layout, now: Layout, kind: Mapping[str, Any], report: Report) -> None:
     """Say what differs where the same samples in the same order meet in other batches."""
     is_alone = before.world_size == now.world_size == 1
     if kind.get("draws_per") == "batch":
         key = "batch" if is_alone else "batch and the rank"
         was, is_now = (_read_by(each, is_alone=is_alone) for each in (before, now))
-        doubt(
-            "order-exact",
+        report(
             f"random draws of loading, such as augmentation, go by the {key} and differ now: {was} before, {is_now} "
             f"now; a training that begins with loader_params={{'draws_per': 'sample'}} avoids that",
         )
     if before.world_size == now.world_size:
-        doubt(
-            "order-exact",
+        report(
             f"batches of {before.batch_size} were read, now of {now.batch_size}: what is computed over a batch differs",
         )
     ends = [None if each.batches is None else each.batches * _taken(each) for each in (before, now)]
     if (kind.get("drop_last") or kind.get("limit")) and ends[0] != ends[1]:
         what = "drop_last" if kind.get("drop_last") else "the limit"
-        doubt("not exact", f"{what} leaves out other samples: an epoch ended after {ends[0]}, now after {ends[1]}")
+        report(f"{what} leaves out other samples: an epoch ended after {ends[0]}, now after {ends[1]}")
 
 
 def _read_by(layout: Layout, *, is_alone: bool) -> str:
@@ -93,7 +90,7 @@ def _read_by(layout: Layout, *, is_alone: bool) -> str:
     return f"{ranks}batches of {layout.batch_size}"
 
 
-def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], doubt: Doubt, *, is_within_epoch: bool) -> None:
+def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], report: Report, *, is_within_epoch: bool) -> None:
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     changes = ", ".join(f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in names)
     if is_within_epoch:
@@ -101,7 +98,7 @@ def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], doubt: Doub
             f"The checkpoint was written within an epoch of other data ({changes}), so its position would mean other "
             f"samples: resume with the same data, or from a checkpoint at an epoch's end."
         )
-    doubt("not exact", f"the data changed at the resume: {changes}")
+    report(f"the data changed at the resume: {changes}")
 
 
 def convert_progress(

@@ -1,4 +1,4 @@
-"""The training data of a run: its phases, its position, and what a resume with it is worth."""
+"""The training data of a run: its phases, its position, and what is known about a resume with it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...events import Engine, Progress
-from ...events.guarantee import Guarantee, weaker
+from ...events.resume_facts import ResumeFacts
 from .order.shares import Layout, Share
 from .sources.choice import source_of
-from .sources.stateless import Reading
+from .sources.stateless import SEEKED, Reading
 
 if TYPE_CHECKING:
     from .evaluation_data import EvaluationData
@@ -24,7 +24,9 @@ logger = logging.getLogger("heliograph")
 OTHERS = "when the loader was read again, the last batch before the checkpoint was another one than it had been"
 UNCOMPARED = "nothing is read again between two epochs, so whether the loader repeats its order was not compared"
 LONG = 0.5  # seconds of a probe that are worth a note
-UNCAPTURED = "no plugin keeps the state of the random generators: add RNGCapture()"
+GENERATORS = "random generators"
+UNCAPTURED = "no plugin saves their state: add RNGCapture()"
+LOADER = "train loader"
 
 
 class TrainingData:
@@ -68,7 +70,8 @@ class TrainingData:
         self.seed: int | None = None
         self.together: int | None = None
         self._captured = self._probes = self._seed_is_agreed = False
-        self._doubts: list[tuple[Guarantee, str]] = []
+        self._untracked: dict[str, str] = {}
+        self._differences: list[str] = []
         self._expected: bytes | None = None  # the digest of the last batch before the snapshot
         self._within = 0, 0, 0  # an epoch, a batch in it, and how many samples of that were consumed with other batches
 
@@ -190,27 +193,28 @@ class TrainingData:
             if self._engine is None or self._engine.is_main:
                 logger.warning("%s", text)
 
-    def doubt(self, level: Guarantee, reason: str) -> None:
-        """Lower the guarantee."""
-        if (level, reason) not in self._doubts:
-            self._doubts.append((level, reason))
+    def report_untracked(self, path: str, kind: str) -> None:
+        """See `heliograph.events.run.Data`."""
+        self._untracked[path] = kind
 
-    def guarantee(self) -> tuple[Guarantee, tuple[str, ...]]:
-        """Return what a resume of this run is worth, with the reasons why it is not exact."""
-        level, reasons = ("exact", ()) if self.source is None else self.source.worth()
-        self._collect()
-        doubts = list(self._doubts)
+    def report_difference(self, text: str) -> None:
+        """See `heliograph.events.run.Data`."""
+        if text not in self._differences:
+            self._differences.append(text)
+
+    def resume_facts(self) -> ResumeFacts:
+        """See `heliograph.events.run.Data`."""
+        position, sentences = SEEKED if self.source is None else self.source.certainty()
+        untracked = {LOADER: "; ".join((*sentences, *self._hidden()))} | self._untracked
         if not self._captured:
-            doubts.append(("order-exact", UNCAPTURED))
-        for doubt, reason in doubts:
-            level, reasons = weaker(level, doubt), (*reasons, reason)
-        return level, reasons
+            untracked[GENERATORS] = UNCAPTURED
+        untracked = {path: kind for path, kind in untracked.items() if kind}
+        return ResumeFacts(untracked, tuple(self._differences), position)
 
     def state_dict(self, progress: Progress) -> dict[str, Any]:
         """Return the position, as plain types."""
-        self._collect()
-        doubts = [[level, reason] for level, reason in self._doubts]
-        place = {"seed": self.seed, "phase": self.phase, "advances": self.advances, "doubts": doubts}
+        facts = {"untracked": dict(self._untracked), "differences": list(self._differences)}
+        place = {"seed": self.seed, "phase": self.phase, "advances": self.advances, "facts": facts}
         if self.source is None:
             return {**place, "source": None, "layout": None, "state": {}}
         own = self.source.state_dict(progress.batch)
@@ -232,25 +236,27 @@ class TrainingData:
             )
         self.phase, self.advances, before = state["phase"], state["advances"], state["source"]
         self.seed = self.seed if state["seed"] is None else state["seed"]
-        for level, reason in state["doubts"]:  # what came in once stays in
-            self.doubt(level, reason)
+        for text in state["facts"]["differences"]:  # a run that continues a changed one differs, too
+            self.report_difference(text)
         if self.source is None:
             return dict(progress)
         counters, self._expected = dict(progress), None
         if before is None:
-            self.doubt("not exact", "the checkpoint says nothing of the order of its samples: it was migrated")
+            self.report_difference("the order of samples: the checkpoint is of Helios, which saves none")
         else:
             layout = Layout(**state["layout"])
             from .position import resumed_progress
 
             now = self.source.kind, self.source.layout, self.source.cuts_batches
-            counters, within = resumed_progress(progress, (before, layout, state.get("within", 0)), now, self.doubt)
+            counters, within = resumed_progress(
+                progress, (before, layout, state.get("within", 0)), now, self.report_difference
+            )
             self._within = counters["epoch"], counters["batch"], within
             if layout == self.source.layout:  # else the position is another process's, or another batch
                 self._expected = state["last_batch"]
                 self._last.set_position(progress["batch"], self._expected)
         if progress["epoch"] and not progress["batch"] and self._is_replayed:
-            self.doubt("not exact", UNCOMPARED)
+            self.report_untracked(LOADER, UNCOMPARED)
         if before is not None and before["source"] == self.source.kind["source"]:
             self.source.load_state_dict(state["state"])
         return counters
@@ -282,7 +288,7 @@ class TrainingData:
     @property
     def _is_replayed(self) -> bool:
         """Whether a position is reached by reading again."""
-        return self.source is not None and self.source.worth()[0] == "replayed"
+        return self.source is not None and self.source.certainty()[0] == "replayed"
 
     def _checker(self, progress: Progress) -> Callable[[Any], None]:
         """Return what compares the last batch that is read again with the last one before the snapshot."""
@@ -292,18 +298,19 @@ class TrainingData:
         def check(batch: Any) -> None:
             found = self._last.read_again(number, batch)
             if expected is not None and found != expected:
-                self.doubt("not exact", OTHERS)
+                self.report_difference(OTHERS)
 
         return check
 
-    def _collect(self) -> None:
-        """Lower the guarantee by what was found when the first batches were loaded, perhaps by workers."""
+    def _hidden(self) -> list[str]:
+        """Return what was found when the first batches were loaded, perhaps by workers."""
+        found = list[str]()
         for source in self._sources:
             seconds, sentences = source.hidden()
-            for sentence in sentences:
-                self.doubt("order-exact", sentence)
+            found += sentences
             if seconds > LONG:
                 self.note_once(
                     f"the first batch was loaded a second time and compared, to find hidden state: {seconds:.1f} s "
                     f"more; RNGCapture(probe=False) leaves that out"
                 )
+        return found

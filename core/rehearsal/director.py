@@ -31,14 +31,14 @@ from ...events import (
     ValidationStart,
 )
 from ..checkpoint.state.leaves import Leaf, leaves
-from ..checkpoint.unseen.values import Fingerprint
+from ..objects.values import Fingerprint
 
 BY = "the rehearsal"
 STEPS = 2  # of each epoch, and batches of each validation set
 OWN = "state.pth"
 KEPT = ("modules", "optimizers", "schedulers", "engine", "task", "progress", "data", "metrics", "means", "plugins")
 AT_THE_END = ("modules", "optimizers", "schedulers", "engine", "task", "progress", "plugins")
-CLOCKS = ("seconds", "doubts")  # of the progress and of the data
+CLOCKS = ("seconds", "facts")  # of the progress and of the data
 
 
 @dataclass(slots=True)

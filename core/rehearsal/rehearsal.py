@@ -201,8 +201,7 @@ def _of_runs(seen: Seen, result: Any, again: Seen | None, resumed_result: Any) -
     for name, errors in result.plugin_errors.items():
         yield f"plugin {name!r} failed, though the run continued: {errors[0]}"
     if again is not None and (difference := compare_runs(seen, again)) is not None:
-        guarantee = resumed_result.resume
-        yield f"a resumed run does not equal an uninterrupted one: {difference} (the run itself says: {guarantee})."
+        yield f"a resumed run does not equal an uninterrupted one: {difference} ({resumed_result.resume})."
 
 
 def _kept(plugins: list[Any], saves: int | None) -> int | None:

@@ -31,8 +31,8 @@ PRIVATE = """
     builtin_callbacks.checkpoint.resume.UNSAVED_FORK builtin_callbacks.checkpoint.resume.share_state
     core.checkpoint.conversion core.checkpoint.state.ranks.gather_rank_parts core.checkpoint.state.ranks.join_shards
     core.checkpoint.state.ranks.select_rank_part core.checkpoint.storage.files.prepare_folder
-    core.checkpoint.storage.files.write_whole core.checkpoint.unseen.program.plugin_options
-    core.checkpoint.unseen.values.show_both core.context.LineVerbs core.context.RunContext
+    core.checkpoint.storage.files.write_whole core.objects.program.plugin_options
+    core.objects.values.show_both core.context.LineVerbs core.context.RunContext
     core.data.draws.generators.isolated core.data.draws.held_generators.HeldGenerators core.data.draws.memory.states
     core.data.loaders.evaluation_loader core.data.loaders.is_dataset core.data.loaders.make_loader
     core.data.loaders.params_of_one_process core.data.order.shares.Share core.data.sources.contract.Known

@@ -13,7 +13,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.unseen.program import plugin_options
+from heliograph.core.objects.program import plugin_options
 
 WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (h.Checkpoint, {"folder": ".", "keep_last": 1.5}, "keep_last must be a whole number, at least 1, or None for all"),

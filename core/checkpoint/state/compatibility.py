@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from ....events import Run
-from ....events.guarantee import Guarantee
 from ...engines.weights import parameters_of
-from ..unseen.program import affects_training
+from ...objects.program import affects_training
 from .rates import scale_optimizer, scale_scheduler
 
 
@@ -47,8 +46,8 @@ def check_optimizers(run: Run, saved: Mapping[str, Any]) -> None:
 
 def find_differences(
     run: Run, saved: Mapping[str, Any], versions: Mapping[str, str], fresh_plugins: Iterable[str]
-) -> Iterator[tuple[Guarantee, str]]:
-    """Yield each difference that makes the run differ from an uninterrupted one, and the guarantee that remains.
+) -> Iterator[str]:
+    """Yield each difference between the program that saved and the one that resumes, in a sentence.
 
     Args:
         run: the run, with its state loaded.
@@ -59,32 +58,29 @@ def find_differences(
     plugins_then = saved.get("unseen", {}).get("plugins")  # a plugin that was not there is reported as new
     for name in fresh_plugins:
         if affects_training(run.plugins[name]) and (plugins_then is None or name in plugins_then):
-            yield "not exact", f"plugin {name!r} found no state in the checkpoint"
+            yield f"plugin {name!r} found no state in the checkpoint"
     before, now = saved_scheduler_classes(run, saved), class_names(run.schedulers)
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
-            yield "not exact", f"the scheduler was {before.get(name, 'none')} and is {now.get(name, 'none')}"
+            yield f"the scheduler was {before.get(name, 'none')} and is {now.get(name, 'none')}"
     if (change := describe_batch_change(saved["world"], batch_factors(run))) is not None:
-        yield "not exact", change
-    yield from _other_ranks(run, saved, same_steps=change is None)
+        yield change
+    yield from _other_ranks(run, saved)
     for software, version in versions.items():
         if (version_then := saved["versions"].get(software, version)) != version:
-            yield "not exact", f"the checkpoint was written with {software} {version_then}, this is {version}"
+            yield f"the checkpoint was written with {software} {version_then}, this is {version}"
 
 
-def _other_ranks(run: Run, saved: Mapping[str, Any], *, same_steps: bool) -> Iterator[tuple[Guarantee, str]]:
+def _other_ranks(run: Run, saved: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a changed number of ranks changes, even if each step has as many samples in the same order."""
     before, now = saved["world"]["size"], run.engine.world_size
     if before == now:
         return
-    placed = saved["data"].get("layout")
-    same_order = placed is not None and placed["common"]
-    level: Guarantee = "order-exact" if same_steps and same_order else "not exact"
-    yield level, f"{before} processes wrote the checkpoint, {now} resumed it: gradients are summed in another order"
+    yield f"{before} processes wrote the checkpoint, {now} resumed it: gradients are summed in another order"
     if now < before:
-        yield level, f"the random generators of {_ranks(now, before)} are gone with them"
+        yield f"the random generators of {_ranks(now, before)} are gone with them"
     else:
-        yield level, f"{_ranks(before, now)} had no state of their own: random generators start fresh there"
+        yield f"{_ranks(before, now)} had no state of their own: random generators start fresh there"
 
 
 def _ranks(first: int, end: int) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...engines.contract import LoopEngine
 
 
-WHOLE = ("control", "data", "last_seen", "unseen", "engine", "task", "metrics", "means", "filters")
+WHOLE = ("control", "data", "last_seen", "objects", "engine", "task", "metrics", "means", "filters")
 BY_NAME = ("progress", "plugins", "plugin_versions", "number_types")
 Key = tuple[str, str]  # a part of the snapshot, and a name in it if it is a dict by name
 
@@ -61,7 +61,7 @@ def select_rank_part(saved: Mapping[str, Any], rank: int, world_size: int) -> di
     ranks, means = saved["ranks"], saved.get("means", {})
     if not ranks:  # a snapshot of this rank only
         return dict(with_numbers(saved, saved.get("number_types")))
-    part: Mapping[str, Any] = ranks[rank] if rank < len(ranks) else {"means": {}, "unseen": {}}
+    part: Mapping[str, Any] = ranks[rank] if rank < len(ranks) else {"means": {}, "objects": {}}
     if rank == 0:
         for gone in ranks[world_size:]:
             means = _added(means, gone.get("means", saved["means"]))

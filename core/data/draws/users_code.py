@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate, default_convert
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ....plugins.first_party import MODULES
+from ....plugins.first_party import MODULES, is_first_party
 from .generators import KINDS
 
 # In a checkout, other folders are beside the rooms.
@@ -61,6 +61,11 @@ def is_users(name: str) -> bool:
         origin = getattr(getattr(module, "__spec__", None), "origin", None)
         return name not in sys.builtin_module_names and origin not in ("built-in", "frozen")
     return not file.startswith(_LIBRARIES)
+
+
+def is_ours(name: str) -> bool:
+    """True if a module is of heliograph or one of its packages; their tests are a user's code."""
+    return is_first_party(name) and not is_users(name)
 
 
 def unwrapped(value: Any) -> Any:

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from ....events import Engine
 from ..order.shares import Layout, Share
-from .stateless import Reading, Worth
+from .stateless import Certainty, Reading
 
 
 class Source(Protocol):
@@ -43,8 +43,8 @@ class Source(Protocol):
     def open(self, reading: Reading) -> Iterator[Any]:
         """Return the batches from a position on."""
 
-    def worth(self) -> Worth:
-        """Return what a resume is worth, with the reasons why it is not exact."""
+    def certainty(self) -> Certainty:
+        """Return how a position is reached, and in sentences what no checkpoint holds of the order and the draws."""
 
     def hidden(self) -> tuple[float, list[str]]:
         """Return the seconds that the first batch took to be compared, and a sentence for each hidden state so far."""

@@ -26,7 +26,7 @@ from ..order.choice import order_differs
 from ..order.dealt import Order, RankOrder, Unkeyed
 from ..order.shares import ALONE, Share
 from .contract import Known
-from .stateless import EXACT, Reading, Stateless, Worth
+from .stateless import SEEKED, Certainty, Reading, Stateless
 
 
 class Rewired(Stateless):
@@ -119,7 +119,7 @@ class MapSource(Rewired):
     def _arm(self, reading: Reading) -> None:
         """Compare the first batch that is read, where that can show anything."""
         self.dataset.keyed_probe = None
-        if self._is_armed or not reading.apart or not self._trains or self.worth() != EXACT:
+        if self._is_armed or not reading.apart or not self._trains or self.certainty() != SEEKED:
             return
         self._is_armed = True
         if not self._is_plain():
@@ -132,18 +132,16 @@ class MapSource(Rewired):
         elif self._probe is not None:
             self._probe.leave_out(LEFT_OUT, self.dataset.keyed_held)
 
-    def worth(self) -> Worth:
-        """Say that it is exact, unless it goes its own way, or the sampler may, or workers deliver in any order."""
+    def certainty(self) -> Certainty:
+        """Return that it is seeked, unless it has its own iteration or sampler, or workers deliver in any order."""
         if self._its_own_way:
-            return "replayed", (f"{kind_of(self.loader)} iterates in its own way, so it is read again",)
+            return "replayed", ()
         if self.order.unknown is not None:
             sampler = kind_of(self.order.unknown)
-            return "not exact", (
-                f"{sampler} may keep a state that no key reaches: give it indices(seed, epoch, start)",
-            )
+            return "seeked", (f"{sampler} may keep state that is not visible: give it indices(seed, epoch, start)",)
         if self.loader.num_workers and not getattr(self.loader, "in_order", True):
-            return "not exact", ("in_order=False lets workers deliver batches in any order",)
-        return EXACT
+            return "unknown", ("in_order=False lets workers deliver batches in any order",)
+        return SEEKED
 
 
 class IterableSource(Rewired):
@@ -163,10 +161,9 @@ class IterableSource(Rewired):
         batches = self._begun(reading, self.dataset)
         return read_again(batches if self._own.num_workers else apart(batches), reading)
 
-    def worth(self) -> Worth:
-        """Say that it is read again, and with how many workers."""
-        reasons = ("an iterable dataset is read again up to the position",)
-        return "replayed", reasons + ((self._changed_workers,) if self._changed_workers else ())
+    def certainty(self) -> Certainty:
+        """Return that it is read again, and with how many workers."""
+        return "replayed", ((self._changed_workers,) if self._changed_workers else ())
 
     def state_dict(self, batch: int) -> dict[str, Any]:
         """Return the number of workers, which the order of an iterable dataset depends on."""
@@ -199,9 +196,9 @@ class OpaqueSource(Stateless):
         held, rank = HeldGenerators(self.loader), self.share.rank
         return read_again(apart(start_iterator(self.loader, reading, held, rank), reading, held, rank), reading)
 
-    def worth(self) -> Worth:
-        """Say that it is read again."""
-        return "replayed", (f"{kind_of(self.loader)} is read again up to the position",)
+    def certainty(self) -> Certainty:
+        """Return that it is read again."""
+        return "replayed", ()
 
 
 MASK = 2**63 - 1

@@ -12,7 +12,7 @@ from ...system.extras import kind_of
 from ..order.shares import Layout, Share
 from .choice import source_of
 from .contract import Compound, Source, Sourced, nested
-from .stateless import Reading, Worth
+from .stateless import SEEKED, Certainty, Reading
 
 Limit = int | float
 
@@ -103,9 +103,9 @@ class LimitedSource(Compound):
         """Return what of a batch is read again where a run resumes after it."""
         return self._inner.compared(batch, number) if isinstance(self._inner, Compound) else batch
 
-    def worth(self) -> Worth:
-        """Return what a resume is worth."""
-        return self._inner.worth() if self.length == self._inner.length is not None else left_early(self._inner)
+    def certainty(self) -> Certainty:
+        """Return how a position is reached, and what is untracked."""
+        return self._inner.certainty() if self.length == self._inner.length is not None else left_early(self._inner)
 
     def hidden(self) -> tuple[float, list[str]]:
         """Return what was found when the first batch was loaded."""
@@ -124,14 +124,14 @@ class LimitedSource(Compound):
         self._inner.close()
 
 
-def left_early(source: Source) -> Worth:
-    """Return what a resume is worth where epochs of a source end before it does.
+def left_early(source: Source) -> Certainty:
+    """Return the certainty of a source of which epochs end before it does.
 
     A loader that keeps its own position may continue there in the next epoch; which of the two it does, nobody knows.
     """
-    level, reasons = source.worth()
-    for each in nested(source):
-        if not each.parts and each.kind["source"] == "stateful" and each.worth()[0] != "exact":
-            reason = f"an epoch ends before {kind_of(each.loader)} does, and may not begin again there"
-            level, reasons = "not exact", (*reasons, reason)
-    return level, reasons
+    position, untracked = source.certainty()
+    for part in nested(source):
+        if not part.parts and part.kind["source"] == "stateful" and part.certainty() != SEEKED:
+            text = f"an epoch ends before {kind_of(part.loader)} does, and may not begin again there"
+            position, untracked = "unknown", (*untracked, text)
+    return position, untracked

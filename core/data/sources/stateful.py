@@ -17,7 +17,7 @@ from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, Pro
 from ..draws.users_code import Plainness
 from ..order.shares import ALONE, Share
 from .dataloader import apart, start_iterator
-from .stateless import EXACT, Reading, Stateless, Worth
+from .stateless import SEEKED, Certainty, Reading, Stateless
 
 YIELDED = "_num_yielded"  # by which the state of a `StatefulDataLoader` says its position
 
@@ -44,7 +44,7 @@ class StatefulSource(Stateless):
         if given is not None and (given["ended"] or reading.is_over):  # it is before the next epoch
             self._given = {**given, "ended": False, "amid": False} if given["ended"] else None
             return iter(())
-        if reading.apart and self._probe is None and self.worth() == EXACT and isinstance(self.loader, DataLoader):
+        if reading.apart and self._probe is None and self.certainty() == SEEKED and isinstance(self.loader, DataLoader):
             self._probe = _probe_dataset(self.loader, reading)
         if given is not None:
             self.loader.load_state_dict(deepcopy(given["loader"]))
@@ -69,21 +69,21 @@ class StatefulSource(Stateless):
         batches = apart(batches, reading, self._at_batch, self.share.rank, first=reading.batch)
         return self._follow(batches, reading, loaded)
 
-    def worth(self) -> Worth:
-        """Say what is known of its position and draws."""
+    def certainty(self) -> Certainty:
+        """Return what is known of its position and draws."""
         if self._doubts:
-            return "not exact", self._doubts
+            return "unknown", self._doubts
         if (sampler := _forgetful(self.loader)) is not None:
             where = kind_of(self.loader)
-            return "not exact", (f"{kind_of(sampler)} in {where} saves no state: its order may be another",)
+            return "unknown", (f"{kind_of(sampler)} in {where} saves no state: its order may be another",)
         if _loses_buffer(getattr(self.loader, "dataset", self.loader)):
-            return "not exact", (
+            return "unknown", (
                 "the state of an IterableDataset of `datasets` has no samples of its shuffle buffer, which is filled "
                 "with others: give it in a torch DataLoader, which is read again up to the position",
             )
         if isinstance(self.loader, DataLoader) and not self.loader.num_workers:
-            return EXACT
-        return "order-exact", (f"{kind_of(self.loader)} keeps its own position; its random draws are unknown",)
+            return SEEKED
+        return "seeked", (f"{kind_of(self.loader)} keeps its own position; its random draws are unknown",)
 
     def hidden(self) -> tuple[float, list[str]]:
         """Return what was found in its dataset."""

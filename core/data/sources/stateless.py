@@ -11,10 +11,10 @@ from ..order.shares import ALONE, Layout, Share
 from ..order.sizes import count_samples, length_of
 
 if TYPE_CHECKING:
-    from ....events.guarantee import Guarantee
+    from ....events import Position
 
-Worth = tuple["Guarantee", tuple[str, ...]]
-EXACT: Worth = ("exact", ())
+Certainty = tuple["Position", tuple[str, ...]]
+SEEKED: Certainty = ("seeked", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class Stateless:
         share = self.share
         return Layout(share.world_size, self.batch_size, self.length, self.common)
 
-    def worth(self) -> Worth:
-        """Say that it is exact."""
-        return EXACT
+    def certainty(self) -> Certainty:
+        """Return that a position is reached at once, and that nothing is untracked."""
+        return SEEKED
 
     def hidden(self) -> tuple[float, list[str]]:
         """Return nothing: it is not looked for."""

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ....events import Progress
-from ....events.guarantee import weaker
+from ....events.resume_facts import worst
 from ..draws.generators import digest
 from ..order.shares import Layout, Share
 from .contract import Compound, Source, nested
 from .limited import left_early
-from .stateless import EXACT, Reading, Worth
+from .stateless import SEEKED, Certainty, Reading
 
 Mode = Literal["cycle", "min", "max", "weighted"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -147,7 +147,7 @@ class Stream:
     @property
     def is_replayed(self) -> bool:
         """Whether it is read again up to its position, and has one."""
-        return self.is_within and self.source.worth()[0] == "replayed"
+        return self.is_within and self.source.certainty()[0] == "replayed"
 
     @property
     def is_within(self) -> bool:
@@ -280,13 +280,14 @@ class StreamsSource(Compound):
         parts = batch if chosen is None else {chosen: batch}
         return {name: parts[name] for name in self._compared_streams(chosen)}
 
-    def worth(self) -> Worth:
-        """Return what the weakest of the streams is worth, with the reasons of all."""
-        level, reasons = EXACT
+    def certainty(self) -> Certainty:
+        """Return the least certain position of the streams, and what is untracked of all."""
+        position, untracked = SEEKED
         for name, stream in self._streams.items():
-            own, why = stream.source.worth() if self._is_whole(stream.source.length) else left_early(stream.source)
-            level, reasons = weaker(level, own), (*reasons, *(f"{name}: {each}" for each in why))
-        return level, reasons
+            source = stream.source
+            own, sentences = source.certainty() if self._is_whole(source.length) else left_early(source)
+            position, untracked = worst(position, own), (*untracked, *(f"{name}: {text}" for text in sentences))
+        return position, untracked
 
     def hidden(self) -> tuple[float, list[str]]:
         """Return what was found when the first batch of each was loaded."""

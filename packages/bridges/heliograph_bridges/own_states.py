@@ -49,16 +49,14 @@ class OwnStates:
         self._forget()
 
     def resume(self, run: Run, *, affects_training: bool) -> None:
-        """Ask again for a stop, unless other options have been given since; doubt a resume that lacks a state."""
+        """Ask again for a stop, unless other options have been given since; report state that no checkpoint holds."""
         if self._saved_options != self.options:
             self.stop_reason = ""
         if self.stop_reason:
             run.control.stop(self.stop_reason)
         if self._lost and affects_training and not run.is_replay:
-            run.data.doubt(
-                "not exact",
-                f"{', '.join(self._lost)} had changed and no state holds it, so it starts fresh: {self._remedy}",
-            )
+            for path in self._lost:
+                run.data.report_untracked(path, f"it had changed and starts fresh: {self._remedy}")
 
     def state_dict(self, run: Run | None) -> dict[str, Any]:
         """Return copies of all that is kept.

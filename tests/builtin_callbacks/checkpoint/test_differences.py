@@ -6,7 +6,7 @@ import struct
 import pytest
 from heliograph.builtin_callbacks.checkpoint.differences import difference, distinguish
 from heliograph.builtin_callbacks.checkpoint.ring_buffer import Row
-from heliograph.events.guarantee import verified
+from heliograph.events.resume_facts import verified
 
 ROW = Row(253, 13, 253, 2024, 0.4513, 0, 253)
 

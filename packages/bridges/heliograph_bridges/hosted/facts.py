@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from heliograph import LoopEngine
 from heliograph.core.data.training_data import TrainingData
-from heliograph.events import Guarantee
+from heliograph.events import ResumeFacts
 from torch import nn
 
 
@@ -85,9 +85,10 @@ class HostedData(TrainingData):
         """Samples in a batch of this process."""
         return self._facts.batch_size
 
-    def guarantee(self) -> tuple[Guarantee, tuple[str, ...]]:
-        """Return that a resume is the host's."""
-        return "not exact", (f"{self._host} resumes its data and random generators by itself, nothing here checks it",)
+    def resume_facts(self) -> ResumeFacts:
+        """Return that data and generators are the host's."""
+        untracked = {"data and random generators": f"{self._host} resumes them itself, and nothing here checks it"}
+        return ResumeFacts(untracked, (), "unknown")
 
     def key(self, seed: int, *, probe: bool = True) -> None:
         """Raise RuntimeError: the draws of the data are the host's."""

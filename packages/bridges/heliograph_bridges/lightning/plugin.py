@@ -167,9 +167,8 @@ class LightningCallback(EvaluationHooks):
         if (work := self._work) is None:
             return dict(self._waiting)
         if self._unsaved is not None and (changed := self._unsaved.changed(work.run.modules.values())):
-            work.run.data.doubt(
-                "not exact", f"{type(self.callback).__name__} has no state_dict, and changes {', '.join(changed)}"
-            )
+            kind = f"{type(self.callback).__name__} has no state_dict and changes {', '.join(changed)}"
+            work.run.data.report_untracked(f"plugins.{self.name}", kind)
         asked = work.run.control.stop_request
         stops = {"stops": True} if asked is not None and asked.by == self.name else {}
         return saved_state(self.callback, work) | stops

@@ -14,7 +14,7 @@ from heliograph.core.data.draws.held_generators import HeldGenerators
 from heliograph.core.data.order.shares import Share
 from heliograph.core.data.sources.contract import Sourced
 from heliograph.core.data.sources.stateless import Reading, Stateless
-from heliograph.events import Guarantee
+from heliograph.events import Position
 
 from .columns import Columns, RowBuffer, make_batcher
 from .distributor import DatasetPass, RowDistributor, get_object
@@ -85,16 +85,13 @@ class StreamSource(Stateless):
         self._expected: str | None = None  # the same, in the checkpoint
         self._has_changed = False
 
-    def worth(self) -> tuple[Guarantee, tuple[str, ...]]:
+    def certainty(self) -> tuple[Position, tuple[str, ...]]:
         """Return whether the dataset has the same order when it is executed again."""
         if self._unseeded is not None:
-            return "not exact", (f"{self._unseeded} in the Ray dataset has no seed: it gives another order each time",)
+            return "unknown", (f"{self._unseeded} in the Ray dataset has no seed: it gives another order each time",)
         if self._has_changed:
-            return "not exact", ("the Ray dataset had another order, or other rows, when it was resumed",)
-        return "replayed", (
-            "a Ray dataset is executed again up to the position: in the same order, if its files and functions are "
-            "the same each time (ds.materialize() starts at any position)",
-        )
+            return "unknown", ("the Ray dataset had another order, or other rows, when it was resumed",)
+        return "replayed", ()
 
     def open(self, reading: Reading) -> Iterator[Any]:
         """Execute the dataset, and yield the batches from the position on."""

@@ -73,9 +73,9 @@ def describe_comparison(attempt: AttemptSummary) -> Iterator[str]:
     for entry in attempt.events("resume_verified"):
         steps, difference = entry.data["steps"], entry.data["difference"]
         if steps:
-            yield f"verified: {steps:,} repeated step{'s' * (steps != 1)} equal, bit for bit"
+            yield f"verified: {steps:,} repeated step{' is' if steps == 1 else 's are'} bitwise identical"
         if difference is not None:
-            yield f"the repeated work {printable(difference)}"
+            yield f"the resumed run {printable(difference)}"
 
 
 def who_changed(data: Mapping[str, Any]) -> str:

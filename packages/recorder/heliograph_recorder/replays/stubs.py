@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from heliograph import NotRecorded
-from heliograph.events import Guarantee, Reduction
+from heliograph.events import Reduction, ResumeFacts
 
 
 class Unrecorded:
@@ -141,10 +141,14 @@ class RecordedData:
     batch_size: Any = Unrecorded("the batch size of the loader")
     layouts: Any = Unrecorded("how the samples were distributed over batches")
 
-    def guarantee(self) -> tuple[str, tuple[str, ...]]:
+    def resume_facts(self) -> ResumeFacts:
         """Raise `NotRecorded`."""
-        raise NotRecorded("the guarantee of a resume")
+        raise NotRecorded("what is known about a resume")
 
-    def doubt(self, guarantee: Guarantee, reason: str) -> None:
+    def report_untracked(self, path: str, kind: str) -> None:
         """Raise `NotRecorded`."""
-        raise NotRecorded("the guarantee of a resume")
+        raise NotRecorded("what is known about a resume")
+
+    def report_difference(self, text: str) -> None:
+        """Raise `NotRecorded`."""
+        raise NotRecorded("what is known about a resume")

@@ -9,7 +9,7 @@ class NotExact(RuntimeError):  # noqa: N818  # says what is missing
     """A recorded run is not done again bit for bit.
 
     Attributes:
-        reasons: why a resume of it is not exact, in sentences; empty where it promises to be.
+        reasons: why a resume of it may differ, in sentences; empty if nothing is known.
         difference: where what was done again differs from what was recorded; None where it does not.
         has_option: whether it can be done nevertheless, with an option.
     """

@@ -279,8 +279,8 @@ class Fork(Plugin):
 
     def _check(self, run: Run) -> None:
         """Refuse a run that is not as its parent was until now, or warn of it."""
-        level, reasons = run.data.guarantee()
-        if self._exact and level != "exact" and self._origin.path is not None:
+        reasons = run.data.resume_facts().sentences
+        if self._exact and reasons and self._origin.path is not None:
             self._refusal = NotExact(reasons)
             raise self._refusal
         if self._step == self._origin.step:

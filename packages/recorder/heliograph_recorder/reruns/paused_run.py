@@ -232,14 +232,12 @@ class PausedRun:
 
     def _check(self) -> None:
         """Raise unless the run is as it was, or note why it may not be."""
-        level, reasons = self.run.data.guarantee()
-        is_resumed_inexactly = level != "exact" and self._origin.path is not None
+        is_resumed = self._origin.path is not None
+        reasons = self.run.data.resume_facts().sentences
         if not self._exact:
-            self._inexact = [
-                f"a resume of this program is not exact: {each}" for each in reasons * is_resumed_inexactly
-            ]
+            self._inexact = [f"the resumed run may differ: {reason}" for reason in reasons] if is_resumed else []
             return
-        if is_resumed_inexactly:
+        if reasons and is_resumed:
             raise NotExact(reasons)
         if (first := self.comparison.first) is not None:
             raise NotExact(reasons, first)

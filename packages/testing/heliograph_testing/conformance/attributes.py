@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any
 
 from heliograph import Plugin
-from heliograph.core.checkpoint.unseen.values import show_both
+from heliograph.core.objects.values import show_both
 from heliograph.spi import differing, encode
 
 Value = Mapping[str, Any]  # an encoded one

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from heliograph import Plugin, Run, TrainStart, on
-from heliograph.core.checkpoint.unseen.program import plugin_options
+from heliograph.core.objects.program import plugin_options
 from heliograph.events import Event
 from heliograph.spi import Receiver, capture, encode
 

@@ -19,7 +19,7 @@ from heliograph import (
     TrainStart,
     on,
 )
-from heliograph.core.checkpoint.unseen.program import plugin_options
+from heliograph.core.objects.program import plugin_options
 from heliograph.spi import as_plain, differing, encode
 
 from .attributes import Value, is_same, list_changes

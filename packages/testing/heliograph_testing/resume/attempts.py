@@ -8,20 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from heliograph import Lane, Log, Run, SavePoint, Streams, Trainer, ValidationEnd
-from heliograph.builtin_callbacks.checkpoint.differences import listeners_to_epoch_start
-from heliograph.events import CATALOGUE, Event, Guarantee
+from heliograph.events import CATALOGUE, Event, Position
 from heliograph.spi import Leaf, leaves
 
 from .facts import Fact
 from .moments import AFTER_THE_END, Moment, MomentCounter
 from .suspects import worker_suspects
 
-OF_THE_PROCESS = ("unseen", "schema", "saved_at", "versions", "run_name", "training_id", "world")
+OF_THE_PROCESS = ("objects", "schema", "saved_at", "versions", "run_name", "training_id", "world")
 BY = "the resume check"
 
 
@@ -58,10 +57,9 @@ class CheckedAttempt:
         resumed_by_itself: whether it resumed a checkpoint that the check did not give it.
         saved: the newest state that it saved.
         metrics: the names of the metrics that were logged.
-        epoch_start_handlers: the user's handlers of `EpochStart`, in words.
         workers: what may make the loader's workers differ.
-        guarantee: what the run itself reports that a resume is worth.
-        reasons: why that is not `exact`.
+        position: how the data reach their position.
+        reasons: what the run itself reports that may make a resume differ.
     """
 
     origin: SavedState | None
@@ -71,9 +69,8 @@ class CheckedAttempt:
     resumed_by_itself: bool = False
     saved: SavedState | None = None
     metrics: set[str] = field(default_factory=set)
-    epoch_start_handlers: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
-    guarantee: Guarantee = "exact"
+    position: Position = "seeked"
     reasons: tuple[str, ...] = ()
 
     @property
@@ -99,7 +96,7 @@ def run_attempt(
         origin: the state to resume.
         kill: when to kill it.
     """
-    attempt = CheckedAttempt(origin, epoch_start_handlers=listeners_to_epoch_start(trainer.plugins, trainer.bus))
+    attempt = CheckedAttempt(origin)
     Watcher(attempt, trainer, save_every, kill).subscribe()
     try:
         trainer.fit(**{**options, "on_interrupt": "raise"})
@@ -148,12 +145,12 @@ class Watcher:
 
     def _kill(self, run: Run) -> None:
         self._attempt.killed = True
-        self._note_guarantee(run)
+        self._note_facts(run)
         raise Killed
 
-    def _note_guarantee(self, run: Run) -> None:
-        guarantee, self._attempt.reasons = run.data.guarantee()
-        self._attempt.guarantee = cast("Guarantee", guarantee)
+    def _note_facts(self, run: Run) -> None:
+        facts = run.data.resume_facts()
+        self._attempt.position, self._attempt.reasons = facts.position, facts.sentences
 
     def _at_train_start(self, run: Run, event: Event) -> None:
         origin = self._attempt.origin
@@ -192,7 +189,7 @@ class Watcher:
         if self._attempt.killed:
             return
         self._add_state(run, "at the end of the run")
-        self._note_guarantee(run)
+        self._note_facts(run)
         train = run.train_loader
         loaders = train.loaders.values() if isinstance(train, Streams) else [train]
         self._attempt.workers = tuple(suspect for each in loaders for suspect in worker_suspects(each))
@@ -204,7 +201,7 @@ class Watcher:
     def _add_state(self, run: Run, when: str) -> None:
         state = run.state_dict()
         del state["progress"]["earlier_seconds"]
-        del state["data"]["doubts"]  # the guarantee and its reasons report them
+        del state["data"]["facts"]  # the reasons report them
         for name in OF_THE_PROCESS:
             del state[name]
         state.pop("log_history", None)  # of metrics, which are compared one by one, and of the clock

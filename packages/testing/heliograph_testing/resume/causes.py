@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heliograph.builtin_callbacks.checkpoint.differences import describe_repeats
-
 from .differences import Comparison, Difference
 
 WITHOUT_KILL = {
@@ -43,21 +41,18 @@ def causes_after_resume(
     *,
     reasons: Sequence[str],
     workers: Sequence[str],
-    epoch_start_handlers: Sequence[str],
 ) -> tuple[str, ...]:
     """Return why a resumed run may differ from an uninterrupted one, the likeliest cause first.
 
     Args:
         comparison: of the two.
-        reasons: why the resumed run itself does not report `exact`.
+        reasons: what the resumed run itself reports that may make it differ.
         workers: what may make the loader's workers differ.
-        epoch_start_handlers: the user's handlers of `EpochStart`, if the run was resumed within an epoch.
     """
     difference = comparison.first
     assert difference is not None
     causes = [*reasons, *workers] if difference.what == "batch" else []
     causes += [each for each in reasons if each not in causes]
-    causes += describe_repeats(epoch_start_handlers)
     if difference.what.startswith("plugin ") and not causes:
         causes.append(f"{difference.what} does not continue from what load_state_dict gives it")
     return tuple(causes or [AFTER_RESUME.get(difference.what, OTHERS_AFTER_RESUME)])

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import Any
 
 from heliograph import Trainer
-from heliograph.events import Guarantee
+from heliograph.events.resume_facts import worst
 from heliograph.spi import TrainerFactory, UsageError, capture, known_names, restore, seed_all
 
 from .attempts import CheckedAttempt, SavedState, run_attempt
@@ -114,12 +114,10 @@ class _Reference:
 
     def causes(self, attempt: CheckedAttempt, comparison: Comparison) -> tuple[str, ...]:
         """Return the likely causes of a difference."""
-        is_in_epoch = attempt.origin is not None and attempt.origin.counters[1] > 0
         return causes_after_resume(
             comparison,
             reasons=attempt.reasons,
             workers=self.workers,
-            epoch_start_handlers=attempt.epoch_start_handlers if is_in_epoch else (),
         )
 
 
@@ -140,11 +138,10 @@ class _Check:
         twin = self._attempt("again")
         varies = varying(whole.facts, twin.facts) - ignored
         found = compare(whole.facts, twin.facts, names=("one uninterrupted run", "the other"), aside=ignored | varies)
-        check = ResumeCheck(twin.guarantee, twin.reasons)
+        check = ResumeCheck(twin.position, twin.reasons)
         if found.first is not None:
             cause = cause_without_kill(found.first)
-            check = replace(check, is_deterministic=False, difference=found.first, draws=found.draws, causes=(cause,))
-            return _lower(check)
+            return replace(check, is_deterministic=False, difference=found.first, draws=found.draws, causes=(cause,))
         check = replace(check, set_aside=tuple(sorted({_name(*each) for each in varies})))
         return self._interrupted(check, _Reference(whole, ignored | varies, twin.workers), kills)
 
@@ -162,11 +159,9 @@ class _Check:
                 difference=found.first,
             )
             reasons = tuple(dict.fromkeys((*check.reasons, *attempt.reasons)))
-            check = replace(
-                check, guarantee=max(check.guarantee, attempt.guarantee, key=get_args(Guarantee).index), reasons=reasons
-            )
+            check = replace(check, position=worst(check.position, attempt.position), reasons=reasons)
             if found.first is not None:
-                return _lower(replace(check, causes=reference.causes(attempt, found)))
+                return replace(check, causes=reference.causes(attempt, found))
             if kill is not None and not attempt.killed:
                 raise UsageError(
                     f"Attempt {len(check.attempts)} ({entry}) never reached {kill}: each kill point must be after the "
@@ -212,10 +207,3 @@ def _ignored(names: Collection[str], whole: CheckedAttempt) -> Aside:
 
 def _name(what: str, path: str) -> str:
     return path if what == "metrics" else f"{what}{path and f' ({path})'}"
-
-
-def _lower(check: ResumeCheck) -> ResumeCheck:
-    """Return a check with the guarantee `not exact`, whatever the runs themselves report."""
-    though = "" if check.guarantee == "not exact" else f", though the run itself reports {check.guarantee!r}"
-    reason = f"the check found a difference{though}"
-    return replace(check, guarantee="not exact", reasons=(reason, *check.reasons))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from heliograph.events import Guarantee
+from heliograph.events import Position
 
 from .differences import Difference
 from .moments import Moment
@@ -35,9 +35,8 @@ class ResumeCheck:
     """The result of a check; `str` gives a report.
 
     Attributes:
-        guarantee: what a resume is worth: what the runs themselves report, as in `result.resume`, but `not exact` if a
-            difference was found.
-        reasons: why it is not `exact`.
+        position: how the data reach their position, as in `result.resume`.
+        reasons: what the runs themselves report that may make a resume differ.
         difference: the first one; None if the runs are equal, bit for bit.
         causes: its likely causes.
         is_deterministic: whether two uninterrupted runs are equal; if not, nothing was killed.
@@ -47,7 +46,7 @@ class ResumeCheck:
         set_aside: what was not compared, since it differs even without a kill.
     """
 
-    guarantee: Guarantee
+    position: Position
     reasons: tuple[str, ...]
     difference: Difference | None = None
     causes: tuple[str, ...] = ()
@@ -86,6 +85,7 @@ class ResumeCheck:
         if self.difference is not None:
             yield f"{'then' if self.draws else 'first'} {self.difference}"
         yield from (f"likely cause: {cause}" for cause in self.causes)
-        yield f"guarantee: {self.guarantee}" + "".join(f"; {reason}" for reason in self.reasons)
+        yield f"position of the data: {self.position}"
+        yield from self.reasons
         if self.set_aside:
             yield f"not compared, differs even without a kill: {', '.join(self.set_aside)}"

@@ -11,7 +11,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.unseen.attributes import fill
+from heliograph.core.objects.attributes import fill
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.checkpoint.unseen.listeners import COUNTS, GONE, NEW, OBSERVE, SAME
+from heliograph.core.objects.listeners import COUNTS, GONE, NEW, OBSERVE, SAME
 from heliograph.tests.kit import sgd
 from torch import nn
 

@@ -8,7 +8,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.checkpoint.unseen.values import encode, encode_and_weigh, equal, show_both
+from heliograph.core.objects.values import encode, encode_and_weigh, equal, show_both
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 

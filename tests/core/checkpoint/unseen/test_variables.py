@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.checkpoint.unseen.listeners import Chains, connections, find_numbers, is_number
+from heliograph.core.objects.listeners import Chains, connections, find_numbers, is_number
 from heliograph.tests.kit import sgd
 from torch import Tensor, nn
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import heliograph as h
-from heliograph.tests.core.checkpoint.unseen.test_attributes import Job, reasons
+from heliograph.tests.core.objects.test_attributes import Job, reasons
 from heliograph_recorder import Recorder
 
 SAVED, STEPS = 6, 12

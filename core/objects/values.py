@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ....events.checks import PLAIN
-from ...data.draws.users_code import attributes_of, is_users, unwrapped
-from ...system.extras import kind_of
+from ...events.checks import PLAIN
+from ..data.draws.users_code import attributes_of, is_users, unwrapped
+from ..system.extras import kind_of
 
 LEAVES: Final = 100_000  # plain values in one attribute that are copied
 FEW: Final = 100  # of what is compared only, numbers of tensors too
@@ -37,7 +37,6 @@ NOT_SEEN: Final = frozenset({"opaque", "unseen"})
 MISSING: Final = {"missing": True}
 HEAVY: Final = 5_000  # microseconds that it takes at each save to look at an attribute: worth a note
 Value = Mapping[str, Any]
-Weigh = Callable[[str, Value, int], None]
 
 
 def encode(value: Any, *, is_data: bool = False, is_kept: bool = True, package: str = "") -> dict[str, Any]:
@@ -49,15 +48,8 @@ def encode(value: Any, *, is_data: bool = False, is_kept: bool = True, package: 
         is_kept: whether it may be restored; else it is compared only, and the digest of what is not small is enough.
         package: the package of the attribute's holder, whose classes count as the user's even if it is installed.
     """
-    return encode_and_weigh(value, is_data=is_data, is_kept=is_kept, package=package)[0]
-
-
-def encode_and_weigh(
-    value: Any, *, is_data: bool = False, is_kept: bool = True, package: str = ""
-) -> tuple[dict[str, Any], int]:
-    """Return an attribute as `encode` does, and about how many microseconds that takes."""
     if type(value) in SCALARS and not _is_long(value):
-        return {"value": value}, 0
+        return {"value": value}
     counted = _Counted(FEW if is_data else LEAVES)
     try:
         plain = _copy(value, counted)
@@ -65,17 +57,17 @@ def encode_and_weigh(
         pass
     else:
         if (is_kept and not is_data) or max(counted.values, counted.numbers) <= FEW:
-            return {"value": _cloned(plain)}, counted.weight
-        return {"digest": _digest(plain), "kind": describe(value)}, counted.weight
+            return {"value": _cloned(plain)}
+        return {"digest": _digest(plain), "kind": describe(value)}
     try:
         fingerprint, kind = Fingerprint(value, is_data=is_data, package=package), describe(value)
     except Exception as error:  # noqa: BLE001  # the user's classes may raise anything; a save must not fail for it
-        return {"unseen": f"could not be looked at ({type(error).__name__})", "kind": type(value).__name__}, 0
+        return {"unseen": f"could not be looked at ({type(error).__name__})", "kind": type(value).__name__}
     if fingerprint.unseen:
-        return {"unseen": fingerprint.unseen, "kind": kind}, fingerprint.weight
+        return {"unseen": fingerprint.unseen, "kind": kind}
     if fingerprint.is_opaque:
-        return {"opaque": type(value).__name__}, fingerprint.weight
-    return {"digest": fingerprint.digest, "kind": kind}, fingerprint.weight
+        return {"opaque": type(value).__name__}
+    return {"digest": fingerprint.digest, "kind": kind}
 
 
 def equal(one: Value, other: Value) -> bool:

@@ -8,15 +8,12 @@ from typing import Any, Final
 
 import torch
 
-from ....events import Run, SavePoint
-from ....events.bus import Handle
-from ....events.guarantee import Guarantee
-from ....plugins.first_party import is_first_party
-from ....plugins.plugin import ARGUMENTS
-from ...data.draws.users_code import is_users
-from ...system.extras import with_article
-from .attributes import ignored_names, package_of
-from .values import HEAVY, SCALARS, Weigh, differing, encode, encode_and_weigh, show_both
+from ...events import Run, SavePoint
+from ...events.bus import Handle
+from ...plugins.plugin import ARGUMENTS
+from ..data.draws.users_code import is_ours, is_users
+from ..system.extras import with_article
+from .values import SCALARS, differing, encode, show_both
 
 Program = Mapping[str, Mapping[str, Any]]
 WORDS: Final = {
@@ -29,21 +26,13 @@ WORDS: Final = {
     "cudnn": "cuDNN's (deterministic, benchmark, allow_tf32)",
     "matmul": "torch's float32_matmul_precision",
 }
-MEND: Final = ": keep it in its state_dict, or set affects_training = False on a plugin that only looks"
 EARLIER: Final = "a lane before PERSIST, or set affects_training = False on a plugin that only looks"
 LISTENS: Final = {"opaque": "Handle"}  # listeners are compared in a file of their own
 ACCUMULATES: Final = "accumulation"  # what a plugin claims that says how many micro-batches make a step
-DECIDES: Final = ("precision", "dtype")  # the others change only how numbers are rounded
 
 
-def describe_program(run: Run, weigh: Weigh | None = None) -> dict[str, dict[str, Any]]:
-    """Return the settings and the plugins of a run as plain data.
-
-    Args:
-        run: the run.
-        weigh: called with each attribute of a plugin that takes long, in words, with what is kept of it, and with the
-            microseconds.
-    """
+def describe_program(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the settings and the plugins of a run as plain data."""
     engine = run.engine
     device = torch.device(str(engine.device))
     model = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -61,25 +50,25 @@ def describe_program(run: Run, weigh: Weigh | None = None) -> dict[str, dict[str
         "matmul": torch.get_float32_matmul_precision(),
     }
     named = zip(run.plugins.names(), run.plugins, strict=True)
-    return {"settings": settings, "plugins": {name: _plugin(run, name, plugin, weigh) for name, plugin in named}}
+    return {"settings": settings, "plugins": {name: _plugin(run, name, plugin) for name, plugin in named}}
 
 
-def compare_programs(before: Program, now: Program) -> Iterator[tuple[Guarantee, str]]:
-    """Yield each difference between the saved and the present program, with the guarantee that a resume still has."""
+def compare_programs(before: Program, now: Program) -> Iterator[str]:
+    """Yield each difference between the saved and the present program."""
     same_ranks = before["settings"]["ranks"] == now["settings"]["ranks"]  # else another engine is expected
     for name, value in now["settings"].items():
         was = before["settings"][name]
         if was != value and name in WORDS and (name != "engine" or same_ranks):
-            yield "not exact" if name in DECIDES else "order-exact", f"{WORDS[name]} was {was} and is {value}"
+            yield f"{WORDS[name]} was {was} and is {value}"
     plugins, saved, alike = now["plugins"], before["plugins"], _steps(before) == _steps(now) != {}
     for name in [name for name in saved if saved[name]["affects_training"] and name not in plugins]:
         if not (alike and ACCUMULATES in saved[name]):
-            yield "not exact", f"plugin {name!r} was there and is gone"
+            yield f"plugin {name!r} was there and is gone"
     for name in [name for name in plugins if plugins[name]["affects_training"]]:
         if name in saved:
             yield from _plugin_changes(f"plugin {name!r}", saved[name], plugins[name], same_steps=alike)
         elif not (alike and ACCUMULATES in plugins[name]):
-            yield "not exact", f"plugin {name!r} is new"
+            yield f"plugin {name!r} is new"
 
 
 def _steps(program: Program) -> dict[int, int]:
@@ -95,27 +84,25 @@ def _steps(program: Program) -> dict[int, int]:
     return steps
 
 
-def _plugin_changes(
-    what: str, before: Mapping[str, Any], now: Mapping[str, Any], *, same_steps: bool
-) -> Iterator[tuple[Guarantee, str]]:
+def _plugin_changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any], *, same_steps: bool) -> Iterator[str]:
     if before["class"] != now["class"]:
-        yield "not exact", f"{what} was {with_article(before['class'])} and is {with_article(now['class'])}"
+        yield f"{what} was {with_article(before['class'])} and is {with_article(now['class'])}"
         return
     if before["enabled"] != now["enabled"]:
-        yield "not exact", f"{what} was switched {'on' if before['enabled'] else 'off'} and is not"
-    mend = "" if is_first_party(now["class"]) else MEND
+        yield f"{what} was switched {'on' if before['enabled'] else 'off'} and is not"
     for name, one, other in sorted(differing(before["options"], now["options"]), key=itemgetter(0)):
         is_in_steps = same_steps and name == "schedule" and ACCUMULATES in before and ACCUMULATES in now
         if is_in_steps or name in now.get("ignored", ()):  # ignored since it was saved
             continue
         was, value = show_both(one, other)
-        yield "not exact", f"{what} had {name} = {was} and has {value}{mend}"
+        yield f"{what} had {name} = {was} and has {value}"
 
 
-def _plugin(run: Run, name: str, plugin: Any, weigh: Weigh | None) -> dict[str, Any]:
+def _plugin(run: Run, name: str, plugin: Any) -> dict[str, Any]:
     affects = affects_training(plugin)
-    options = plugin_options(plugin, name, weigh) if affects else {}
     kind = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
+    compares = affects and is_ours(type(plugin).__module__)  # the others are in the object graph
+    options = plugin_options(plugin) if compares else {}
     facts: dict[str, Any] = {
         "class": kind,
         "affects_training": affects,
@@ -147,7 +134,9 @@ def doubt_late_listeners(run: Run, saver: str) -> None:
         plugin = run.plugins[name] if name in names else None
         if is_users(type(plugin).__module__) and affects_training(plugin) and has_state(plugin):
             reason = "after the state is saved, so what it changes there is lost at a resume"
-            run.data.doubt("not exact", f"plugin {name!r} listens to SavePoint {reason}: let it listen in {EARLIER}")
+            run.data.report_untracked(
+                f"plugins.{name}", f"plugin {name!r} listens to SavePoint {reason}: let it listen in {EARLIER}"
+            )
 
 
 def has_state(plugin: Any) -> bool:
@@ -155,39 +144,39 @@ def has_state(plugin: Any) -> bool:
     return hasattr(plugin, "state_dict") and bool(plugin.state_dict())
 
 
-def plugin_options(plugin: Any, called: str = "", weigh: Weigh | None = None) -> dict[str, Any]:
-    """Return the attributes of a plugin: the public ones of a built-in, all of the user's.
-
-    Args:
-        plugin: the plugin.
-        called: its name.
-        weigh: called with each that takes long; see `describe_program`.
-    """
-    skip, is_ours = {"name", ARGUMENTS, *ignored_names(plugin)}, _is_ours(plugin)
-    names = [name for name in vars(plugin) if name not in skip and not (is_ours and name.startswith("_"))]
-    package, encoded = package_of(plugin), dict[str, Any]()
+def plugin_options(plugin: Any) -> dict[str, Any]:
+    """Return the attributes of a plugin, encoded: the public ones of a built-in, all of the user's."""
+    skip, is_own = {"name", ARGUMENTS, *ignored_names(plugin)}, is_ours(type(plugin).__module__)
+    names = [name for name in vars(plugin) if name not in skip and not (is_own and name.startswith("_"))]
+    package, encoded = type(plugin).__module__.partition(".")[0], dict[str, Any]()
     for name in names:
-        value, weight = getattr(plugin, name), 0
-        if isinstance(value, Handle):
-            encoded[name] = LISTENS
-        else:
-            encoded[name], weight = encode_and_weigh(_plain(value), is_kept=False, package=package)
-        if weight > HEAVY and weigh is not None:
-            weigh(f"{name} of plugin {called!r}", encoded[name], weight)
+        value = getattr(plugin, name)
+        is_handle = isinstance(value, Handle)
+        encoded[name] = LISTENS if is_handle else encode(_plain(value), is_kept=False, package=package)
     return encoded
+
+
+def ignored_names(plugin: Any) -> tuple[str, ...]:
+    """Return the names of the attributes of a plugin that are not compared.
+
+    Raises:
+        TypeError: `resume_ignores` is not a tuple of names.
+    """
+    names = getattr(type(plugin), "resume_ignores", ())
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            f"{type(plugin).__name__}.resume_ignores must be a tuple of names of attributes, got {names!r}."
+        )
+    return names
 
 
 def _plain(option: Any) -> Any:
     """Return an option as plain data: of a class of heliograph its `str`, if it has one, else its attributes."""
-    if type(option) in SCALARS or not _is_ours(option):
+    if type(option) in SCALARS or not is_ours(type(option).__module__):
         return option
     if any("__str__" in vars(kind) for kind in type(option).__mro__[:-1]):
         return str(option)
     return {name: value for name, value in getattr(option, "__dict__", {}).items() if not name.startswith("_")}
-
-
-def _is_ours(thing: Any) -> bool:
-    return not is_users(type(thing).__module__) and is_first_party(type(thing).__module__)
 
 
 PARAMETERS: Final = ("params", "param_names")

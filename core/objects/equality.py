@@ -1,0 +1,72 @@
+"""The one equality of values: the same types and the same bits."""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+MOST_BITS: Final = 2000  # of an integer that `torch.load(weights_only=True)` reads
+
+
+def is_scalar(value: object) -> bool:
+    """True for a plain number, text or None that a checkpoint can hold."""
+    return type(value) in SCALARS and not (type(value) is int and value.bit_length() > MOST_BITS)
+
+
+def same(first: object, second: object) -> bool:
+    """True if two values have the same type and the same bits: NaN equals itself, 0.0 differs from -0.0."""
+    if first is second:
+        return True
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, Tensor):
+        return _same_tensors(first, second)  # type: ignore[arg-type]
+    if isinstance(first, np.ndarray | np.generic):
+        assert isinstance(second, np.ndarray | np.generic)
+        return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
+    if isinstance(first, Mapping):
+        assert isinstance(second, Mapping)
+        pairs = zip(first.items(), second.items(), strict=False)
+        return len(first) == len(second) and all(same(a, b) for a, b in pairs)
+    if isinstance(first, list | tuple):
+        assert isinstance(second, list | tuple)
+        return len(first) == len(second) and all(map(same, first, second))
+    if type(first) in SCALARS:
+        return scalar_bits(first) == scalar_bits(second)
+    return bool(first == second)
+
+
+def scalar_bits(value: Any) -> bytes:
+    """Return all bits of scalars in lists, tuples and dicts: equal only for equal types, values and order."""
+    return marshal.dumps(value, 2)  # version 2 writes binary floats and no references
+
+
+def tensor_bytes(value: Tensor) -> memoryview:
+    """Return the bits of a tensor on any device, of any layout and dtype."""
+    dense = value.detach()
+    dense = (dense if dense.layout is torch.strided else dense.to_dense()).cpu()
+    return dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def digest(content: bytes | memoryview) -> bytes:
+    """Return a digest of bytes that identifies them."""
+    return sha256(content).digest()[:16]
+
+
+def _same_tensors(first: Tensor, second: Tensor) -> bool:
+    is_alike = (first.dtype, first.shape, first.layout) == (second.dtype, second.shape, second.layout)
+    return is_alike and bool(tensor_bytes(first) == tensor_bytes(second))
+
+
+def digest_of(value: Any) -> bytes:
+    """Return a digest of a tensor, an array or nested scalars."""
+    if isinstance(value, Tensor):
+        return digest(tensor_bytes(value))
+    return digest(value.tobytes() if isinstance(value, np.ndarray) else scalar_bits(value))

@@ -1,0 +1,672 @@
+"""Capture what objects hold as a graph of plain nodes, and compare two graphs.
+
+A slot holds a scalar, a tuple of scalars, `{"ref": 3}` for node 3, or `{"skip": "module.Type"}` for a value that is
+left alone. A node has a `kind`, the `type` of its object, a `leaf` (its own content), a `digest` of content that is not
+plain, and `slots` by key, for example `.weight`, `[0]`, `['loss']`. Two slots with the same reference are aliases.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import io
+import pickle
+import random
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..data.draws.generators import KINDS, is_global
+from ..data.draws.rng import generator_state
+from ..data.draws.users_code import is_ours, is_users
+from ..engines.options import COMPILED
+from .equality import SCALARS, digest, digest_of, is_scalar, scalar_bits
+
+Node = dict[str, Any]
+MISSING: Final[Any] = object()
+MOST_BYTES: Final = 16 << 20  # of one tensor or array that is saved; a larger one is only compared
+MOST_PICKLED: Final = 1 << 20  # bytes of an object that can only be compared by its pickle
+MOST_ITEMS: Final = 1000  # of a dict whose items are compared one by one, and of a container of objects
+MOST_NODES: Final = 20_000  # of one root
+DEEPEST: Final = 60
+# Immutable, or without influence on the training.
+HARMLESS: Final = (
+    types.BuiltinFunctionType, types.ModuleType, types.GenericAlias, types.MethodWrapperType, types.CodeType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.MappingProxyType, types.TracebackType,
+    types.FrameType, property, staticmethod, classmethod, functools.cached_property, range, slice, type(Ellipsis),
+    type(NotImplemented), type(vars(collections.namedtuple("Named", "field"))["field"]), torch.dtype, torch.device,
+    torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo, np.dtype, np.ufunc, weakref.ref,
+    weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
+)  # fmt: skip
+HARMLESS_MODULES: Final = frozenset({
+    "__future__", "_abc", "_frozen_importlib", "_frozen_importlib_external", "_pytest", "_queue", "_thread", "abc",
+    "argparse", "blinker", "concurrent", "contextlib", "datetime", "decimal", "enum", "fractions", "importlib",
+    "inspect", "logging", "matplotlib", "pathlib", "pytest", "re", "rich", "socket", "subprocess", "tempfile",
+    "threading", "torch._dynamo", "torch._ops", "torch.cuda", "torch.distributed", "torch.futures", "torch.jit",
+    "torch.profiler", "torch.utils.hooks", "torch.utils.tensorboard", "tqdm", "typing", "typing_extensions", "unittest",
+    "uuid", "wandb", "warnings", "zipimport",
+})  # fmt: skip
+WRITERS: Final = frozenset({"_csv.writer"})  # of a file, which they hold
+MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
+HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PARAMETER_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_PLAIN_SIZE: Final = type("Plain", (), {}).__basicsize__
+
+
+@dataclass(slots=True)
+class Roots:
+    """Where the walk starts.
+
+    Attributes:
+        objects: path to object; their state is saved and restored.
+        saved: path to stateful object that the checkpoint holds anyway; it is only referenced.
+        data: objects whose contents may be the data set; they are left alone.
+        owned: ids of parameters whose gradients the loop clears.
+        with_modes: whether the train or eval mode of modules is state.
+    """
+
+    objects: Mapping[str, object]
+    saved: Mapping[str, object] = field(default_factory=dict)
+    data: Iterable[object] = ()
+    owned: frozenset[int] = frozenset()
+    with_modes: bool = True
+
+
+@dataclass(slots=True)
+class Graph:
+    """The state of all objects that are reachable from some roots.
+
+    Attributes:
+        nodes: the objects.
+        roots: path to slot value.
+        untracked: path to type of what could not be captured.
+        contents: number of a node to the live tensor, array or bytes that its digest is of.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    roots: dict[str, Any] = field(default_factory=dict)
+    untracked: dict[str, str] = field(default_factory=dict)
+    contents: dict[int, Any] = field(default_factory=dict)
+
+    def digest(self, number: int) -> bytes:
+        """Return the digest of a node's content, which the walk leaves out at paths that are known to have changed."""
+        return self.nodes[number]["digest"] or digest_of(self.contents[number])
+
+    def state_dict(self, needed: Iterable[int]) -> dict[str, Any]:
+        """Return the graph as plain data, with the content of the nodes that a resume restores."""
+        contents = {number: plain_content(self.contents[number]) for number in needed if number in self.contents}
+        return {"nodes": self.nodes, "roots": self.roots, "untracked": self.untracked, "contents": contents}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Graph:
+        """Return a saved graph."""
+        return cls(state["nodes"], state["roots"], state["untracked"], state["contents"])
+
+
+def plain_content(content: Any) -> Any:
+    """Return the content of a node as a tensor or plain data."""
+    if not isinstance(content, np.ndarray):
+        return content.detach() if isinstance(content, Tensor) else content
+    flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
+    return torch.from_numpy(flat if flat.flags.writeable else flat.copy())
+
+
+class Namespace:
+    """The variables of a module, as attributes."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self.__dict__ = module.__dict__
+
+
+def type_name(value: object) -> str:
+    """Return `module.Class` of a value; of a sharded module that of the class that the user wrote."""
+    kind = type(value)
+    if isinstance(value, nn.Module) and kind.__name__.startswith("FSDP"):
+        kind = next((base for base in kind.__mro__[1:] if not base.__module__.startswith("torch.distributed")), kind)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_own(value: Any) -> bool:
+    """True if a class or function is the user's: not of Python, an installed library or heliograph."""
+    return is_users(str(value.__module__ or ""))
+
+
+def is_stateful(kind: type) -> bool:
+    """True if objects of the class have `state_dict` and `load_state_dict`."""
+    return callable(getattr(kind, "state_dict", None)) and callable(getattr(kind, "load_state_dict", None))
+
+
+@functools.cache
+def family(kind: type) -> str:
+    """Return how objects of a class are captured."""
+    if kind in SCALARS:
+        return "scalar"
+    if issubclass(kind, HARMLESS):
+        return "skip"
+    for name, kinds in FAMILIES.items():
+        if issubclass(kind, kinds):
+            return name
+    if issubclass(kind, nn.Module):
+        return "module"
+    package = kind.__module__
+    parts = package.split(".")
+    packages = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    if is_stateful(kind) and not is_ours(package):
+        return "stateful"
+    if packages & HARMLESS_MODULES or is_ours(package) or f"{package}.{kind.__qualname__}" in WRITERS:
+        return "skip"
+    if kind.__basicsize__ > _PLAIN_SIZE + 8 * sum(1 for _ in slot_names(kind)):
+        return "opaque"  # a base class in C keeps state where nobody can read it
+    return "object" if kind.__dictoffset__ or any(slot_names(kind)) else "opaque"
+
+
+FAMILIES: Final[dict[str, tuple[type, ...]]] = {
+    "tensor": (Tensor,),
+    "array": (np.ndarray, np.generic),
+    "dict": (dict,),
+    "sequence": (list, tuple, collections.deque),
+    "set": (set, frozenset),
+    "bytes": (bytearray,),
+    "enum": (enum.Enum,),
+    "number": (int, float, complex, str, bytes),
+    "generator": KINDS,
+    "file": (io.IOBase,),
+    "cache": (functools._lru_cache_wrapper,),
+    "function": (types.FunctionType,),
+    "method": (types.MethodType,),
+    "partial": (functools.partial,),
+    "class": (type,),
+}
+
+
+def slot_names(kind: type) -> Iterator[str]:
+    """Yield the names of the slots of a class and its bases."""
+    for base in kind.__mro__:
+        names = vars(base).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__"):
+                is_private = name[:2] == "__" and name[-2:] != "__"
+                yield f"_{base.__name__.lstrip('_')}{name}" if is_private else name
+
+
+def attributes(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the attributes of an object: those of its `__dict__`, and its slots."""
+    own = getattr(value, "__dict__", {})
+    for name, item in list(own.items()) if isinstance(own, Mapping) else ():
+        if not (name[:2] == "__" and isinstance(value, Namespace)):
+            yield name, item
+    for name in slot_names(type(value)):
+        if (item := getattr(value, name, MISSING)) is not MISSING:
+            yield name, item
+
+
+def inner(module: nn.Module) -> nn.Module:
+    """Return the module that a compiled one wraps."""
+    wrapped = module._modules.get(COMPILED)
+    return module if wrapped is None else wrapped
+
+
+def user_hooks(holder: Any, name: str) -> list[Any]:
+    """Return the hooks that the user's code has registered; their keys come from a counter of the process."""
+    hooks = (getattr(holder, name, None) or {}).values()
+    return [hook for hook in hooks if isinstance(hook, types.FunctionType | types.MethodType) and is_own(hook)]
+
+
+def cell_content(cell: types.CellType) -> object:
+    """Return what a closure's cell holds; None if it is not filled yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def named_tensors(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a checkpoint holds for a module or an optimizer, by path."""
+    if isinstance(value, nn.Module):
+        for prefix, module in value.named_modules():
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None and name not in module._non_persistent_buffers_set:
+                    yield f"{path}.{prefix}.{name}", tensor
+    elif isinstance(value, torch.optim.Optimizer):
+        parameters = [parameter for group in value.param_groups for parameter in group["params"]]
+        for number, parameter in enumerate(parameters):
+            for name, tensor in value.state.get(parameter, {}).items():
+                if isinstance(tensor, Tensor):
+                    yield f"{path}.state[{number}].{name}", tensor
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage; 0 if it has none of its own."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def snapshot(roots: Roots, known: Iterable[str] = ()) -> Graph:
+    """Return the graph of all objects that are reachable from some roots.
+
+    Args:
+        roots: where to start.
+        known: paths that are known to have changed: their contents are not digested.
+    """
+    return _Walk(roots, frozenset(known)).graph
+
+
+class _Walk:
+    def __init__(self, roots: Roots, known: frozenset[str]) -> None:
+        self.graph, self.roots, self.known = Graph(), roots, known
+        self.ids: dict[int, int] = {}
+        self.alive: list[object] = []  # an id is valid only while its object lives
+        self.storages: dict[int, tuple[str | int, Tensor]] | None = None  # by address: a path or a node
+        self.saved = {id(value) for value in roots.saved.values() if not isinstance(value, nn.Module)}
+        self.modules = {
+            id(module) for value in roots.saved.values() if isinstance(value, nn.Module) for module in value.modules()
+        }
+        data = list(roots.data)
+        self.data, self.data_storages = {id(value) for value in data}, set(map(_memory_of, data)) - {0}
+        self.encoders: dict[str, Callable[[Any, str, int], object]] = {
+            "tensor": self.tensor, "array": self.array, "dict": self.mapping, "sequence": self.sequence,
+            "set": self.set, "bytes": lambda value, path, _: self.leaf(value, path, "bytes", bytes(value)),
+            "enum": lambda value, path, _: self.leaf(value, path, "enum", value.name), "number": self.number,
+            "generator": self.generator, "file": self.file, "cache": self.cache, "function": self.function,
+            "method": self.method, "partial": self.partial, "class": self.kind, "module": self.module,
+            "stateful": self.stateful, "object": self.instance, "opaque": self.opaque,
+        }  # fmt: skip
+        for path, value in roots.objects.items():
+            self.limit = len(self.graph.nodes) + MOST_NODES
+            number = self.ids.get(id(value))
+            if number is not None:
+                self.graph.roots[path] = {"ref": number}
+            elif isinstance(value, nn.Module):
+                self.graph.roots[path] = self.module(value, path, 0)
+            else:
+                self.graph.roots[path] = self.instance(value, path, 0)
+
+    def give_up(self, value: object, path: str, why: str = "") -> Node:
+        self.graph.untracked[path] = type_name(value) + (f", {why}" if why else "")
+        return {"skip": type_name(value)}
+
+    def value(self, value: Any, path: str, depth: int) -> object:
+        kind: type = type(value)
+        name = family(kind)
+        if name == "scalar":
+            return value if is_scalar(value) else self.give_up(value, path, f"{value.bit_length()} bits")
+        if name == "skip":
+            return {"skip": type_name(value)}
+        if type(value) is tuple and all(map(is_scalar, value)):
+            return value
+        if (number := self.ids.get(id(value))) is not None:
+            return {"ref": number}
+        if id(value) in self.data:
+            return {"skip": "data"}
+        if id(value) in self.saved:
+            return {"skip": "saved"}
+        if depth > DEEPEST or len(self.graph.nodes) > self.limit:
+            return self.give_up(value, path, "too deep" if depth > DEEPEST else f"more than {MOST_NODES} objects")
+        try:
+            return self.encoders[name](value, path, depth)
+        except Exception as error:  # noqa: BLE001  # the user's `__len__` or `state_dict` fails, a thread changes a dict
+            self.ids.pop(id(value), None)
+            return self.give_up(value, path, f"{type(error).__name__} while it was read")
+
+    def add(
+        self, value: object, path: str, kind: str, depth: int, items: Iterable[tuple[str, object]], leaf: object = None
+    ) -> Node:
+        number = self.ids[id(value)] = len(self.graph.nodes)
+        self.alive.append(value)
+        slots: dict[str, object] = {}
+        self.graph.nodes.append({"kind": kind, "type": type_name(value), "leaf": leaf, "slots": slots})
+        for key, item in items:
+            slots[key] = self.value(item, path + key, depth + 1)
+        return {"ref": number}
+
+    def leaf(self, value: object, path: str, kind: str, leaf: object) -> Node:
+        return self.add(value, path, kind, 0, (), leaf)
+
+    def content(self, node: Node, path: str, content: Any) -> Node:
+        """Note the content that a node's digest is of."""
+        number = node["ref"]
+        self.graph.contents[number] = content
+        self.graph.nodes[number]["digest"] = b"" if path in self.known else digest_of(content)
+        return node
+
+    def scalars(self, value: Any, path: str, kind: str, content: Any, size: object = None) -> Node:
+        """Add a container that holds nothing but scalars: it is one leaf."""
+        own = self.own_attributes(value)
+        if len(content) <= MOST_ITEMS:
+            return self.add(value, path, kind, 0, own, [content, size])
+        bits = scalar_bits(content)
+        if len(bits) > MOST_BYTES:
+            return self.large(value, path, f"{len(value):,} items", bits)
+        return self.content(self.add(value, path, kind, 0, own, [None, size]), path, content)
+
+    def own_attributes(self, value: object) -> list[tuple[str, object]]:
+        """Return the attributes of a container of a class of the user."""
+        return [] if type(value).__dictoffset__ == 0 else [(f".{name}", item) for name, item in attributes(value)]
+
+    def large(self, value: Any, path: str, size: str, content: Any) -> Node:
+        """Add what is too large to be saved: it is compared."""
+        node = self.leaf(value, path, "large", size)
+        self.graph.nodes[node["ref"]]["digest"] = (
+            digest_of(content) if not isinstance(content, bytes) else digest(content)
+        )
+        return node
+
+    def mapping(self, value: Any, path: str, depth: int) -> object:
+        keys, items = list(dict.keys(value)), list(dict.values(value))
+        if not all(_is_key(key) for key in keys):
+            if len(keys) > MOST_ITEMS:
+                return self.give_up(value, path, f"{len(keys):,} items")
+            pairs = zip(keys, items, strict=True)
+            parts = [
+                part for n, (key, item) in enumerate(pairs) for part in ((f"[key {n}]", key), (f"[value {n}]", item))
+            ]
+            return self.add(value, path, "map", depth, [*parts, *self.own_attributes(value)])
+        if len(keys) > MOST_ITEMS and all(map(is_scalar, items)):
+            return self.scalars(value, path, "dict of scalars", dict(zip(keys, items, strict=True)))
+        slots = [(f"[{key!r}]", item) for key, item in zip(keys, items, strict=True)]
+        return self.add(value, path, "dict", depth, [*slots, *self.own_attributes(value)], keys)
+
+    def sequence(self, value: Any, path: str, depth: int) -> object:
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        items, size = list(value), getattr(value, "maxlen", None)
+        if kind == "list" and all(map(is_scalar, items)):
+            return self.scalars(value, path, "list of scalars", items, size)
+        if len(items) > MOST_NODES:
+            return self.give_up(value, path, f"{len(items):,} items")
+        slots = [(f"[{number}]", item) for number, item in enumerate(items)]
+        own = [] if kind == "tuple" else self.own_attributes(value)
+        return self.add(value, path, kind, depth, [*slots, *own], [size])
+
+    def set(self, value: Any, path: str, depth: int) -> object:
+        if not all(_is_key(item) for item in value):
+            return self.give_up(value, path, "of objects")
+        return self.scalars(value, path, "set", sorted(value, key=repr))
+
+    def number(self, value: Any, path: str, depth: int) -> object:
+        base = next(base for base in type(value).__mro__ if base in SCALARS)
+        plain = base.__new__(base, value) if base is not str else str.__str__(value)
+        return self.add(value, path, "number", depth, [(f".{name}", item) for name, item in attributes(value)], plain)
+
+    def generator(self, value: Any, path: str, depth: int) -> object:
+        if isinstance(value, random.SystemRandom):
+            return self.give_up(value, path)
+        if is_global(value):
+            return {"skip": "generator"}
+        own = [] if type(value) in KINDS or type(value).__dictoffset__ == 0 else list(attributes(value))
+        node = self.add(value, path, "generator", depth, [(f".{name}", item) for name, item in own])
+        self.graph.nodes[node["ref"]]["leaf"] = generator_state(value)
+        return node
+
+    def file(self, value: Any, path: str, depth: int) -> object:
+        is_output = value.closed or (value.writable() and not value.readable())
+        return {"skip": "file"} if is_output else self.give_up(value, path)
+
+    def cache(self, value: Any, path: str, depth: int) -> object:
+        is_filled = is_own(value) and value.cache_info().currsize
+        return self.give_up(value, path, "not empty") if is_filled else {"skip": "cache"}
+
+    def function(self, value: Any, path: str, depth: int) -> object:
+        if not is_own(value):
+            return {"skip": "function"}
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        items = [(f".<{name}>", cell_content(cell)) for name, cell in cells if name != "__class__"]
+        parts = (
+            ("__defaults__", value.__defaults__),
+            ("__kwdefaults__", value.__kwdefaults__),
+            ("__dict__", value.__dict__),
+        )
+        items += [(f".{name}", part) for name, part in parts if part]
+        return self.add(value, path, "function", depth, items) if items else {"skip": "function"}
+
+    def method(self, value: Any, path: str, depth: int) -> object:
+        return self.add(value, path, "method", depth, [(".__self__", value.__self__)], value.__name__)
+
+    def partial(self, value: Any, path: str, depth: int) -> object:
+        items = [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+        return self.add(value, path, "partial", depth, items)
+
+    def kind(self, value: Any, path: str, depth: int) -> object:
+        if not is_own(value):
+            return {"skip": "class"}
+        items = [(f".{name}", item) for name, item in vars(value).items() if name[:2] != "__" and name != "_abc_impl"]
+        items = [(name, item) for name, item in items if not isinstance(item, HARMLESS)]
+        return self.add(value, path, "class", depth, items) if items else {"skip": "class"}
+
+    def instance(self, value: Any, path: str, depth: int) -> object:
+        return self.add(value, path, "object", depth, [(f".{name}", item) for name, item in attributes(value)])
+
+    def opaque(self, value: Any, path: str, depth: int) -> object:
+        """Add an object with state in C: it cannot be restored; whether it changed is visible in its pickle."""
+        if isinstance(value, Iterator) and hasattr(value, "__reduce__") and type(value).__module__ == "builtins":
+            return self.give_up(value, path)  # pickling an iterator such as `map` would copy what it reads
+        try:
+            pickled = pickle.dumps(value)
+        except Exception:  # noqa: BLE001  # anything may happen in a library
+            return self.give_up(value, path)
+        if len(pickled) > MOST_PICKLED:
+            return self.give_up(value, path, f"{len(pickled) >> 20} MiB")
+        return self.large(value, path, "", pickled)
+
+    def stateful(self, value: Any, path: str, depth: int) -> object:
+        state = value.state_dict()
+        self.alive.append(state)
+        own = [(f".{name}", item) for name, item in attributes(value)] if is_own(type(value)) else []
+        return self.add(value, path, "stateful", depth, [(".state_dict()", state), *own])
+
+    def module(self, value: nn.Module, path: str, depth: int) -> object:
+        module = inner(value)
+        if module is not value and (number := self.ids.get(id(module))) is not None:
+            return {"ref": number}
+        own, is_saved = vars(module), id(module) in self.modules
+        skipped = MODULE_ATTRIBUTES if self.roots.with_modes else MODULE_ATTRIBUTES | {"training"}
+        items = [(f".{name}", item) for name, item in own.items() if name not in skipped]
+        for name, parameter in module._parameters.items():
+            if parameter is None or not is_saved:
+                items.append((f".{name}", parameter))
+                continue
+            items.append((f".{name}.requires_grad", parameter.requires_grad))
+            items += [(f".{name}.{key}", item) for key, item in vars(parameter).items() if key[0] != "_"]
+            items += [(f".{name}.{key}", hooks) for key in PARAMETER_HOOKS if (hooks := user_hooks(parameter, key))]
+        persistent = () if not is_saved else module._buffers.keys() - module._non_persistent_buffers_set
+        items += [(f".{name}", buffer) for name, buffer in module._buffers.items() if name not in persistent]
+        items += [(f".{name}", child) for name, child in module._modules.items()]
+        items += [(f".{name}", hooks) for name in HOOKS if own.get(name) and (hooks := user_hooks(module, name))]
+        return self.add(module, path, "module", depth, items)
+
+    def array(self, value: Any, path: str, depth: int) -> object:
+        if _memory_of(value) in self.data_storages or isinstance(value, np.memmap):
+            return {"skip": "data"}
+        if value.dtype.hasobject:
+            return self.give_up(value, path, "of objects") if value.size else {"skip": "array"}
+        root = value
+        while isinstance(root, np.ndarray) and isinstance(root.base, np.ndarray):
+            root = root.base
+        if root is not value and root.flags.forc and root.nbytes <= max(1 << 20, 4 * value.nbytes):
+            start = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+            leaf = [value.dtype.str, list(value.shape), list(value.strides), start]
+            return self.add(value, path, "array view", depth, [(".base", root)], leaf)
+        if value.nbytes > MOST_BYTES:
+            return self.large(value, path, f"{value.nbytes >> 20} MiB", value)
+        order = "F" if value.flags.fnc else "C"
+        node = self.leaf(value, path, "array", [value.dtype.str, list(value.shape), order])
+        return self.content(node, path, np.asarray(value.T if order == "F" else value))
+
+    def tensor(self, value: Tensor, path: str, depth: int) -> object:
+        if value.is_meta or storage_of(value) in self.data_storages:
+            return {"skip": "meta" if value.is_meta else "data"}
+        if value.layout != torch.strided or type(value) not in (Tensor, nn.Parameter, nn.Buffer):
+            return self.give_up(value, path, "" if value.layout == torch.strided else str(value.layout))
+        storage = storage_of(value)
+        where, base = self.known_storages().get(storage, (None, None))
+        is_leaf = value.is_leaf
+        place = [
+            str(value.dtype),
+            list(value.shape),
+            list(value.stride()),
+            value.storage_offset(),
+            is_leaf and value.requires_grad,
+        ]
+        grad = value.grad if is_leaf and id(value) not in self.roots.owned else None
+        items = [] if grad is None else [(".grad", grad)]
+        if isinstance(where, str):
+            return self.add(value, path, "tensor", depth, items, [*place, where, base is value])
+        if isinstance(where, int):
+            node = self.add(value, path, "tensor view", depth, items, place)
+            self.graph.nodes[node["ref"]]["slots"][".base"] = {"ref": where}
+            return node
+        if value.nbytes > MOST_BYTES and not isinstance(value, nn.Parameter):
+            return self.large(value, path, f"{value.nbytes >> 20} MiB", value)
+        is_whole = value.untyped_storage().nbytes() <= max(1 << 20, 4 * value.nbytes)
+        data = value.detach()
+        if is_whole:
+            data = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
+            if storage:
+                self.known_storages()[storage] = (len(self.graph.nodes), value)
+        else:  # a small part of a large storage is saved alone
+            place[2], place[3] = list(torch.empty(value.shape, device="meta").stride()), 0
+            data = data.contiguous().view(-1)
+        return self.content(self.add(value, path, "tensor", depth, items, [*place, None, True]), path, data)
+
+    def known_storages(self) -> dict[int, tuple[str | int, Tensor]]:
+        if self.storages is None:  # most programs keep no tensor, and need no index
+            self.storages = {}
+            for name, holder in self.roots.saved.items():
+                for path, tensor in named_tensors(name, holder):
+                    self.storages.setdefault(storage_of(tensor), (path, tensor))
+            self.storages.pop(0, None)
+        return self.storages
+
+
+def _is_key(key: object) -> bool:
+    return is_scalar(key) or (type(key) is tuple and all(map(is_scalar, key)))
+
+
+def _memory_of(value: object) -> int:
+    if isinstance(value, Tensor):
+        return storage_of(value)
+    return int(value.__array_interface__["data"][0]) if isinstance(value, np.ndarray) and value.size else 0
+
+
+@dataclass(slots=True)
+class Difference:
+    """What differs between two graphs.
+
+    Attributes:
+        paths: where.
+        needed: nodes of the second graph that a restore of these paths needs.
+    """
+
+    paths: set[str] = field(default_factory=set)
+    needed: set[int] = field(default_factory=set)
+
+
+def compare(before: Graph, after: Graph, known: Iterable[str] = ()) -> Difference:
+    """Return where two graphs differ in values, types or aliases.
+
+    Args:
+        before: one graph.
+        after: the other.
+        known: paths that are known to differ.
+    """
+    comparison = _Comparison(before, after, frozenset(known))
+    for path in after.roots:  # in their order: an alias has the path at which it is reached first
+        if path in before.roots:
+            comparison.visit(path, before.roots[path], after.roots[path])
+    return comparison.difference
+
+
+class _Comparison:
+    def __init__(self, before: Graph, after: Graph, known: frozenset[str]) -> None:
+        self.before, self.after, self.known, self.difference = before, after, known, Difference()
+        self.pairs, self.back, self.descended = dict[int, int](), dict[int, int](), set[int]()
+
+    def visit(self, path: str, old: Any, new: Any) -> None:
+        is_reference = isinstance(old, dict) and isinstance(new, dict) and "ref" in old and "ref" in new
+        if not is_reference:
+            if old is MISSING or new is MISSING or scalar_bits(old) != scalar_bits(new):
+                self.add(path, new)
+            elif path in self.known:
+                self.need(new)
+            return
+        first, second = old["ref"], new["ref"]
+        if first in self.pairs or second in self.back:
+            if self.pairs.get(first) != second:
+                self.add(path, new)
+            return
+        self.pairs[first], self.back[second] = second, first
+        was, now = self.before.nodes[first], self.after.nodes[second]
+        if was["kind"] != now["kind"] or was["type"] != now["type"]:
+            self.add(path, new)
+            return
+        is_known = path in self.known
+        if is_known or not self.has_same_leaf(first, second):
+            self.difference.paths.add(path)
+            self.difference.needed.add(second)
+            if is_known or now["kind"] in ("stateful", "generator"):
+                self.need(new)
+        elif now["kind"] in ("list", "tuple") and len(was["slots"]) != len(now["slots"]):
+            self.add(path, new)
+        for key in was["slots"] | now["slots"]:
+            self.visit(path + key, was["slots"].get(key, MISSING), now["slots"].get(key, MISSING))
+
+    def has_same_leaf(self, first: int, second: int) -> bool:
+        was, now = self.before.nodes[first], self.after.nodes[second]
+        same_digest = "digest" not in now or self.before.digest(first) == self.after.digest(second)
+        return same_digest and scalar_bits(was["leaf"]) == scalar_bits(now["leaf"])
+
+    def add(self, path: str, new: Any) -> None:
+        self.difference.paths.add(path)
+        self.need(new)
+
+    def need(self, value: Any) -> None:
+        """Note all nodes below a slot: a restore may have to make them."""
+        left = [value]
+        while left:
+            value = left.pop()
+            if isinstance(value, dict) and "ref" in value and value["ref"] not in self.descended:
+                self.descended.add(value["ref"])
+                self.difference.needed.add(value["ref"])
+                left += self.after.nodes[value["ref"]]["slots"].values()
+
+
+def describe(graph: Graph, path: str) -> str:
+    """Return the value at a path in a few words, for a message."""
+    for found, value in walk(graph):
+        if found == path:
+            if not isinstance(value, dict):
+                return f"{value!r:.60}"
+            node = graph.nodes[value["ref"]] if "ref" in value else {"type": value["skip"], "kind": "", "leaf": None}
+            return str(node["leaf"]) if node["kind"] in ("number", "enum") else str(node["type"])
+    return "missing"
+
+
+def walk(graph: Graph) -> Iterator[tuple[str, Any]]:
+    """Yield each slot of a graph once: its path and its value."""
+    left, seen = [*reversed(graph.roots.items())], set[int]()
+    while left:
+        path, value = left.pop()
+        yield path, value
+        if isinstance(value, dict) and "ref" in value and value["ref"] not in seen:
+            seen.add(value["ref"])
+            left += [(path + key, child) for key, child in reversed(graph.nodes[value["ref"]]["slots"].items())]
+
+
+def untracked(graph: Graph, changed: Iterable[str]) -> dict[str, str]:
+    """Return path and type of what a graph does not hold; what it only compares is listed if it changed."""
+    changed, found = set(changed), dict(graph.untracked)
+    if any(node["kind"] == "large" for node in graph.nodes):
+        for path, value in walk(graph):
+            if path in changed and isinstance(value, dict) and "ref" in value:
+                node = graph.nodes[value["ref"]]
+                if node["kind"] == "large":
+                    found[path] = node["type"] + (f", {node['leaf']}" if node["leaf"] else "")
+    return found

@@ -1,0 +1,436 @@
+"""Restore the state of objects from a saved graph, in place."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import random
+import sys
+import types
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..data.draws.generators import KINDS
+from ..data.draws.rng import set_generator_state
+from .equality import same
+from .graph import (
+    HOOKS,
+    MISSING,
+    MODULE_ATTRIBUTES,
+    Graph,
+    Node,
+    Roots,
+    attributes,
+    cell_content,
+    inner,
+    named_tensors,
+    storage_of,
+    type_name,
+    user_hooks,
+)
+
+REBUILT: Final = ("tuple", "array", "array view", "tensor", "tensor view", "enum", "number")
+GENERATORS: Final = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in KINDS}
+PARAMETER_KEYS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def restore(roots: Roots, graph: Graph, paths: Collection[str]) -> tuple[list[str], dict[str, str]]:
+    """Restore the slots at some paths, in place if the objects fit. No code of the user runs, but `load_state_dict`.
+
+    Args:
+        roots: the live objects.
+        graph: the saved graph.
+        paths: which slots the training has changed; the others stay as the program made them.
+
+    Returns:
+        The restored paths; path and type of what could not be restored.
+    """
+    work = _Restore(roots, graph, frozenset(paths))
+    for path, value in graph.roots.items():
+        work.bind(value, roots.objects.get(path, MISSING), path)
+    for path, value in graph.roots.items():
+        if path in roots.objects:
+            work.fill(value, roots.objects[path], path)
+    return work.restored, work.failed
+
+
+class _Restore:
+    def __init__(self, roots: Roots, graph: Graph, paths: frozenset[str]) -> None:
+        self.graph, self.nodes, self.paths = graph, graph.nodes, paths
+        self.made: dict[int, Any] = {}  # by node
+        self.filled, self.bound = set[int](), dict[int, int]()
+        self.restored: list[str] = []
+        self.failed: dict[str, str] = {}
+        self.known = {w: t for path, value in roots.saved.items() for w, t in named_tensors(path, value)}
+        self.shared = {storage_of(tensor) for tensor in self.known.values()}
+
+    def bind(self, value: Any, live: Any, path: str) -> None:
+        """Pair the nodes of unchanged slots with the live objects, so that aliases to them find these."""
+        if not (isinstance(value, dict) and "ref" in value) or path in self.paths or live is MISSING:
+            return
+        live = inner(live) if isinstance(live, nn.Module) else live
+        number = value["ref"]
+        if number in self.made or id(live) in self.bound or self.nodes[number]["type"] != type_name(live):
+            return
+        self.made[number], self.bound[id(live)] = live, number
+        for key, child in self.nodes[number]["slots"].items():
+            self.bind(child, get_slot(live, key), path + key)
+
+    def fill(self, value: Any, live: Any, path: str, *, force: bool = False) -> Any:
+        """Return what the slot at a path holds after the restore: `live`, changed in place, if that is possible.
+
+        Args:
+            value: the saved value of the slot.
+            live: its present value.
+            path: where it is.
+            force: whether a container that holds it is restored.
+        """
+        force = force or path in self.paths
+        if not isinstance(value, dict):
+            return value if force else live
+        if "skip" in value:
+            if force and live is MISSING:
+                self.failed[path] = value["skip"]
+            return live
+        number = value["ref"]
+        node = self.nodes[number]
+        if number in self.filled:
+            return self.made[number] if force else live
+        live_module = live
+        live = inner(live) if isinstance(live, nn.Module) else live
+        target = self.made.get(number, MISSING)
+        if target is MISSING and self.fits(node, live):
+            target = live
+        self.filled.add(number)
+        if target is MISSING or node["kind"] in REBUILT:
+            target = self.build(number, target, path, force=force)
+        if target is MISSING:
+            if force:
+                self.failed[path] = node["type"]
+            self.filled.discard(number)
+            return live_module
+        self.made[number], self.bound[id(target)] = target, number
+        filled = target if node["kind"] == "tuple" else self.fill_slots(number, target, path, force=force)
+        return live_module if filled is live else filled
+
+    def fits(self, node: Node, live: Any) -> bool:
+        if live is MISSING or type_name(live) != node["type"] or id(live) in self.bound:
+            return False
+        return not isinstance(live, Tensor) or (node["kind"] == "tensor" and node["leaf"][5] is None)
+
+    def fill_slots(self, number: int, target: Any, path: str, *, force: bool) -> Any:
+        node = self.nodes[number]
+        kind, slots, leaf = node["kind"], node["slots"], node["leaf"]
+        if kind == "large":
+            if force:
+                self.failed[path] = f"{node['type']}{leaf and ', '}{leaf}"
+            return target
+        if kind in ("array view", "tensor view", "method", "partial"):
+            slots = {} if kind != "partial" else slots
+        elif kind == "generator" and force:
+            set_generator_state(target, leaf)
+            self.restored.append(path)
+        elif kind == "bytes" and force:
+            target[:] = leaf
+            self.restored.append(path)
+        elif kind == "stateful":
+            slots = self.load_stateful(slots, target, path, force=force)
+        elif kind in ("list of scalars", "dict of scalars", "set") and force:
+            self.refill(target, kind, self.content(number), path)
+        elif kind == "map":
+            return self.fill_map(slots, target, path, force=force)
+        elif kind in ("list", "dict") and force:  # the container itself changed: its items in their order
+            slots = self.fill_items(node, target, path)
+        self.fill_each(slots, target, path, force=force)
+        if kind in ("object", "module"):
+            self.remove(node, target, path)
+        return target
+
+    def content(self, number: int) -> Any:
+        """Return the content of a container of scalars."""
+        content = self.nodes[number]["leaf"][0]
+        return self.graph.contents.get(number, MISSING) if content is None else content
+
+    def load_stateful(self, slots: dict[str, Any], target: Any, path: str, *, force: bool) -> dict[str, Any]:
+        key = ".state_dict()"
+        if force or any(name.startswith(path + key) for name in self.paths):
+            target.load_state_dict(self.fill(slots[key], MISSING, path + key, force=True))
+            self.restored.append(path)
+        return {name: child for name, child in slots.items() if name != key}
+
+    def refill(self, target: Any, kind: str, content: Any, path: str) -> None:
+        if content is MISSING:
+            self.failed[path] = type_name(target)
+            return
+        if isinstance(target, frozenset):
+            return
+        target.clear()
+        (target.extend if kind[0] == "l" else target.update)(content)
+        self.restored.append(path)
+
+    def fill_map(self, slots: dict[str, Any], target: Any, path: str, *, force: bool) -> Any:
+        live = [part for pair in target.items() for part in pair]
+        items = [self.fill(child, get_slot(target, key), path + key, force=force) for key, child in slots.items()]
+        if len(live) != len(items) or any(a is not b for a, b in zip(live, items, strict=True)):
+            target.clear()
+            target.update(zip(items[::2], items[1::2], strict=True))
+            self.restored.append(path)
+        return target
+
+    def fill_items(self, node: Node, target: Any, path: str) -> dict[str, Any]:
+        """Replace all items of a list or dict; return the slots that are left: the attributes of its class."""
+        items = {
+            key: self.fill(child, get_slot(target, key), path + key, force=True)
+            for key, child in node["slots"].items()
+            if key[0] == "["
+        }
+        if any(item is MISSING for item in items.values()):  # half a container is worse than none
+            return {}
+        base = collections.OrderedDict if isinstance(target, collections.OrderedDict) else dict
+        target.clear()
+        if node["kind"] == "list":
+            target.extend(items.values())
+        else:
+            for key, item in zip(node["leaf"], items.values(), strict=True):
+                base.__setitem__(target, key, item)  # not the user's own
+        self.restored.append(path)
+        return {key: child for key, child in node["slots"].items() if key[0] != "["}
+
+    def fill_each(self, slots: dict[str, Any], target: Any, path: str, *, force: bool) -> None:
+        for key, child in slots.items():
+            live = get_slot(target, key)
+            item = self.fill(child, live, path + key, force=force)
+            if item is live or (isinstance(live, list) and key.rpartition(".")[2] in (*HOOKS, *PARAMETER_KEYS)):
+                continue
+            if item is MISSING or not put_slot(target, key, item):
+                self.failed[path + key] = type_name(item) if item is not MISSING else "missing"
+            elif path + key not in self.restored:
+                self.restored.append(path + key)
+
+    def remove(self, node: Node, target: Any, path: str) -> None:
+        """Remove the attributes that the training had removed."""
+        names = [name for name, _ in attributes(target) if f".{name}" not in node["slots"]]
+        for name in names:
+            if f"{path}.{name}" in self.paths and not (node["kind"] == "module" and name in MODULE_ATTRIBUTES):
+                delattr(target, name)
+                self.restored.append(f"{path}.{name}")
+
+    def build(self, number: int, live: Any, path: str, *, force: bool) -> Any:
+        """Return a new object for a node, or the live one if it may stay; MISSING if there can be none."""
+        node = self.nodes[number]
+        kind, leaf = node["kind"], node["leaf"]
+        if kind in ("tensor", "tensor view"):
+            return self.tensor(number, live, path, force=force)
+        if kind in ("array", "array view"):
+            return self.array(number, live, path, force=force)
+        if kind == "tuple":
+            items = [self.fill(c, get_slot(live, k), path + k, force=force) for k, c in node["slots"].items()]
+            if live is not MISSING and len(live) == len(items) and all(map(_is, live, items)):
+                return live
+            is_whole = not any(item is MISSING for item in items)
+            return tuple.__new__(find_class(node["type"]) or tuple, items) if is_whole else MISSING
+        if kind == "method":
+            key = ".__self__"
+            holder = self.fill(node["slots"][key], get_slot(live, key), path + key, force=force)
+            return live if live is not MISSING and not force else getattr(holder, leaf, MISSING)
+        if kind == "generator":
+            return self.generator(node)
+        cls = find_class(node["type"])
+        if kind in ("enum", "number") and (cls is None or not force):
+            return live
+        return MISSING if cls is None or kind not in NEW else self.create(number, cls, path)
+
+    def create(self, number: int, cls: Any, path: str) -> Any:
+        """Return a new object of a class, which its slots are filled into."""
+        node = self.nodes[number]
+        kind, leaf = node["kind"], node["leaf"]
+        if kind == "enum":
+            return getattr(cls, leaf, MISSING)
+        if kind == "number":
+            return type(leaf).__new__(cls, leaf)
+        if kind == "set" and issubclass(cls, frozenset):
+            return cls(self.content(number))
+        if cls is collections.deque:
+            return collections.deque(maxlen=leaf[-1])
+        made = cls.__new__(cls)
+        if isinstance(made, collections.defaultdict):
+            self.failed[path] = f"{node['type']}, its factory"
+        if kind == "module":
+            nn.Module.__init__(made)
+        return made
+
+    def generator(self, node: Node) -> Any:
+        kind = GENERATORS.get(node["type"])
+        if kind is np.random.Generator:
+            return np.random.Generator(getattr(np.random, node["leaf"]["bit_generator"])())
+        return MISSING if kind is None else (random.Random if kind is random.Random else kind)()
+
+    def array(self, number: int, live: Any, path: str, *, force: bool) -> Any:
+        node = self.nodes[number]
+        leaf = node["leaf"]
+        if node["kind"] == "array view":
+            base = self.fill(node["slots"][".base"], get_slot(live, ".base"), path + ".base", force=force)
+            if live is not MISSING and (not force or live.base is base):
+                return live
+            return np.ndarray(leaf[1], leaf[0], base, leaf[3], leaf[2]) if base is not MISSING else MISSING
+        if not force and live is not MISSING:
+            return live
+        content = self.graph.contents.get(number, MISSING)
+        if content is MISSING:
+            return live
+        flat = np.frombuffer(bytearray(content.cpu().numpy().tobytes()), dtype=leaf[0])
+        array = flat.reshape(leaf[1], order=leaf[2])
+        if (
+            isinstance(live, np.ndarray)
+            and live.shape == array.shape
+            and live.dtype == array.dtype
+            and live.flags.writeable
+        ):
+            if not same(np.ascontiguousarray(live), np.ascontiguousarray(array)):
+                live[...] = array
+                self.restored.append(path)
+            return live
+        return array if issubclass(find_class(node["type"]) or np.ndarray, np.ndarray) else array[()]
+
+    def tensor(self, number: int, live: Any, path: str, *, force: bool) -> Any:
+        node = self.nodes[number]
+        dtype, shape, stride, offset, needs_grad, *source = node["leaf"]
+        if not force and live is not MISSING:
+            return live
+        if not source:
+            base = self.made.get(node["slots"][".base"]["ref"], MISSING)
+            return base if base is MISSING else base.detach().as_strided(shape, stride, offset)
+        where, is_base = source
+        if where is not None:
+            known = self.known.get(where, MISSING)
+            return known if known is MISSING or is_base else known.detach().as_strided(shape, stride, offset)
+        content = self.graph.contents.get(number, MISSING)
+        if content is MISSING:
+            return live
+        saved = content.as_strided(shape, stride, offset)
+        is_alike = isinstance(live, Tensor) and [str(live.dtype), list(live.shape), list(live.stride())] == [
+            dtype,
+            shape,
+            stride,
+        ]
+        if is_alike and storage_of(live) not in self.shared and live.is_leaf:
+            with torch.no_grad():
+                live.copy_(saved)
+            self.restored.append(path)
+            return live
+        fresh = content.clone().as_strided(shape, stride, offset)
+        return (
+            nn.Parameter(fresh, needs_grad) if node["type"].endswith("Parameter") else fresh.requires_grad_(needs_grad)
+        )
+
+
+NEW: Final = (
+    "enum",
+    "number",
+    "list",
+    "list of scalars",
+    "dict",
+    "dict of scalars",
+    "map",
+    "set",
+    "bytes",
+    "object",
+    "module",
+)
+
+
+def _is(first: object, second: object) -> bool:
+    return first is second
+
+
+def find_class(name: str) -> Any:
+    """Return a class that is imported already; nothing is imported for a checkpoint."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        value: Any = sys.modules.get(".".join(parts[:end]))
+        if value is not None:
+            value = functools.reduce(lambda holder, part: getattr(holder, part, None), parts[end:], value)
+            return value if isinstance(value, type) else None
+    return None
+
+
+def get_slot(holder: Any, key: str) -> Any:
+    """Return the present value of a slot."""
+    if holder is MISSING:
+        return MISSING
+    if isinstance(holder, types.FunctionType) and key[:2] == ".<":
+        return cell_content((holder.__closure__ or ())[holder.__code__.co_freevars.index(key[2:-1])])
+    if key[0] == ".":
+        return _attribute(holder, key[1:])
+    if isinstance(holder, dict) and key[:5] in ("[key ", "[valu"):
+        items, number = list(dict.keys(holder) if key[1] == "k" else dict.values(holder)), int(key.split()[1][:-1])
+        return items[number] if number < len(items) else MISSING
+    if isinstance(holder, dict):
+        return next((item for name, item in dict.items(holder) if f"[{name!r}]" == key), MISSING)
+    number = int(key[1:-1])
+    return holder[number] if number < len(holder) else MISSING
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    if isinstance(holder, nn.Module):
+        if name in HOOKS:
+            return user_hooks(holder, name)
+        for part in (holder._modules, holder._buffers, holder._parameters):
+            if name in part:
+                return part[name]
+        owner, _, last = name.partition(".")
+        if last and (parameter := holder._parameters.get(owner)) is not None:
+            return user_hooks(parameter, last) if last in PARAMETER_KEYS else getattr(parameter, last, MISSING)
+    own = getattr(holder, "__dict__", {})
+    return own[name] if name in own else getattr(holder, name, MISSING)
+
+
+def put_slot(holder: Any, key: str, value: Any) -> bool:
+    """Set a slot; return whether that was possible. No `__setattr__` or property of the user runs."""
+    if isinstance(holder, types.FunctionType) and key[:2] == ".<":
+        (holder.__closure__ or ())[holder.__code__.co_freevars.index(key[2:-1])].cell_contents = value
+    elif key[0] == ".":
+        return _put_attribute(holder, key[1:], value)
+    elif isinstance(holder, dict):
+        name = next((name for name in holder if f"[{name!r}]" == key), MISSING)
+        if name is MISSING:
+            return False
+        base = collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
+        base.__setitem__(holder, name, value)
+    else:
+        holder[int(key[1:-1])] = value
+    return True
+
+
+def _put_attribute(holder: Any, name: str, value: Any) -> bool:
+    if isinstance(holder, types.MethodType | functools.partial):
+        return False
+    if isinstance(holder, nn.Module) and (part := _part_of(holder, name, value)) is not None:
+        part[name] = value
+        return True
+    owner, _, last = name.partition(".")
+    if last and isinstance(holder, nn.Module):
+        setattr(holder._parameters[owner], last, value)
+        return True
+    own = getattr(holder, "__dict__", None)
+    is_slot = isinstance(getattr(type(holder), name, None), types.MemberDescriptorType)
+    if isinstance(holder, type | Tensor | types.FunctionType):
+        setattr(holder, name, value)
+    elif isinstance(own, dict) and not is_slot:
+        own[name] = value
+    else:
+        object.__setattr__(holder, name, value)
+    return True
+
+
+def _part_of(module: nn.Module, name: str, value: Any) -> dict[str, Any] | None:
+    parts: Iterator[tuple[dict[str, Any], type]] = iter(
+        ((module._modules, nn.Module), (module._buffers, Tensor), (module._parameters, nn.Parameter))
+    )
+    return next(
+        (part for part, kind in parts if name in part or (kind is not Tensor and isinstance(value, kind))), None
+    )

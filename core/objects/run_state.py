@@ -1,0 +1,274 @@
+"""The state of a run that no `state_dict` holds: saved with each checkpoint, restored and compared at a resume."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ...events import EpochStart, Run
+from ..data.draws.users_code import is_ours, is_users
+from .data import encode_data
+from .graph import Graph, Namespace, Roots, compare, describe, snapshot, untracked
+from .program import (
+    affects_training,
+    compare_programs,
+    describe_program,
+    encode_options,
+    encode_scheduler_options,
+    list_overridden,
+)
+from .restore import restore
+from .values import differing, show_both
+
+logger = logging.getLogger("heliograph")
+MODULE: Final = "module "
+GRADIENTS: Final = "gradients"
+_SGD: Final = frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "_opt_called", "step"})
+_SCHEDULER: Final = frozenset({"optimizer", "_get_lr_called_within_step", "_is_initial", "_schedulers"})
+
+
+class Attributes:
+    """Some attributes of an object that the checkpoint holds for the rest."""
+
+    def __init__(self, attributes: dict[str, Any]) -> None:
+        self.__dict__ = attributes
+
+
+@dataclass(slots=True)
+class ObjectState:
+    """The state of a run that no `state_dict` holds.
+
+    Attributes:
+        baseline: the objects when the training began.
+        data: the data objects at that time.
+        options: of the optimizers and schedulers, as the program made them.
+        changed: the paths that the training has changed, in the runs that this one resumes too.
+        saved: what was restored, until the first `EpochStart` is over.
+        restored: the objects after the restore, for the same comparison.
+    """
+
+    baseline: Graph
+    data: dict[str, dict[str, Any]]
+    options: dict[str, dict[str, Any]]
+    changed: set[str] = field(default_factory=set)
+    saved: Mapping[str, Any] | None = None
+    restored: Graph = field(default_factory=Graph)
+
+    @classmethod
+    def of(cls, run: Run) -> ObjectState:
+        """Return the state of a run that starts."""
+        return cls(_baseline(run), encode_data(run), encode_options(run))
+
+    def state_dict(self, run: Run) -> dict[str, Any]:
+        """Return the objects, which paths of them the training has changed, the data objects and the program."""
+        graph = snapshot(find_roots(run), self.changed)
+        difference = compare(self.baseline, graph, self.changed)
+        self.changed |= difference.paths
+        for path, kind in untracked(graph, self.changed).items():
+            run.data.report_untracked(path, kind)
+        data = encode_data(run)
+        for path, value in data.items():
+            if "unseen" in value:
+                run.data.report_untracked(path, value["unseen"])
+        return {
+            "graph": graph.state_dict(difference.needed),
+            "changed": sorted(self.changed),
+            "data": data,
+            "data_changed": sorted({path for path, *_ in differing(self.data, data)}),
+            "rates": learning_rates(run),
+            "options": self.options,
+            **describe_program(run),
+        }
+
+    def update_schedulers(self, run: Run) -> None:
+        """Take the options of schedulers that were made again."""
+        self.options |= encode_scheduler_options(run)
+
+    def resume(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> tuple[list[str], list[str]]:
+        """Restore what the training had changed, and report what is not as it was saved.
+
+        Args:
+            run: the run, with its state loaded.
+            saved: what `state_dict` returned.
+            is_roll_back: whether the same process wrote the state. Plugins and module variables stay as they are then,
+                so that a plugin can count how often it went back.
+
+        Returns:
+            The restored paths, and those that the program sets differently today.
+        """
+        self.changed |= set(saved["changed"])
+        roots, graph = find_roots(run), Graph.of_state(saved["graph"])
+        paths = {path for path in saved["changed"] if not (is_roll_back and path.startswith((MODULE, "plugins.")))}
+        restored, failed = restore(roots, graph, paths)
+        _restore_gradients(run, roots.objects[GRADIENTS])
+        if is_roll_back:
+            return restored, []
+        for path, kind in failed.items():
+            run.data.report_untracked(path, f"{kind}, not restored")
+        self.restored = snapshot(find_roots(run))
+        edited = list[str]()
+        for path in sorted(compare(graph, self.restored).paths - failed.keys()):
+            if path not in self.changed:
+                edited.append(path)
+            elif path not in self.restored.untracked:
+                was, now = describe(graph, path), describe(self.restored, path)
+                run.data.report_difference(f"{path} was {was} and is {now}")
+        self.restored.contents.clear()
+        return restored, edited
+
+    def compare(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> None:
+        """Compare plugins and settings once every plugin has its state; attributes that change later are changes."""
+        if not is_roll_back:
+            for change in compare_programs(saved, describe_program(run)):
+                run.data.report_difference(change)
+            for change in sorted(list_overridden(saved["options"], self.options, encode_options(run))):
+                run.note(change)
+                logger.warning(change)
+            self.saved = saved
+        self.baseline, self.data = _baseline(run), encode_data(run)
+        self.restored = _baseline(run)
+
+    def compare_start(self, run: Run) -> None:
+        """Compare after the resumed `EpochStart`: what its handlers do a second time shows here."""
+        saved, self.saved = self.saved, None
+        if saved is None:
+            return
+        if run.progress.batch:
+            now = learning_rates(run)
+            if now != saved["rates"]:
+                run.data.report_difference(f"{_handlers(run)}: the learning rates are {now} and were {saved['rates']}")
+            for path in sorted(compare(self.restored, snapshot(find_roots(run))).paths):
+                run.data.report_difference(f"{_handlers(run)}: {path} changed when the epoch was resumed")
+        self.restored = Graph()
+        run.when_positioned(lambda: self._compare_data(run, saved))
+
+    def _compare_data(self, run: Run, saved: Mapping[str, Any]) -> None:
+        """Compare the data objects, once the order has reached its position."""
+        follows_epoch = () if run.progress.batch else encode_data(run, only_by_epoch=True)
+        for path, was, now in differing(saved["data"], encode_data(run)):
+            if path not in follows_epoch:
+                how = "the training changed it" if path in saved["data_changed"] else "the program sets it"
+                before, value = show_both(was, now)
+                run.data.report_difference(f"{path} was {before} and is {value}: {how}")
+
+
+def _handlers(run: Run) -> str:
+    """Return which handlers of `EpochStart` are the user's, in words."""
+    owners = dict.fromkeys(subscription.owner for _, subscription in run.bus.signal(EpochStart).listeners())
+    plugins = dict(zip(run.plugins.names(), run.plugins, strict=True))
+    named = [
+        str(owner) for owner in owners if owner not in plugins or not is_ours(type(plugins[str(owner)]).__module__)
+    ]
+    return f"after EpochStart, which {', '.join(named) or 'a plugin'} handled again"
+
+
+def learning_rates(run: Run) -> list[float]:
+    """Return the learning rate of each parameter group."""
+    return [float(group["lr"]) for optimizer in run.optimizers.values() for group in optimizer.param_groups]
+
+
+def _baseline(run: Run) -> Graph:
+    graph = snapshot(find_roots(run))
+    graph.contents.clear()  # the digests are enough, and the live tensors change
+    return graph
+
+
+def find_roots(run: Run) -> Roots:
+    """Return where the walk of a run starts: modules, task, plugins of others, gradients, the user's modules."""
+    objects: dict[str, object] = dict(run.modules)
+    saved = dict(objects)
+    for kind, parts, skipped in (("", run.optimizers, _SGD), ("scheduler.", run.schedulers, _SCHEDULER)):
+        for name, part in parts.items():
+            saved[kind + name] = part
+            if (own := _own_attributes(part, skipped)) is not None:
+                objects[kind + name] = own
+    for name, plugin in zip(run.plugins.names(), run.plugins, strict=True):
+        if not is_ours(type(plugin).__module__) and affects_training(plugin):
+            objects[f"plugins.{name}"] = plugin
+        else:
+            saved[f"plugins.{name}"] = plugin
+    if not isinstance(run.task, nn.Module):
+        objects["task"] = run.task
+    objects |= {MODULE + name: Namespace(module) for name, module in user_modules().items()}
+    owned = {
+        id(parameter)
+        for optimizer in run.optimizers.values()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    gradients = {
+        f"{name}.{key}": parameter.grad
+        for name, module in run.modules.items()
+        for key, parameter in module.named_parameters()
+        if id(parameter) not in owned and parameter.grad is not None
+    }
+    objects[GRADIENTS] = Attributes(gradients)
+    named = {id(parameter) for module in run.modules.values() for parameter in module.parameters()}
+    return Roots(objects, saved, tuple(_data_objects(run)), frozenset(owned | named), run.phase == "train")
+
+
+def _own_attributes(part: Any, skipped: frozenset[str]) -> Attributes | None:
+    """Return what an optimizer or scheduler of another class than torch's has beside its `state_dict`."""
+    if type(part).__module__.startswith("torch."):
+        return None
+    kept = part.state_dict()
+    names = vars(part).keys() - skipped - kept.keys() - {"param_groups", "state", "defaults"}
+    return Attributes({name: vars(part)[name] for name in vars(part) if name in names and name[:2] != "__"})
+
+
+def _restore_gradients(run: Run, gradients: Any) -> None:
+    """Set the gradients of parameters that no optimizer owns."""
+    for name, module in run.modules.items():
+        for key, parameter in module.named_parameters():
+            gradient = vars(gradients).get(f"{name}.{key}")
+            if isinstance(gradient, Tensor):
+                parameter.grad = gradient
+
+
+def _data_objects(run: Run) -> Iterator[object]:
+    """Yield the objects whose contents may be the data set, and what they hold."""
+    left = [run.train_loader, *run.validation_loaders.values()]
+    for loader in left:
+        parts = (getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler", "loaders", "datasets"))
+        found = [part for part in parts if part is not None]
+        yield loader
+        while found:
+            part = found.pop()
+            yield part
+            held = part.values() if isinstance(part, dict) else getattr(part, "__dict__", {}).values()
+            for value in list(held)[:100]:
+                yield value
+                if isinstance(value, tuple):  # of a TensorDataset
+                    yield from value[:100]
+            inner = getattr(part, "dataset", None)
+            found += [] if inner is None else [inner]
+            found += list(getattr(part, "datasets", ()))[:100]
+
+
+_user_modules: tuple[tuple[int, str], dict[str, types.ModuleType]] = ((0, ""), {})
+
+
+def user_modules() -> dict[str, types.ModuleType]:
+    """Return the imported modules that are neither of Python, nor installed, nor heliograph's."""
+    global _user_modules
+    key = (len(sys.modules), next(reversed(sys.modules)))  # looked at again only after an import
+    if _user_modules[0] != key:
+        found = {
+            name: module
+            for name, module in list(sys.modules.items())
+            if type(module) is types.ModuleType and module.__name__ == name and _is_users_module(module)
+        }
+        _user_modules = key, found
+    return _user_modules[1]
+
+
+def _is_users_module(module: types.ModuleType) -> bool:
+    has_code = isinstance(getattr(module, "__file__", None), str) or module.__name__ == "__main__"
+    return has_code and is_users(module.__name__)
