@@ -1,7 +1,7 @@
 """Capture what objects hold as a graph of plain nodes, and compare two graphs.
 
-A slot holds a scalar, a tuple of scalars, `{"ref": 3}` for node 3, or `{"skip": "module.Type"}` for a value that is
-left alone. A node has a `kind`, the `type` of its object, a `leaf` (its own content), a `digest` of content that is not
+A slot holds a scalar, a tuple of scalars, `{"ref": 3}` for node 3, `{"skip": "module.Type"}` for a value that is left
+alone, or `{"int": "0x..."}` for an integer that `torch.load(weights_only=True)` cannot read. A node has a `kind`, the `type` of its object, a `leaf` (its own content), a `digest` of content that is not
 plain, and `slots` by key, for example `.weight`, `[0]`, `['loss']`. Two slots with the same reference are aliases.
 """
 
@@ -200,7 +200,7 @@ def attributes(value: object) -> Iterator[tuple[str, object]]:
     """Yield the attributes of an object: those of its `__dict__`, and its slots."""
     own = getattr(value, "__dict__", {})
     for name, item in list(own.items()) if isinstance(own, Mapping) else ():
-        if not (name[:2] == "__" and isinstance(value, Namespace)):
+        if not (name[:2] == "__" and (name[-2:] == "__" or isinstance(value, Namespace))):
             yield name, item
     for name in slot_names(type(value)):
         if (item := getattr(value, name, MISSING)) is not MISSING:
@@ -298,7 +298,7 @@ class _Walk:
         kind: type = type(value)
         name = family(kind)
         if name == "scalar":
-            return value if is_scalar(value) else self.give_up(value, path, f"{value.bit_length()} bits")
+            return value if is_scalar(value) else {"int": hex(value)}
         if name == "skip":
             return {"skip": type_name(value)}
         if type(value) is tuple and all(map(is_scalar, value)):
@@ -620,6 +620,8 @@ class _Comparison:
 
     def has_same_leaf(self, first: int, second: int) -> bool:
         was, now = self.before.nodes[first], self.after.nodes[second]
+        if ("digest" in was) != ("digest" in now):
+            return False
         same_digest = "digest" not in now or self.before.digest(first) == self.after.digest(second)
         return same_digest and scalar_bits(was["leaf"]) == scalar_bits(now["leaf"])
 
@@ -644,7 +646,9 @@ def describe(graph: Graph, path: str) -> str:
         if found == path:
             if not isinstance(value, dict):
                 return f"{value!r:.60}"
-            node = graph.nodes[value["ref"]] if "ref" in value else {"type": value["skip"], "kind": "", "leaf": None}
+            if "ref" not in value:
+                return str(value.get("skip", "an int"))
+            node = graph.nodes[value["ref"]]
             return str(node["leaf"]) if node["kind"] in ("number", "enum") else str(node["type"])
     return "missing"
 

@@ -92,6 +92,8 @@ class _Restore:
         force = force or path in self.paths
         if not isinstance(value, dict):
             return value if force else live
+        if "int" in value:
+            return int(value["int"], 16) if force else live
         if "skip" in value:
             if force and live is MISSING:
                 self.failed[path] = value["skip"]
@@ -311,17 +313,13 @@ class _Restore:
         content = self.graph.contents.get(number, MISSING)
         if content is MISSING:
             return live
-        saved = content.as_strided(shape, stride, offset)
-        is_alike = isinstance(live, Tensor) and [str(live.dtype), list(live.shape), list(live.stride())] == [
-            dtype,
-            shape,
-            stride,
-        ]
+        is_alike = isinstance(live, Tensor) and (str(live.dtype), list(live.shape)) == (dtype, shape)
         if is_alike and storage_of(live) not in self.shared and live.is_leaf:
-            with torch.no_grad():
-                live.copy_(saved)
-            self.restored.append(path)
-            return live
+            memory = torch.empty(0, dtype=live.dtype, device=live.device).set_(live.untyped_storage())
+            if memory.numel() == content.numel() and (list(live.stride()), live.storage_offset()) == (stride, offset):
+                memory.copy_(content)  # with all views of it
+                self.restored.append(path)
+                return live
         fresh = content.clone().as_strided(shape, stride, offset)
         return (
             nn.Parameter(fresh, needs_grad) if node["type"].endswith("Parameter") else fresh.requires_grad_(needs_grad)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...events import EpochStart, Run
 from ..data.draws.users_code import is_ours, is_users
 from .data import encode_data
-from .graph import Graph, Namespace, Roots, compare, describe, snapshot, untracked
+from .graph import Graph, Namespace, Roots, compare, describe, snapshot, untracked, user_hooks
 from .program import (
     affects_training,
     compare_programs,
@@ -32,6 +32,8 @@ MODULE: Final = "module "
 GRADIENTS: Final = "gradients"
 _SGD: Final = frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "_opt_called", "step"})
 _SCHEDULER: Final = frozenset({"optimizer", "_get_lr_called_within_step", "_is_initial", "_schedulers"})
+FUNCTIONS: Final = frozenset({"lr_lambda", "lr_lambdas"})  # a scheduler's `state_dict` holds no closures
+OPTIMIZER_HOOKS: Final = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 class Attributes:
@@ -107,7 +109,7 @@ class ObjectState:
         roots, graph = find_roots(run), Graph.of_state(saved["graph"])
         paths = {path for path in saved["changed"] if not (is_roll_back and path.startswith((MODULE, "plugins.")))}
         restored, failed = restore(roots, graph, paths)
-        _restore_gradients(run, roots.objects[GRADIENTS])
+        _write_back(run, roots)
         if is_roll_back:
             return restored, []
         for path, kind in failed.items():
@@ -187,8 +189,7 @@ def find_roots(run: Run) -> Roots:
     for kind, parts, skipped in (("", run.optimizers, _SGD), ("scheduler.", run.schedulers, _SCHEDULER)):
         for name, part in parts.items():
             saved[kind + name] = part
-            if (own := _own_attributes(part, skipped)) is not None:
-                objects[kind + name] = own
+            objects[kind + name] = _own_attributes(part, skipped)
     for name, plugin in zip(run.plugins.names(), run.plugins, strict=True):
         if not is_ours(type(plugin).__module__) and affects_training(plugin):
             objects[f"plugins.{name}"] = plugin
@@ -214,20 +215,26 @@ def find_roots(run: Run) -> Roots:
     return Roots(objects, saved, tuple(_data_objects(run)), frozenset(owned | named), run.phase == "train")
 
 
-def _own_attributes(part: Any, skipped: frozenset[str]) -> Attributes | None:
-    """Return what an optimizer or scheduler of another class than torch's has beside its `state_dict`."""
+def _own_attributes(part: Any, skipped: frozenset[str]) -> Attributes:
+    """Return what an optimizer or scheduler has beside its `state_dict`: of torch's classes only the user's functions."""
+    own: dict[str, Any] = {name: hooks for name in OPTIMIZER_HOOKS if (hooks := user_hooks(part, name))}
     if type(part).__module__.startswith("torch."):
-        return None
-    kept = part.state_dict()
-    names = vars(part).keys() - skipped - kept.keys() - {"param_groups", "state", "defaults"}
-    return Attributes({name: vars(part)[name] for name in vars(part) if name in names and name[:2] != "__"})
+        names = FUNCTIONS & vars(part).keys()
+    else:
+        names = vars(part).keys() - skipped - (part.state_dict().keys() - FUNCTIONS) - set(OPTIMIZER_HOOKS)
+    return Attributes(own | {name: item for name, item in vars(part).items() if name in names and name[:2] != "__"})
 
 
-def _restore_gradients(run: Run, gradients: Any) -> None:
-    """Set the gradients of parameters that no optimizer owns."""
+def _write_back(run: Run, roots: Roots) -> None:
+    """Set the attributes of optimizers and schedulers, and the gradients of parameters that no optimizer owns."""
+    for kind, parts in (("", run.optimizers), ("scheduler.", run.schedulers)):
+        for name, part in parts.items():
+            own = vars(roots.objects[kind + name]).items()
+            vars(part).update({key: item for key, item in own if key not in OPTIMIZER_HOOKS})
+    gradients = vars(roots.objects[GRADIENTS])
     for name, module in run.modules.items():
         for key, parameter in module.named_parameters():
-            gradient = vars(gradients).get(f"{name}.{key}")
+            gradient = gradients.get(f"{name}.{key}")
             if isinstance(gradient, Tensor):
                 parameter.grad = gradient
 

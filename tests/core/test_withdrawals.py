@@ -245,7 +245,7 @@ def test_a_resumed_run_stops_where_the_veto_of_an_earlier_stop_ends(tmp_path: Pa
     assert (killed.status, killed.progress.steps) == ("interrupted", kill_at)
     resumed = train_with_vetoes(tmp_path)
     assert resumed.resume is not None
-    assert (resumed.resume.step, resumed.resume.guarantee) == (kill_at, "exact")
+    assert (resumed.resume.step, resumed.resume.reasons) == (kill_at, ())
     assert (resumed.status, resumed.progress.steps) == ("stopped", 7)
     assert (resumed.stopped_by, resumed.reason) == ("stops_at_3", "enough")
 

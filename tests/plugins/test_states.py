@@ -206,7 +206,7 @@ def test_a_plugin_of_which_the_checkpoint_knows_nothing_keeps_what_it_has_and_th
     result = goes_back(plugin, lambda states: states.pop("summing"))
     assert plugin.sums == {"batches": 7}
     assert "plugins that keep what they have, the checkpoint has no state of them: summing" in result.notes
-    assert result.resume.guarantee == "not exact"
+    assert result.resume.reasons
 
 
 def test_a_plugin_that_does_not_take_its_empty_state_fails_the_run_by_name() -> None:

@@ -134,7 +134,7 @@ def test_beside_a_full_one_the_resume_is_exact_and_the_weights_go_on(tmp_path: P
     result, task = run("halves", 4)
 
     assert first.last_checkpoint == tmp_path / "halves" / "full" / "run_epoch_2_iter_4.pth"
-    assert (result.resume.guarantee, result.resume.epoch) == ("exact", 2)  # type: ignore[union-attr]
+    assert (result.resume.reasons, result.resume.epoch) == ((), 2)  # type: ignore[union-attr]
     assert torch.equal(task.model.weight, expected.model.weight)
     for each in (result, whole):
         assert each.last_checkpoint.parent.name == "full"  # type: ignore[union-attr]

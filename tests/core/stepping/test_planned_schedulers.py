@@ -345,7 +345,7 @@ def test_the_same_length_once_more_leaves_nothing_to_do(tmp_path: Path) -> None:
     rates, _, result = attempt(tmp_path, warmup_cosine(0.2), 2)
     assert rates == []
     assert result.resume is not None
-    assert result.resume.guarantee == "exact"
+    assert result.resume.reasons == ()
 
 
 def test_a_shorter_length_than_what_is_done_leaves_nothing_to_do_and_the_result_says_why(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def attempt(name: str, folder: Path, kill_at: int) -> None:
     assert result.resume is not None
     reported = {
         "steps": result.resume.verified_steps,
-        "difference": result.resume.difference,
+        "difference": result.resume.divergence,
         "guarantee": result.resume.guarantee,
         "reasons": result.resume.reasons,
         "text": str(result),

@@ -119,7 +119,7 @@ def test_a_change_in_one_process_is_noted_and_no_error(tmp_path: Any, size: int,
     change = f"the global batch was 1 rank x batch_size 8 x accumulation 1, and is 1 rank x {now}"
     assert f"{change}: learning rates as they were saved" in resumed.notes
     assert resumed.resume is not None
-    assert resumed.resume.guarantee == "not exact"
+    assert resumed.resume.reasons
     assert change in resumed.resume.reasons
 
 

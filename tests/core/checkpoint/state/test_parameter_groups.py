@@ -141,7 +141,7 @@ def test_it_is_resumed_from_anywhere_and_equal(optimizer: str, scheduler: str, t
         resumed = Ended(*plugins, optimizer=optimizer, scheduler=scheduler)
         resumed.check_equal(whole)
         assert resumed.result.resume is not None
-        assert resumed.result.resume.guarantee == "exact"
+        assert resumed.result.resume.reasons == ()
         note = (
             "the 'optimizer' continues with the checkpoint's 2 parameter groups of 2 and 2 parameters, the program's "
             "has 1 parameter group of 2 parameters"

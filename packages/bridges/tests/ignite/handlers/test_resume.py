@@ -49,7 +49,7 @@ def test_early_stopping_stops_at_the_same_step_after_a_kill(tmp_path: Path, kill
     again, resumed = run_with(tmp_path / "killed", stop_early)
     assert (resumed.stopped_by, resumed.progress.steps) == ("stop_early", last)
     assert again == weights
-    assert resumed.resume.guarantee == "exact"
+    assert resumed.resume.reasons == ()
 
 
 def test_a_scheduler_and_a_value_in_the_state_continue(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_handler_without_a_state_starts_fresh_and_the_resume_says_so(tmp_path:
     with pytest.raises(KilledError):
         train(kill=3)
     result = train()
-    assert result.resume.guarantee == "not exact"
+    assert result.resume.reasons
     assert any("EMAHandler.ema_model had changed and no state holds it" in each for each in result.resume.reasons)
 
 

@@ -71,7 +71,7 @@ def test_only_the_best_is_saved_in_a_resumed_run_too(tmp_path: Path) -> None:
     rest, result = best_only(tmp_path, 6, resume="auto")
     assert rest == [4, 6]  # resumed after the second step, and the third is vetoed again
     assert result.resume is not None
-    assert result.resume.guarantee == "exact"
+    assert result.resume.reasons == ()
 
 
 def test_the_story_says_who_took_what_back(tmp_path: Path) -> None:
