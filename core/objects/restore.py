@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..data.draws.generators import KINDS
 from ..data.draws.rng import set_generator_state
-from .equality import same
+from .equality import EMPTY, same
 from .graph import (
     HOOKS,
     MISSING,
@@ -92,8 +92,9 @@ class _Restore:
         force = force or path in self.paths
         if not isinstance(value, dict):
             return value if force else live
-        if "int" in value:
-            return int(value["int"], 16) if force else live
+        if "literal" in value:
+            literal = value["literal"]
+            return (EMPTY if literal == repr(EMPTY) else int(literal, 16)) if force else live
         if "skip" in value:
             if force and live is MISSING:
                 self.failed[path] = value["skip"]
@@ -284,8 +285,8 @@ class _Restore:
         content = self.graph.contents.get(number, MISSING)
         if content is MISSING:
             return live
-        flat = np.frombuffer(bytearray(content.cpu().numpy().tobytes()), dtype=leaf[0])
-        array = flat.reshape(leaf[1], order=leaf[2])
+        flat = np.frombuffer(content.cpu().numpy().tobytes(), dtype=leaf[0])
+        array = np.array(flat.reshape(leaf[1], order=leaf[2]), order=leaf[2])  # with memory of its own
         if (
             isinstance(live, np.ndarray)
             and live.shape == array.shape
