@@ -58,6 +58,7 @@ WRITERS: Final = frozenset({"_csv.writer"})  # of a file, which they hold
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PARAMETER_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+IMMUTABLE: Final = ("tuple", "number", "enum")
 _PLAIN_SIZE: Final = type("Plain", (), {}).__basicsize__
 
 
@@ -589,6 +590,7 @@ class _Comparison:
     def __init__(self, before: Graph, after: Graph, known: frozenset[str]) -> None:
         self.before, self.after, self.known, self.difference = before, after, known, Difference()
         self.pairs, self.back, self.descended = dict[int, int](), dict[int, int](), set[int]()
+        self.compared = set[tuple[int, int]]()
 
     def visit(self, path: str, old: Any, new: Any) -> None:
         is_reference = isinstance(old, dict) and isinstance(new, dict) and "ref" in old and "ref" in new
@@ -599,12 +601,16 @@ class _Comparison:
                 self.need(new)
             return
         first, second = old["ref"], new["ref"]
-        if first in self.pairs or second in self.back:
-            if self.pairs.get(first) != second:
-                self.add(path, new)
-            return
-        self.pairs[first], self.back[second] = second, first
         was, now = self.before.nodes[first], self.after.nodes[second]
+        if (first, second) in self.compared:
+            return
+        self.compared.add((first, second))
+        if first in self.pairs or second in self.back:
+            if not (was["kind"] == now["kind"] and now["kind"] in IMMUTABLE):  # whether two tuples are one is no state
+                self.add(path, new)
+                return
+        else:
+            self.pairs[first], self.back[second] = second, first
         if was["kind"] != now["kind"] or was["type"] != now["type"]:
             self.add(path, new)
             return
