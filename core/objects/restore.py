@@ -383,6 +383,8 @@ def get_slot(holder: Any, key: str) -> Any:
 
 
 def _attribute(holder: Any, name: str) -> Any:
+    if isinstance(holder, type) and name.startswith("<base "):
+        return holder.__bases__[int(name[6:-1])]
     if isinstance(holder, nn.Module):
         if name in HOOKS:
             return user_hooks(holder, name)
