@@ -17,6 +17,7 @@ import random
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -200,14 +201,17 @@ def slot_names(kind: type) -> Iterator[str]:
 
 
 def attributes(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the attributes of an object: those of its `__dict__`, and its slots."""
-    own = getattr(value, "__dict__", {})
-    for name, item in list(own.items()) if isinstance(own, Mapping) else ():
-        if not (name[:2] == "__" and (name[-2:] == "__" or isinstance(value, Namespace))):
+    """Yield the attributes of an object: those of its `__dict__`, and its slots; no code of its class runs."""
+    kind = type(value)
+    own = value.__dict__ if kind.__dictoffset__ else {}
+    for name, item in list(own.items()):
+        if not (name[:2] == "__" and (name[-2:] == "__" or kind is Namespace)):
             yield name, item
-    for name in slot_names(type(value)):
-        if (item := getattr(value, name, MISSING)) is not MISSING:
-            yield name, item
+    for name in slot_names(kind):
+        slot = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+        if isinstance(slot, types.MemberDescriptorType):
+            with suppress(AttributeError):  # not set yet
+                yield name, slot.__get__(value)
 
 
 def inner(module: nn.Module) -> nn.Module:
