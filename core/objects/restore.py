@@ -133,8 +133,8 @@ class _Restore:
             if force:
                 self.failed[path] = f"{node['type']}{leaf and ', '}{leaf}"
             return target
-        if kind in ("array view", "tensor view", "method", "partial"):
-            slots = {} if kind != "partial" else slots
+        if kind in ("array view", "tensor view"):
+            slots = {}
         elif kind == "generator" and force:
             set_generator_state(target, leaf)
             self.restored.append(path)
