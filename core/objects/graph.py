@@ -48,12 +48,12 @@ HARMLESS: Final = (
     weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
 )  # fmt: skip
 HARMLESS_MODULES: Final = frozenset({
-    "__future__", "_abc", "_frozen_importlib", "_frozen_importlib_external", "_pytest", "_queue", "_thread", "abc",
-    "argparse", "blinker", "concurrent", "contextlib", "datetime", "decimal", "enum", "fractions", "importlib",
-    "inspect", "logging", "matplotlib", "pathlib", "pytest", "re", "rich", "socket", "subprocess", "tempfile",
-    "threading", "torch._dynamo", "torch._ops", "torch.cuda", "torch.distributed", "torch.futures", "torch.jit",
-    "torch.profiler", "torch.utils.hooks", "torch.utils.tensorboard", "tqdm", "typing", "typing_extensions", "unittest",
-    "uuid", "wandb", "warnings", "zipimport",
+    "__future__", "_abc", "_ctypes", "_frozen_importlib", "_frozen_importlib_external", "_pytest", "_queue", "_struct",
+    "_thread", "abc", "argparse", "blinker", "concurrent", "contextlib", "ctypes", "datetime", "decimal", "enum",
+    "fractions", "importlib", "inspect", "logging", "matplotlib", "pathlib", "pytest", "re", "rich", "socket",
+    "subprocess", "tempfile", "threading", "torch._dynamo", "torch._ops", "torch.cuda", "torch.distributed",
+    "torch.futures", "torch.jit", "torch.profiler", "torch.utils.hooks", "torch.utils.tensorboard", "tqdm", "typing",
+    "typing_extensions", "unittest", "uuid", "wandb", "warnings", "zipimport", "zoneinfo",
 })  # fmt: skip
 WRITERS: Final = frozenset({"_csv.writer"})  # of a file, which they hold
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
