@@ -27,12 +27,13 @@ from torch import Tensor, nn
 
 from ..data.draws.generators import KINDS, is_global
 from ..data.draws.rng import generator_state
-from ..data.draws.users_code import is_ours, is_users
+from ..data.draws.users_code import is_ours, is_users, unwrapped
 from ..engines.options import COMPILED
 from .equality import EMPTY, SCALARS, digest, digest_of, is_scalar, scalar_bits
 
 Node = dict[str, Any]
 MISSING: Final[Any] = object()
+LISTENERS: Final = "listeners."  # functions that are connected to the bus: their containers that grow are logs
 MOST_BYTES: Final = 16 << 20  # of one tensor or array that is saved; a larger one is only compared
 MOST_PICKLED: Final = 1 << 20  # bytes of an object that can only be compared by its pickle
 MOST_ITEMS: Final = 1000  # of a dict whose items are compared one by one, and of a container of objects
@@ -298,6 +299,8 @@ class _Walk:
                 self.graph.roots[path] = self.instance(value, path, 0)
 
     def give_up(self, value: object, path: str, why: str = "") -> Node:
+        if why.endswith(" items") and path.startswith(LISTENERS):
+            return {"skip": "a log"}
         self.graph.untracked[path] = type_name(value) + (f", {why}" if why else "")
         return {"skip": type_name(value)}
 
@@ -422,6 +425,8 @@ class _Walk:
         return self.give_up(value, path, "not empty") if is_filled else {"skip": "cache"}
 
     def function(self, value: Any, path: str, depth: int) -> object:
+        if (wrapped := unwrapped(value)) is not value:  # as `torch.compile(function)` returns
+            return self.value(wrapped, path, depth)
         if not is_own(value):
             return {"skip": "function"}
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
@@ -614,7 +619,7 @@ class _Comparison:
             return
         first, second = old["ref"], new["ref"]
         was, now = self.before.nodes[first], self.after.nodes[second]
-        if (first, second) in self.compared:
+        if (first, second) in self.compared or (path.startswith(LISTENERS) and size(was) != size(now)):
             return
         self.compared.add((first, second))
         if first in self.pairs or second in self.back:
@@ -657,6 +662,14 @@ class _Comparison:
                 self.descended.add(value["ref"])
                 self.difference.needed.add(value["ref"])
                 left += self.after.nodes[value["ref"]]["slots"].values()
+
+
+def size(node: Node) -> int:
+    """Return how many items a container has; 0 of other objects."""
+    if node["kind"] in ("list of scalars", "dict of scalars", "set"):
+        content = node["leaf"][0]
+        return -1 if content is None else len(content)
+    return len(node["slots"]) if node["kind"] in ("list", "dict", "map") else 0
 
 
 def describe(graph: Graph, path: str) -> str:

@@ -137,7 +137,7 @@ def attempts(folder: Path, *stops: int, engine: str | None = None) -> tuple[list
 
 def test_a_resumed_run_is_saved_in_the_same_rhythm(tmp_path: Path) -> None:
     losses, steps = attempts(tmp_path / "parts", 4, 7)
-    assert steps == [[3, 4], [3, 4, 6, 7], [3, 4, 6, 7, 9, 11]]  # the lists are state of connected functions
+    assert steps == [[3, 4], [6, 7], [9, 11]]
     assert losses == attempts(tmp_path / "whole")[0]
 
 
@@ -148,5 +148,5 @@ def on_ranks(folder: Path) -> tuple[list[float], list[list[int]], list[float]]:
 @pytest.mark.whole
 def test_on_two_ranks_too(ranks: Pool, tmp_path: Path) -> None:
     for losses, steps, whole in ranks(2).run(on_ranks, tmp_path):
-        assert steps == [[2], [2, 3, 4], [2, 3, 4, 6, 9, 11]]
+        assert steps == [[2], [3, 4], [6, 9, 11]]
         assert losses == whole
