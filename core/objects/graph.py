@@ -639,8 +639,14 @@ class _Comparison:
                 self.need(new)
         elif now["kind"] in ("list", "tuple") and len(was["slots"]) != len(now["slots"]):
             self.add(path, new)
-        for key in was["slots"] | now["slots"]:
-            self.visit(path + key, was["slots"].get(key, MISSING), now["slots"].get(key, MISSING))
+        slots = was["slots"]
+        for key, value in now["slots"].items():
+            other = slots.get(key, MISSING)
+            if other is not value or type(value) is dict:  # most are the very same small numbers and texts
+                self.visit(path + key, other, value)
+        if slots.keys() != now["slots"].keys():
+            for key in slots.keys() - now["slots"].keys():
+                self.visit(path + key, slots[key], MISSING)
 
     def has_same_leaf(self, first: int, second: int) -> bool:
         was, now = self.before.nodes[first], self.after.nodes[second]

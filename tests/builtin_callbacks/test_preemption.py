@@ -90,6 +90,8 @@ class Send(Plugin):
 class Losses(Plugin):
     """Notes what was trained and validated."""
 
+    affects_training = False
+
     def __init__(self) -> None:
         self.seen: list[tuple[int, float]] = []
 
