@@ -565,6 +565,11 @@ class _Walk:
         return self.storages
 
 
+def is_reference(value: Any) -> bool:
+    """True if a slot value refers to a node."""
+    return isinstance(value, dict) and "ref" in value
+
+
 def _is_key(key: object) -> bool:
     return is_scalar(key) or (type(key) is tuple and all(map(is_scalar, key)))
 
@@ -610,8 +615,7 @@ class _Comparison:
         self.compared = set[tuple[int, int]]()
 
     def visit(self, path: str, old: Any, new: Any) -> None:
-        is_reference = isinstance(old, dict) and isinstance(new, dict) and "ref" in old and "ref" in new
-        if not is_reference:
+        if not (is_reference(old) and is_reference(new)):
             if old is MISSING or new is MISSING or scalar_bits(old) != scalar_bits(new):
                 self.add(path, new)
             elif path in self.known:
@@ -639,13 +643,15 @@ class _Comparison:
                 self.need(new)
         elif now["kind"] in ("list", "tuple") and len(was["slots"]) != len(now["slots"]):
             self.add(path, new)
-        slots = was["slots"]
-        for key, value in now["slots"].items():
+        self.visit_slots(path, was["slots"], now["slots"])
+
+    def visit_slots(self, path: str, slots: dict[str, Any], others: dict[str, Any]) -> None:
+        for key, value in others.items():
             other = slots.get(key, MISSING)
             if other is not value or type(value) is dict:  # most are the very same small numbers and texts
                 self.visit(path + key, other, value)
-        if slots.keys() != now["slots"].keys():
-            for key in slots.keys() - now["slots"].keys():
+        if slots.keys() != others.keys():
+            for key in slots.keys() - others.keys():
                 self.visit(path + key, slots[key], MISSING)
 
     def has_same_leaf(self, first: int, second: int) -> bool:
