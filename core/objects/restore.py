@@ -92,6 +92,8 @@ class _Restore:
             force: whether a container that holds it is restored.
         """
         force = force or path in self.paths
+        if live is MISSING and not force:
+            return live
         if not isinstance(value, dict):
             return value if force else live
         if "literal" in value:
