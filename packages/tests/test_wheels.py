@@ -96,7 +96,8 @@ def test_every_distribution_has_a_wheel_with_its_types_and_data(wheels: list[Pat
     assert {wheel.name.split("-")[0].replace("_", "-") for wheel in wheels} == DISTRIBUTIONS
     files = {name for wheel in wheels for name in ZipFile(wheel).namelist()}
     assert {f"heliograph_{package}/py.typed" for package in PACKAGES} <= files
-    assert {"heliograph/spi.pyi", "heliograph/plugins/hints.toml", "heliograph_recorder/__init__.pyi"} <= files
+    assert {"heliograph/plugins/hints.toml", "heliograph/plugins/packages.toml"} <= files
+    assert {"heliograph/spi.pyi", "heliograph_recorder/__init__.pyi"} <= files
     assert {"heliograph_recorder/timeline/page.html"} <= files
     assert not [name for name in files if "/tests/" in name or name.startswith(("tests/", "heliograph/packages/"))]
 
