@@ -37,10 +37,17 @@ def test_the_commands_of_the_readme_install_and_run(tmp_path: Path) -> None:
 
     # The demo, with fewer epochs: the tests of the recorder run all of it with --whole.
     assert commands(README)[-2:] == ["python -m heliograph demo", "make demo"]
-    clone = {"cwd": tmp_path / "heliograph", "env": inherited | searched}
     make = ["make", "--dry-run", "demo", "READY=", f"BIN={bin_folder}"]
-    (command,) = subprocess.run(make, **clone, capture_output=True, text=True, check=True).stdout.splitlines()
+    clone = tmp_path / "heliograph"
+    (command,) = subprocess.run(make, cwd=clone, capture_output=True, text=True, check=True).stdout.splitlines()
     assert command == f"{bin_folder}/python -m heliograph demo"
-    demo = subprocess.run([*command.split(), "--epochs", "4"], **clone, capture_output=True, text=True, check=False)
+    demo = subprocess.run(
+        [*command.split(), "--epochs", "4"],
+        cwd=clone,
+        env=inherited | searched,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert demo.returncode == 0, demo.stderr
     assert "everything equals the uninterrupted run, bit for bit" in demo.stdout
