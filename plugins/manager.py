@@ -17,8 +17,7 @@ from ..events.checks import known_names
 if TYPE_CHECKING:
     from ..events import Engine, Run
     from .discovery import Discovered
-    from .entry import PluginEntry
-    from .observer_errors import ObserverErrors
+    from .entry import ObserverErrors, PluginEntry
     from .order import HandlerOrder
     from .states import Check, States
 
@@ -53,7 +52,7 @@ class Plugins:
 
     @cached_property
     def _errors(self) -> ObserverErrors:
-        from .observer_errors import ObserverErrors
+        from .entry import ObserverErrors
 
         return ObserverErrors(self._disable_by_errors)
 
@@ -244,7 +243,7 @@ class Plugins:
 
     def descriptions(self, run: Run) -> dict[str, str]:
         """Return what each active plugin says that it will do in a run, by its name, where it says something."""
-        from .plan import descriptions
+        from .states import descriptions
 
         return descriptions(self._entries.values(), run, self._forgive_state)
 
@@ -270,7 +269,7 @@ class Plugins:
         """
         if not self._entries:
             return []
-        from .uncalled import uncalled
+        from .states import uncalled
 
         return list(uncalled(self._entries.values(), emitted, note))
 

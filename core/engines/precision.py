@@ -204,7 +204,8 @@ class LossScaling:
         window = self._open.pop(optimizer, None)
         if window is not None:
             self._closed.append(window)
-        if self._closed and not any(map(_has_gradients, self._optimizers)):
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        if self._closed and all(each.grad is None for group in groups for each in group["params"]):
             self.scaler.update()
             self._closed.clear()
 
@@ -234,7 +235,3 @@ class _Window:
     def step(self) -> None:
         self.stepped = True
         self.optimizer.step()
-
-
-def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
