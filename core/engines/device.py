@@ -16,7 +16,7 @@ from .options import PrecisionName
 if TYPE_CHECKING:
     from ...events.engine import Reduction
     from ..distributed.ranks.watch import Watch
-    from .determinism import Determinism
+    from .precision import Determinism
 
 
 class DeviceEngine:
@@ -49,7 +49,7 @@ class DeviceEngine:
         self.precision = _precision(precision)
         self.determinism: Determinism | None = None
         if deterministic or cudnn_benchmark:
-            from .determinism import Determinism
+            from .precision import Determinism
 
             self.determinism = Determinism(deterministic=deterministic, cudnn_benchmark=cudnn_benchmark)
         if device is None:
