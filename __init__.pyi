@@ -35,9 +35,9 @@ from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
 from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
 from .builtin_callbacks.standard import standard as standard
 from .builtin_callbacks.trackers.csv_log import CSVLog as CSVLog
-from .builtin_callbacks.trackers.records import Page as Page
-from .builtin_callbacks.trackers.records import Place as Place
 from .builtin_callbacks.trackers.tensorboard import TensorBoard as TensorBoard
+from .builtin_callbacks.trackers.tracker import Page as Page
+from .builtin_callbacks.trackers.tracker import Place as Place
 from .builtin_callbacks.trackers.tracker import Tracker as Tracker
 from .core.checkpoint.weights import load_weights as load_weights
 from .core.data.batch_size import find_batch_size as find_batch_size

@@ -16,8 +16,7 @@ from heliograph.core.publishing.command import indented
 from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
 from heliograph.events.checks import did_you_mean, known_names
-from heliograph.plugins.discovery import Discovered, check_options, discover, find
-from heliograph.plugins.environment import VARIABLE
+from heliograph.plugins.discovery import VARIABLE, Discovered, check_options, discover, find
 from heliograph.plugins.providers import ENTRY_POINTS, how_to_install
 
 # An entry point names a function that takes the arguments of its command and returns the exit status. The first line of

@@ -22,7 +22,7 @@ from .core.distributed.ranks.failure import error_chain as error_chain
 from .core.distributed.ranks.failure import is_broken_collective as is_broken_collective
 from .core.distributed.ranks.failure import on_main as on_main
 from .core.distributed.ranks.membership import membership as membership
-from .core.engines.parallel.processes import ProcessEngine as ProcessEngine
+from .core.engines.parallel.ddp import ProcessEngine as ProcessEngine
 from .core.host import Host as Host
 from .core.host import current_host as current_host
 from .core.host import ended_for_good as ended_for_good

@@ -7,7 +7,7 @@ from textwrap import TextWrapper
 
 from ..events.checks import printable
 from ..events.errors import count
-from ..plugins.plan import Lines
+from ..plugins.states import Lines
 from .checkpoint.state.compatibility import batch_factors, global_batch
 from .context import RunContext
 from .data.streams import Streams

@@ -263,7 +263,7 @@ class Trainer:
             ValueError: the outputs of some batches are not like those of others; a loader shuffles or drops samples;
                 without `gather`, nobody would take the outputs.
         """
-        from .prediction import predict
+        from .evaluation_run import predict
 
         make_run = partial(self._evaluation, task, data, "predict", options)
         return predict(self.bus, self.plugins, make_run, gather=gather)
@@ -285,7 +285,7 @@ class Trainer:
             name: the run's name.
             weights: as in `test`.
         """
-        from .prediction import each_batch
+        from .evaluation_run import each_batch
 
         return each_batch(partial(self._evaluation, task, data, "predict", options))
 
@@ -429,7 +429,7 @@ class Trainer:
             train: see `fit`.
             **options: see `fit`.
         """
-        from ..plugins.plan import Lines, plan
+        from ..plugins.states import Lines, plan
 
         if task is None:
             return plan(self.bus)

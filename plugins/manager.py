@@ -17,8 +17,7 @@ from ..events.checks import known_names
 if TYPE_CHECKING:
     from ..events import Engine, Run
     from .discovery import Discovered
-    from .entry import PluginEntry
-    from .observer_errors import ObserverErrors
+    from .entry import ObserverErrors, PluginEntry
     from .order import HandlerOrder
     from .states import Check, States
 
@@ -53,7 +52,7 @@ class Plugins:
 
     @cached_property
     def _errors(self) -> ObserverErrors:
-        from .observer_errors import ObserverErrors
+        from .entry import ObserverErrors
 
         return ObserverErrors(self._disable_by_errors)
 
@@ -78,8 +77,8 @@ class Plugins:
             ValueError: a name or an exclusive capability is taken, or the order has a cycle.
             RuntimeError: this trainer is in a run, and the plugin is in one of another trainer.
         """
+        from .discovery import say_switched_off, switched_off
         from .entry import make_entry
-        from .environment import say_switched_off, switched_off
 
         entry = make_entry(plugin, name)
         claims = dict.fromkeys(entry.declared("exclusive"), entry.name)
@@ -132,8 +131,7 @@ class Plugins:
             ImportError: it cannot be imported.
             TypeError: it has no such option, or needs another one.
         """
-        from .discovery import check_options, find
-        from .environment import say_switched_off
+        from .discovery import check_options, find, say_switched_off
 
         found = find(name)
         if found.switched_off:
@@ -147,7 +145,7 @@ class Plugins:
     def load_added(self) -> None:
         """Load the plugins that the environment adds, as `HELIOGRAPH_PLUGINS=+handler_times` does."""
         if os.environ.get("HELIOGRAPH_PLUGINS"):
-            from .environment import load_added
+            from .discovery import load_added
 
             load_added(self.names(), self.load)
 
@@ -160,7 +158,7 @@ class Plugins:
 
     def enable(self, *keys: Key, by: str | None = None) -> None:
         """Call the handlers of plugins again, each in its former position; `by` is who did it."""
-        from .environment import say_stays_off, switched_off
+        from .discovery import say_stays_off, switched_off
 
         for entry in self._find_all(keys):
             if switched_off(entry.name):
@@ -244,7 +242,7 @@ class Plugins:
 
     def descriptions(self, run: Run) -> dict[str, str]:
         """Return what each active plugin says that it will do in a run, by its name, where it says something."""
-        from .plan import descriptions
+        from .states import descriptions
 
         return descriptions(self._entries.values(), run, self._forgive_state)
 
@@ -270,7 +268,7 @@ class Plugins:
         """
         if not self._entries:
             return []
-        from .uncalled import uncalled
+        from .states import uncalled
 
         return list(uncalled(self._entries.values(), emitted, note))
 
@@ -332,7 +330,7 @@ class Plugins:
         """
         self.check_free()
         if os.environ.get("HELIOGRAPH_PLUGINS"):
-            from .environment import changes
+            from .discovery import changes
 
             run.note(changes({*self._entries, *self._left_out}, [each.name for each in self.available()]))
         self._engine = run.engine
@@ -449,7 +447,7 @@ class Plugins:
         if matches:
             names = ", ".join(entry.name for entry in matches)
             raise LookupError(f"Several plugins are of class {given}: choose by name, one of {names}.")
-        from .environment import not_loaded
+        from .discovery import not_loaded
 
         known = known_names(given, self._entries)
         raise LookupError(f"No plugin {given!r} is registered.{known}{not_loaded(self._left_out)}")

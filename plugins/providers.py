@@ -92,48 +92,15 @@ def how_to_install(package: str) -> str:
     return f"It is in heliograph-{package}: pip install {' '.join(paths)}"
 
 
-def _by_name(**names: str) -> dict[str, str]:
-    """Return the package of each name, given the names of each package."""
-    return {name: package for package, text in names.items() for name in text.split()}
+def _by_name(section: str) -> dict[str, str]:
+    """Return the package of each name in a section of `packages.toml`."""
+    return {name: package for package, names in PROVIDED[section].items() for name in names.split()}
 
 
-_OF_RECORDER = """
-    Difference Digests Divergence Drill NotExact PausedRun Recorder Recording Remote RemoteAnswer RemoteRun Replayed
-    StepCheck StepChecked StepDiffers Verdicts attach count_times diverge drill fork goto read replay story
-    write_timeline
-"""
-_OF_RULES = """
-    RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart RulePatience RuleSet RuleSpec
-    register_function register_metric register_operation
-"""
-NAMES = _by_name(
-    bridges="AccelerateEngine",
-    optuna="Optuna open_study",
-    ray="Attempt CreatorTrainer LocalLauncher RayLauncher RayReport RayValues Search Trial current_session ray tune "
-    "tune_results",
-    recorder=_OF_RECORDER,
-    rules=_OF_RULES,
-    testing="ResumeCheck assert_resume_exact check_plugin check_resume check_tracker",
-    trackers="MLflow OpenTelemetry Profile Trackio WandB",
-) | {
-    "HeliographCallback": "bridges.lightning",  # and `bridges.huggingface`
-    "from_huggingface": "bridges.huggingface",
-    "from_ignite": "bridges.ignite",
-    "from_lightning": "bridges.lightning",
-}
-COMMANDS = _by_name(
-    cli="fit predict test validate",
-    recorder="ask demo diverge explain fork goto replay timeline watch",
-    rules="rules",
-    testing="chaos new-plugin verify-resume",
+PROVIDED: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    Path(__file__).with_name("packages.toml").read_text(encoding="utf-8")
 )
-PLUGINS = _by_name(
-    optuna="optuna",
-    ray="ray_report",
-    recorder="recorder remote step_check verdicts",
-    rules="rule_controller",
-    trackers="mlflow open_telemetry profile trackio wandb",
-)
+NAMES, COMMANDS, PLUGINS = map(_by_name, ("names", "commands", "plugins"))
 NEEDS = {"rules": ("recorder",), "testing": ("recorder",)}
 ENTRY_POINTS = {
     "heliograph.commands": COMMANDS,

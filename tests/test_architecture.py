@@ -142,7 +142,7 @@ def test_a_verb_of_the_control_is_named_where_it_is_declared_described_and_used(
         "heliograph.events.control",
         "heliograph.core.evaluation",
         "heliograph.core.host",
-        "heliograph.core.prediction",
+        "heliograph.core.evaluation_run",
         "heliograph.builtin_callbacks.preemption",
     }
 

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from ...core.system.numbered_files import file_path, find_numbered, is_text, make_numbered, name_other
 from ...events import Run
-from .records import AXES, Page, Place
-from .tracker import Tracker
+from .tracker import AXES, Page, Place, Tracker
 
 HEAD: Final = (*AXES, "training")
 NEVER: Final = (-1, -1)

@@ -15,8 +15,7 @@ from typing import Any
 from ...core.checkpoint.storage import clean
 from ...core.system.extras import require
 from ...events import Event, Run
-from .records import Page, Place
-from .tracker import Tracker
+from .tracker import Page, Place, Tracker
 
 _NUMBERS = count()  # files that are made in the same second
 _REVERSED, _MASK, _ALL = 0x82F63B78, 0xA282EAD8, 0xFFFFFFFF  # the polynomial of CRC-32C; what TFRecord files add

@@ -16,7 +16,7 @@ from .options import PrecisionName
 if TYPE_CHECKING:
     from ...events.engine import Reduction
     from ..distributed.ranks.watch import Watch
-    from .determinism import Determinism
+    from .precision import Determinism
 
 
 class DeviceEngine:
@@ -49,10 +49,12 @@ class DeviceEngine:
         self.precision = _precision(precision)
         self.determinism: Determinism | None = None
         if deterministic or cudnn_benchmark:
-            from .determinism import Determinism
+            from .precision import Determinism
 
             self.determinism = Determinism(deterministic=deterministic, cudnn_benchmark=cudnn_benchmark)
-        self.device = check_device(default_device() if device is None else device)
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        self.device = check_device(device)
         if self.determinism is not None:
             self.determinism.prepare(self.device)
         self.precision.check(self.device)
@@ -247,13 +249,6 @@ def _clip_gradients(parameters: list[Tensor], norm: float | None, norm_type: flo
     if norm is not None:
         return clip_grad_norm_(parameters, norm, norm_type)
     return get_total_norm([each.grad for each in parameters if each.grad is not None], norm_type)
-
-
-def default_device() -> str:
-    """Return a GPU where there is one: `cuda`, else `mps`; else `cpu`."""
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def parse_device(device: str | torch.device) -> torch.device:

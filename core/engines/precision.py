@@ -1,7 +1,8 @@
-"""How precisely a run computes: full, TensorFloat-32, or autocast to sixteen bits."""
+"""How precisely a run computes: full, TensorFloat-32, or autocast to sixteen bits; and whether it is deterministic."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
@@ -14,6 +15,82 @@ from torch.optim import Optimizer
 from ...events.checks import known_names
 from .full_precision import FullPrecision
 from .options import PrecisionName
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+REPRODUCIBLE = (":4096:8", ":16:8")
+
+
+class Determinism:
+    """Settings of torch that hold during a run.
+
+    Args:
+        deterministic: use deterministic algorithms only; an operation that has none raises.
+        cudnn_benchmark: let cuDNN time its algorithms and take the fastest for each shape; not in a validation or test,
+            whose shapes differ.
+
+    Raises:
+        ValueError: both are asked for, which contradict each other.
+    """
+
+    def __init__(self, *, deterministic: bool = False, cudnn_benchmark: bool = False) -> None:
+        if deterministic and cudnn_benchmark:
+            raise ValueError(
+                "deterministic=True and cudnn_benchmark=True contradict each other: which algorithm is the fastest "
+                "differs from run to run. Give one of them."
+            )
+        self.deterministic, self.cudnn_benchmark = deterministic, cudnn_benchmark
+
+    def prepare(self, device: torch.device) -> None:
+        """Set what cuBLAS needs in order to be deterministic; it reads that once per process, so this stays set.
+
+        Raises:
+            ValueError: it is set to something else, or it is too late.
+        """
+        if not self.deterministic or device.type != "cuda":
+            return
+        value, how = os.environ.get(WORKSPACE), f"Set {WORKSPACE}={REPRODUCIBLE[0]} in the environment"
+        if value is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no annotation here
+            raise ValueError(
+                f"deterministic=True comes too late for cuBLAS: the GPU is in use already. {how}, or make the Trainer "
+                f"before anything uses the GPU."
+            )
+        if value not in (None, *REPRODUCIBLE):
+            raise ValueError(
+                f"deterministic=True does not work with {WORKSPACE}={value!r}, which is set: cuBLAS is deterministic "
+                f"with {' or '.join(REPRODUCIBLE)}. {how}, or leave it unset."
+            )
+        os.environ[WORKSPACE] = value or REPRODUCIBLE[0]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Set them within this context, and restore the former ones; may be entered within itself."""
+        if not self.deterministic and not self.cudnn_benchmark:
+            yield
+            return
+        cudnn = torch.backends.cudnn
+        before = (cudnn.deterministic, cudnn.benchmark)
+        strict = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+        try:
+            cudnn.benchmark = self.cudnn_benchmark
+            if self.deterministic:
+                cudnn.deterministic = True
+                torch.use_deterministic_algorithms(True)
+            yield
+        finally:
+            cudnn.deterministic, cudnn.benchmark = before
+            if self.deterministic:
+                torch.use_deterministic_algorithms(strict[0], warn_only=strict[1])
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Spare an evaluation the timing of algorithms."""
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = before and not self.cudnn_benchmark
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -204,7 +281,8 @@ class LossScaling:
         window = self._open.pop(optimizer, None)
         if window is not None:
             self._closed.append(window)
-        if self._closed and not any(map(_has_gradients, self._optimizers)):
+        groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
+        if self._closed and all(each.grad is None for group in groups for each in group["params"]):
             self.scaler.update()
             self._closed.clear()
 
@@ -234,7 +312,3 @@ class _Window:
     def step(self) -> None:
         self.stepped = True
         self.optimizer.step()
-
-
-def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])

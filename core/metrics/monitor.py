@@ -112,7 +112,7 @@ class Monitor:
         """At the end of a validation: raise ValueError where it has computed the metric, which is not a number."""
         name = self.name.removeprefix("validation/")
         if not run.is_replay and name in run.collected:
-            from .objects import describe_other
+            from .means import describe_other
 
             raise ValueError(f"{self.name!r} cannot be monitored: {describe_other(name, run.collected[name])}.")
 

@@ -184,11 +184,6 @@ def _plain(kind: Structure, leaf: Any) -> Any:
     return leaf
 
 
-def batch_numbers(file: PartFile, ranks: int) -> Iterator[int]:
-    """Yield the numbers of the batches in a file."""
-    yield from range(file.first, file.first + file.batches * ranks, ranks)
-
-
 class Index:
     """What a folder of predictions holds; making one checks that all of it is there.
 
@@ -228,9 +223,9 @@ class Index:
         """Yield the outputs of each batch of a set; of each rank, one file is open at a time."""
         files = self._of(dataset)
         place = sorted(
-            (number, index, position)
+            (file.first + position * self._ranks, index, position)
             for index, file in enumerate(files)
-            for position, number in enumerate(batch_numbers(file, self._ranks))
+            for position in range(file.batches)
         )
         opened: dict[int, Any] = {}
         for _, index, position in place:

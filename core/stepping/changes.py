@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ...events import Request, Run
 from ...events.checks import known_names
 from ...events.control import LOADED
-from ...plugins.environment import switched_off
+from ...plugins.discovery import switched_off
 from ..checkpoint.state.rates import scale_optimizer, scale_scheduler, set_rate
 from ..engines.options import modules_of
 from .optimizers import held_parameters

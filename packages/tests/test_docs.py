@@ -17,7 +17,7 @@ from types import ModuleType
 import heliograph
 import pytest
 from heliograph.__main__ import main
-from heliograph.plugins.environment import VARIABLE
+from heliograph.plugins.discovery import VARIABLE
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "packages").glob("*/README.md"))]

@@ -39,7 +39,7 @@ PRIVATE = """
     core.data.sources.contract.Sourced core.data.sources.stateless.Reading core.data.sources.stateless.Stateless
     core.data.training_data.TrainingData core.distributed.launch.exceptions.Carried
     core.distributed.launch.exceptions.ProcessFailure core.distributed.launch.launcher.KeptRanks
-    core.distributed.launch.processes.environment core.distributed.launch.queue.child_queue
+    core.distributed.launch.launcher.environment core.distributed.launch.queue.child_queue
     core.distributed.ranks.shared_control.SharedControl core.engines.options.EngineOptions
     core.engines.weights.check_fits core.engines.weights.load_module core.loop.publish core.metrics.means.Means
     core.metrics.window_losses.Fetched core.rehearsal.objects.KeptObjects core.run_end.close_run

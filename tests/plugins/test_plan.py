@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from heliograph import Plugin, Trainer, on
 from heliograph.events import BatchEnd, Bus, EpochEnd, Event, Lane, Run
-from heliograph.plugins.plan import plan
+from heliograph.plugins.states import plan
 
 
 class Custom(Event):

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from ....events import Engine
 from ...data.draws.equality import same
-from ...metrics.means import Means, Totals, added, check_scalar
-from ...metrics.objects import Computed, Measured, compute_values, fresh_copy
+from ...metrics.means import Computed, Means, Measured, Totals, added, check_scalar, compute_values, fresh_copy
 
 
 class SharedMeans(Means):

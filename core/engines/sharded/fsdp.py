@@ -17,22 +17,27 @@ from torch.utils.hooks import RemovableHandle
 
 from ...distributed.ranks.exchange import broadcast_tensors
 from ..options import PrecisionName
-from ..parallel.processes import Backend, ProcessEngine
+from ..parallel.ddp import Backend, ProcessEngine
 from ..precision import DTYPES
 from ..weights import load_module, state_of
-from .modules import Sharding, check_trained, check_wrap, forget_forwards, roots, whole
 from .states import (
     Modules,
     Optimizers,
     Read,
+    Sharding,
     States,
+    check_trained,
+    check_wrap,
+    forget_forwards,
     gather_state,
     join_states,
     load_modules,
     load_optimizers,
     point,
     room,
+    roots,
     split,
+    whole,
 )
 
 if TYPE_CHECKING:

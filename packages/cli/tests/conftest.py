@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from heliograph.__main__ import main
-from heliograph.plugins.environment import VARIABLE
+from heliograph.plugins.discovery import VARIABLE
 from heliograph_cli import command
 from heliograph_cli.parser import make_parser
 

@@ -320,7 +320,7 @@ def test_two_ranks_train_as_two_processes(fit: Command, capfd: pytest.CaptureFix
     assert fit("--ranks=2", "--epochs=1") == 0
     assert "samples 12" in capfd.readouterr().out
     assert "ranks" not in yaml.safe_load((folder / "runs/run.config.yaml").read_text())
-    assert fit("--ranks=2", "--trainer.plugins+=early_stopping", "--trainer.plugins.patience=0") == 2
+    assert fit("--ranks=1", "--trainer.plugins+=early_stopping", "--trainer.plugins.patience=0") == 2
     assert "patience must be a whole number" in capfd.readouterr().err
 
 

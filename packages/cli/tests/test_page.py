@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from heliograph.__main__ import main
 from heliograph.packages.tests.examples.running import EXAMPLES
-from heliograph.plugins.environment import VARIABLE
+from heliograph.plugins.discovery import VARIABLE
 
 PAGE = (EXAMPLES.parent / "configuration.md").read_text(encoding="utf-8")
 EXAMPLE = EXAMPLES / "configuration"

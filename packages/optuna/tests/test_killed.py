@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from heliograph.tests.sampling import chosen
 
 
 def points(seed: int, count: int) -> list[str]:
@@ -26,9 +27,9 @@ KILLS = {
 
 
 @pytest.fixture(scope="module")
-def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stories")
-    reported = [f"{kind}:{kind}:{','.join(kills)}" for kind, kills in KILLS.items()]
+    reported = [f"{kind}:{kind}:{','.join(KILLS[kind])}" for kind in chosen(request, "name")]
     line = [
         sys.executable,
         "-W",
@@ -62,6 +63,7 @@ def test_all_trials_are_those_of_the_uninterrupted_study(stories: Path, name: st
         assert killed == plain
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", KILLS)
 def test_a_trial_that_was_running_continues_from_its_own_checkpoint(stories: Path, name: str) -> None:
     lines = (stories / name / "witness").read_text().splitlines()

@@ -166,10 +166,10 @@ def _one(scenario: Scenario, index: int) -> list[Any]:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(6))
 def test_a_replay_makes_the_requests_of_the_run(part: int) -> None:
     @seed(part)
-    @settings(max_examples=50, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(scenario=scenarios())
     def requests_the_same(scenario: Scenario) -> None:
         check(scenario)
@@ -177,7 +177,13 @@ def test_a_replay_makes_the_requests_of_the_run(part: int) -> None:
     requests_the_same()
 
 
-@settings(max_examples=60, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=min(60, settings().max_examples),  # 25 without --whole
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(scenario=scenarios())
 def test_a_replay_emits_the_events_of_the_run(scenario: Scenario) -> None:
     events = [each.event for each in scenario.ends] + [each.event for each in scenario.actions]

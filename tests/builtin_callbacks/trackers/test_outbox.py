@@ -8,8 +8,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from heliograph.builtin_callbacks.trackers.outbox import BATCH, Outbox
-from heliograph.builtin_callbacks.trackers.records import Record
+from heliograph.builtin_callbacks.trackers.tracker import BATCH, Outbox, Record
 
 
 class Page:

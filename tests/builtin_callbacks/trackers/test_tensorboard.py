@@ -37,8 +37,8 @@ from heliograph import (
     TrainStart,
     ValidationSchedule,
 )
-from heliograph.builtin_callbacks.trackers.records import SAVED, Place, Record
 from heliograph.builtin_callbacks.trackers.tensorboard import EventFile
+from heliograph.builtin_callbacks.trackers.tracker import SAVED, Place, Record
 from heliograph.tests import kit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from torch.optim.lr_scheduler import StepLR

@@ -29,7 +29,7 @@ from heliograph import (
     accuracy,
     on,
 )
-from heliograph.core.metrics.objects import fresh_copy
+from heliograph.core.metrics.means import fresh_copy
 from heliograph.tests import kit
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn

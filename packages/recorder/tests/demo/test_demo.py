@@ -1,6 +1,6 @@
 """The demo: it is killed, resumes, ends equal, and removes only its own files.
 
-`make test` runs it once, as the README says (packages/tests/test_readme.py).
+`make test` runs a short one, as the README says (packages/tests/test_readme.py).
 """
 
 from __future__ import annotations

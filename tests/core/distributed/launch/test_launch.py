@@ -18,6 +18,7 @@ import torch
 from heliograph import RankFailed, TrainingError, launch
 from heliograph.core.distributed.launch import child_queue
 from heliograph.tests.core.distributed.launch import jobs
+from heliograph.tests.ranks_pool import Pool
 
 HANG = 60  # seconds after which a script of a test is taken to hang
 
@@ -67,13 +68,17 @@ def test_each_ranks_value_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert values.messages == []
 
 
-def test_all_ranks_are_started_again_after_one_has_died(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    alone, killed = tmp_path / "alone", tmp_path / "killed"
-    expected = launch(jobs.train_and_die, str(alone), 0, nprocs=2)
-    values = launch(jobs.train_and_die, str(killed), 1, nprocs=2, max_failures=-1)
+@pytest.fixture(scope="module")
+def uninterrupted(ranks: Pool, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return ranks(2).run(jobs.train_and_die, str(tmp_path_factory.mktemp("uninterrupted")), 0)
 
-    assert values == expected == [(8, values[0][1])] * 2
-    assert expected.failures == ()
+
+def test_all_ranks_are_started_again_after_one_has_died(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, uninterrupted: Any
+) -> None:
+    values = launch(jobs.train_and_die, str(tmp_path), 1, nprocs=2, max_failures=-1)
+
+    assert values == uninterrupted == [(8, values[0][1])] * 2
     assert [(each.rank, each.kind) for each in values.failures] == [(1, "died")]
     assert [record.args for record in caplog.records if "started again" in record.msg] == [(values.failures[0], 2)]
 
@@ -109,7 +114,9 @@ def test_there_are_as_many_ranks_as_gpus(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_ranks_train_together() -> None:
-    assert launch(jobs.train_together, nprocs=2) == [1.5, 1.5]
+    values = launch(jobs.train_together, nprocs=2)
+    assert values == [1.5, 1.5]
+    assert values.failures == ()
 
 
 def test_large_values_do_not_block() -> None:

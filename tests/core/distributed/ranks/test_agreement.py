@@ -11,7 +11,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.distributed.ranks.board import Board
+from heliograph.core.distributed.ranks.group import Board
 from heliograph.tests.kit import random_batches
 from heliograph.tests.ranks_pool import Pool, Way, travelling
 from hypothesis import HealthCheck, given, settings

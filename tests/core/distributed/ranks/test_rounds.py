@@ -12,10 +12,9 @@ from stat import S_IMODE
 import pytest
 import torch
 from heliograph import DDPEngine
-from heliograph.core.distributed.ranks import board as boards
-from heliograph.core.distributed.ranks.board import HEAD, SLOTS, TOKEN, Board
+from heliograph.core.distributed.ranks import group as boards
 from heliograph.core.distributed.ranks.failure import is_broken_collective, is_late
-from heliograph.core.distributed.ranks.group import GlooRounds, Group
+from heliograph.core.distributed.ranks.group import HEAD, SLOTS, TOKEN, Board, GlooRounds, Group
 from heliograph.core.distributed.ranks.membership import membership
 from heliograph.tests.ranks_pool import Pool, Way, travelling
 from torch.distributed import DistError
