@@ -112,9 +112,9 @@ class ObjectState:
         _write_back(run, roots)
         if is_roll_back:
             return restored, []
-        for path, kind in failed.items():
-            run.data.report_untracked(path, f"{kind}, not restored")
         self.restored = snapshot(find_roots(run))
+        for path, kind in (untracked(self.restored, self.changed) | failed).items():
+            run.data.report_untracked(path, f"{kind}, not restored" if path in failed else kind)
         edited = list[str]()
         for path in sorted(compare(graph, self.restored).paths - failed.keys()):
             if path not in self.changed:
@@ -140,8 +140,7 @@ class ObjectState:
     def compare_start(self, run: Run) -> None:
         """Compare after the resumed `EpochStart`: what its handlers do a second time shows here."""
         saved, self.saved = self.saved, None
-        if saved is None:
-            return
+        assert saved is not None
         if run.progress.batch:
             now = learning_rates(run)
             if now != saved["rates"]:
