@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+EMPTY: Final = b""  # one object, which `torch.load(weights_only=True)` cannot read
 MOST_BITS: Final = 2000  # of an integer that `torch.load(weights_only=True)` reads
 
 
 def is_scalar(value: object) -> bool:
-    """True for a plain number, text or None that a checkpoint can hold."""
-    return type(value) in SCALARS and not (type(value) is int and value.bit_length() > MOST_BITS)
+    """True for a plain number, text, bytes or None that a checkpoint can hold."""
+    kind = type(value)
+    return kind in SCALARS and not (kind is int and value.bit_length() > MOST_BITS) and value is not EMPTY  # type: ignore[attr-defined]
 
 
 def same(first: object, second: object) -> bool:
@@ -55,9 +57,9 @@ def tensor_bytes(value: Tensor) -> memoryview:
     return dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def digest(content: bytes | memoryview) -> bytes:
+def digest(content: bytes | memoryview) -> str:
     """Return a digest of bytes that identifies them."""
-    return sha256(content).digest()[:16]
+    return sha256(content).hexdigest()[:32]
 
 
 def _same_tensors(first: Tensor, second: Tensor) -> bool:
@@ -65,7 +67,7 @@ def _same_tensors(first: Tensor, second: Tensor) -> bool:
     return is_alike and bool(tensor_bytes(first) == tensor_bytes(second))
 
 
-def digest_of(value: Any) -> bytes:
+def digest_of(value: Any) -> str:
     """Return a digest of a tensor, an array or nested scalars."""
     if isinstance(value, Tensor):
         return digest(tensor_bytes(value))

@@ -1,8 +1,9 @@
 """Capture what objects hold as a graph of plain nodes, and compare two graphs.
 
 A slot holds a scalar, a tuple of scalars, `{"ref": 3}` for node 3, `{"skip": "module.Type"}` for a value that is left
-alone, or `{"int": "0x..."}` for an integer that `torch.load(weights_only=True)` cannot read. A node has a `kind`, the `type` of its object, a `leaf` (its own content), a `digest` of content that is not
-plain, and `slots` by key, for example `.weight`, `[0]`, `['loss']`. Two slots with the same reference are aliases.
+alone, or `{"literal": "0x..."}` for a scalar that `torch.load(weights_only=True)` cannot read. A node has a `kind`, the
+`type` of its object, a `leaf` (its own content), a `digest` of content that is not plain, and `slots` by key, for
+example `.weight`, `[0]`, `['loss']`. Two slots with the same reference are aliases.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..data.draws.generators import KINDS, is_global
 from ..data.draws.rng import generator_state
 from ..data.draws.users_code import is_ours, is_users
 from ..engines.options import COMPILED
-from .equality import SCALARS, digest, digest_of, is_scalar, scalar_bits
+from .equality import EMPTY, SCALARS, digest, digest_of, is_scalar, scalar_bits
 
 Node = dict[str, Any]
 MISSING: Final[Any] = object()
@@ -57,6 +58,7 @@ WRITERS: Final = frozenset({"_csv.writer"})  # of a file, which they hold
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PARAMETER_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+IMMUTABLE: Final = ("tuple", "number", "enum")
 _PLAIN_SIZE: Final = type("Plain", (), {}).__basicsize__
 
 
@@ -95,9 +97,9 @@ class Graph:
     untracked: dict[str, str] = field(default_factory=dict)
     contents: dict[int, Any] = field(default_factory=dict)
 
-    def digest(self, number: int) -> bytes:
+    def digest(self, number: int) -> str:
         """Return the digest of a node's content, which the walk leaves out at paths that are known to have changed."""
-        return self.nodes[number]["digest"] or digest_of(self.contents[number])
+        return str(self.nodes[number]["digest"]) or digest_of(self.contents[number])
 
     def state_dict(self, needed: Iterable[int]) -> dict[str, Any]:
         """Return the graph as plain data, with the content of the nodes that a resume restores."""
@@ -298,7 +300,7 @@ class _Walk:
         kind: type = type(value)
         name = family(kind)
         if name == "scalar":
-            return value if is_scalar(value) else {"int": hex(value)}
+            return value if is_scalar(value) else {"literal": f"{value!r}" if value is EMPTY else hex(value)}
         if name == "skip":
             return {"skip": type_name(value)}
         if type(value) is tuple and all(map(is_scalar, value)):
@@ -335,7 +337,7 @@ class _Walk:
         """Note the content that a node's digest is of."""
         number = node["ref"]
         self.graph.contents[number] = content
-        self.graph.nodes[number]["digest"] = b"" if path in self.known else digest_of(content)
+        self.graph.nodes[number]["digest"] = "" if path in self.known else digest_of(content)
         return node
 
     def scalars(self, value: Any, path: str, kind: str, content: Any, size: object = None) -> Node:
@@ -588,6 +590,7 @@ class _Comparison:
     def __init__(self, before: Graph, after: Graph, known: frozenset[str]) -> None:
         self.before, self.after, self.known, self.difference = before, after, known, Difference()
         self.pairs, self.back, self.descended = dict[int, int](), dict[int, int](), set[int]()
+        self.compared = set[tuple[int, int]]()
 
     def visit(self, path: str, old: Any, new: Any) -> None:
         is_reference = isinstance(old, dict) and isinstance(new, dict) and "ref" in old and "ref" in new
@@ -598,12 +601,16 @@ class _Comparison:
                 self.need(new)
             return
         first, second = old["ref"], new["ref"]
-        if first in self.pairs or second in self.back:
-            if self.pairs.get(first) != second:
-                self.add(path, new)
-            return
-        self.pairs[first], self.back[second] = second, first
         was, now = self.before.nodes[first], self.after.nodes[second]
+        if (first, second) in self.compared:
+            return
+        self.compared.add((first, second))
+        if first in self.pairs or second in self.back:
+            if not (was["kind"] == now["kind"] and now["kind"] in IMMUTABLE):  # whether two tuples are one is no state
+                self.add(path, new)
+                return
+        else:
+            self.pairs[first], self.back[second] = second, first
         if was["kind"] != now["kind"] or was["type"] != now["type"]:
             self.add(path, new)
             return
@@ -647,7 +654,7 @@ def describe(graph: Graph, path: str) -> str:
             if not isinstance(value, dict):
                 return f"{value!r:.60}"
             if "ref" not in value:
-                return str(value.get("skip", "an int"))
+                return str(value.get("skip") or value["literal"])
             node = graph.nodes[value["ref"]]
             return str(node["leaf"]) if node["kind"] in ("number", "enum") else str(node["type"])
     return "missing"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..data.draws.generators import KINDS
 from ..data.draws.rng import set_generator_state
-from .equality import same
+from .equality import EMPTY, same
 from .graph import (
     HOOKS,
     MISSING,
@@ -24,13 +24,13 @@ from .graph import (
     Graph,
     Node,
     Roots,
-    attributes,
     cell_content,
     inner,
     named_tensors,
     storage_of,
     type_name,
     user_hooks,
+    walk,
 )
 
 REBUILT: Final = ("tuple", "array", "array view", "tensor", "tensor view", "enum", "number")
@@ -67,6 +67,7 @@ class _Restore:
         self.failed: dict[str, str] = {}
         self.known = {w: t for path, value in roots.saved.items() for w, t in named_tensors(path, value)}
         self.shared = {storage_of(tensor) for tensor in self.known.values()}
+        self.removed = self.find_removed()
 
     def bind(self, value: Any, live: Any, path: str) -> None:
         """Pair the nodes of unchanged slots with the live objects, so that aliases to them find these."""
@@ -92,8 +93,9 @@ class _Restore:
         force = force or path in self.paths
         if not isinstance(value, dict):
             return value if force else live
-        if "int" in value:
-            return int(value["int"], 16) if force else live
+        if "literal" in value:
+            literal = value["literal"]
+            return (EMPTY if literal == repr(EMPTY) else int(literal, 16)) if force else live
         if "skip" in value:
             if force and live is MISSING:
                 self.failed[path] = value["skip"]
@@ -101,7 +103,7 @@ class _Restore:
         number = value["ref"]
         node = self.nodes[number]
         if number in self.filled:
-            return self.made[number] if force else live
+            return self.made.get(number, live) if force else live
         live_module = live
         live = inner(live) if isinstance(live, nn.Module) else live
         target = self.made.get(number, MISSING)
@@ -148,8 +150,10 @@ class _Restore:
         elif kind in ("list", "dict") and force:  # the container itself changed: its items in their order
             slots = self.fill_items(node, target, path)
         self.fill_each(slots, target, path, force=force)
-        if kind in ("object", "module"):
-            self.remove(node, target, path)
+        for name in self.removed.get(number, ()):
+            if name in vars(target) if hasattr(target, "__dict__") else hasattr(target, name):
+                delattr(target, name)
+                self.restored.append(f"{path}.{name}")
         return target
 
     def content(self, number: int) -> Any:
@@ -213,13 +217,18 @@ class _Restore:
             elif path + key not in self.restored:
                 self.restored.append(path + key)
 
-    def remove(self, node: Node, target: Any, path: str) -> None:
-        """Remove the attributes that the training had removed."""
-        names = [name for name, _ in attributes(target) if f".{name}" not in node["slots"]]
-        for name in names:
-            if f"{path}.{name}" in self.paths and not (node["kind"] == "module" and name in MODULE_ATTRIBUTES):
-                delattr(target, name)
-                self.restored.append(f"{path}.{name}")
+    def find_removed(self) -> dict[int, list[str]]:
+        """Return the attributes that the training has removed, by node."""
+        removed: dict[int, list[str]] = {}
+        slots = walk(self.graph)
+        references = {path: value["ref"] for path, value in slots if isinstance(value, dict) and "ref" in value}
+        for path in self.paths:
+            owner, _, name = path.rpartition(".")
+            node = self.nodes[references[owner]] if owner in references else {"kind": ""}
+            is_gone = node["kind"] in ("object", "module") and f".{name}" not in node["slots"]
+            if is_gone and name not in MODULE_ATTRIBUTES:
+                removed.setdefault(references[owner], []).append(name)
+        return removed
 
     def build(self, number: int, live: Any, path: str, *, force: bool) -> Any:
         """Return a new object for a node, or the live one if it may stay; MISSING if there can be none."""
@@ -284,8 +293,8 @@ class _Restore:
         content = self.graph.contents.get(number, MISSING)
         if content is MISSING:
             return live
-        flat = np.frombuffer(bytearray(content.cpu().numpy().tobytes()), dtype=leaf[0])
-        array = flat.reshape(leaf[1], order=leaf[2])
+        flat = np.frombuffer(content.cpu().numpy().tobytes(), dtype=leaf[0])
+        array = np.array(flat.reshape(leaf[1], order=leaf[2]), order=leaf[2])  # with memory of its own
         if (
             isinstance(live, np.ndarray)
             and live.shape == array.shape

@@ -215,7 +215,7 @@ def find_roots(run: Run) -> Roots:
 
 
 def _own_attributes(part: Any, skipped: frozenset[str]) -> Attributes:
-    """Return what an optimizer or scheduler has beside its `state_dict`: of torch's classes only the user's functions."""
+    """Return what an optimizer or scheduler has beside its `state_dict`; of torch's classes the user's functions."""
     own: dict[str, Any] = {name: hooks for name in OPTIMIZER_HOOKS if (hooks := user_hooks(part, name))}
     if type(part).__module__.startswith("torch."):
         names = FUNCTIONS & vars(part).keys()

@@ -74,6 +74,7 @@ DEPTH = 100
 FEW = 1_000_000  # items, which may be shared any number of times
 TIMES = 100  # the most often that more items may be shared, on average
 LONGEST = 80  # characters of a value in an error message
+EMPTY = b""  # one object, which `torch.load(weights_only=True)` cannot read; saved as text with its type
 
 
 def check_plain(value: Any, path: str) -> None:
@@ -83,7 +84,7 @@ def check_plain(value: Any, path: str) -> None:
 
 
 def as_plain(value: Any, path: str) -> tuple[Any, Any]:
-    """Return a state as plain types and tensors, and the types of its NumPy and complex numbers, for `with_numbers`.
+    """Return a state as plain types and tensors, and the types of NumPy and complex numbers and empty bytes in it.
 
     Raises:
         TypeError: it holds something else that `torch.load(weights_only=True)` refuses.
@@ -107,6 +108,8 @@ def _split_numbers(value: Any) -> tuple[Any, Any]:
             return value, None
         items = {key: item for key, (item, _) in split.items()}
         return kind(items if kind in MAPPINGS else items.values()), types
+    if value is EMPTY:
+        return "", "bytes"
     number = _number(value)
     if number is value and kind is not complex:
         return value, None
@@ -141,6 +144,8 @@ def with_numbers(value: Any, types: Any) -> Any:
             value.update(items)
             return value
         return type(value)(items.get(index, item) for index, item in enumerate(value))
+    if types == "bytes":
+        return EMPTY
     number = complex(*value) if isinstance(value, list) else value
     if types == "complex":
         return number
@@ -160,14 +165,14 @@ def _is_small_and_plain(value: Any) -> bool:
                 keys += each
                 items += each.values()
             elif type(each) in SEQUENCES:
-                items += [item for item in each if type(item) not in PLAIN]
+                items += [item for item in each if type(item) not in PLAIN or item is EMPTY]
             elif not isinstance(each, Tensor):
                 return False
             if len(items) > FEW:
                 return False
-        if not PLAIN.issuperset(map(type, keys)):
+        if not PLAIN.issuperset(map(type, keys)) or EMPTY in keys:
             return False
-        level = [item for item in items if type(item) not in PLAIN]
+        level = [item for item in items if type(item) not in PLAIN or item is EMPTY]
         met += len(level)
         if not level or met > FEW:
             return not level
@@ -196,7 +201,7 @@ class _TreeCheck:
 
     def _count(self, value: Any, path: str, depth: int) -> int:
         if type(value) not in CONTAINERS:
-            if self._only_plain and type(value) not in PLAIN and not isinstance(value, Tensor):
+            if self._only_plain and (type(value) not in PLAIN or value is EMPTY) and not isinstance(value, Tensor):
                 name = with_article(f"{type(value).__module__}.{type(value).__name__}")
                 raise TypeError(
                     f"{path} is {name}: a checkpoint holds plain types and tensors only, so that it loads "
@@ -224,7 +229,7 @@ def has_plain_items(value: Any) -> bool:
     """Return whether a container holds no tensors and no containers; lists of a thousand numbers are common."""
     if type(value) in SEQUENCES:
         return PLAIN.issuperset(map(type, value))
-    return PLAIN.issuperset(map(type, value)) and PLAIN.issuperset(map(type, value.values()))
+    return EMPTY not in value and PLAIN.issuperset(map(type, value)) and PLAIN.issuperset(map(type, value.values()))
 
 
 def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -233,7 +238,7 @@ def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}[{index}]", item) for index, item in enumerate(value) if type(item) not in PLAIN)
         return
     for key, item in value.items():
-        if type(key) not in PLAIN:
+        if type(key) not in PLAIN or key is EMPTY:
             yield f"a key of {path}", key
         if type(item) not in PLAIN:
             yield f"{path}[{brief(key)}]", item

@@ -1,0 +1,481 @@
+"""The object graph: what is captured, what differs, and what a restore gives back."""
+
+from __future__ import annotations
+
+import collections
+import csv
+import enum
+import functools
+import gc
+import io
+import itertools
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from heliograph.core.objects.equality import same
+from heliograph.core.objects.graph import Graph, Roots, compare, snapshot, untracked
+from heliograph.core.objects.restore import restore
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+
+class Thing:
+    """An object with attributes."""
+
+
+class Slotted:
+    """An object with slots."""
+
+    __slots__ = ("first", "second")
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """An immutable object that holds others."""
+
+    value: Any
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    left: Any
+    right: Any
+
+
+class Colour(enum.Enum):
+    """An enumeration."""
+
+    RED = 1
+    BLUE = 2
+
+
+class Tag(str):
+    """A text with a class of its own."""
+
+
+class Weight(float):
+    """A number with a class of its own."""
+
+
+class Slow:
+    """A class attribute counts."""
+
+    calls: ClassVar[int] = 0
+
+
+def saved(roots: Roots, changed: set[str], needed: set[int]) -> tuple[Graph, set[str]]:
+    """Return a graph as it is read from a file."""
+    graph, content = snapshot(roots, changed), BytesIO()
+    torch.save(graph.state_dict(needed), content)
+    content.seek(0)
+    return Graph.of_state(torch.load(content, weights_only=True)), changed
+
+
+def resumed(make: Callable[[], Any], change: Callable[[Any], None]) -> tuple[Any, Any, dict[str, str]]:
+    """Change an object, save it, restore another one from the file; return both, and what was not restored."""
+    roots = Roots({"it": make()})
+    baseline = snapshot(roots)
+    baseline.contents.clear()
+    change(roots.objects["it"])
+    graph = snapshot(roots)
+    difference = compare(baseline, graph)
+    read, paths = saved(roots, difference.paths, difference.needed)
+    fresh = Roots({"it": make()})
+    _, failed = restore(fresh, read, paths)
+    left = untracked(graph, paths)
+    unlike = compare(read, snapshot(fresh)).paths - failed.keys() - left.keys()
+    assert not unlike, unlike
+    return roots.objects["it"], fresh.objects["it"], failed | left
+
+
+def holder(**attributes: Any) -> Callable[[], Any]:
+    """Return what makes an object with copies of some attributes."""
+
+    def make() -> Any:
+        thing = Thing()
+        vars(thing).update({name: value() for name, value in attributes.items()})
+        return thing
+
+    return make
+
+
+def counter() -> Any:
+    count = 0
+
+    def count_up() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return count_up
+
+
+def add(tensor: Tensor) -> None:
+    tensor += 1
+
+
+def draw(generator: Any) -> None:
+    generator.random()
+
+
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "a list": (lambda: [1.0, 2.0], lambda it: it.append(3.0)),
+    "a long list": (lambda: [1.0] * 2000, lambda it: it.append(-0.0)),
+    "a list of lists": (lambda: [[1], [2]], lambda it: it[0].append(5)),
+    "a deque": (lambda: collections.deque([1, 2], maxlen=3), lambda it: it.extend([3, 4])),
+    "a dict": (lambda: {"a": 1, 2: "b"}, lambda it: it.update(a=5, c=None)),
+    "a long dict": (lambda: dict.fromkeys(range(2000), 0.5), lambda it: it.update({3: 0.25})),
+    "the order of a dict": (lambda: {"a": 1, "b": 2}, lambda it: it.update(a=it.pop("a"))),
+    "a counter": (collections.Counter, lambda it: it.update("aab")),
+    "a dict by object": (lambda: {Thing(): 1}, lambda it: it.update({next(iter(it)): 7})),
+    "a set": (lambda: {1, "two"}, lambda it: it.add((3, 4))),
+    "bytes": (lambda: bytearray(b"ab"), lambda it: it.extend(b"c")),
+    "slots": (Slotted, lambda it: setattr(it, "first", [1])),
+    "a frozen object": (lambda: Frozen([0]), lambda it: it.value.append(1)),
+    "a named tuple": (lambda: Pair([1], {}), lambda it: it.right.update(x=1)),
+    "a module": (lambda: nn.LayerNorm(2), lambda it: nn.init.constant_(it.weight, 3.0)),
+    "a buffer": (lambda: nn.BatchNorm1d(2), lambda it: it.running_mean.fill_(2.0)),
+    "a tensor": (lambda: torch.zeros(3), add),
+    "a transposed tensor": (lambda: torch.zeros(2, 3).t(), add),
+    "an array": (lambda: np.zeros(3), lambda it: it.__iadd__(1)),
+    "an array in another order": (lambda: np.zeros((2, 3), order="F"), lambda it: it.__setitem__((0, 1), 4)),
+    "a generator of NumPy": (lambda: np.random.default_rng(3), draw),
+    "an old generator of NumPy": (lambda: np.random.RandomState(3), lambda it: it.rand()),
+    "a generator of Python": (lambda: random.Random(3), draw),
+    "a generator of torch": (lambda: torch.Generator().manual_seed(1), lambda it: torch.rand(2, generator=it)),
+    "a closure": (counter, lambda it: it()),
+    "a partial": (lambda: functools.partial(max, [1]), lambda it: it.args[0].append(9)),
+    "a bound method": (lambda: Pair([1], 2).left.append, lambda it: it(4)),
+    "a namespace": (lambda: SimpleNamespace(a=1), lambda it: setattr(it, "a", 2)),
+    "an optimizer": (
+        lambda: torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.5, momentum=0.9),
+        lambda it: it.param_groups[0].update(lr=0.25),
+    ),
+}
+
+
+def content(value: Any) -> Any:
+    """Return what is compared of a value."""
+    if isinstance(value, nn.Module | torch.optim.Optimizer):
+        return value.state_dict()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, Slotted):
+        return value.first
+    if isinstance(value, functools.partial):
+        return value.args
+    if isinstance(value, dict) and any(isinstance(key, Thing) for key in value):
+        return list(value.values())
+    return value() if callable(value) and not isinstance(value, Frozen) else value
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "a bound method"])
+def test_what_changed_is_restored(name: str) -> None:
+    make, change = KINDS[name]
+    before, after, failed = resumed(holder(value=make), lambda it: change(it.value))
+    assert not failed
+    first, second = content(before.value), content(after.value)
+    assert type(before.value) is type(after.value)
+    assert same(first, second) or first == second
+
+
+def test_aliases_stay_aliases() -> None:
+    def make() -> Any:
+        thing = Thing()
+        thing.first, thing.second = [0], {"x": [9]}  # type: ignore[attr-defined]
+        return thing
+
+    def change(it: Any) -> None:
+        it.second["x"] = it.third = it.first
+        it.first.append(1)
+
+    _, after, failed = resumed(make, change)
+    assert not failed
+    assert after.second["x"] is after.third is after.first
+    assert after.first == [0, 1]
+
+
+def test_views_stay_views() -> None:
+    def make() -> Any:
+        thing = Thing()
+        thing.base, thing.array = torch.zeros(4), np.zeros(4)  # type: ignore[attr-defined]
+        return thing
+
+    def change(it: Any) -> None:
+        it.base += 1
+        it.view, it.part = it.base[1:3], it.array[::2]
+        it.array += 2
+
+    _, after, failed = resumed(make, change)
+    assert not failed
+    after.base[1], after.array[2] = 7.0, 8.0
+    assert (after.view[0].item(), after.part[1]) == (7.0, 8.0)
+
+
+def test_an_object_that_holds_itself() -> None:
+    def change(it: Any) -> None:
+        it.me, it.made = it, Thing()
+        it.made.back = [it, it.made]
+
+    _, after, failed = resumed(Thing, change)
+    assert not failed
+    assert after.me is after
+    assert (after.made.back[0] is after, after.made.back[1] is after.made) == (True, True)
+
+
+def test_an_attribute_that_was_removed_is_removed_again() -> None:
+    def change(it: Any) -> None:
+        del it.value.a
+        it.alias = it.value
+
+    _, after, failed = resumed(holder(value=lambda: SimpleNamespace(a=1, b=2)), change)
+    assert not failed
+    assert vars(after.alias) == {"b": 2}
+
+
+def test_types_and_bits_are_kept() -> None:
+    values = {
+        "a": np.float64(1.5), "b": True, "c": -0.0, "d": float("nan"), "e": (1, Colour.BLUE), "f": Tag("x"),
+        "g": Weight(2.0), "h": 10**3000, "i": 1 + 2j,
+        "l": b"", "m": (b"", 10**900), "n": {b"": 1}, "j": torch.ones(2, dtype=torch.bfloat16), "k": frozenset({1}),
+    }  # fmt: skip
+    _, after, failed = resumed(Thing, lambda it: vars(it).update(values))
+    assert not failed
+    assert {name: type(value) for name, value in vars(after).items()} == {n: type(v) for n, v in values.items()}
+    assert all(same(vars(after)[name], value) for name, value in values.items())
+
+
+def test_only_what_changed_is_restored() -> None:
+    made = iter([{"rate": 0.1, "count": 0}, {"rate": 0.2, "count": 0}])
+    _, after, _ = resumed_unlike(holder(value=lambda: next(made)), lambda it: it.value.update(count=5))
+    assert after.value == {"rate": 0.2, "count": 5}
+
+
+def resumed_unlike(make: Callable[[], Any], change: Callable[[Any], None]) -> tuple[Any, Any, set[str]]:
+    """Do what `resumed` does in a program that has changed; return what differs in the end."""
+    roots = Roots({"it": make()})
+    baseline = snapshot(roots)
+    baseline.contents.clear()
+    change(roots.objects["it"])
+    difference = compare(baseline, snapshot(roots))
+    read, paths = saved(roots, difference.paths, difference.needed)
+    fresh = Roots({"it": make()})
+    restore(fresh, read, paths)
+    return roots.objects["it"], fresh.objects["it"], compare(read, snapshot(fresh)).paths
+
+
+def test_what_the_program_sets_differently_is_a_difference() -> None:
+    made = iter([0.1, 0.2])
+    _, after, unlike = resumed_unlike(holder(rate=lambda: next(made)), lambda it: setattr(it, "n", 1))
+    assert (after.rate, after.n, unlike) == (0.2, 1, {"it.rate"})
+
+
+def reader() -> Any:
+    return csv.reader(io.StringIO("1\n2\n"))
+
+
+UNTRACKED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "a reader": (reader, next),
+    "a generator function": (lambda: (number for number in range(9)), next),
+    "a counter": (lambda: itertools.count(1), next),
+    "a file": (lambda: io.StringIO("a"), lambda it: it.read(1)),
+    "a system generator": (random.SystemRandom, draw),
+    "objects in a set": (lambda: {Thing()}, lambda it: it.add(Thing())),
+    "a sparse tensor": (lambda: torch.zeros(3).to_sparse(), lambda it: None),
+}
+
+
+@pytest.mark.parametrize("name", UNTRACKED)
+def test_what_cannot_be_captured_is_listed_with_its_type(name: str) -> None:
+    make, change = UNTRACKED[name]
+    _, _, failed = resumed(holder(value=make), lambda it: change(it.value))
+    assert list(failed) == ["it.value"]
+    assert type(make()).__qualname__ in failed["it.value"]
+
+
+@pytest.mark.parametrize("value", [itertools.count(1), collections.OrderedDict, Path("x"), print, Thing, np.float32])
+def test_what_does_not_change_is_not_listed(value: Any) -> None:
+    _, _, failed = resumed(holder(value=lambda: value), lambda it: None)
+    assert failed == {}
+
+
+class Broken(list[int]):
+    """A container that fails."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+class Raising:
+    """An object whose state fails."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise OSError
+
+    def load_state_dict(self, state: Any) -> None:
+        raise OSError
+
+
+def test_an_error_while_an_object_is_read_makes_it_untracked() -> None:
+    _, _, failed = resumed(holder(broken=Raising), lambda it: None)
+    assert list(failed) == ["it.broken"]
+    assert "OSError" in failed["it.broken"]
+    resumed(holder(broken=Broken), lambda it: None)
+
+
+def test_large_values_are_compared_whole() -> None:
+    size = (17 << 20) // 8
+    _, _, failed = resumed(holder(value=lambda: np.zeros(size)), lambda it: it.value.__setitem__(size // 3, 1))
+    assert "17 MiB" in failed["it.value"]
+    _, _, failed = resumed(holder(value=lambda: np.zeros(size)), lambda it: None)
+    assert failed == {}
+
+
+def test_the_gradient_of_a_parameter_is_state() -> None:
+    def change(it: Any) -> None:
+        (it.weight * 3).sum().backward()
+
+    _, after, failed = resumed(holder(weight=lambda: nn.Parameter(torch.ones(2))), change)
+    assert not failed
+    assert after.weight.grad.tolist() == [3.0, 3.0]
+
+
+def build(random_: random.Random, made: list[Any], depth: int = 0) -> Any:
+    """Return a random value; containers and objects may be ones that were made before."""
+    choice = random_.randrange(14 if depth < 3 else 7)
+    if choice < 4:
+        return random_.choice([None, True, 3, -0.0, "text", b"bytes", b"", float("nan"), (1, "a"), 2**70])
+    if choice == 4:
+        value: Any = torch.full((random_.randrange(1, 4),), random_.random())
+    elif choice == 5:
+        value = np.full(random_.randrange(1, 4), random_.randrange(5))
+    elif choice == 6:
+        value = random.Random(random_.randrange(9))
+    elif choice == 7 and made:
+        return random_.choice(made)
+    elif choice in (7, 8):
+        value = [build(random_, made, depth + 1) for _ in range(random_.randrange(4))]
+    elif choice == 9:
+        value = {key: build(random_, made, depth + 1) for key in random_.sample(["a", "b", 3, (1, 2)], 2)}
+    elif choice == 10:
+        value = Pair(build(random_, made, depth + 1), build(random_, made, depth + 1))
+    elif choice == 11:
+        value = Slotted()
+        value.first = build(random_, made, depth + 1)
+    else:
+        value = Thing()
+        made.append(value)
+        for name in random_.sample("abcd", 3):
+            setattr(value, name, build(random_, made, depth + 1))
+    made.append(value)
+    return value
+
+
+def grow(random_: random.Random, made: list[Any]) -> None:
+    """Change a random object that was made."""
+    target = random_.choice(made)
+    if isinstance(target, Tensor):
+        target.add_(1)
+    elif isinstance(target, np.ndarray):
+        target[0] += 1
+    elif isinstance(target, random.Random):
+        target.random()
+    elif isinstance(target, list):
+        target.insert(0, build(random_, made, 2))
+    elif isinstance(target, dict):
+        target[random_.choice(["a", "z"])] = build(random_, made, 2)
+    elif isinstance(target, Slotted):
+        target.second = build(random_, made, 2)
+    elif isinstance(target, Thing):
+        setattr(target, random_.choice("abxy"), build(random_, made, 2))
+
+
+def program(seed: int) -> tuple[Any, list[Any]]:
+    """Return what a program makes before it trains."""
+    made: list[Any] = []
+    root = Thing()
+    made.append(root)
+    for name in "abcd":
+        setattr(root, name, build(random.Random(seed + ord(name)), made))
+    return root, made
+
+
+@given(seed=st.integers(0, 10**9), changes=st.integers(0, 12))
+def test_a_restored_graph_equals_the_saved_one(seed: int, changes: int) -> None:
+    def change(it: Any) -> None:
+        source = random.Random(seed)
+        for _ in range(changes):
+            grow(source, made)
+
+    root, made = program(seed)
+    fresh = iter([root, program(seed)[0]])
+    resumed(lambda: next(fresh), change)
+
+
+SCRIPT = """
+import random, sys, torch
+from heliograph.core.objects.graph import Graph, Roots, compare, snapshot
+from heliograph.core.objects.restore import restore
+from heliograph.tests.core.objects.test_graph import grow, program
+
+path, seed = sys.argv[1], int(sys.argv[2])
+root, made = program(seed)
+roots = Roots({"it": root})
+if sys.argv[3] == "save":
+    baseline, source = snapshot(roots), random.Random(seed)
+    for _ in range(9):
+        grow(source, made)
+    graph = snapshot(roots)
+    difference = compare(baseline, graph)
+    torch.save([graph.state_dict(difference.needed), sorted(difference.paths)], path)
+else:
+    state, paths = torch.load(path, weights_only=True)
+    graph = Graph.of_state(state)
+    restored, failed = restore(roots, graph, paths)
+    print(sorted(compare(graph, snapshot(roots)).paths), failed)
+"""
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("seed", range(5))
+def test_so_it_is_in_a_new_process(tmp_path: Path, seed: int) -> None:
+    for what in ("save", "load"):
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "graph"), str(seed), what]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "[] {}\n"
+
+
+@pytest.mark.parametrize("name", ["torch.optim.sgd", "collections", "json.decoder", "heliograph.core.objects.graph"])
+def test_any_module_can_be_walked(name: str) -> None:
+    module = sys.modules[name]
+    first = snapshot(Roots({"module": SimpleNamespace(**vars(module))}))
+    assert not compare(first, snapshot(Roots({"module": SimpleNamespace(**vars(module))}))).paths
+
+
+def test_objects_are_let_go() -> None:
+    thing = Thing()
+    vars(thing)["tensor"] = torch.zeros(2)
+    baseline = snapshot(Roots({"it": thing}))
+    baseline.contents.clear()
+    gc.collect()
+    assert sys.getrefcount(thing.tensor) <= 3  # type: ignore[attr-defined]
