@@ -7,7 +7,14 @@ from functools import partial
 from types import FunctionType
 from typing import Any, Final
 
-from torch.utils.data import BatchSampler, ConcatDataset, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from ...events import Run
 from ..data.draws.equality import set_by_epoch

@@ -12,6 +12,7 @@ from ...events import Run, SavePoint
 from ...events.bus import Handle
 from ...plugins.plugin import ARGUMENTS
 from ..data.draws.users_code import is_ours, is_users
+from ..engines.options import COMPILED
 from ..system.extras import with_article
 from .values import SCALARS, differing, encode, show_both
 
@@ -20,6 +21,7 @@ WORDS: Final = {
     "precision": "the precision",
     "dtype": "torch's default dtype",
     "device": "the device",
+    "compiled": "what torch.compile compiles",
     "engine": "the engine",
     "threads": "the number of torch's threads",
     "deterministic": "torch.use_deterministic_algorithms",
@@ -41,6 +43,12 @@ def describe_program(run: Run) -> dict[str, dict[str, Any]]:
         "precision": str(getattr(getattr(engine, "precision", None), "name", "unknown")),
         "dtype": str(torch.get_default_dtype()),
         "device": f"{device.type} {model}".strip(),
+        "compiled": [
+            f"{name}.{path}".rstrip(".")
+            for name, root in run.modules.items()
+            for path, module in root.named_modules()
+            if COMPILED in module._modules
+        ],
         "engine": type(engine).__name__,
         "ranks": engine.world_size,
         "batch": None if run.data.batch_size is None else run.data.batch_size * engine.world_size,
