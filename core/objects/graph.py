@@ -17,6 +17,7 @@ import random
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -142,7 +143,8 @@ def is_own(value: Any) -> bool:
 
 def is_stateful(kind: type) -> bool:
     """True if objects of the class have `state_dict` and `load_state_dict`."""
-    return callable(getattr(kind, "state_dict", None)) and callable(getattr(kind, "load_state_dict", None))
+    names = set[str]().union(*map(vars, kind.__mro__))  # not by `getattr`: a metaclass may raise anything
+    return {"state_dict", "load_state_dict"} <= names
 
 
 @functools.cache
@@ -199,14 +201,17 @@ def slot_names(kind: type) -> Iterator[str]:
 
 
 def attributes(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the attributes of an object: those of its `__dict__`, and its slots."""
-    own = getattr(value, "__dict__", {})
-    for name, item in list(own.items()) if isinstance(own, Mapping) else ():
-        if not (name[:2] == "__" and (name[-2:] == "__" or isinstance(value, Namespace))):
+    """Yield the attributes of an object: those of its `__dict__`, and its slots; no code of its class runs."""
+    kind = type(value)
+    own = value.__dict__ if kind.__dictoffset__ else {}
+    for name, item in list(own.items()):
+        if not (name[:2] == "__" and (name[-2:] == "__" or kind is Namespace)):
             yield name, item
-    for name in slot_names(type(value)):
-        if (item := getattr(value, name, MISSING)) is not MISSING:
-            yield name, item
+    for name in slot_names(kind):
+        slot = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+        if isinstance(slot, types.MemberDescriptorType):
+            with suppress(AttributeError):  # not set yet
+                yield name, slot.__get__(value)
 
 
 def inner(module: nn.Module) -> nn.Module:
@@ -382,7 +387,7 @@ class _Walk:
         items, size = list(value), getattr(value, "maxlen", None)
         if kind == "list" and all(map(is_scalar, items)):
             return self.scalars(value, path, "list of scalars", items, size)
-        if len(items) > MOST_NODES:
+        if len(items) > MOST_ITEMS:
             return self.give_up(value, path, f"{len(items):,} items")
         slots = [(f"[{number}]", item) for number, item in enumerate(items)]
         own = [] if kind == "tuple" else self.own_attributes(value)
@@ -441,10 +446,16 @@ class _Walk:
             return {"skip": "class"}
         items = [(f".{name}", item) for name, item in vars(value).items() if name[:2] != "__" and name != "_abc_impl"]
         items = [(name, item) for name, item in items if not isinstance(item, HARMLESS)]
+        items += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_own(base)]
         return self.add(value, path, "class", depth, items) if items else {"skip": "class"}
 
     def instance(self, value: Any, path: str, depth: int) -> object:
-        return self.add(value, path, "object", depth, [(f".{name}", item) for name, item in attributes(value)])
+        items = [(f".{name}", item) for name, item in attributes(value)]
+        return self.add(value, path, "object", depth, items + self.own_class(value))
+
+    def own_class(self, value: object) -> list[tuple[str, object]]:
+        """Return the class of an object if it is the user's: its attributes and the closures of its methods count."""
+        return [(".__class__", type(value))] if is_own(type(value)) else []
 
     def opaque(self, value: Any, path: str, depth: int) -> object:
         """Add an object with state in C: it cannot be restored; whether it changed is visible in its pickle."""
@@ -462,7 +473,8 @@ class _Walk:
         state = value.state_dict()
         self.alive.append(state)
         own = [(f".{name}", item) for name, item in attributes(value)] if is_own(type(value)) else []
-        return self.add(value, path, "stateful", depth, [(".state_dict()", state), *own])
+        items = [(".state_dict()", state), *own, *self.own_class(value)]
+        return self.add(value, path, "stateful", depth, items)
 
     def module(self, value: nn.Module, path: str, depth: int) -> object:
         module = inner(value)
@@ -482,7 +494,7 @@ class _Walk:
         items += [(f".{name}", buffer) for name, buffer in module._buffers.items() if name not in persistent]
         items += [(f".{name}", child) for name, child in module._modules.items()]
         items += [(f".{name}", hooks) for name in HOOKS if own.get(name) and (hooks := user_hooks(module, name))]
-        return self.add(module, path, "module", depth, items)
+        return self.add(module, path, "module", depth, items + self.own_class(module))
 
     def array(self, value: Any, path: str, depth: int) -> object:
         if _memory_of(value) in self.data_storages or isinstance(value, np.memmap):

@@ -133,8 +133,8 @@ class _Restore:
             if force:
                 self.failed[path] = f"{node['type']}{leaf and ', '}{leaf}"
             return target
-        if kind in ("array view", "tensor view", "method", "partial"):
-            slots = {} if kind != "partial" else slots
+        if kind in ("array view", "tensor view"):
+            slots = {}
         elif kind == "generator" and force:
             set_generator_state(target, leaf)
             self.restored.append(path)
@@ -151,7 +151,7 @@ class _Restore:
             slots = self.fill_items(node, target, path)
         self.fill_each(slots, target, path, force=force)
         for name in self.removed.get(number, ()):
-            if name in vars(target) if hasattr(target, "__dict__") else hasattr(target, name):
+            if get_slot(target, f".{name}") is not MISSING:
                 delattr(target, name)
                 self.restored.append(f"{path}.{name}")
         return target
@@ -383,6 +383,8 @@ def get_slot(holder: Any, key: str) -> Any:
 
 
 def _attribute(holder: Any, name: str) -> Any:
+    if isinstance(holder, type) and name.startswith("<base "):
+        return holder.__bases__[int(name[6:-1])]
     if isinstance(holder, nn.Module):
         if name in HOOKS:
             return user_hooks(holder, name)
@@ -392,8 +394,14 @@ def _attribute(holder: Any, name: str) -> Any:
         owner, _, last = name.partition(".")
         if last and (parameter := holder._parameters.get(owner)) is not None:
             return user_hooks(parameter, last) if last in PARAMETER_KEYS else getattr(parameter, last, MISSING)
-    own = getattr(holder, "__dict__", {})
-    return own[name] if name in own else getattr(holder, name, MISSING)
+    own = holder.__dict__ if type(holder).__dictoffset__ else {}
+    if name in own:
+        return own[name]
+    read: Any = type.__getattribute__ if isinstance(holder, type) else object.__getattribute__
+    try:
+        return read(holder, name)  # no `__getattr__` of the user runs
+    except AttributeError:
+        return MISSING
 
 
 def put_slot(holder: Any, key: str, value: Any) -> bool:
@@ -423,7 +431,7 @@ def _put_attribute(holder: Any, name: str, value: Any) -> bool:
     if last and isinstance(holder, nn.Module):
         setattr(holder._parameters[owner], last, value)
         return True
-    own = getattr(holder, "__dict__", None)
+    own = holder.__dict__ if type(holder).__dictoffset__ else None
     is_slot = isinstance(getattr(type(holder), name, None), types.MemberDescriptorType)
     if isinstance(holder, type | Tensor | types.FunctionType):
         setattr(holder, name, value)
