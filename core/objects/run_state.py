@@ -163,6 +163,16 @@ class ObjectState:
                 run.data.report_difference(f"{path} was {before} and is {value}: {how}")
 
 
+def share_facts(run: Any) -> None:
+    """Report what other ranks have found, too: they may read other data. A collective."""
+    if run.control.is_shared:
+        for facts in run.engine.gather_objects(run.data.resume_facts()):
+            for path, kind in facts.untracked.items():
+                run.data.report_untracked(path, kind)
+            for text in facts.differences:
+                run.data.report_difference(text)
+
+
 def _handlers(run: Run) -> str:
     """Return which handlers of `EpochStart` are the user's, in words."""
     owners = dict.fromkeys(subscription.owner for _, subscription in run.bus.signal(EpochStart).listeners())
