@@ -121,11 +121,14 @@ def _progress(counters: Any) -> tuple[dict[str, int | float], list[str]]:
 
 def _order_notes(progress: Mapping[str, int | float]) -> list[str]:
     """Return notes that the order of the batches is not that of Helios."""
-    notes = ["the order of samples differs: epochs are shuffled by the seed and the epoch now"]
+    notes = [
+        "the order changes: epochs are shuffled by the seed and the epoch now, so they come in another order than they "
+        "would have"
+    ]
     if batch := progress["batch"]:
         notes.append(
-            f"the order of samples differs: the epoch was left after {batch} batches of another order, so its rest "
-            f"repeats some samples and omits others"
+            f"the order changes: the epoch was left after {batch} batches of another order, so in the rest of it some "
+            f"samples come again and others not at all"
         )
     return notes
 

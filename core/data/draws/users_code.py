@@ -5,9 +5,11 @@ from __future__ import annotations
 import dis
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, NoneType
 from typing import Any, Final
 
@@ -43,11 +45,26 @@ def _first_party_folders() -> Iterator[str]:
             yield from (f"{folder}/{part}" for part in _KERNEL) if name == "heliograph" else (f"{folder}/",)
 
 
+def _installed_folders(paths: Iterable[str]) -> Iterator[str]:
+    """Yield the folders of `sys.path` into which something was installed: by pip, also with `--user` or `--target`."""
+    for path in paths:
+        with suppress(OSError):
+            if path and any(found.suffix == ".dist-info" for found in Path(path).iterdir()):
+                yield f"{path.rstrip('/')}/"
+
+
 _LIBRARIES: Final = (
     "<frozen",
     *(f"{sysconfig.get_path(name)}/" for name in _PATHS),
     *_first_party_folders(),
 )
+
+
+@lru_cache(maxsize=8)
+def _libraries(paths: tuple[str, ...]) -> tuple[str, ...]:
+    return (*_LIBRARIES, *_installed_folders(paths))
+
+
 _MAKING: Final = ("__init__", "__new__", "__post_init__", "__setstate__", "__del__")
 _READ: Final = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
 
@@ -63,7 +80,7 @@ def is_users(name: str) -> bool:
             return is_users(package)
         origin = getattr(getattr(module, "__spec__", None), "origin", None)
         return name not in sys.builtin_module_names and origin not in ("built-in", "frozen")
-    return not file.startswith(_LIBRARIES)
+    return not file.startswith(_libraries(tuple(sys.path)))
 
 
 def is_ours(name: str) -> bool:
