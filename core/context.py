@@ -521,8 +521,14 @@ class RunContext(LineVerbs, ABC):
 
     def compare_start(self) -> None:
         """Compare the state with the saved one after the first `EpochStart` of a resumed run."""
-        if self.resumption.objects is not None:
-            self.resumption.objects.compare_start(self)
+        if self.resumption.objects is not None and self.resumption.objects.saved is not None:
+            with self.evaluating_weights():  # as at the save
+                self.resumption.objects.compare_start(self)
+        if self.resumption.must_share:
+            from .objects.run_state import share_facts
+
+            self.resumption.must_share = False
+            self.when_positioned(partial(share_facts, self))  # after the data are compared
 
     def advance(self) -> None:
         """Count the epoch, which has ended, and begin the work of another."""

@@ -249,11 +249,10 @@ def restoring(run: RunContext) -> Iterator[Path | None]:
         with run.evaluating_weights():  # as at the save
             resumption.objects.compare(run, own["objects"], is_roll_back=resumption.resumed_at is not run.origin)
     if run.control.is_shared:
-        for facts in run.engine.gather_objects(run.data.resume_facts()):  # another rank may read other data
-            for path, kind in facts.untracked.items():
-                run.data.report_untracked(path, kind)
-            for text in facts.differences:
-                run.data.report_difference(text)
+        from .objects.run_state import share_facts
+
+        share_facts(run)
+        resumption.must_share = True
 
 
 def _restore(run: RunContext) -> dict[str, Any]:

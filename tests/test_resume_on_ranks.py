@@ -484,7 +484,7 @@ def test_another_global_batch_is_refused_with_another_number_of_ranks(ranks: Poo
 
 
 def resume_with_other_data(folder: Path, changes: bool) -> h.ResumeReport | None:
-    """Train an epoch more, on data of which rank 1 may have another number; return what the resume is worth."""
+    """Train an epoch more, on data of which rank 1 may have another number; return the report of the resume."""
     inputs = torch.arange(24.0).reshape(12, 2) / 24
     if changes and rank() == 1:
         inputs[3, 0] += 1
@@ -500,6 +500,6 @@ def test_what_one_rank_finds_changed_is_in_the_results_of_all(ranks: Pool, tmp_p
     ranks(2).run(resume_with_other_data, tmp_path, False)
     reports = ranks(2).run(resume_with_other_data, tmp_path, True)
 
-    assert [each.guarantee for each in reports if each] == ["not exact", "not exact"]
+    assert None not in reports
     assert reports[0].reasons == reports[1].reasons
     assert "dataset.tensors 0 was" in reports[0].reasons[0]

@@ -577,6 +577,7 @@ def test_saved_average_of_other_modules_is_refused(plugin_class: Any, tmp_path: 
     [file] = tmp_path.glob("*.pth")
     saved = torch.load(file, weights_only=True)
     saved["plugins"][NAME]["average"]["model.w"] = torch.ones(3)
+    saved["objects"] = {}  # the attributes of the plugin hold the average, too
     store = storage.Store(tmp_path, "run")
     store.open()
     store.save(file.name, saved)

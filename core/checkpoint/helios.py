@@ -140,7 +140,7 @@ def _position(datamodule: Mapping[str, Any]) -> dict[str, Any]:
         "seed": None,
         "phase": phase,
         "advances": False,
-        "facts": {"untracked": {}, "differences": []},
+        "facts": {"hidden": [], "differences": []},
         "source": None,
         "state": {},
     }

@@ -71,6 +71,7 @@ class TrainingData:
         self.together: int | None = None
         self._captured = self._probes = self._seed_is_agreed = False
         self._untracked: dict[str, str] = {}
+        self._hidden: list[str] = []  # what the loader does not repeat, in sentences
         self._differences: list[str] = []
         self._expected: bytes | None = None  # the digest of the last batch before the snapshot
         self._within = 0, 0, 0  # an epoch, a batch in it, and how many samples of that were consumed with other batches
@@ -195,7 +196,11 @@ class TrainingData:
 
     def report_untracked(self, path: str, kind: str) -> None:
         """See `heliograph.events.run.Data`."""
-        self._untracked[path] = kind
+        if path == LOADER:  # of another rank
+            for text in kind.split("; "):
+                self._report_hidden(text)
+        else:
+            self._untracked[path] = kind
 
     def report_difference(self, text: str) -> None:
         """See `heliograph.events.run.Data`."""
@@ -204,16 +209,18 @@ class TrainingData:
 
     def resume_facts(self) -> ResumeFacts:
         """See `heliograph.events.run.Data`."""
+        self._collect()
         position, sentences = SEEKED if self.source is None else self.source.certainty()
-        untracked = {LOADER: "; ".join((*sentences, *self._hidden()))} | self._untracked
+        loader = "; ".join(dict.fromkeys((*sentences, *self._hidden)))
+        untracked = ({LOADER: loader} if loader else {}) | self._untracked
         if not self._captured:
             untracked[GENERATORS] = UNCAPTURED
-        untracked = {path: kind for path, kind in untracked.items() if kind}
         return ResumeFacts(untracked, tuple(self._differences), position)
 
     def state_dict(self, progress: Progress) -> dict[str, Any]:
         """Return the position, as plain types."""
-        facts = {"untracked": dict(self._untracked), "differences": list(self._differences)}
+        self._collect()
+        facts = {"hidden": list(self._hidden), "differences": list(self._differences)}
         place = {"seed": self.seed, "phase": self.phase, "advances": self.advances, "facts": facts}
         if self.source is None:
             return {**place, "source": None, "layout": None, "state": {}}
@@ -238,6 +245,8 @@ class TrainingData:
         self.seed = self.seed if state["seed"] is None else state["seed"]
         for text in state["facts"]["differences"]:  # a run that continues a changed one differs, too
             self.report_difference(text)
+        for text in state["facts"]["hidden"]:  # another attempt may begin at a batch that does not show it
+            self._report_hidden(text)
         if self.source is None:
             return dict(progress)
         counters, self._expected = dict(progress), None
@@ -256,7 +265,7 @@ class TrainingData:
                 self._expected = state["last_batch"]
                 self._last.set_position(progress["batch"], self._expected)
         if progress["epoch"] and not progress["batch"] and self._is_replayed:
-            self.report_untracked(LOADER, UNCOMPARED)
+            self._report_hidden(UNCOMPARED)
         if before is not None and before["source"] == self.source.kind["source"]:
             self.source.load_state_dict(state["state"])
         return counters
@@ -302,15 +311,18 @@ class TrainingData:
 
         return check
 
-    def _hidden(self) -> list[str]:
-        """Return what was found when the first batches were loaded, perhaps by workers."""
-        found = list[str]()
+    def _report_hidden(self, text: str) -> None:
+        if text not in self._hidden:
+            self._hidden.append(text)
+
+    def _collect(self) -> None:
+        """Take what was found when the first batches were loaded, perhaps by workers."""
         for source in self._sources:
             seconds, sentences = source.hidden()
-            found += sentences
+            for text in sentences:
+                self._report_hidden(text)
             if seconds > LONG:
                 self.note_once(
                     f"the first batch was loaded a second time and compared, to find hidden state: {seconds:.1f} s "
                     f"more; RNGCapture(probe=False) leaves that out"
                 )
-        return found

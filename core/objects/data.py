@@ -7,7 +7,14 @@ from functools import partial
 from types import FunctionType
 from typing import Any, Final
 
-from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from ...events import Run
 from ..data.draws.equality import set_by_epoch
@@ -33,7 +40,10 @@ def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, dict[str,
     found: dict[str, dict[str, Any]] = {}
     for prefix, loader in loaders.items():
         for name in READERS:
-            for path, value, follows_epoch in _attributes(getattr(loader, name, None), prefix + name.replace("_", " ")):
+            reader = getattr(loader, name, None)
+            if type(reader) is BatchSampler:  # torch makes one of the sampler
+                reader = None if reader.sampler is loader.sampler else reader.sampler
+            for path, value, follows_epoch in _attributes(reader, prefix + name.replace("_", " ")):
                 if follows_epoch or not only_by_epoch:
                     found[path] = encode(value, is_data=True)
     return found

@@ -7,11 +7,13 @@ from operator import itemgetter
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from ...events import Run, SavePoint
 from ...events.bus import Handle
 from ...plugins.plugin import ARGUMENTS
 from ..data.draws.users_code import is_ours, is_users
+from ..engines.options import COMPILED
 from ..system.extras import with_article
 from .values import SCALARS, differing, encode, show_both
 
@@ -20,6 +22,7 @@ WORDS: Final = {
     "precision": "the precision",
     "dtype": "torch's default dtype",
     "device": "the device",
+    "compiled": "what torch.compile compiles",
     "engine": "the engine",
     "threads": "the number of torch's threads",
     "deterministic": "torch.use_deterministic_algorithms",
@@ -41,6 +44,7 @@ def describe_program(run: Run) -> dict[str, dict[str, Any]]:
         "precision": str(getattr(getattr(engine, "precision", None), "name", "unknown")),
         "dtype": str(torch.get_default_dtype()),
         "device": f"{device.type} {model}".strip(),
+        "compiled": _compiled(run.task),
         "engine": type(engine).__name__,
         "ranks": engine.world_size,
         "batch": None if run.data.batch_size is None else run.data.batch_size * engine.world_size,
@@ -51,6 +55,18 @@ def describe_program(run: Run) -> dict[str, dict[str, Any]]:
     }
     named = zip(run.plugins.names(), run.plugins, strict=True)
     return {"settings": settings, "plugins": {name: _plugin(run, name, plugin) for name, plugin in named}}
+
+
+def _compiled(task: Any) -> list[str]:
+    """Return the paths of the modules of a task that `torch.compile` has wrapped."""
+    roots = {"task": task} if isinstance(task, nn.Module) else getattr(task, "__dict__", {})
+    return [
+        f"{name}.{path}".rstrip(".").replace(f".{COMPILED}", "")
+        for name, root in roots.items()
+        if isinstance(root, nn.Module)
+        for path, module in root.named_modules()
+        if COMPILED in module._modules
+    ]
 
 
 def compare_programs(before: Program, now: Program) -> Iterator[str]:

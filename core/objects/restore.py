@@ -110,6 +110,8 @@ class _Restore:
         live_module = live
         live = inner(live) if isinstance(live, nn.Module) else unwrapped(live)
         target = self.made.get(number, MISSING)
+        if target is MISSING and live is MISSING and not force:  # unchanged, and today's program has none
+            return live
         if target is MISSING and self.fits(node, live):
             target = live
         self.filled.add(number)

@@ -114,9 +114,9 @@ class ObjectState:
         _write_back(run, roots)
         if is_roll_back:
             return restored, []
-        for path, kind in failed.items():
-            run.data.report_untracked(path, f"{kind}, not restored")
         self.restored = snapshot(find_roots(run))
+        for path, kind in (untracked(self.restored, self.changed) | failed).items():
+            run.data.report_untracked(path, f"{kind}, not restored" if path in failed else kind)
         edited = list[str]()
         for path in sorted(compare(graph, self.restored).paths - failed.keys()):
             if path not in self.changed:
@@ -142,8 +142,7 @@ class ObjectState:
     def compare_start(self, run: Run) -> None:
         """Compare after the resumed `EpochStart`: what its handlers do a second time shows here."""
         saved, self.saved = self.saved, None
-        if saved is None:
-            return
+        assert saved is not None
         if run.progress.batch:
             now = learning_rates(run)
             if now != saved["rates"]:
@@ -161,6 +160,16 @@ class ObjectState:
                 how = "the training changed it" if path in saved["data_changed"] else "the program sets it"
                 before, value = show_both(was, now)
                 run.data.report_difference(f"{path} was {before} and is {value}: {how}")
+
+
+def share_facts(run: Any) -> None:
+    """Report what other ranks have found, too: they may read other data. A collective."""
+    if run.control.is_shared:
+        for facts in run.engine.gather_objects(run.data.resume_facts()):
+            for path, kind in facts.untracked.items():
+                run.data.report_untracked(path, kind)
+            for text in facts.differences:
+                run.data.report_difference(text)
 
 
 def _handlers(run: Run) -> str:

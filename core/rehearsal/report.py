@@ -30,7 +30,7 @@ class Rehearsal:
         plan: what the run would do, as `run.plan()` says.
         prediction: how long it would last; rough, as each figure is measured once or twice.
         seconds: all of it; None where its length is not known.
-        resume: what the resume was worth: `exact` and so on; empty where nothing saves.
+        resume: the report of the resume in a line; empty if nothing saves.
         checkpoint_bytes: of one checkpoint; None where no plugin wrote one.
         bytes: of the checkpoints that would be there at once, with the one that is being written; None where that is
             not known.

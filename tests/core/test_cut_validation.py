@@ -73,6 +73,8 @@ class Stop(Cut):
 class Keep(Plugin):
     """Keeps the state at every save point, and may begin with one."""
 
+    affects_training = False
+
     def __init__(self, begin_with: dict[str, Any] | None = None) -> None:
         self.begin_with = begin_with
         self.states: list[dict[str, Any]] = []

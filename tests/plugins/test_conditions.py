@@ -335,18 +335,6 @@ def test_a_resumed_run_asks_the_condition_again(kill: int, tmp_path: Path) -> No
     assert report.reasons == ()
 
 
-def test_another_condition_at_a_resume_is_said(tmp_path: Path) -> None:
-    def train(plugin: Plugin, steps: int) -> h.RunResult:
-        saving = kit.saving(tmp_path, Every(steps=2), resume="auto")
-        return kit.fit(*saving, plugin, train=kit.class_batches(3), steps=steps)
-
-    train(Noise().when(lambda run: run.progress.steps > 1), 2)
-    report = train(Noise().when(lambda run: run.progress.steps > 3), 4).resume
-    assert report is not None
-    assert report.reasons
-    assert any("condition" in reason for reason in report.reasons)
-
-
 def test_a_plugin_without_a_condition_is_called_directly_and_one_with_always_where_it_must() -> None:
     plain, conditional = Watch(), Watch().named("late").when(phases=("validation",))
     bus = Trainer([plain, conditional], device="cpu").bus

@@ -126,6 +126,8 @@ def test_it_says_what_it_counts() -> None:
 class Marks(Plugin):
     """Notes the steps at which filters let something through."""
 
+    affects_training = False
+
     def __init__(self) -> None:
         self.steps: list[int] = []
 

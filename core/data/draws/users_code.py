@@ -75,6 +75,9 @@ def is_users(name: str) -> bool:
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if file is None:
+        package = name.rpartition(".")[0]
+        if package in sys.modules:  # a module in C++, such as torch._C._profiler
+            return is_users(package)
         origin = getattr(getattr(module, "__spec__", None), "origin", None)
         return name not in sys.builtin_module_names and origin not in ("built-in", "frozen")
     return not file.startswith(_libraries(tuple(sys.path)))

@@ -15,6 +15,7 @@ from torch.utils.data.distributed import DistributedSampler as TorchDistributedS
 
 from ..draws.held_generators import BEGIN, HeldGenerators
 from ..draws.keyed import KeyedBatch, KeyedIndex, KeyedPosition, keyed_batch
+from ..draws.users_code import is_users, module_of
 from .samplers import (
     DistributedSampler,
     RandomSampler,
@@ -249,9 +250,13 @@ def _facts(sampler: Any) -> dict[str, Any]:
 
 
 def _unknown(sampler: Any) -> Any:
-    """Return a sampler, or the one in it, that may have a state which no key reaches: any that is not torch's own."""
+    """Return a sampler, or the one in it, whose state nobody compares: one of a library.
+
+    A resume compares the attributes of the user's, and torch's have none but generators, which are keyed.
+    """
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-    return None if type(inner).__module__.startswith("torch.utils.data") or is_seekable(inner) else inner
+    module = module_of(type(inner))
+    return None if module.startswith("torch.utils.data") or is_users(module) or is_seekable(inner) else inner
 
 
 class DealtOrder(OpaqueSampler):

@@ -120,6 +120,6 @@ def test_one_is_resumed_as_it_is(how: str, tmp_path: Path) -> None:
     assert {note.removeprefix("the checkpoint was migrated in memory, ") for note in changes} == said
     assert result.resume is not None
     assert other.resume is not None
-    assert (result.resume.guarantee, result.resume.reasons) == (other.resume.guarantee, other.resume.reasons)
+    assert result.resume.reasons == other.resume.reasons != ()
     assert result.metrics == other.metrics
     assert not any(note.startswith("skipped: ") for note in result.notes)

@@ -111,7 +111,7 @@ def test_a_run_that_is_resumed_begins_with_the_size_that_it_had(
     tried.clear()
     size, result = find_batch_size(partial(attempt, epochs=2), 32)
     assert (size, tried) == (8, [32, 8])
-    assert (result.status, result.resume.guarantee if result.resume else None) == ("completed", "exact")
+    assert (result.status, result.resume.reasons if result.resume else None) == ("completed", ())
     tried.clear()
     monkeypatch.setattr(Hungry, "most", 16)
     size, _ = find_batch_size(partial(attempt, epochs=3), 32, smallest=16)  # where the former size may not be tried

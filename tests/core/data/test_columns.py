@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import UserDict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,20 +61,23 @@ def losses(task: Supervised, batches: list[Any]) -> tuple[list[float], dict[str,
     return seen.values, {name: value for name, value in result.metrics.items() if not name.endswith("seconds")}
 
 
-@cache
-def expected() -> tuple[list[float], dict[str, float]]:
-    """Return what the same training gives with pairs."""
+Expected = tuple[list[float], dict[str, float]]
+
+
+@pytest.fixture(scope="module")
+def expected() -> Expected:
+    """What the same training gives with pairs."""
     return losses(kit.linear_classifier(metrics={"accuracy": accuracy}), PAIRS)
 
 
 @pytest.mark.parametrize("kind", [dict, UserDict])
-def test_named_columns_train_as_pairs_do(kind: Any) -> None:
+def test_named_columns_train_as_pairs_do(kind: Any, expected: Expected) -> None:
     columns: dict[str, Any] = {"inputs": "image", "targets": "label"}
     task = kit.linear_classifier(metrics={"accuracy": accuracy}, **columns)
-    assert losses(task, dicts("image", "label", kind=kind)) == expected()
+    assert losses(task, dicts("image", "label", kind=kind)) == expected
 
 
-def test_several_columns_are_given_by_name() -> None:
+def test_several_columns_are_given_by_name(expected: Expected) -> None:
     class Summed(nn.Linear):
         def forward(self, left: Tensor, right: Tensor) -> Tensor:  # type: ignore[override]
             return super().forward(left + right)
@@ -89,10 +91,10 @@ def test_several_columns_are_given_by_name() -> None:
         metrics={"accuracy": accuracy},
     )
     batches = [{"label": y, "right": x - 1, "left": torch.ones_like(x)} for x, y in PAIRS]
-    assert losses(task, batches)[0] == pytest.approx(expected()[0], rel=1e-5)
+    assert losses(task, batches)[0] == pytest.approx(expected[0], rel=1e-5)
 
 
-def test_a_model_computes_its_own_loss_and_metrics_get_its_logits() -> None:
+def test_a_model_computes_its_own_loss_and_metrics_get_its_logits(expected: Expected) -> None:
     class Plain(OwnLoss):
         def __init__(self) -> None:
             super().__init__()
@@ -100,9 +102,9 @@ def test_a_model_computes_its_own_loss_and_metrics_get_its_logits() -> None:
 
     batches = [{"values": x, "labels": y} for x, y in PAIRS]
     task = Supervised(Plain(), metrics={"accuracy": accuracy})
-    assert losses(task, batches) == expected()
+    assert losses(task, batches) == expected
     chosen = Supervised(Plain(), inputs=("values", "labels"), metrics={"accuracy": accuracy})
-    assert losses(chosen, dicts("values", "labels")) == expected()
+    assert losses(chosen, dicts("values", "labels")) == expected
 
 
 def test_handlers_see_the_whole_outputs_and_predictions_are_the_logits() -> None:
@@ -119,7 +121,7 @@ def test_handlers_see_the_whole_outputs_and_predictions_are_the_logits() -> None
     assert trainer.predict(named, [{"image": x} for x, _ in PAIRS]).predictions.shape == (12, 2)
 
 
-def test_a_resume_is_exact(tmp_path: Path) -> None:
+def test_a_resume_is_bitwise_equal(tmp_path: Path) -> None:
     batches = [{"values": x, "labels": y} for x, y in PAIRS]
 
     def fit(folder: Path, **options: Any) -> tuple[Supervised, Any]:

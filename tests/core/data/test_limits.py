@@ -42,19 +42,19 @@ def test_what_is_no_limit_is_refused(limit: Any) -> None:
 
 
 KINDS: dict[str, tuple[Callable[[], Any], str]] = {
-    "a dataset": (lambda: Samples(12), "exact"),
-    "a list": (lambda: class_of(6), "exact"),
+    "a dataset": (lambda: Samples(12), "seeked"),
+    "a list": (lambda: class_of(6), "seeked"),
     "an iterable dataset": (lambda: DataLoader(Flow(11), 2), "replayed"),
-    "a stateful loader": (lambda: StatefulDataLoader(Samples(12), 2), "exact"),
+    "a stateful loader": (lambda: StatefulDataLoader(Samples(12), 2), "seeked"),
 }
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_limited_run_resumes_from_every_batch(kind: str) -> None:
-    make, guarantee = KINDS[kind]
+    make, position = KINDS[kind]
     options: dict[str, Any] = {"loader_params": LOADING} if kind == "a dataset" else {}
-    whole = check_resumes(make, guarantee=guarantee, limit_train=4, **options)
+    whole = check_resumes(make, position=position, limit_train=4, **options)
     assert len(whole.seen) == 8
 
 

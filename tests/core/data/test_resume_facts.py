@@ -1,9 +1,10 @@
-"""What a resume is worth, said as data: for each kind of loader, and after a change of the data."""
+"""What is known about a resume: for each kind of loader, and after a change of the data."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from heliograph import BatchEnd, GradientAccumulation, Plugin, ResumeReport, Run
 from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.core.data.training_data import TrainingData
 from heliograph.events import Progress
-from heliograph.events.guarantee import LEVELS, weaker
+from heliograph.events.resume_facts import worst
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -23,19 +24,19 @@ from torch.utils.data import (
 
 Make = Callable[..., Any]
 
-UNCAPTURED = "no plugin keeps the state of the random generators: add RNGCapture()"
+UNCAPTURED = "untracked: random generators (no plugin saves their state: add RNGCapture())"
 
 
-def test_the_levels_in_their_order() -> None:
-    assert LEVELS == ("exact", "order-exact", "replayed", "not exact")
-    assert weaker("exact", "replayed") == weaker("replayed", "order-exact") == "replayed"
-    assert weaker("exact", "exact") == "exact"
+def test_the_less_certain_position_counts() -> None:
+    assert worst("seeked", "replayed") == worst("replayed", "seeked") == "replayed"
+    assert worst("unknown", "replayed") == "unknown"
+    assert worst("seeked", "seeked") == "seeked"
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("step", [1, 5, 6, 7, 11])
 @pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 1)])
-def test_a_map_style_loader_is_exact(
+def test_a_map_style_loader_resumes_bitwise_equal(
     step: int, workers: tuple[int, int], drawing: Make, collate: Any, fit: Make
 ) -> None:
     def made(workers: int) -> DataLoader[Any]:
@@ -46,13 +47,13 @@ def test_a_map_style_loader_is_exact(
 
     place = whole.cuts[step]["progress"]
     assert resumed.is_tail_of(whole)
-    assert whole.result.resume == ResumeReport("exact")
-    assert resumed.result.resume == ResumeReport(
-        "exact", epoch=place["epoch"], batch=place["batch"], step=step, unclaimed_states=("save_schedule",)
+    assert whole.result.resume == ResumeReport()
+    assert replace(resumed.result.resume, edited=()) == ResumeReport(  # the function that resumes is new
+        epoch=place["epoch"], batch=place["batch"], step=step, unclaimed_states=("save_schedule",), world_sizes=(1, 1)
     )
 
 
-def test_a_chain_of_resumes_is_exact(drawing: Make, fit: Make) -> None:
+def test_a_chain_of_resumes_is_bitwise_equal(drawing: Make, fit: Make) -> None:
     def made() -> DataLoader[Any]:
         return DataLoader(drawing(), 4, sampler=WeightedRandomSampler([1.0, 3.0] * 11, 22), num_workers=1)
 
@@ -83,7 +84,7 @@ def test_an_epoch_that_was_left_early(place: tuple[int, int], drawing: Make, fit
     assert fit(made(), plugins=[LeaveEarly()], saved=whole.places[place]).is_tail_of(whole)
 
 
-def test_without_rng_capture_only_the_order_is_exact(drawing: Make, fit: Make) -> None:
+def test_without_rng_capture_only_the_order_is_equal(drawing: Make, fit: Make) -> None:
     torch.manual_seed(3)
     whole = fit(DataLoader(drawing(), 4, shuffle=True), seed=None, cut_at=[3, 8])
     torch.manual_seed(4)
@@ -91,26 +92,25 @@ def test_without_rng_capture_only_the_order_is_exact(drawing: Make, fit: Make) -
         resumed = fit(DataLoader(drawing(), 4, shuffle=True), seed=None, saved=whole.cuts[step])
         assert resumed.batches == whole.batches[step:]
         assert resumed.losses != whole.losses[step:]
-        assert resumed.result.resume.reasons
         assert resumed.result.resume.reasons == (UNCAPTURED,)
-    assert str(resumed.result.resume) == f"order-exact; {UNCAPTURED}"
-    assert f"resumed: order-exact; {UNCAPTURED}" in str(resumed.result).splitlines()
+    text = f"resumed at step 8; nothing to verify: no step was repeated; {UNCAPTURED}"
+    assert str(resumed.result.resume).startswith(text)
+    assert str(resumed.result.resume) in str(resumed.result).splitlines()
 
 
-def test_several_reasons_add_up(flowing: Make, fit: Make) -> None:
+def test_an_iterable_dataset_is_replayed(flowing: Make, fit: Make) -> None:
     result = fit(DataLoader(flowing(), 4), seed=None).result
-    assert result.resume.position == "replayed"
-    assert result.resume.reasons == ("an iterable dataset is read again up to the position", UNCAPTURED)
+    assert (result.resume.position, result.resume.reasons) == ("replayed", (UNCAPTURED,))
 
 
 @pytest.mark.skipif("in_order" not in inspect.signature(DataLoader).parameters, reason="this torch has no in_order")
-@pytest.mark.parametrize(("workers", "level"), [(2, "not exact"), (0, "exact")])
-def test_batches_in_any_order(workers: int, level: str, drawing: Make, fit: Make) -> None:
+@pytest.mark.parametrize(("workers", "position"), [(2, "unknown"), (0, "seeked")])
+def test_batches_in_any_order(workers: int, position: str, drawing: Make, fit: Make) -> None:
     loader = DataLoader(drawing(), 4, num_workers=workers, in_order=False)
     resume = fit(loader).result.resume
 
-    assert resume.guarantee == level
-    assert resume.reasons == (("in_order=False lets workers deliver batches in any order",) if workers else ())
+    assert resume.position == position
+    assert ["in_order=False" in reason for reason in resume.reasons] == [True] * (workers > 0)
 
 
 def test_an_evaluation_has_no_such_thing(drawing: Make, noisy: Make) -> None:
@@ -195,7 +195,7 @@ def test_a_batch_that_is_cut_stays_so_in_a_save_before_it(drawing: Make) -> None
         assert rest(other, {"batch": moved["batch"]}) == list(range(12, 22))
 
 
-def test_the_same_steps_of_other_batches_are_order_exact(drawing: Make, fit: Make) -> None:
+def test_the_same_steps_of_other_batches(drawing: Make, fit: Make) -> None:
     def trained(size: int, accumulated: Any, **options: Any) -> Any:
         params = {"batch_size": size, "shuffle": True, "draws_per": "sample"}
         plugins = [] if accumulated is None else [GradientAccumulation(accumulated)]
@@ -205,9 +205,8 @@ def test_the_same_steps_of_other_batches_are_order_exact(drawing: Make, fit: Mak
     alike = "batches of 4 were read, now of 2: what is computed over a batch differs"
     for accumulated in (2, {0: 2, 5: 2}):
         resume = trained(2, accumulated, saved=saved).result.resume
-        assert (resume.guarantee, resume.reasons) == ("order-exact", (alike,))
+        assert resume.reasons == (alike,)
     later = trained(2, {0: 2, 1: 3}, saved=saved).result.resume
-    assert later.reasons
     assert later.reasons == (alike, "plugin 'gradient_accumulation' is new")
 
     saved = trained(2, 2, cut_at=[3]).cuts[3]
@@ -272,15 +271,12 @@ def test_between_epochs_a_change_is_said(drawing: Make, flowing: Make, fit: Make
     other = fit(DataLoader(flowing(), 4), saved=saved)
 
     assert len(resumed.batches) == 6
-    assert resumed.result.resume.reasons
     assert resumed.result.resume.reasons == (
         "the data changed at the resume: samples was 22 and is 30",
         "the global batch was 1 rank x batch_size 4 x accumulation 1, and is 1 rank x batch_size 5 x accumulation 1",
-        "dataset.size was 22 in the program, and is 30: name it in the class's resume_ignores, if no bit of the "
-        "training depends on it",
+        "dataset.size was 22 and is 30: the program sets it",
     )
-    assert other.result.resume.reasons
-    assert "source was 'map' and is 'iterable'" in other.result.resume.reasons[1]
+    assert "source was 'map' and is 'iterable'" in str(other.result.resume.reasons)
 
 
 def test_a_migrated_state_knows_nothing_of_the_order(drawing: Make, fit: Make) -> None:
@@ -289,10 +285,8 @@ def test_a_migrated_state_knows_nothing_of_the_order(drawing: Make, fit: Make) -
     resumed = fit(DataLoader(drawing(), 4), saved=saved)
 
     assert len(resumed.batches) == 9
-    assert resumed.result.resume.reasons
-    assert resumed.result.resume.reasons == (
-        "the checkpoint says nothing of the order of its samples: it was migrated",
-    )
+    (reason,) = resumed.result.resume.reasons
+    assert reason.startswith("the order of samples")
 
 
 # The state.
@@ -311,7 +305,7 @@ def test_the_state_is_plain_and_comes_back(drawing: Make) -> None:
         "seed": 2**64 + 3,
         "phase": 0,
         "advances": False,
-        "doubts": [],
+        "facts": {"hidden": [], "differences": []},
         "source": {
             "source": "map",
             "draws_per": "batch",
@@ -348,7 +342,7 @@ def test_nothing_to_train_on() -> None:
     data = TrainingData([])
     data.load_state_dict(data.state_dict(Progress()), {"batch": 0})
     assert data.source is None
-    assert data.guarantee() == ("order-exact", (UNCAPTURED,))
+    assert (data.resume_facts().sentences, data.resume_facts().position) == ((UNCAPTURED,), "seeked")
     data.close()
 
 
@@ -373,18 +367,30 @@ class CountsEpochs(Sampler[int]):
         return iter(torch.randperm(22, generator=torch.Generator().manual_seed(self.epoch)).tolist())
 
 
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_sampler_of_which_nobody_knows_whether_it_repeats_itself_is_not_called_exact(
-    batched: bool, drawing: Make, fit: Make
-) -> None:
-    sampler = CountsEpochs()
-    how = {"batch_sampler": BatchSampler(sampler, 4, False)} if batched else {"sampler": sampler, "batch_size": 4}
-    resume = fit(DataLoader(drawing(), **how)).result.resume
+class Draws(CountsEpochs):
+    """Draws its order, and keeps nothing."""
 
-    assert resume.reasons
-    assert resume.reasons == (
-        "a CountsEpochs may keep a state that no key reaches: give it indices(seed, epoch, start)",
-    )
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(22).tolist())
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("kind", [CountsEpochs, Draws])
+def test_the_attributes_of_a_sampler_are_compared(
+    kind: type[CountsEpochs], batched: bool, drawing: Make, fit: Make
+) -> None:
+    def made() -> DataLoader[Any]:
+        sampler = kind()
+        how = {"batch_sampler": BatchSampler(sampler, 4, False)} if batched else {"sampler": sampler, "batch_size": 4}
+        return DataLoader(drawing(), **how)
+
+    whole = fit(made(), cut_everywhere=True)
+    assert whole.result.resume.reasons == ()
+    for place in ((0, 3), (1, 0), (1, 3)):
+        resumed = fit(made(), saved=whole.places[place])
+        assert resumed.is_tail_of(whole) is (kind is Draws or place[0] == 0)
+        changed = ["sampler.epoch was" in reason for reason in resumed.result.resume.reasons]
+        assert changed == [True] * (kind is CountsEpochs)
 
 
 def test_another_seed_of_the_sampler_during_an_epoch_is_refused(drawing: Make, fit: Make) -> None:
@@ -397,12 +403,12 @@ def test_another_seed_of_the_sampler_during_an_epoch_is_refused(drawing: Make, f
         fit(made(2), saved=saved)
 
 
-def test_what_lowered_the_guarantee_once_is_kept(drawing: Make, fit: Make) -> None:
+def test_a_difference_is_reported_by_later_resumes_too(drawing: Make, fit: Make) -> None:
     border = fit(DataLoader(drawing(), 4), cut_everywhere=True).places[1, 0]
     second = fit(DataLoader(drawing(), 2), saved=border, cut_everywhere=True)
     third = fit(DataLoader(drawing(), 2), saved=second.places[1, 3])
 
-    assert second.result.resume.guarantee == third.result.resume.reasons
+    assert second.result.resume.reasons == third.result.resume.reasons
     assert third.result.resume.reasons == (
         "random draws of loading, such as augmentation, go by the batch and differ now: batches of 4 before, batches "
         "of 2 now; a training that begins with loader_params={'draws_per': 'sample'} avoids that",

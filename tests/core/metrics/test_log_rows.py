@@ -250,7 +250,8 @@ def test_the_result_as_json(tmp_path: Path) -> None:
     assert content["last_checkpoint"] == str(result.last_checkpoint)
     assert content["progress"]["steps"] == 10
     assert content["means"]["train/loss"] == result.means["train/loss"]
-    assert content["resume"]["guarantee"] == "exact"
+    assert content["resume"]["position"] == "seeked"
+    assert content["resume"]["untracked"] == {}
     assert content["history"][0]["by"] == "log_schedule"
 
 

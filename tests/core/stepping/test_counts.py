@@ -528,6 +528,8 @@ def test_a_validation_in_a_training_is_over_tokens_too() -> None:
 class Seen(Plugin):
     """Writes down how many tokens there were at each step, and where two filters let a step through."""
 
+    affects_training = False
+
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.every: list[int] = []

@@ -86,7 +86,7 @@ def found(data: Any, **how: Any) -> list[str]:
     probed.key(5)
     list(opened(probed))
     probed.close()
-    return list(probed.guarantee()[1])
+    return [text for kinds in probed.resume_facts().untracked.values() for text in kinds.split("; ")]
 
 
 @pytest.mark.sample(5)
@@ -126,7 +126,7 @@ def test_loaders_that_are_read_otherwise_are_not_probed(flowing: Make) -> None:
         data = TrainingData([loader])
         data.key(5)
         list(opened(data))
-        assert data.guarantee()[0] in ("replayed", "exact")
+        assert data.resume_facts().untracked == {}
 
 
 def test_every_phase_is_probed() -> None:
@@ -135,9 +135,9 @@ def test_every_phase_is_probed() -> None:
     data.key(5)
     for data.phase in range(3):
         list(opened(data))
-        assert len(data.guarantee()[1]) == 1
+        assert data.resume_facts().untracked == {"train loader": LOADS}
 
-    assert data.state_dict(Progress())["doubts"] == [["order-exact", LOADS]]
+    assert data.state_dict(Progress())["facts"]["hidden"] == [LOADS]
 
 
 def test_a_dataset_of_whole_batches_is_probed() -> None:
@@ -152,7 +152,8 @@ def test_samples_under_keys_of_their_own(kind: str) -> None:
     data.key(5)
     list(opened(data))
 
-    assert data.guarantee() == ("exact", ()) if kind == LAZY else ("order-exact", (LOADS,))
+    reasons = data.resume_facts().sentences
+    assert [LOADS in reason for reason in reasons] == [True] * (kind != LAZY)
 
 
 def test_of_counting_alone_nothing_is_said() -> None:
@@ -216,10 +217,9 @@ def test_a_sampler_with_a_state_is_accused_and_not_the_dataset() -> None:
 
 
 @pytest.mark.parametrize("how", [{"sampler": Counting()}, {"batch_size": 1, "batch_sampler": CountingBatches()}])
-def test_one_of_which_nothing_is_known_is_not_exact_anyway(how: dict[str, Any]) -> None:
-    (sentence,) = found(By(count), **how)
-
-    assert "may keep a state that no key reaches" in sentence
+def test_a_sampler_without_indices_is_not_accused(how: dict[str, Any]) -> None:
+    assert found(By(count), **how) == [LOADS]
+    assert found(By(PURE["index"]), **how) == []
 
 
 def test_a_sampler_and_a_dataset_with_a_state_are_both_accused() -> None:

@@ -258,7 +258,7 @@ def test_a_subclass_that_iterates_in_its_own_way_is_read_again(drawing: Make, re
     again = source()
     assert list(reading(again, 1, 2)) == whole[2:]
     assert (again.length, len(whole)) == (3, 3)
-    assert again.worth() == ("replayed", ("a Halving iterates in its own way, so it is read again",))
+    assert again.certainty() == ("replayed", ())
 
 
 def test_batches_of_a_batch_sampler_draw_by_their_samples_positions(drawing: Make) -> None:

@@ -110,8 +110,8 @@ def test_a_stream_continues_where_it_stood(kind: Any, step: int, fit: Make) -> N
 
     assert resumed.is_tail_of(whole)
     assert (loader.position, loader.read) == (10, 10 - step)
-    assert resumed.result.resume.reasons
-    assert resumed.result.resume.reasons == (f"a {kind.__name__} keeps its own position; its random draws are unknown",)
+    (reason,) = resumed.result.resume.reasons
+    assert f"a {kind.__name__} keeps its own position; its random draws are unknown" in reason
 
 
 def test_a_generator_whose_state_a_loader_saves_is_left_alone(fit: Make) -> None:
@@ -321,8 +321,8 @@ def test_a_sampler_in_it_that_keeps_no_state_is_not_believed(drawing: Make, fit:
 
     data = drawing()
     batched = BatchSampler(SubsetRandomSampler(range(9)), 4, drop_last=False)
-    worths = [
-        source_of(loader).worth()
+    known = [
+        source_of(loader).certainty()[1]
         for loader in (
             stateful(data, sampler=SubsetRandomSampler(range(9))),
             StatefulDataLoader(data, batch_sampler=batched),
@@ -330,9 +330,9 @@ def test_a_sampler_in_it_that_keeps_no_state_is_not_believed(drawing: Make, fit:
             stateful(data, sampler=Kept(range(9))),
         )
     ]
-    assert [level for level, _ in worths] == ["not exact", "not exact", "not exact", "exact"]
-    assert worths[0][1] == ("a SubsetRandomSampler in a StatefulDataLoader saves no state: its order may be another",)
-    assert worths[1][1][0].startswith("a BatchSampler in a")
+    assert [len(sentences) for sentences in known] == [1, 1, 1, 0]
+    assert known[0][0].startswith("a SubsetRandomSampler in a StatefulDataLoader saves no state")
+    assert known[1][0].startswith("a BatchSampler in a")
 
 
 def test_torchdata_s_loader_with_workers_keeps_the_order(drawing: Make, fit: Make) -> None:
@@ -346,10 +346,8 @@ def test_torchdata_s_loader_with_workers_keeps_the_order(drawing: Make, fit: Mak
     for step in (2, 8):
         resumed = fit(made(), saved=whole.cuts[step])
         assert order(resumed) == order(whole)[step:]
-        assert resumed.result.resume.reasons
-        assert resumed.result.resume.reasons == (
-            "a StatefulDataLoader keeps its own position; its random draws are unknown",
-        )
+        (reason,) = resumed.result.resume.reasons
+        assert "a StatefulDataLoader keeps its own position; its random draws are unknown" in reason
 
 
 @pytest.mark.parametrize("sized", [True, False])
@@ -419,30 +417,26 @@ class ByName(Numbers):
 
 
 @pytest.mark.parametrize(
-    ("kind", "level", "reason"),
-    [
-        (Numbers, "exact", ""),
-        (Counting, "order-exact", "Counting loads the same batch differently each time"),
-    ],
+    ("kind", "hidden"), [(Numbers, None), (Counting, "Counting loads the same batch differently each time")]
 )
-def test_the_first_samples_are_loaded_twice(kind: Any, level: str, reason: str, fit: Make) -> None:
+def test_the_first_samples_are_loaded_twice(kind: Any, hidden: str | None, fit: Make) -> None:
     def make() -> Any:
         return StatefulDataLoader(kind(), 3)
 
     whole = fit(make(), cut_at=[2])
     tail = fit(make(), saved=whole.cuts[2])
 
-    assert tail.is_tail_of(whole) or level != "exact"
-    assert whole.result.resume.guarantee == level
-    assert tail.result.resume.guarantee == ("exact" if level == "exact" else "not exact")  # the count is named there
+    assert tail.is_tail_of(whole) is (hidden is None)
     for trial in (whole, tail):
-        assert "; ".join(trial.result.resume.reasons).startswith(reason)
+        if hidden is None:
+            assert trial.result.resume.reasons == ()
+        else:
+            assert hidden in trial.result.resume.untracked["train loader"]
 
 
 def test_of_a_dataset_that_takes_no_numbers_it_is_said(fit: Make) -> None:
     sampler = torchdata_sampler.BatchSampler(["a", "b"], 1, drop_last=False)
     resume = fit(StatefulDataLoader(ByName(), batch_sampler=sampler)).result.resume
 
-    assert resume.reasons[-1] == (
-        "ByName was not loaded twice and compared, so hidden state in it was not found: KeyError: 0"
-    )
+    assert "ByName was not loaded twice" in resume.reasons[-1]
+    assert "KeyError: 0" in resume.reasons[-1]

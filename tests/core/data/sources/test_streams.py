@@ -233,7 +233,7 @@ def test_a_stream_without_a_length_says_where_it_was(read: Read) -> None:
     batches = source.open(reading(0, 0))
     assert [flat(next(batches))["a"][0] for _ in range(4)] == [0, 1, 2, 0]
     assert source.state_dict(4)["places"] == {"a": [1, 1, False], "b": [2, 0, False]}
-    assert source.worth() == ("replayed", ("a: an iterable dataset is read again up to the position",))
+    assert source.certainty() == ("replayed", ())
 
 
 def once() -> Iterator[int]:

@@ -30,6 +30,7 @@ class Script(h.Plugin):
     """Asks on each rank for what a script says of the step that is done; notes what happens."""
 
     asks = ("log", "validation", "save", "stop")
+    affects_training = False  # else a resume restores what has happened
 
     def __init__(self, asked: Asked, event: type[h.Event] = h.BatchEnd) -> None:
         self.asked, self.event = asked, event
