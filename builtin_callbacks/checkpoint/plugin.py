@@ -110,7 +110,7 @@ class Checkpoint(Saver):
                 if point.path is not None or not waits:  # else another plugin says which training it is
                     notes += self._claim(run, name, training_id)
                     if point.path is not None:
-                        self._files.keep_own()
+                        self._files.keep_newest()
             return training_id, self._files.name, point.path, self.is_branch, notes, point.warning
 
         self.is_branch = False

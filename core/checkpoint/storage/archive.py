@@ -47,42 +47,49 @@ class Pickle:
             cls.persistent_id = persistent_id  # type: ignore[method-assign]  # the same signature
 
 
-def write_checkpoint(files: Files, path: Path, state: Mapping[str, Any], entry: Entry) -> Entry:
+def write_checkpoint(files: Files, path: Path, state: Mapping[str, Any], entry: Entry, date: int) -> Entry:
     """Write a state and its manifest into one file, and make it durable; return the entry with size and digest.
+
+    Args:
+        files: the operations on files.
+        path: the file.
+        state: plain types and tensors.
+        entry: the manifest, without size and digest.
+        date: the time of the file, in nanoseconds; see `Manifests.recent`.
 
     Raises:
         OSError: a step failed.
     """
     with files.create(path) as file, _writing(files, file, state) as writer:
-        entry = replace(entry, size=writer.size, sha256="0" * 64)  # all digests have one length
-        entry = replace(entry, sha256=writer.end_archive(len(encode(entry))))
-        writer.write(encode(entry))
-        writer.finish()
+        entry = replace(entry, size=writer.size, sha256=writer.digest())
+        writer.end(encode(entry))
         if writer.leaves_out and files.archive_digest(path, entry.size, checks_data=False) != entry.sha256:
             raise OSError(errno.EIO, WRITTEN_OTHERWISE)
+        files.date(file, date)
         files.sync(file)
     return entry
 
 
-def rewrite_manifest(files: Files, path: Path, aside: Path, entry: Entry) -> None:
+def rewrite_manifest(files: Files, path: Path, aside: Path, entry: Entry, date: int) -> None:
     """Write a checkpoint again under another name, with the manifest of an entry, and make it durable.
 
     Raises:
         OSError: a step failed, or the checkpoint is damaged.
     """
     with files.try_open(path) as source, files.create(aside) as file:
-        writer = ArchiveWriter(files, file)
-        while (left := entry.size - 2 - writer.size) and (piece := source.read(min(left, PIECE))):
-            writer.write(piece)
+        left = entry.size - 2
+        while left and (piece := source.read(min(left, PIECE))):
+            files.write(file, piece)
+            left -= len(piece)
         manifest = encode(entry)
-        writer.write(len(manifest).to_bytes(2, "little") + manifest)
-        writer.finish()
+        files.write(file, len(manifest).to_bytes(2, "little") + manifest)
         try:
             digest = files.archive_digest(aside, entry.size)
         except ValueError as error:
             raise OSError(errno.EIO, f"{path} is damaged: {error}") from error
         if digest != entry.sha256:
             raise OSError(errno.EIO, f"{path} is damaged: its SHA-256 is not the one in its manifest")
+        files.date(file, date)
         files.sync(file)
 
 
@@ -114,7 +121,7 @@ def _writing(files: Files, file: FileIO, state: Mapping[str, Any]) -> Iterator[A
 
 
 def write_small(files: Files, path: Path, content: bytes, *, syncs: bool = True) -> None:
-    """Write a small file and, with `syncs`, make its content durable.
+    """Write a small file and, with `syncs`, make its content durable and read it back.
 
     Raises:
         OSError: a step failed, or the content read back differs.
@@ -123,7 +130,7 @@ def write_small(files: Files, path: Path, content: bytes, *, syncs: bool = True)
         files.write(file, content)
         if syncs:
             files.sync(file)
-    if files.read(path, len(content)) != content:
+    if syncs and files.read(path, len(content) + 1) != content:
         raise OSError(errno.EIO, f"what was read back of {path} is not what was written")
 
 

@@ -89,7 +89,7 @@ class Lock:
 
     def _read_holder(self) -> list[str]:
         try:
-            return SYSTEM.try_read(self._holder, LONGEST).decode(errors="replace").split()
+            return SYSTEM.try_range(self._holder, 0, LONGEST)[0].decode(errors="replace").split()
         except (OSError, ValueError):
             return []
 

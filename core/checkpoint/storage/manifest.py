@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf, isfinite, isnan
 from pathlib import Path
 from types import NoneType
@@ -32,6 +33,7 @@ def checkpoint_name(run_name: str, epoch: int, step: int, metadata: str = "") ->
     return f"{run_part(run_name)}_epoch_{epoch}_iter_{step}{tail}{SUFFIX}"
 
 
+@lru_cache
 def run_part(run_name: str) -> str:
     """Return the prefix of a run's files: its name, with a digest if cleaning changes it.
 
@@ -269,12 +271,11 @@ def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:
     return entry
 
 
-def find_tail(read: Callable[[int], bytes], size: int, path: Path) -> tuple[bytes, int]:
+def find_tail(read: Callable[[int], tuple[bytes, int]], path: Path) -> tuple[bytes, int]:
     """Return the manifest of a file, and where it begins, from one or two reads at the end of the file.
 
     Args:
-        read: returns the bytes from a position on.
-        size: of the file.
+        read: returns the last bytes of the file, as many as asked for, and its size.
         path: for messages.
 
     Raises:
@@ -282,7 +283,7 @@ def find_tail(read: Callable[[int], bytes], size: int, path: Path) -> tuple[byte
         ValueError: it is damaged, or no archive.
     """
     for near in (NEAR, MOST + END_SIZE):
-        tail = read(max(0, size - near))
+        tail, size = read(near)
         if (at := tail.rfind(END)) >= 0:
             break
     comment = tail[at + END_SIZE :]
@@ -292,6 +293,12 @@ def find_tail(read: Callable[[int], bytes], size: int, path: Path) -> tuple[byte
     if not comment:
         raise MissingManifestError(path)
     return comment, size - len(comment)
+
+
+def read_entry(read: Callable[[int], tuple[bytes, int]], path: Path) -> Entry:
+    """Return the entry in the manifest at the end of a file; see `find_tail` and `decode`."""
+    content, begin = find_tail(read, path)
+    return decode(content, path, begin)
 
 
 def _entry(facts: Mapping[str, Any], path: Path) -> Entry:

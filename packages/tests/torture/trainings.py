@@ -44,7 +44,7 @@ REFUSALS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.ESTALE)
 WRITES = ("create", "write", "sync", "rename", "link", "unlink", "sync_folder")
 MOVES = ("rename", "unlink")
 LOADS = ("try_open", "data")
-READS = ("try_status", "try_open", "try_read", "try_tail", "try_names")
+READS = ("try_status", "try_open", "try_range", "try_names")
 
 
 class Death(BaseException):
