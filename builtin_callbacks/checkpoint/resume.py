@@ -14,7 +14,7 @@ from ...core.checkpoint.state.compatibility import CHANGES, BatchChange
 from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError
-from ...core.checkpoint.storage.reader import OfOthers
+from ...core.checkpoint.storage.reader import OfOthers, newest_training
 from ...core.checkpoint.weights import share
 from ...core.settings import DEFAULTS
 from ...events import Engine
@@ -237,9 +237,10 @@ def _forgotten_name(store: storage.Store, passed_over: Sequence[str]) -> str:
 
 def _unusable(store: storage.Store) -> str | None:
     """Return how many checkpoints resume='auto' might have continued from, and whose they are; None for no such."""
-    entries, newest = store.entries()[0], store.newest_training()
+    entries, lost = store.entries()[0], store.lost()
+    newest = newest_training(entries, lost)
     own = [each for each in entries if each.training == newest]
-    number = len(own) + len({each.path for each in (*store.lost(), *store.under(store.run_name)[1])})
+    number = len(own) + len({each.path for each in (*lost, *store.under(store.run_name)[1])})
     training = "the newest training of " if len(own) < len(entries) else ""
     return f"{number} checkpoints of {training}{store.run_name!r}" if number else None
 

@@ -7,9 +7,9 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
+from typing import NamedTuple
 
 from .archive import Head, read_head
 from .files import SYSTEM, Files
@@ -24,8 +24,7 @@ SHORTEST = 80  # bytes at the beginning of a run's name that the names of all it
 Stamp = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FoundFile:
+class FoundFile(NamedTuple):
     """A checkpoint in a folder, or a file with the name of one.
 
     Attributes:
@@ -78,7 +77,7 @@ class Manifests:
             except (FileNotFoundError, NotADirectoryError):
                 names = []
             visible = (each for each in names if each.name.endswith((SUFFIX, LAST)) and not each.name.startswith("."))
-            self._stamps = {each.name: _stamp(each) for each in visible if not _is_folder(each)}
+            self._stamps = {each.name: stamp for each in visible if (stamp := _stamp(each)) is not None}
             stable, self._listed_at = self._listed_at - STABLE, time_ns()
             self._known = {name: each for name, each in self._known.items() if self._is_unchanged(each, stable)}
             self._recent = {}
@@ -142,10 +141,6 @@ class Manifests:
         finally:
             self._is_steady = was_steady
 
-    def look_again(self) -> None:
-        """Make the next `look` list the folder again."""
-        self._is_steady = False
-
     def _is_unchanged(self, each: FoundFile, stable: int) -> bool:
         """Return whether a file is the one that was read, at a time from which on it cannot have changed unseen."""
         is_known = bool(each.stamp) and self._stamps.get(each.path.name) == each.stamp
@@ -184,17 +179,12 @@ def read_pointer(pointer: Path) -> str | None:
         return None
 
 
-def _is_folder(each: os.DirEntry[str]) -> bool:
+def _stamp(each: os.DirEntry[str]) -> Stamp | None:
+    """Return inode, size and times of a file, which change with it; () if they cannot be read, None for a folder."""
     try:
-        return each.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def _stamp(each: os.DirEntry[str]) -> Stamp:
-    """Return inode, size and times of a file, which change with it; nothing if they cannot be read."""
-    try:
+        if each.is_dir():
+            return None
         status = each.stat()
-    except OSError:
+    except OSError:  # a link to itself, for example
         return ()
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

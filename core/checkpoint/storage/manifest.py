@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import inf, isfinite, isnan
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from ...system.extras import kind_of
 from ..state.schema import SCHEMA, describe_schema
@@ -63,8 +63,7 @@ def check_name(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
+class Hidden(NamedTuple):
     """The hidden files of a run. Those that end in `.tmp` are not finished: the next start removes them.
 
     Attributes:
@@ -246,10 +245,8 @@ def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:
         SchemaError: it has another schema.
         ValueError: it is not a manifest, or damaged.
     """
-    if MARK not in content:
-        raise ValueError(f"{path} is damaged, or no checkpoint of heliograph: it does not end with a manifest.")
-    try:
-        facts = json.loads(content.decode())  # given bytes, it would look for their encoding
+    try:  # given bytes, json would look for their encoding
+        facts = json.loads(content.decode()) if MARK in content else None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: its manifest cannot be read: {error}.") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
@@ -258,12 +255,10 @@ def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:
     digest, end, after = rest[:DIGITS], rest[DIGITS : DIGITS + 2], rest[DIGITS + 2 :]
     if not (end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == digest):
         raise ValueError(f"{path} is damaged: the bytes of its manifest do not match its own digest.")
+    if type(schema := facts.get("schema")) is int and schema != SCHEMA:
+        raise SchemaError(f"The checkpoint {path} has {describe_schema(schema)}")
     try:
-        if (schema := _typed(facts["schema"], "schema", int)) != SCHEMA:
-            raise SchemaError(f"The checkpoint {path} has {describe_schema(schema)}")
         entry = _entry(facts, path)
-    except SchemaError:
-        raise
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ValueError(f"The manifest of {path} cannot be used: {error}.") from None
     if begin not in (None, entry.size):
@@ -306,6 +301,7 @@ def _entry(facts: Mapping[str, Any], path: Path) -> Entry:
     saved_at = _typed(facts["saved_at"], "saved_at", int, float)
     if not YEARS_1_TO_9999[0] < saved_at < YEARS_1_TO_9999[1]:
         raise ValueError(f"saved_at={saved_at!r} is not a time")
+    _typed(facts["schema"], "schema", int)
     shards, former = facts["shards"], _typed(facts["former_shards"], "former_shards", str)
     return Entry(
         path=path,

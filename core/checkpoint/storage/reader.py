@@ -51,10 +51,9 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
             schema; the message says what to do.
     """
     if verify:
-        entry = check(path, with_shards=with_shards, files=files)
-        for shard in read_shards(entry, files=files) if with_shards else ():
-            if shard.name == INDEX:
-                read_index(shard)
+        shards = read_shards(check(path, with_shards=with_shards, files=files), files=files) if with_shards else ()
+        for index in (each for each in shards if each.name == INDEX):
+            read_index(index)
     state = read(path, is_verified=verify, files=files)
     try:
         check_schema(state)
@@ -294,7 +293,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
             except FileNotFoundError as error:
                 if entry.path not in gone:  # just removed by another process: list the folder again
                     gone.add(entry.path)
-                    manifests.look_again()
+                    manifests.names(again=True)
                     break
                 passed_over.append(str(error))
             except UnreadableError:

@@ -19,7 +19,7 @@ from typing import Any
 from ..state.compaction import compacted
 from ..state.schema import WEIGHTS_ONLY
 from . import reader
-from .archive import WRITTEN_OTHERWISE, rewrite_manifest, write_checkpoint, write_small
+from .archive import rewrite_manifest, write_checkpoint, write_small
 from .files import NOT_THERE, SYSTEM, Files, megabytes, prepare_folder
 from .folder import FoundFile, Manifests, read_pointer
 from .lock import Lock
@@ -64,7 +64,7 @@ class Store:
         self._manifests = Manifests(folder, self._files)
         self._hidden = Hidden.of(folder, run_name)
         self._lock = self._lock_of(run_name)
-        self._own_lock: Lock | None = None  # of the name of its files, where that is another
+        self._own_lock = self._lock_of(run_name)  # held for the name of its files, if that is another
         self._has_just_looked = False  # at the folder, when the store was opened
         self._is_tidy = False  # whether nothing failed since the last sweep
         self._sequence: int | None = None  # the highest so far, while the store is open
@@ -111,9 +111,8 @@ class Store:
         """Release the lock; closing twice does nothing."""
         self._sequence = None
         self._pointed.clear()
-        if self._own_lock is not None:
-            self._own_lock.release()
-        self._own_lock, self.name = None, self.run_name
+        self._own_lock.release()
+        self.name = self.run_name
         self._lock.release()
 
     def write_as(self, training_id: str, name: str) -> None:
@@ -123,11 +122,10 @@ class Store:
             ValueError: another process writes under this name.
         """
         if name != self.name:
-            lock = None if name == self.run_name else self._lock_of(name)
-            if lock is not None:
+            lock = self._lock_of(name)
+            if name != self.run_name:
                 lock.acquire()
-            if self._own_lock is not None:
-                self._own_lock.release()
+            self._own_lock.release()
             self._own_lock = lock
             self._pointed.clear()  # others may have written those of this name
         self.training_id, self.name = training_id, name
@@ -171,12 +169,10 @@ class Store:
         path, replaces, former = self._free_path(self.folder / check_name(name), training, replace_unknown)
         entry = self._entry(path, state, newest + 1 if sequence is None else sequence, judged_by)
         entry = replace(entry, former_shards=former.shards[0] if former and former.shards else "")
-        self._has_just_looked, files, hidden = False, self._files, self._hidden
-        outcome = UNTOUCHED
+        files, hidden, outcome = self._files, self._hidden, UNTOUCHED
         try:
-            if not shards and not self._is_tidy:
+            if not self._begin_change() and not shards:
                 self._sweep()
-            self._is_tidy = False
             state, needed = compacted(state)
             _check_room(files, self.folder, needed, "it")
             try:
@@ -185,9 +181,7 @@ class Store:
                     write_small(files, hidden.shards / reader.DIGESTS, digests)
                     entry = replace(entry, shards=(folder, sha256(digests).hexdigest()))
                     state = {**state, "shards": {**state.get("shards", {}), "folder": folder}}
-                entry = write_checkpoint(files, hidden.data, state, entry, self._next_date())
-                if read_back:
-                    self._read_back(entry)
+                entry = write_checkpoint(files, hidden.data, state, entry, self._next_date(), read_back=read_back)
                 self._put_in_place(entry, replaces)
             except BaseException as error:
                 if not self._undo(entry, replaces, error):
@@ -210,10 +204,9 @@ class Store:
         Raises:
             OSError: there is not enough space, or the folder could not be created.
         """
-        self._has_just_looked = False
+        self._begin_change()  # until a save has renamed the folder
         self._sweep()
         _check_room(self._files, self.folder, needed, f"writing the shards of a checkpoint in {self.folder}")
-        self._is_tidy = False  # until a save has renamed the folder
         self._hidden.shards.mkdir()
         return self._hidden.shards
 
@@ -230,7 +223,7 @@ class Store:
         newest = self._highest(entry.family)
         free, _, former = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
         is_numbered = free.name != path.name and not entry.is_renamed
-        self._has_just_looked, self._is_tidy = False, False
+        self._begin_change()
         self._sweep()
         if is_numbered:  # under a name that is not in its manifest, it would count as renamed
             entry = replace(entry, name=free.name)
@@ -261,7 +254,7 @@ class Store:
         entry, files = replace(entry, judged_by=judged_by), self._files
         path = entry.path.resolve() if entry.path.is_symlink() else entry.path
         aside = path.with_name(self._hidden.data.name)
-        self._has_just_looked, was, self._is_tidy = False, self._is_tidy, False
+        was = self._begin_change()
         try:
             _check_room(files, path.parent, entry.size + MOST, "judging it")
             try:
@@ -308,17 +301,9 @@ class Store:
         """Return the files that are named like checkpoints of this run, and have no manifest."""
         return reader.files_without_manifest(self._manifests, self.run_name)
 
-    def newest_training(self) -> str | None:
-        """Return the newest training of this run's name, even if all of its checkpoints are damaged."""
-        return reader.newest_training(self.entries()[0], self.lost())
-
     def newest(self) -> tuple[Entry | None, reader.State | None, list[str]]:
         """Return the newest intact checkpoint, its state, and a sentence for each one that was skipped."""
         return reader.newest(self._manifests, self.run_name)
-
-    def load(self, path: Path) -> reader.State:
-        """Return the state in a checkpoint in any folder, verified; see `reader.load`."""
-        return reader.load(path, files=self._files)
 
     def verify(self, path: Path) -> Entry:
         """Verify every byte of a checkpoint in any folder; see `reader.check`."""
@@ -359,13 +344,13 @@ class Store:
             return False
         if entry.training != (training or self.training_id or entry.training) or not entry.is_removable:
             return False
-        self._has_just_looked = False
+        was = self._begin_change()
         if entry.shards:  # under its hidden name, it says which shards go with it
-            self._is_tidy = False
             self._files.rename(path, self._hidden.data)
             self._sweep()
         else:
             self._files.unlink(path)
+            self._is_tidy = was
         return True
 
     def pin(self, path: Path) -> None:
@@ -393,7 +378,7 @@ class Store:
             if name is None:
                 self._files.unlink(pointer)
             elif pointer in self._pointed or read_pointer(pointer) != name:
-                self._has_just_looked, was, self._is_tidy = False, self._is_tidy, False
+                was = self._begin_change()
                 # `prune` spares what is called the best. The last is a hint only, and not worth a wait for the disk.
                 write_small(self._files, self._hidden.small, f"{name}\n".encode(), syncs=label == "best")
                 self._files.rename(self._hidden.small, pointer)
@@ -439,12 +424,6 @@ class Store:
         if replaces:
             files.unlink(hidden.former)
 
-    def _read_back(self, entry: Entry) -> None:
-        with suppress(ValueError):
-            if self._files.archive_digest(self._hidden.data, entry.size) == entry.sha256:
-                return
-        raise OSError(errno.EIO, WRITTEN_OTHERWISE)
-
     def _undo(self, entry: Entry, replaces: bool, error: BaseException) -> bool:
         """Undo a save, by the files that exist: an interrupt may come between any two steps.
 
@@ -482,6 +461,11 @@ class Store:
         if run_name != self.run_name:
             raise ValueError(f"A state of run {run_name!r} was given to the store of {self.run_name!r}.")
         return self._sequence
+
+    def _begin_change(self) -> bool:
+        """Note that the folder changes; return whether nothing has failed since the last sweep."""
+        was, self._is_tidy, self._has_just_looked = self._is_tidy, False, False
+        return was
 
     def _next_date(self) -> int:
         """Return the time of a new file: later than all before, even if the clock was set back; see `recent`."""

@@ -17,6 +17,7 @@ import torch
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.compaction import compacted
 from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.core.checkpoint.storage.files import prepare_folder
 from heliograph.core.checkpoint.storage.manifest import encode
 
 Make = Callable[..., Any]
@@ -235,8 +236,8 @@ def test_two_runs_in_one_folder(opened: Make, state: Make) -> None:
 
 
 def test_prepare_folder_makes_it_and_leaves_nothing(tmp_path: Path) -> None:
-    storage.prepare_folder(tmp_path / "a" / "b")
-    storage.prepare_folder(tmp_path / "a" / "b")
+    prepare_folder(tmp_path / "a" / "b")
+    prepare_folder(tmp_path / "a" / "b")
 
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
