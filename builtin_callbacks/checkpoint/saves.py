@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...core.checkpoint.storage import JudgedBy
 from ...core.metrics.monitor import Monitor
 from ...events import Run
+
+if TYPE_CHECKING:
+    from .saver import Saver
 
 
 @dataclass(slots=True)
@@ -17,81 +21,71 @@ class Saved:
     """What a run has saved and measured.
 
     Attributes:
-        steps: of the newest checkpoint, None where there is none.
-        is_own: whether that is the newest of this training, so that a measurement of the same weights judges it.
+        path: the newest checkpoint.
+        steps: the optimizer steps of the newest checkpoint.
+        is_own: whether it is the newest of this training, so that a measurement of the same weights judges it.
         asked_at: the step of the newest save.
+        value: the latest value of the metric that ranks checkpoints.
+        measured_at: the step at which it was measured, -1 before.
         error: what failed the run.
     """
 
+    path: Path | None = None
     steps: int | None = None
     is_own: bool = False
     asked_at: int | None = None
+    value: float | None = None
+    measured_at: int = -1
     error: BaseException | None = None
 
-    def hold(self, steps: int, *, is_own: bool = True) -> None:
-        """Note where the newest checkpoint is."""
-        self.steps, self.is_own = steps, is_own
+    def judged_at(self, step: int, monitor: Monitor | None) -> JudgedBy | None:
+        """Return what a checkpoint of a step is judged by, if the metric was measured at that step."""
+        return None if monitor is None or step != self.measured_at else (monitor.name, monitor.mode, self.value)
 
-    def missing(
-        self,
-        run: Run,
-        folder: Path,
-        monitor: Monitor | None,
-        measured_at: int,
-        best: JudgedBy | None,
-        *,
-        asks: bool,
-    ) -> Iterator[str]:
-        """Yield a sentence for each thing that was asked for and is not there, at the end of a run that ended well.
-
-        Args:
-            run: the run.
-            folder: where checkpoints are written.
-            monitor: what the best are chosen by.
-            measured_at: the step at which the metric was measured last, -1 where it was not.
-            best: what the best checkpoint is judged by.
-            asks: whether the plugin asks for saves itself.
-        """
-        steps = run.progress.steps
+    def missing(self, run: Run, plugin: Saver) -> Iterator[str]:
+        """Yield a sentence for each thing that the plugin was to save and has not, at the end of a completed run."""
+        folder, name, steps, monitor = plugin.folder, type(plugin).__name__, run.progress.steps, plugin.monitor
+        best = None if plugin.best is None else plugin.best.judged_by
         history = run.control.history
         takers = dict.fromkeys(each.by for each in history if each.verb in ("veto_save", "withdraw_save"))
         if self.steps is None and run.progress.batches and takers:
             yield f"No checkpoint was written to {folder}: the saves were vetoed or withdrawn, by {', '.join(takers)}."
         elif self.steps is None and run.progress.batches:
-            mend = "give it every=Every(epochs=1), which also asks for one at the end"
-            if asks:
-                mend = "its every= asks only while it is on, so let its when() hold, or enable it, in time"
-            yield f"No checkpoint was written to {folder}, no save was asked for in {steps} steps: {mend}."
+            remedy = "give it every=Every(epochs=1), which also asks for one at the end"
+            if plugin.asks:
+                remedy = "its every= asks only while it is on, so let its when() hold, or enable it, in time"
+            yield f"No checkpoint was written to {folder}, no save was asked for in {steps} steps: {remedy}."
         if self.steps is None or not run.progress.batches:
             return
         if self.steps < steps and not takers:  # else somebody has decided so
             yield (
                 f"The newest checkpoint in {folder} is of step {self.steps}, and the run ended at step {steps}: "
-                f"{_steps(steps - self.steps)} not in it. Checkpoint(..., every=...) saves the end, too, "
+                f"{_steps(steps - self.steps)} not in it. {name}(..., every=...) saves the end, too, "
                 f"and so does a SaveSchedule without at_end=False."
             )
-        if monitor is not None and best is not None and best[2] is not None and isnan(best[2]):
+        if monitor is None or not monitor.can_come(run):
+            return
+        if best is not None and best[2] is not None and isnan(best[2]):
             yield f"No checkpoint is the best: {monitor.name!r} was not a number at any of them."
-        if monitor is not None and run.best_checkpoint is None:
-            measured = "never measured" if measured_at < 0 else f"measured last at step {measured_at}"
+        if run.best_checkpoint is None:
+            measured = "never measured" if self.measured_at < 0 else f"measured last at step {self.measured_at}"
             saved = "nothing was saved since" if self.asked_at is None else f"the last save was at step {self.asked_at}"
             yield (
                 f"No checkpoint is the best by {monitor.name!r}, since none was saved where it was measured: it "
                 f"was {measured}, and {saved}. Let them meet, as in "
                 f"{'Validation' if monitor.split == 'validation' else 'Log'}Schedule(steps=100) and "
-                f"Checkpoint(..., every=Every(steps=200))."
+                f"{name}(..., every=Every(steps=200))."
             )
 
-    def lost(self, run: Run, folder: Path, path: Path | None, *, resumes: bool) -> str | None:
+    def lost(self, run: Run, folder: Path, *, resumes: bool) -> str | None:
         """Return which checkpoint is the newest, what is not in it, and how to resume; None for nothing.
 
         Args:
             run: a run that ended early.
             folder: where checkpoints are written.
-            path: the newest one.
             resumes: whether the program resumes it when it is started again.
         """
-        steps = run.progress.steps
+        steps, path = run.progress.steps, self.path
         if path is None or self.steps is None:
             return f"no checkpoint was written: {_steps(steps)} lost" if steps else None
         loss = f"{_steps(steps - self.steps)} lost" if steps > self.steps else "no step is lost"

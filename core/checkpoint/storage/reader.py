@@ -229,13 +229,14 @@ def _of_others(manifests: Manifests, run_name: str) -> OfOthers | None:
 def under(folder: Path | Manifests, run_name: str, name: str) -> tuple[list[Entry], list[FoundFile], int]:
     """Return the checkpoints of trainings whose files have a name, other files of that name, and how many there are.
 
-    Only the newest ones are returned, if one of them has the name.
+    Only the newest ones are returned, if one of them has the name. Files that were renamed no longer have it.
     """
     manifests = _manifests(folder)
     number = sum(_is_named_after(name, file) for file in manifests.names())
     for look in (partial(manifests.recent, run_name), partial(_files_of, manifests, name, "run")):
         found = look()
-        known = [each.entry for each in found if each.entry is not None and each.entry.run_name == name]
+        entries = (each.entry for each in found if each.entry is not None)
+        known = [each for each in entries if each.run_name == name and not each.is_renamed]
         unknown = [each for each in found if each.entry is None and _is_named_after(name, each.path.name)]
         if known or len(unknown) == number:
             break
@@ -256,8 +257,7 @@ def files_without_manifest(manifests: Manifests, run_name: str) -> list[Path]:
 
 def highest_sequence(found: Iterable[FoundFile], run_name: str) -> int:
     """Return the highest sequence of a run, at least 0: those of Helios have negative ones."""
-    entries = (each.entry for each in found if each.entry is not None)
-    return max([0, *(entry.sequence for entry in entries if entry.family == run_name)])
+    return max([0, *(each.entry.sequence for each in found if each.entry and each.run_name == run_name)])
 
 
 def refused(found: Iterable[FoundFile]) -> list[str]:

@@ -348,7 +348,7 @@ class Folder:
         for _ in range(self.random.randint(0, 3)):
             run.progress.steps += self.random.choice([0, 1, 1])
             run.progress.batches += 1
-            checkpoint._value, checkpoint._value_at = self.random.random(), run.progress.steps
+            checkpoint._saved.value, checkpoint._saved.measured_at = self.random.random(), run.progress.steps
             checkpoint.save(run, SavePoint())  # type: ignore[arg-type]
         checkpoint.end(run, RunClosed("completed"))  # type: ignore[arg-type]
 

@@ -387,3 +387,38 @@ def test_a_copy_is_a_checkpoint(tmp_path: Path, opened: Make, state: Make) -> No
     assert (copy.is_renamed, entry.is_renamed) == (True, False)
     assert storage.load(tmp_path / "b.pth")["progress"] == {"steps": 1}
     assert torch.load(tmp_path / "b.pth", weights_only=True, mmap=True)["progress"] == {"steps": 1}
+
+
+class Small(Files):
+    """A file system with little room."""
+
+    room = 10**9
+
+    def free(self, folder: Path) -> int:
+        return self.room
+
+
+def test_a_late_judgement_needs_room_for_a_second_file(opened: Make, state: Make, names: Make) -> None:
+    files = Small()
+    store = opened(files=files)
+    entry = store.save("a.pth", state(1))
+    before, files.room = entry.path.read_bytes(), 1000
+    with pytest.raises(OSError, match=r"judging it needs 0\.1 MB and was not begun") as info:
+        store.judge(entry, ("validation/loss", "min", 0.5))
+
+    assert info.value.errno == errno.ENOSPC
+    assert (names(), entry.path.read_bytes()) == (["a.pth"], before)
+
+
+def test_a_link_stays_one_if_the_checkpoint_is_judged(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
+    store = opened()
+    entry = store.save("a.pth", state(1))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    entry.path.rename(elsewhere / "moved.pth")
+    entry.path.symlink_to(elsewhere / "moved.pth")
+    store.judge(entry, ("validation/loss", "min", 0.5))
+
+    assert entry.path.is_symlink()
+    assert [path.name for path in elsewhere.iterdir()] == ["moved.pth"]
+    assert storage.verify(entry.path).judged_by == ("validation/loss", "min", 0.5)
