@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -20,16 +22,98 @@ from ...events import Lane, Run
 from ...events import catalogue as ev
 from ...events.checks import check_flag, check_path, check_whole_number
 from ...plugins import Plugin, on
-from ...plugins.filters import Filter
-from ..schedules import SaveSchedule
+from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
 from .folder import CheckpointFolder
 from .names import OnExisting
 from .retention import Retention
-from .saves import Saved
 from .writers import BackgroundWriter, Capture, Writer, save_shards
 
 if TYPE_CHECKING:
     from ...events.alarms import Alarm
+
+
+@dataclass(slots=True)
+class Saved:
+    """What a run has saved and measured.
+
+    Attributes:
+        path: the newest checkpoint.
+        steps: the optimizer steps of the newest checkpoint.
+        is_own: whether it is the newest of this training, so that a measurement of the same weights judges it.
+        asked_at: the step of the newest save.
+        value: the latest value of the metric that ranks checkpoints.
+        measured_at: the step at which it was measured, -1 before.
+        error: what failed the run.
+    """
+
+    path: Path | None = None
+    steps: int | None = None
+    is_own: bool = False
+    asked_at: int | None = None
+    value: float | None = None
+    measured_at: int = -1
+    error: BaseException | None = None
+
+    def judged_at(self, step: int, monitor: Monitor | None) -> JudgedBy | None:
+        """Return what a checkpoint of a step is judged by, if the metric was measured at that step."""
+        return None if monitor is None or step != self.measured_at else (monitor.name, monitor.mode, self.value)
+
+    def missing(self, run: Run, plugin: Saver) -> Iterator[str]:
+        """Yield a sentence for each thing that the plugin was to save and has not, at the end of a completed run."""
+        folder, name, steps, monitor = plugin.folder, type(plugin).__name__, run.progress.steps, plugin.monitor
+        best = None if plugin.best is None else plugin.best.judged_by
+        history = run.control.history
+        takers = dict.fromkeys(each.by for each in history if each.verb in ("veto_save", "withdraw_save"))
+        if self.steps is None and run.progress.batches and takers:
+            yield f"No checkpoint was written to {folder}: the saves were vetoed or withdrawn, by {', '.join(takers)}."
+        elif self.steps is None and run.progress.batches:
+            remedy = "give it every=Every(epochs=1), which also asks for one at the end"
+            if plugin.asks:
+                remedy = "its every= asks only while it is on, so let its when() hold, or enable it, in time"
+            yield f"No checkpoint was written to {folder}, no save was asked for in {steps} steps: {remedy}."
+        if self.steps is None or not run.progress.batches:
+            return
+        if self.steps < steps and not takers:  # else somebody has decided so
+            yield (
+                f"The newest checkpoint in {folder} is of step {self.steps}, and the run ended at step {steps}: "
+                f"{_steps(steps - self.steps)} not in it. {name}(..., every=...) saves the end, too, "
+                f"and so does a SaveSchedule without at_end=False."
+            )
+        if monitor is None or not monitor.can_come(run):
+            return
+        if best is not None and best[2] is not None and isnan(best[2]):
+            yield f"No checkpoint is the best: {monitor.name!r} was not a number at any of them."
+        if run.best_checkpoint is None:
+            measured = "never measured" if self.measured_at < 0 else f"measured last at step {self.measured_at}"
+            saved = "nothing was saved since" if self.asked_at is None else f"the last save was at step {self.asked_at}"
+            yield (
+                f"No checkpoint is the best by {monitor.name!r}, since none was saved where it was measured: it "
+                f"was {measured}, and {saved}. Let them meet, as in "
+                f"{'Validation' if monitor.split == 'validation' else 'Log'}Schedule(steps=100) and "
+                f"{name}(..., every=Every(steps=200))."
+            )
+
+    def lost(self, run: Run, folder: Path, *, resumes: bool) -> str | None:
+        """Return which checkpoint is the newest, what is not in it, and how to resume; None for nothing.
+
+        Args:
+            run: a run that ended early.
+            folder: where checkpoints are written.
+            resumes: whether the program resumes it when it is started again.
+        """
+        steps, path = run.progress.steps, self.path
+        if path is None or self.steps is None:
+            return f"no checkpoint was written: {_steps(steps)} lost" if steps else None
+        loss = f"{_steps(steps - self.steps)} lost" if steps > self.steps else "no step is lost"
+        if run.engine.is_main and not path.exists():  # another rank may not see the folder
+            return f"the newest checkpoint was {path}, of step {self.steps}, and is gone: nothing is there to resume"
+        newest = f"the newest checkpoint is {path}, of step {self.steps}, {loss}"
+        is_there = path.parent.resolve() == folder.resolve()
+        if resumes and is_there:
+            return f"{newest}; to resume it, start the program again"
+        name = "" if run.name == "run" else f" in a run of name={run.name!r}"
+        resume = "auto" if is_there else str(path)
+        return f"{newest}; to resume it, Checkpoint({str(folder)!r}, resume={resume!r}){name}"
 
 
 class Saver(Plugin):
@@ -72,7 +156,7 @@ class Saver(Plugin):
         self.folder, self.holds_saves, self.expects_best = Path(folder), False, True
         self.monitor = None if monitor is None else Monitor(monitor, mode)
         self.every = deepcopy(every)
-        self._schedule = None if self.every is None else SaveSchedule(self.every)
+        self._recurrence = None if self.every is None else Recurrence(self.every)
         ignores = (ev.Log, ev.ValidationEnd) if self.monitor is None else self.monitor.ignores
         self.ignores = ignores + (() if self.every is not None else (ev.BatchEnd, ev.EpochEnd))
         self.asks = ("save",) * (self.every is not None)
@@ -110,7 +194,9 @@ class Saver(Plugin):
     def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
         """Return how many checkpoints would be kept, unless all are, and how often this plugin asks for one."""
         kept = {} if self._kept.keep_last is None else {"kept": self._kept.keep_last + self._kept.keep_best}
-        return kept if self._schedule is None else kept | dict(self._schedule.forecast(totals))
+        if self.every is None or (times := self.every.times(totals)) is None:
+            return kept
+        return kept | {"save": times + (not self.every.is_due_at_end(totals))}
 
     # The start of a run, and the state that it continues from.
 
@@ -122,8 +208,8 @@ class Saver(Plugin):
         self.close()  # a second interrupt may have left a write of the previous run
         self._forget()
         self._files.begin()
-        if self._schedule is not None:
-            self._schedule.begin(run, event)
+        if self._recurrence is not None:
+            self._recurrence.begin(run)
         if self.monitor is not None and self.monitor.can_come(run):
             self.monitor.check_measured(run)
         elif self.monitor is not None:
@@ -146,8 +232,8 @@ class Saver(Plugin):
     @on(ev.CheckpointLoaded, lane=Lane.PERSIST)
     def find_own(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Find what of this training is on disk, and note it."""
-        if self._schedule is not None:
-            self._schedule.go_on(run, event)
+        if self._recurrence is not None:
+            self._recurrence.resume(run, moment)
 
         def look() -> tuple[Entry | None, bool, Path | None, str, list[str]]:
             self._files.open(run, self.folder)
@@ -173,18 +259,20 @@ class Saver(Plugin):
     @on(ev.BatchEnd, ev.EpochEnd, idle_until="next_due")
     def ask_when_due(self, run: Run, event: ev.BatchEnd | ev.EpochEnd) -> None:
         """Request a save, with `every`."""
-        if self._schedule is not None:
-            self._schedule.ask_when_due(run, event)
+        if self.every is not None and self.every(run):
+            run.control.request_save(str(self.every))
 
     def next_due(self, run: Run) -> Alarm | None:
         """Return the count at which `every` is due; None if that is checked at each batch."""
-        return None if self._schedule is None else self._schedule.next_due(run)
+        idle_until = None if self.every is None else self.every.idle_until
+        return None if idle_until is None else idle_until(run)
 
     @on(ev.LastBoundary)
     def ask_at_end(self, run: Run, event: ev.LastBoundary) -> None:
         """Request the last save, with `every`, unless the state is saved anyway or nothing was trained."""
-        if self._schedule is not None:
-            self._schedule.finish(run, event)
+        if self._recurrence is not None and run.progress.batches and is_unsaved(run, self._recurrence):
+            run.control.request_save("at the end")
+            self._recurrence.last = moment(run.progress)  # the state is held before the save
 
     # Saves.
 
@@ -206,8 +294,8 @@ class Saver(Plugin):
     @on(ev.SavePoint, lane=Lane.PERSIST, optional=True)
     def save(self, run: Run, event: ev.SavePoint) -> None:
         """Write; then, or when it is written, emit that and remove what is no longer kept."""
-        if self._schedule is not None:
-            self._schedule.note(run, event)
+        if self._recurrence is not None:
+            self._recurrence.last = moment(run.progress)
         if self.holds_saves:
             return
         step = run.progress.steps
@@ -333,14 +421,14 @@ class Saver(Plugin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the value by which the run's present state competes."""
-        due = {} if self._schedule is None else {"every": self._schedule.state_dict()}
+        due = {} if self._recurrence is None else {"every": self._recurrence.state_dict()}
         return {"value": self._saved.value, "measured_at": self._saved.measured_at, **due}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; which checkpoints there are is read from the folder."""
         self._saved.value, self._saved.measured_at = state["value"], state["measured_at"]
-        if self._schedule is not None:
-            self._schedule.load_state_dict(state.get("every", {}))
+        if self._recurrence is not None:
+            self._recurrence.load_state_dict(state.get("every", {}))
 
     def close(self) -> None:
         """Finish the writing, and let others write to the folder; not while something is still being written."""
@@ -350,3 +438,7 @@ class Saver(Plugin):
             self._is_open = False
             if self._writer.is_idle:
                 self._files.close()
+
+
+def _steps(number: int) -> str:
+    return "1 step is" if number == 1 else f"{number} steps are"
