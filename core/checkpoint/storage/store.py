@@ -305,6 +305,10 @@ class Store:
         """Return the newest intact checkpoint, its state, and a sentence for each one that was skipped."""
         return reader.newest(self._manifests, self.run_name)
 
+    def load(self, path: Path) -> reader.State:
+        """Return the state in a checkpoint in any folder, verified; see `reader.load`."""
+        return reader.load(path, files=self._files)
+
     def verify(self, path: Path) -> Entry:
         """Verify every byte of a checkpoint in any folder; see `reader.check`."""
         return reader.check(path, files=self._files)
@@ -474,6 +478,7 @@ class Store:
 
     def _entry(self, path: Path, state: Mapping[str, Any], sequence: int, judged_by: JudgedBy | None) -> Entry:
         """Return the entry of a state; size and digest are not known yet."""
+        origin = state.get("forked_from")
         return Entry(
             path=path,
             run_name=self.name,
@@ -488,7 +493,7 @@ class Store:
             versions=state.get("versions", {}),
             judged_by=judged_by,
             weights_only=bool(state.get(WEIGHTS_ONLY)),
-            forked_from=_fork_in_words(state.get("forked_from")),
+            forked_from="training {training} at step {step}".format_map(origin) if origin else "",
             name=path.name,
         )
 
@@ -516,10 +521,6 @@ class Store:
             return (True, None) if replace_unknown else None
         except OSError:  # its training is unknown
             return None
-
-
-def _fork_in_words(origin: Mapping[str, Any] | None) -> str:
-    return "" if origin is None else f"training {origin['training']} at step {origin['step']}"
 
 
 def _check_room(files: Files, folder: Path, needed: int, what: str) -> None:
