@@ -165,6 +165,7 @@ def _saves(given: Options) -> tuple[str, Any]:
         resume=given.resume,
         **(best if given.keep_best else {}),
     )
+    plugin.expects_best = False
     kept = "all" if given.keep_last is None else f"the last {given.keep_last}"
     kept += f" and the best {given.keep_best} by the {given.way} {given.monitor}" if given.keep_best else ""
     path = plugin.resume.path

@@ -19,6 +19,7 @@ from ...core.checkpoint.conversion import consolidate, files_in, migrate_file, r
 from ...core.checkpoint.state.schema import SCHEMA, WEIGHTS_ONLY
 from ...core.checkpoint.storage import reader
 from ...core.checkpoint.storage.archive import read_head
+from ...core.checkpoint.storage.folder import read_pointer
 from ...core.checkpoint.storage.manifest import (
     PINNED,
     SUFFIX,
@@ -199,10 +200,10 @@ def _prune(options: Namespace) -> int:
 
 def _pruned(store: Store, options: Namespace) -> list[str]:
     """Remove what the trainings of one name need not keep; return a line for each checkpoint."""
-    _check_monitor(*store.entries(), options)
+    _check_monitor(*store.entries("folder"), options)
     notes = [] if options.dry_run else store.open()  # refused where a process trains into the folder
     try:
-        entries, passed_over = store.entries()
+        entries, passed_over = store.entries("folder")
         entries = [each for each in entries if options.run_name in (None, each.family, each.run_name)]
         trainings = by_training(entries)
         reasons: dict[Path, str] = {}  # all of them, before a checkpoint is removed
@@ -224,7 +225,7 @@ def _reasons_to_keep(store: Store, entries: list[Entry], options: Namespace) -> 
         is_pinned=store.is_pinned,
         damage_to=cache(_damage_to),  # it reads the whole file
     )
-    best = reader.read_pointer(pointer_path(store.folder, entries[0].run_name, "best"))
+    best = read_pointer(pointer_path(store.folder, entries[0].run_name, "best"))
     return {path: reason or "called the best by its run" * (path.name == best) for path, reason in reasons.items()}
 
 
@@ -468,7 +469,7 @@ def _keys(state: Any) -> str:
 def _marks(path: Path, run_name: str) -> list[str]:
     """Return whether people and tools are pointed to a file, and whether it is pinned."""
     pointers = {label: pointer_path(path.parent, run_name, label) for label in get_args(Label)}
-    marks = [label for label, each in pointers.items() if reader.read_pointer(each) == path.name]
+    marks = [label for label, each in pointers.items() if read_pointer(each) == path.name]
     return [*marks, "pinned"] if path.with_suffix(PINNED).exists() else marks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from ...core.checkpoint.storage import Entry, JudgedBy, State, Store, checkpoint_name
@@ -32,7 +33,7 @@ class CheckpointFolder:
         self.name = ""
         self.damaged: list[Path] = []
         self._replaces: list[Entry] = []
-        self._own: list[Entry] = []  # of the training, when the run began
+        self._newest: Entry | None = None  # of the training, when the run began
         self.kept.begin(())
 
     def open(self, run: Run, folder: Path) -> Store:
@@ -54,14 +55,14 @@ class CheckpointFolder:
 
     def claim(self, training_id: str, wanted: str, on_existing: OnExisting) -> list[str]:
         """Find the name that a training writes under; return what there is to say."""
-        self._own = []
+        self._newest = None
         notes, self._replaces = claim_name(self._opened, training_id, wanted, on_existing)
         self.name = self._opened.name
         return notes
 
-    def keep_own(self) -> None:
-        """Keep the list of the training's checkpoints for `find_own`, while nothing else changes the folder."""
-        self._own = self._opened.own()
+    def keep_newest(self) -> None:
+        """Keep the newest checkpoint of the training for `find_own`, while nothing else changes the folder."""
+        self._newest = next(iter(self._opened.own("recent")), None)
 
     def is_claimed_by(self, training_id: str) -> bool:
         """Return whether the file name is claimed by this training."""
@@ -69,9 +70,12 @@ class CheckpointFolder:
 
     def find_own(self) -> Entry | None:
         """Find what of the training is on disk; return the newest."""
-        own, self._own = self._own or self._opened.own(), []
-        self.kept.begin(own, self.damaged)
-        return next(iter(own), None)
+        newest, self._newest = self._newest or next(iter(self._opened.own()), None), None
+        self.kept.begin(self._read_own(), self.damaged)
+        return newest
+
+    def _read_own(self) -> Iterator[Entry]:
+        yield from self._opened.own()
 
     @property
     def best(self) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from itertools import count
 from typing import Literal
 
@@ -36,13 +35,15 @@ def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExist
     Raises:
         ValueError: it is, and that is to be refused; or another process writes under the name.
     """
-    known, rest = store.under(wanted)
+    known, unknown, number = store.under(wanted)
     others = [each for each in known if each.training != training_id]
-    is_own = len(known) > len(others) or all(each.head and each.head.training == training_id for each in rest)
+    is_own = len(known) > len(others) or all(each.head and each.head.training == training_id for each in unknown)
     if is_own and not others:
         store.write_as(training_id, wanted)
         return [], []
-    there = f"{store.folder} holds another training under the name {wanted!r} ({_summary(others, len(rest))})"
+    newest = max(others, key=lambda each: each.order, default=None)
+    what = "without a manifest that can be used" if newest is None else f"in all, the newest is {newest.path.name}"
+    there = f"{store.folder} holds another training under the name {wanted!r} ({number} {what})"
     if on_existing == "refuse":
         raise ValueError(
             f"{there}, and on_existing='refuse'. Continue it, resume='auto'; give this run another name= or folder; "
@@ -51,6 +52,7 @@ def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExist
         )
     if on_existing == "replace":
         store.write_as(training_id, wanted)
+        others = [each for each in store.entries()[0] if each.run_name == wanted and each.training != training_id]
         removable = [each for each in others if each.is_removable]
         note = f"{there}: it is removed when the first checkpoint of this one is written, on_existing='replace'"
         if len(removable) < len(others):
@@ -66,8 +68,8 @@ def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExist
 def _take_free_name(store: Store, training_id: str, wanted: str) -> str:
     for number in count(2):
         name = f"{wanted}-{number}"
-        known, rest = store.under(name)
-        if rest or any(each.training != training_id for each in known):
+        known, _, number = store.under(name)
+        if number > len(known) or any(each.training != training_id for each in known):
             continue
         try:
             store.write_as(training_id, name)
@@ -75,11 +77,3 @@ def _take_free_name(store: Store, training_id: str, wanted: str) -> str:
             continue
         return name
     raise AssertionError
-
-
-def _summary(others: Sequence[Entry], unknown: int) -> str:
-    """Return what lies there, in words: the newest, and how many."""
-    if not others:
-        return f"{unknown} without a manifest that can be used"
-    newest = max(others, key=lambda each: each.order)
-    return f"{len(others) + unknown} in all, the newest is {newest.path.name}"

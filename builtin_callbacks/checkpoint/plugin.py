@@ -11,7 +11,6 @@ from ...core.checkpoint.storage import Entry
 from ...core.distributed.ranks.failure import on_main
 from ...events import Run
 from ...plugins.filters import Filter
-from .names import OnExisting
 from .resume import Resume, ResumePoint, find, read, share_state
 from .saver import Saver
 from .verify_resume import VerifyResume
@@ -79,6 +78,7 @@ class Checkpoint(Saver):
         kept: dict[str, Any] = {"keep_last": keep_last, "keep_best": keep_best, "monitor": monitor, "mode": mode}
         super().__init__(folder, every=every, background=background, **kept)
         self.resume = resume if isinstance(resume, Resume) else Resume(resume)
+        self._on_existing = self.resume.on_existing
         self.is_branch = False
         self._untried = ""  # in a rehearsal, what is resumed outside of it
 
@@ -91,10 +91,6 @@ class Checkpoint(Saver):
             self._untried = f"what resume={str(path)!r} finds for {before} is not loaded in a rehearsal"
         self.resume = replace(self.resume, path="auto")
         return [before]
-
-    @property
-    def _on_existing(self) -> OnExisting:
-        return self.resume.on_existing
 
     def _start(self, run: Run) -> None:
         point = ResumePoint()
@@ -110,7 +106,7 @@ class Checkpoint(Saver):
                 if point.path is not None or not waits:  # else another plugin says which training it is
                     notes += self._claim(run, name, training_id)
                     if point.path is not None:
-                        self._files.keep_own()
+                        self._files.keep_newest()
             return training_id, self._files.name, point.path, self.is_branch, notes, point.warning
 
         self.is_branch = False
@@ -127,13 +123,13 @@ class Checkpoint(Saver):
     def _continue(self, run: Run, path: Path | None, newest: Entry | None, *, is_newest: bool) -> None:
         if path is None:
             return
-        self._last = run.last_checkpoint = path
-        self._saved.hold(run.progress.steps, is_own=is_newest)
+        self._saved.path = run.last_checkpoint = path
+        self._saved.steps, self._saved.is_own = run.progress.steps, is_newest
         if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
             self._tidy(run, None, is_new=False)
 
     def _lost(self, run: Run) -> str | None:
-        return self._saved.lost(run, self.folder, self._last, resumes=self.resume.path == "auto")
+        return self._saved.lost(run, self.folder, resumes=self.resume.path == "auto")
 
 
 def _others_resume(run: Run, plugin: Checkpoint) -> bool:

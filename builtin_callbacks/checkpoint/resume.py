@@ -14,7 +14,7 @@ from ...core.checkpoint.state.compatibility import CHANGES, BatchChange
 from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError
-from ...core.checkpoint.storage.reader import OfOthers
+from ...core.checkpoint.storage.reader import OfOthers, newest_training
 from ...core.checkpoint.weights import share
 from ...core.settings import DEFAULTS
 from ...events import Engine
@@ -179,16 +179,16 @@ def _find_newer(store: storage.Store, point: ResumePoint) -> None:
 
 def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
     entry, state, passed_over = store.newest()
-    older = None if entry is not None else conversion.newest_of_helios(store.folder, store.run_name)
+    older = None if entry is not None else conversion.newest_of_helios(store.files_without_manifest(), store.run_name)
     for line in passed_over:
         if older is None or str(older[0]) not in line:
             notes.append(f"skipped: {line}")
             level = logging.INFO if isinstance(line, OfOthers) else logging.WARNING
             logger.log(level, "resume skipped: %s", line)
     if entry is not None:
-        entries, _ = store.entries()
+        entries, _ = store.entries("recent")
         damaged = [each.path for each in entries if each.order > entry.order and each.training == entry.training]
-        lost = [(each.path, each.head) for each in store.lost() if each.head is not None]
+        lost = [(each.path, each.head) for each in store.lost("recent") if each.head is not None]
         damaged += [path for path, head in lost if head.training == entry.training and head.saved_at > entry.saved_at]
         notes += _several(store, entries, entry)
         return ResumePoint(entry.path, state, entry.run_name, entry.family, notes, damaged, _newer(entry, damaged))
@@ -231,16 +231,17 @@ def _forgotten_name(store: storage.Store, passed_over: Sequence[str]) -> str:
 
 def _unusable(store: storage.Store) -> str | None:
     """Return how many checkpoints resume='auto' might have continued from, and whose they are; None for no such."""
-    entries, _ = store.entries()
-    newest = store.newest_training()
-    of_others = sum(each.training != newest for each in entries)
-    number, training = store.count() - of_others, "the newest training of " if of_others else ""
+    entries, lost = store.entries()[0], store.lost()
+    newest = newest_training(entries, lost)
+    own = [each for each in entries if each.training == newest]
+    number = len(own) + len({each.path for each in (*lost, *store.under(store.run_name)[1])})
+    training = "the newest training of " if len(own) < len(entries) else ""
     return f"{number} checkpoints of {training}{store.run_name!r}" if number else None
 
 
 def _refuse_another_s_name(store: storage.Store) -> None:
     """Raise where a training writes under the name that this run was given, but was asked for by another one."""
-    written, _ = store.under(store.run_name)
+    written, _, _ = store.under(store.run_name)
     if others := [each for each in written if each.family != store.run_name]:
         newest = max(others, key=lambda each: each.order)
         raise ValueError(

@@ -94,10 +94,11 @@ class Retention:
         """Begin with the checkpoints on disk.
 
         Args:
-            entries: those of the training.
+            entries: those of the training; iterated over when they are needed, so that an iterator may read the files.
             damaged: the paths of damaged ones.
         """
-        self._entries = {entry.path: entry for entry in sorted(entries, key=lambda entry: entry.order)}
+        self._unread = entries
+        self._entries: dict[Path, Entry] = {}
         self._damaged = set(damaged)
         self._newest: Entry | None = None  # the newest entry added since `begin`
         self._replaced: list[Path] = []
@@ -105,6 +106,8 @@ class Retention:
 
     def add(self, entry: Entry) -> None:
         """Add a new checkpoint; it replaces one with the same path, and the previous one if that has the same step."""
+        if self.keep_last is not None:
+            self._look()
         newest, self._newest = self._newest, entry
         step = entry.progress.get("steps", -1)
         if newest is not None and newest.path != entry.path and newest.progress.get("steps") == step:
@@ -116,6 +119,7 @@ class Retention:
 
     def entry(self, path: Path) -> Entry | None:
         """Return the checkpoint at a path; None if it is damaged or not known."""
+        self._look()
         return None if path in self._damaged else self._entries.get(path)
 
     @property
@@ -138,6 +142,7 @@ class Retention:
         """Forget the checkpoints that are no longer kept and return their paths, the oldest first."""
         if self.keep_last is None:
             return []
+        self._look()
         reasons = reasons_to_keep(
             [*reversed(self._entries.values())],
             keep_last=self.keep_last,
@@ -151,6 +156,15 @@ class Retention:
             del self._entries[path]
         return doomed
 
+    def _look(self) -> None:
+        entries, self._unread = self._unread, ()
+        found = sorted(entries, key=lambda entry: entry.order)
+        self._entries = {entry.path: entry for entry in found} | self._entries
+
     def _rank(self) -> None:
+        if self._monitor is None:
+            self.best: Entry | None = None
+            return
+        self._look()
         ranking = ranked((entry for path, entry in self._entries.items() if path not in self._damaged), self._monitor)
         self.best = next(iter(ranking), None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,11 +26,94 @@ from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
 from .folder import CheckpointFolder
 from .names import OnExisting
 from .retention import Retention
-from .saves import Saved
 from .writers import BackgroundWriter, Capture, Writer, save_shards
 
 if TYPE_CHECKING:
     from ...events.alarms import Alarm
+
+
+@dataclass(slots=True)
+class Saved:
+    """What a run has saved and measured.
+
+    Attributes:
+        path: the newest checkpoint.
+        steps: the optimizer steps of the newest checkpoint.
+        is_own: whether it is the newest of this training, so that a measurement of the same weights judges it.
+        asked_at: the step of the newest save.
+        value: the latest value of the metric that ranks checkpoints.
+        measured_at: the step at which it was measured, -1 before.
+        error: what failed the run.
+    """
+
+    path: Path | None = None
+    steps: int | None = None
+    is_own: bool = False
+    asked_at: int | None = None
+    value: float | None = None
+    measured_at: int = -1
+    error: BaseException | None = None
+
+    def judged_at(self, step: int, monitor: Monitor | None) -> JudgedBy | None:
+        """Return what a checkpoint of a step is judged by, if the metric was measured at that step."""
+        return None if monitor is None or step != self.measured_at else (monitor.name, monitor.mode, self.value)
+
+    def missing(self, run: Run, plugin: Saver) -> Iterator[str]:
+        """Yield a sentence for each thing that the plugin was to save and has not, at the end of a completed run."""
+        folder, name, steps, monitor = plugin.folder, type(plugin).__name__, run.progress.steps, plugin.monitor
+        best = None if plugin.best is None else plugin.best.judged_by
+        history = run.control.history
+        takers = dict.fromkeys(each.by for each in history if each.verb in ("veto_save", "withdraw_save"))
+        if self.steps is None and run.progress.batches and takers:
+            yield f"No checkpoint was written to {folder}: the saves were vetoed or withdrawn, by {', '.join(takers)}."
+        elif self.steps is None and run.progress.batches:
+            remedy = "give it every=Every(epochs=1), which also asks for one at the end"
+            if plugin.asks:
+                remedy = "its every= asks only while it is on, so let its when() hold, or enable it, in time"
+            yield f"No checkpoint was written to {folder}, no save was asked for in {steps} steps: {remedy}."
+        if self.steps is None or not run.progress.batches:
+            return
+        if self.steps < steps and not takers:  # else somebody has decided so
+            yield (
+                f"The newest checkpoint in {folder} is of step {self.steps}, and the run ended at step {steps}: "
+                f"{_steps(steps - self.steps)} not in it. {name}(..., every=...) saves the end, too, "
+                f"and so does a SaveSchedule without at_end=False."
+            )
+        if monitor is None or not monitor.can_come(run):
+            return
+        if best is not None and best[2] is not None and isnan(best[2]):
+            yield f"No checkpoint is the best: {monitor.name!r} was not a number at any of them."
+        if run.best_checkpoint is None:
+            measured = "never measured" if self.measured_at < 0 else f"measured last at step {self.measured_at}"
+            saved = "nothing was saved since" if self.asked_at is None else f"the last save was at step {self.asked_at}"
+            yield (
+                f"No checkpoint is the best by {monitor.name!r}, since none was saved where it was measured: it "
+                f"was {measured}, and {saved}. Let them meet, as in "
+                f"{'Validation' if monitor.split == 'validation' else 'Log'}Schedule(steps=100) and "
+                f"{name}(..., every=Every(steps=200))."
+            )
+
+    def lost(self, run: Run, folder: Path, *, resumes: bool) -> str | None:
+        """Return which checkpoint is the newest, what is not in it, and how to resume; None for nothing.
+
+        Args:
+            run: a run that ended early.
+            folder: where checkpoints are written.
+            resumes: whether the program resumes it when it is started again.
+        """
+        steps, path = run.progress.steps, self.path
+        if path is None or self.steps is None:
+            return f"no checkpoint was written: {_steps(steps)} lost" if steps else None
+        loss = f"{_steps(steps - self.steps)} lost" if steps > self.steps else "no step is lost"
+        if run.engine.is_main and not path.exists():  # another rank may not see the folder
+            return f"the newest checkpoint was {path}, of step {self.steps}, and is gone: nothing is there to resume"
+        newest = f"the newest checkpoint is {path}, of step {self.steps}, {loss}"
+        is_there = path.parent.resolve() == folder.resolve()
+        if resumes and is_there:
+            return f"{newest}; to resume it, start the program again"
+        name = "" if run.name == "run" else f" in a run of name={run.name!r}"
+        resume = "auto" if is_there else str(path)
+        return f"{newest}; to resume it, Checkpoint({str(folder)!r}, resume={resume!r}){name}"
 
 
 class Saver(Plugin):
@@ -39,6 +124,7 @@ class Saver(Plugin):
         file_name: what the names of the run's files begin with; empty until it is known.
         monitor: what the best are ranked by, if anything.
         holds_saves: write nothing while this is True; whoever sets it resets it.
+        expects_best: warn if a run without validation data has no best one; else that is a note.
     """
 
     affects_training = False
@@ -67,7 +153,7 @@ class Saver(Plugin):
                 f"keep_best={keep_best}, monitor={monitor!r}, mode={mode!r} do not fit together: give how many to "
                 f"keep and the metric that ranks them, as in keep_best=1, monitor='validation/loss', or none of them."
             )
-        self.folder, self.holds_saves = Path(folder), False
+        self.folder, self.holds_saves, self.expects_best = Path(folder), False, True
         self.monitor = None if monitor is None else Monitor(monitor, mode)
         self.every = deepcopy(every)
         self._recurrence = None if self.every is None else Recurrence(self.every)
@@ -78,18 +164,15 @@ class Saver(Plugin):
         self.exclusive = (f"the checkpoints in {self.folder.absolute()}",)
         self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as are the files
         self._files = CheckpointFolder(self._kept)
+        self._on_existing: OnExisting = "new_name"
         self.background = background
         capture = Capture(weights_only=self.weights_only)
         self._writer = BackgroundWriter(capture) if background else Writer(capture)
         self._forget()
 
     def _forget(self) -> None:
-        self.file_name, self._saved = "", Saved()
+        self.file_name, self._saved, self._is_open = "", Saved(), False
         self._training: str | None = None  # which it has saved, or resumed
-        self._last: Path | None = None
-        self._value: float | None = None
-        self._value_at = -1
-        self._is_open = False
 
     # What it will do.
 
@@ -130,7 +213,8 @@ class Saver(Plugin):
         if self.monitor is not None and self.monitor.can_come(run):
             self.monitor.check_measured(run)
         elif self.monitor is not None:
-            run.warn(f"No checkpoint is the best by {self.monitor.name!r}: fit was given no validation data.")
+            say = run.warn if self.expects_best else run.note
+            say(f"No checkpoint is the best by {self.monitor.name!r}: fit was given no validation data.")
         self._is_open = True
         self._start(run)
         self._writer.begin(run)
@@ -144,10 +228,6 @@ class Saver(Plugin):
         plugins = (each for each in run.plugins if run.plugins.is_enabled(each))
         is_branch = any(getattr(each, "is_branch", False) for each in plugins)  # what it branched from stays
         return self._files.claim(training_id, wanted, "new_name" if is_branch else self._on_existing)
-
-    @property
-    def _on_existing(self) -> OnExisting:
-        return "new_name"
 
     @on(ev.CheckpointLoaded, lane=Lane.PERSIST)
     def find_own(self, run: Run, event: ev.CheckpointLoaded) -> None:
@@ -178,18 +258,18 @@ class Saver(Plugin):
 
     @on(ev.BatchEnd, ev.EpochEnd, idle_until="next_due")
     def ask_when_due(self, run: Run, event: ev.BatchEnd | ev.EpochEnd) -> None:
-        """Ask for a save, with `every`."""
+        """Request a save, with `every`."""
         if self.every is not None and self.every(run):
             run.control.request_save(str(self.every))
 
     def next_due(self, run: Run) -> Alarm | None:
-        """Return the count at which `every` is due; None where it has to be asked at each."""
+        """Return the count at which `every` is due; None if that is checked at each batch."""
         idle_until = None if self.every is None else self.every.idle_until
         return None if idle_until is None else idle_until(run)
 
     @on(ev.LastBoundary)
     def ask_at_end(self, run: Run, event: ev.LastBoundary) -> None:
-        """Ask for the last one, with `every`, unless it is saved anyway or nothing was trained."""
+        """Request the last save, with `every`, unless the state is saved anyway or nothing was trained."""
         if self._recurrence is not None and run.progress.batches and is_unsaved(run, self._recurrence):
             run.control.request_save("at the end")
             self._recurrence.last = moment(run.progress)  # the state is held before the save
@@ -207,9 +287,9 @@ class Saver(Plugin):
         step, saved = run.progress.steps, self._saved
         if step in (saved.asked_at, saved.steps):
             self._writer.drain()  # that save and its tidying: the next measurement may be of other weights
-        self._value, self._value_at = float(self.monitor.read(event.metrics)), step
-        if saved.is_own and saved.steps == step and self._last is not None:
-            self._tidy(run, self._judge(), is_new=False)
+        saved.value, saved.measured_at = float(self.monitor.read(event.metrics)), step
+        if saved.is_own and saved.steps == step and saved.path is not None:
+            self._tidy(run, saved.judged_at(step, self.monitor), is_new=False)
 
     @on(ev.SavePoint, lane=Lane.PERSIST, optional=True)
     def save(self, run: Run, event: ev.SavePoint) -> None:
@@ -218,13 +298,14 @@ class Saver(Plugin):
             self._recurrence.last = moment(run.progress)
         if self.holds_saves:
             return
-        self._is_open, self._saved.asked_at, self._training = True, run.progress.steps, run.training_id
+        step = run.progress.steps
+        self._is_open, self._saved.asked_at, self._training = True, step, run.training_id
         if not self.weights_only:
             doubt_late_listeners(run, self.name)
         name = on_main(run.engine, partial(self._next_name, run))
-        judged_by = self._judge() if self._value_at == run.progress.steps else None
+        judged_by = self._saved.judged_at(step, self.monitor)
         write = partial(self._files.write, name, judged_by, read_back=self.background)
-        report = partial(self._report_save, run, run.progress.steps, judged_by)
+        report = partial(self._report_save, run, step, judged_by)
         if not self.weights_only and isinstance(run.engine, ShardingEngine) and run.engine.state == "sharded":
             begin = self._files.begin_shards
             save_shards(run, run.engine, self._writer, begin, write, report, in_background=self.background)
@@ -240,30 +321,27 @@ class Saver(Plugin):
 
     def _report_save(self, run: Run, step: int, judged_by: JudgedBy | None, paths: tuple[Path, Path | None]) -> None:
         """Announce a durable checkpoint, then remove what is no longer kept."""
-        path, best = paths
-        if not self.weights_only or run.last_checkpoint in (None, self._last):  # else it is one that can be resumed
+        (path, best), saved = paths, self._saved
+        if not self.weights_only or run.last_checkpoint in (None, saved.path):  # else it is one that can be resumed
             run.last_checkpoint = path
-        self._last = path
+        saved.path, saved.steps, saved.is_own = path, step, True
         self._announce_best(run, best)
-        self._saved.hold(step)
         run.emit(ev.CheckpointSaved(path, is_best=best == path))
-        measured = self._judge() if self._value_at == step else None  # while it was written, too
+        measured = saved.judged_at(step, self.monitor)  # while it was written, too
         self._tidy(run, None if measured == judged_by else measured, is_new=True)
 
     def _tidy(self, run: Run, judged_by: JudgedBy | None, *, is_new: bool) -> None:
-        assert self._last is not None
-        tidy = partial(self._files.tidy, self._last, judged_by, is_new=is_new)
-        self._writer.do(run, tidy, partial(self._report_order, run), is_save=False)
+        """Let retention act on the newest checkpoint, then report the best one and what was removed."""
+        assert self._saved.path is not None
 
-    def _report_order(self, run: Run, done: tuple[Path | None, list[tuple[Path, str]]]) -> None:
-        best, removed = done
-        self._announce_best(run, best)
-        for path, reason in removed:
-            run.emit(ev.CheckpointPruned(path, reason))
+        def report(done: tuple[Path | None, list[tuple[Path, str]]]) -> None:
+            best, removed = done
+            self._announce_best(run, best)
+            for path, reason in removed:
+                run.emit(ev.CheckpointPruned(path, reason))
 
-    def _judge(self) -> JudgedBy | None:
-        """Return the newest measurement, by which a checkpoint of the same weights is judged."""
-        return None if self.monitor is None else (self.monitor.name, self.monitor.mode, self._value)
+        tidy = partial(self._files.tidy, self._saved.path, judged_by, is_new=is_new)
+        self._writer.do(run, tidy, report, is_save=False)
 
     def _announce_best(self, run: Run, best: Path | None) -> None:
         if self.monitor is not None:  # else another plugin ranks them
@@ -290,16 +368,14 @@ class Saver(Plugin):
         try:
             self._writer.end(run)
         finally:
-            is_last = not self.weights_only or run.last_checkpoint == self._last  # else another plugin says it
+            is_last = not self.weights_only or run.last_checkpoint == self._saved.path  # else another plugin says it
             is_early = error is not None or is_preempted(run)
             if is_last and is_early and run.engine.is_main and not self.holds_saves and (lost := self._lost(run)):
                 run.note(lost)
                 if error is not None:
                     add_run_note(error, lost)
         if ended_for_good(run, event.status) and not self.holds_saves:
-            monitor = self.monitor if self.monitor is not None and self.monitor.can_come(run) else None
-            judged = None if self.best is None else self.best.judged_by
-            for text in self._saved.missing(run, self.folder, monitor, self._value_at, judged, asks=bool(self.asks)):
+            for text in self._saved.missing(run, self):
                 run.warn(text)
 
     def _lost(self, run: Run) -> str | None:
@@ -330,9 +406,9 @@ class Saver(Plugin):
             ValueError: nothing was written yet, or the file is not a checkpoint.
             FileNotFoundError: there is no such file.
         """
-        if path is None and self._last is None:
+        if not (path := path or self._saved.path):
             raise ValueError("No checkpoint is written yet: pin one later, or give its path.")
-        entry = storage.read_manifest(Path(path or self._last or ""))
+        entry = storage.read_manifest(Path(path))
         storage.Store(entry.path.parent, entry.run_name).pin(entry.path)
         return entry.path
 
@@ -346,11 +422,11 @@ class Saver(Plugin):
     def state_dict(self) -> dict[str, Any]:
         """Return the value by which the run's present state competes."""
         due = {} if self._recurrence is None else {"every": self._recurrence.state_dict()}
-        return {"value": self._value, "measured_at": self._value_at, **due}
+        return {"value": self._saved.value, "measured_at": self._saved.measured_at, **due}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; which checkpoints there are is read from the folder."""
-        self._value, self._value_at = state["value"], state["measured_at"]
+        self._saved.value, self._saved.measured_at = state["value"], state["measured_at"]
         if self._recurrence is not None:
             self._recurrence.load_state_dict(state.get("every", {}))
 
@@ -362,3 +438,7 @@ class Saver(Plugin):
             self._is_open = False
             if self._writer.is_idle:
                 self._files.close()
+
+
+def _steps(number: int) -> str:
+    return "1 step is" if number == 1 else f"{number} steps are"

@@ -76,13 +76,12 @@ class WeightsCheckpoint(Saver):
 
     def _continue(self, run: Run, path: Path | None, newest: Entry | None, *, is_newest: bool) -> None:
         if newest is not None:
-            self._last = newest.path
-            self._saved.hold(int(newest.progress["steps"]), is_own=False)
+            self._saved.path, self._saved.steps = newest.path, int(newest.progress["steps"])
 
     def _lost(self, run: Run) -> str | None:
-        if self._last is None or self._saved.steps is None:
+        if self._saved.path is None:
             return "no weights were saved yet, and nothing that could be resumed"
         return (
-            f"the newest weights are {self._last}, of step {self._saved.steps}; only weights are saved, so the run "
-            f"cannot be resumed"
+            f"the newest weights are {self._saved.path}, of step {self._saved.steps}; only weights are saved, so the "
+            f"run cannot be resumed"
         )

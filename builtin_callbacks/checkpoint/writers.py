@@ -149,22 +149,26 @@ class BackgroundWriter(Writer):
 
     def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
         """Begin the work; `then` is called at the end of a later batch, at the next save, or at the end of the run."""
-        work, self._is_save = self._prepared(run, work, of_each=False), is_save
-        if self._engine is None:
-            self._worker.submit(work, then)
-            return
-        self._awaited = then
-        if self._engine.is_main:
-            self._worker.submit(partial(outcome_of, work), self._report)
+        self._of_each, self._is_save = False, is_save
+        self._begin_work(run, work, then)
 
     def do_on_each(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
         """Begin the work on every rank; `then` is called as after `do`."""
-        work, self._is_save = self._prepared(run, work, of_each=True), True
+        self._of_each, self._is_save = True, True
+        self._begin_work(run, work, then)
+
+    def _begin_work(self, run: Run, work: Callable[[], Any], then: Callable[[Any], object]) -> None:
+        """Begin the work; on several ranks, all are informed of its end together."""
+        assert self._awaited is None
+        self._meet(run)
+        self._listen(run)
+        work = _watched(run, work)
         if self._engine is None:
-            self._worker.submit(work, lambda result: then([result]))
+            self._worker.submit(work, (lambda result: then([result])) if self._of_each else then)
             return
         self._awaited = then
-        self._worker.submit(partial(outcome_of, work), self._report)
+        if self._of_each or self._engine.is_main:
+            self._worker.submit(partial(outcome_of, work), self._report)
 
     def drain(self) -> None:
         """Wait until everything is written."""
@@ -202,14 +206,6 @@ class BackgroundWriter(Writer):
         """Continue with the other ranks, if there are any."""
         is_shared = run.engine.world_size > 1 and not run.has_left_group
         self._engine = run.engine if is_shared else None
-
-    def _prepared(self, run: Run, work: Callable[[], T], *, of_each: bool) -> Callable[[], T]:
-        """Return the work as it is to be done, on every rank: all learn of its end together."""
-        assert self._awaited is None
-        self._meet(run)
-        self._listen(run)
-        self._of_each = of_each
-        return _watched(run, work)
 
     def _let_go(self) -> None:
         """Wait for the shards of this rank: their group must not end under the thread that writes them."""

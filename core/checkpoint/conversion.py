@@ -154,13 +154,15 @@ def load_any(path: Path, *, with_shards: bool = True) -> State:
         return {**found.state, "migrated": found.changes}
 
 
-def newest_of_helios(folder: Path, run_name: str) -> tuple[Path, State] | None:
+def newest_of_helios(paths: Iterable[Path], run_name: str) -> tuple[Path, State] | None:
     """Return the newest checkpoint that Helios wrote of a run, and its state in the present schema.
 
-    Only files that are named like those of the run are read.
+    Args:
+        paths: files without a manifest that are named like those of the run.
+        run_name: the name of the run.
     """
     newest: tuple[tuple[int, float], Path, Upgraded] | None = None
-    for path in reader.files_without_manifest(folder, run_name):
+    for path in paths:
         try:
             found = read_any(path)
         except ValueError:

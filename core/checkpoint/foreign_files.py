@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from .storage.untrusted_files import check_archive, refuse_unread
+from .storage.untrusted_files import check_archive, open_regular, refuse_unread
 
 PATH = re.compile(r"pathlib(\._local)?\.(Pure)?(Posix|Windows)?Path")
 
@@ -75,7 +75,8 @@ def read_with_stand_ins(path: Path, records: Collection[str] = (), texts: str = 
 
 def check_whole(path: Path) -> None:
     """Raise ValueError if a file without a manifest is damaged, by the checksums of its archive."""
-    check_archive(path)
+    with open_regular(path) as file:
+        check_archive(file, path)
     try:
         with ZipFile(path) as archive:
             broken = archive.testzip()

@@ -89,8 +89,8 @@ FAULTS = (
     ),
     Fault(
         "storage: nothing is read back",
-        "                if read_back:\n                    self._read_back(entry)\n",
-        "",
+        "(read_back or writer.leaves_out) and not",
+        "False and not",
     ),
     Fault(
         "storage: an undone save leaves its data",

@@ -1,6 +1,6 @@
 """Checkpoints on disk: written so that none is ever lost, verified before they are loaded, read safely."""
 
-from .files import Files, prepare_folder
+from .files import Files
 from .manifest import Entry, JudgedBy, checkpoint_name, clean
 from .reader import State, entries, load, newest, read, read_manifest
 from .reader import check as verify
@@ -17,7 +17,6 @@ __all__ = [
     "entries",
     "load",
     "newest",
-    "prepare_folder",
     "read",
     "read_manifest",
     "verify",

@@ -28,7 +28,6 @@ from .manifest import Entry, encode
 from .untrusted_files import open_regular
 
 NO_STORAGES = PLAIN | frozenset(CONTAINERS)
-WRITTEN_OTHERWISE = "what was read back is not what was written: the disk or the memory is faulty"
 MOST_HEAD = 2**24  # bytes of a pickled state, without its tensors
 
 
@@ -47,43 +46,55 @@ class Pickle:
             cls.persistent_id = persistent_id  # type: ignore[method-assign]  # the same signature
 
 
-def write_checkpoint(files: Files, path: Path, state: Mapping[str, Any], entry: Entry) -> Entry:
+def write_checkpoint(
+    files: Files, path: Path, state: Mapping[str, Any], entry: Entry, date: int, *, read_back: bool
+) -> Entry:
     """Write a state and its manifest into one file, and make it durable; return the entry with size and digest.
+
+    Args:
+        files: the operations on files.
+        path: the file.
+        state: plain types and tensors.
+        entry: the manifest, without size and digest.
+        date: the time of the file, in nanoseconds; see `Manifests.recent`.
+        read_back: read the large records again, which the digest leaves out.
 
     Raises:
         OSError: a step failed.
     """
     with files.create(path) as file, _writing(files, file, state) as writer:
-        entry = replace(entry, size=writer.size, sha256="0" * 64)  # all digests have one length
-        entry = replace(entry, sha256=writer.end_archive(len(encode(entry))))
-        writer.write(encode(entry))
-        writer.finish()
-        if writer.leaves_out and files.archive_digest(path, entry.size, checks_data=False) != entry.sha256:
-            raise OSError(errno.EIO, WRITTEN_OTHERWISE)
+        entry = replace(entry, size=writer.size, sha256=writer.digest())
+        writer.end(encode(entry))
+        if (read_back or writer.leaves_out) and not _has_digest(files, path, entry, checks_data=read_back):
+            raise OSError(errno.EIO, "what was read back is not what was written: the disk or the memory is faulty")
+        files.date(file, date)
         files.sync(file)
     return entry
 
 
-def rewrite_manifest(files: Files, path: Path, aside: Path, entry: Entry) -> None:
+def rewrite_manifest(files: Files, path: Path, aside: Path, entry: Entry, date: int) -> None:
     """Write a checkpoint again under another name, with the manifest of an entry, and make it durable.
 
     Raises:
         OSError: a step failed, or the checkpoint is damaged.
     """
     with files.try_open(path) as source, files.create(aside) as file:
-        writer = ArchiveWriter(files, file)
-        while (left := entry.size - 2 - writer.size) and (piece := source.read(min(left, PIECE))):
-            writer.write(piece)
+        left = entry.size - 2
+        while left and (piece := source.read(min(left, PIECE))):
+            files.write(file, piece)
+            left -= len(piece)
         manifest = encode(entry)
-        writer.write(len(manifest).to_bytes(2, "little") + manifest)
-        writer.finish()
-        try:
-            digest = files.archive_digest(aside, entry.size)
-        except ValueError as error:
-            raise OSError(errno.EIO, f"{path} is damaged: {error}") from error
-        if digest != entry.sha256:
-            raise OSError(errno.EIO, f"{path} is damaged: its SHA-256 is not the one in its manifest")
+        files.write(file, len(manifest).to_bytes(2, "little") + manifest)
+        if not _has_digest(files, aside, entry):
+            raise OSError(errno.EIO, f"{path} is damaged: its content is not the one in its manifest")
+        files.date(file, date)
         files.sync(file)
+
+
+def _has_digest(files: Files, path: Path, entry: Entry, *, checks_data: bool = True) -> bool:
+    with suppress(ValueError):
+        return files.archive_digest(path, entry.size, checks_data=checks_data) == entry.sha256
+    return False
 
 
 def write_state(files: Files, path: Path, state: Mapping[str, Any]) -> tuple[int, str]:
@@ -114,7 +125,7 @@ def _writing(files: Files, file: FileIO, state: Mapping[str, Any]) -> Iterator[A
 
 
 def write_small(files: Files, path: Path, content: bytes, *, syncs: bool = True) -> None:
-    """Write a small file and, with `syncs`, make its content durable.
+    """Write a small file and, with `syncs`, make its content durable and read it back.
 
     Raises:
         OSError: a step failed, or the content read back differs.
@@ -123,7 +134,7 @@ def write_small(files: Files, path: Path, content: bytes, *, syncs: bool = True)
         files.write(file, content)
         if syncs:
             files.sync(file)
-    if files.read(path, len(content)) != content:
+    if syncs and files.read(path, len(content) + 1) != content:
         raise OSError(errno.EIO, f"what was read back of {path} is not what was written")
 
 

@@ -9,17 +9,15 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader, FileIO
 from math import ceil
 from pathlib import Path
-from stat import S_ISLNK
 from time import sleep
 from typing import Any, TypeVar
 
-from .manifest import find_tail
-from .untrusted_files import FOLLOW_NO_LINK, LARGE, archive_digest, open_handle, open_regular, read_small
+from .untrusted_files import FOLLOW_NO_LINK, LARGE, archive_digest, open_regular, read_range
 
 T = TypeVar("T")
 PAUSES = (0.1, 0.5, 2.0)  # seconds before reading is tried again
@@ -32,8 +30,8 @@ logger = logging.getLogger("heliograph")
 class Files:
     """The file system. Content is durable after `sync`, a name after `sync_folder`.
 
-    Reading (`exists`, `read`, `digest`, `names`, and any function passed to `patiently`) is retried a few times, unless
-    there is no such file. Each of these uses one of the operations that begin with `try`.
+    Reading (`exists`, `read`, `read_range`, `digest`, `names`, and any function passed to `patiently`) is retried a few
+    times, unless there is no such file. Each of these uses one of the operations that begin with `try`.
     """
 
     def create(self, path: Path) -> FileIO:
@@ -48,6 +46,11 @@ class Files:
         rest = memoryview(content)
         while rest:
             rest = rest[file.write(rest) :]
+
+    def date(self, file: FileIO, nanoseconds: int) -> None:
+        """Set when a file was changed, which `sync` makes durable."""
+        with suppress(OSError):  # some file systems keep no times
+            os.utime(file.name, ns=(nanoseconds, nanoseconds))
 
     def sync(self, file: FileIO) -> None:
         """Make a file's content durable."""
@@ -78,13 +81,9 @@ class Files:
 
     def remove_folder(self, path: Path) -> None:
         """Remove a folder with its files, if it exists; of a symbolic link to one, only the link."""
-        try:
-            is_link = S_ISLNK(os.lstat(path).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        if is_link:
+        if path.is_symlink():
             path.unlink()
-        else:
+        elif path.exists():
             shutil.rmtree(path)
 
     def sync_folder(self, folder: Path) -> None:
@@ -113,12 +112,12 @@ class Files:
         return True
 
     def read(self, path: Path, most: int) -> bytes:
-        """Return all of a small file; see `read_small`."""
-        return self.patiently(partial(self.try_read, path, most))
+        """Return all of a file, if it has at most `most` bytes; else its beginning."""
+        return self.read_range(path, 0, most)[0]
 
-    def read_tail(self, path: Path) -> tuple[bytes, int]:
-        """Return the manifest at the end of a checkpoint, and where it begins; see `find_tail`."""
-        return self.patiently(partial(self.try_tail, path))
+    def read_range(self, path: Path, begin: int, most: int) -> tuple[bytes, int]:
+        """Return up to `most` bytes from a position, negative from the end, and the size of the file."""
+        return self.patiently(partial(self.try_range, path, begin, most))
 
     def digest(self, path: Path) -> tuple[int, str]:
         """Return the size of a regular file, and its SHA-256 in hexadecimal."""
@@ -134,13 +133,8 @@ class Files:
         """Return the digest of a checkpoint; see `archive_digest`."""
 
         def digest() -> str:
-            with WatchedReader(self.try_open(path).detach()) as file:
-                try:
-                    return archive_digest(file, size, path, checks_data=checks_data)
-                except ValueError:
-                    if file.failure is not None:  # zipfile hides it
-                        raise file.failure from None
-                    raise
+            with WatchedReader(self.try_open(path).detach()) as file, file.revealing():
+                return archive_digest(file, size, path, checks_data=checks_data)
 
         return self.patiently(digest)
 
@@ -176,25 +170,9 @@ class Files:
         """Open a regular file for reading."""
         return open_regular(path)
 
-    def try_read(self, path: Path, most: int) -> bytes:
-        """Return the content of a file of at most `most` bytes."""
-        return read_small(path, most)
-
-    def try_tail(self, path: Path) -> tuple[bytes, int]:
-        """Return the manifest at the end of a checkpoint, and where it begins; see `find_tail`."""
-        handle, size = open_handle(path)
-
-        def read(begin: int) -> bytes:
-            os.lseek(handle, begin, os.SEEK_SET)
-            content = b""
-            while begin + len(content) < size and (more := os.read(handle, size - begin - len(content))):
-                content += more
-            return content
-
-        try:
-            return find_tail(read, size, path)
-        finally:
-            os.close(handle)
+    def try_range(self, path: Path, begin: int, most: int) -> tuple[bytes, int]:
+        """Return up to `most` bytes from a position, negative from the end, and the size of the file."""
+        return read_range(path, begin, most)
 
     def try_names(self, folder: Path) -> list[os.DirEntry[str]]:
         """Return the entries of a folder."""
@@ -232,6 +210,16 @@ class WatchedReader(BufferedReader):
         """Read, and remember a failure."""
         with self._watched():
             return super().readinto(buffer)
+
+    @contextmanager
+    def revealing(self) -> Iterator[None]:
+        """Raise the error of a failed read instead of what torch or zipfile makes of it."""
+        try:
+            yield
+        except Exception:
+            if self.failure is not None:
+                raise self.failure from None
+            raise
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -282,17 +270,21 @@ class ArchiveWriter:
             self._piece += content
         return len(content)
 
-    def end_archive(self, length: int) -> str:
-        """Replace the last two bytes by the length of a comment; return the digest."""
+    def digest(self) -> str:
+        """Return the digest of the archive, which is complete."""
         if self._last[-2:] != b"\0\0":
             raise RuntimeError("this version of torch ends an archive in another way than is known")
         self._count(self._last[:-2])
-        self._last = b""
-        self._piece[-2:] = length.to_bytes(2, "little")
         if self._directory and len(self._after) < NEAR_END:
             self._before.update(self._directory + self._after)
             return self._before.hexdigest()
         return self._digest.hexdigest()
+
+    def end(self, comment: bytes) -> None:
+        """Add a comment to the archive, and write what is left."""
+        self._piece[-2:] = len(comment).to_bytes(2, "little")
+        self._piece += comment
+        self.finish()
 
     def flush(self) -> None:
         """Do nothing: `finish` writes what is left."""

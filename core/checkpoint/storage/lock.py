@@ -88,10 +88,9 @@ class Lock:
             raise ValueError(f"{self.path} is not a lock file, but a link, a folder, a pipe or a device: remove it.")
 
     def _read_holder(self) -> list[str]:
-        try:
-            return SYSTEM.try_read(self._holder, LONGEST).decode(errors="replace").split()
-        except (OSError, ValueError):
-            return []
+        with suppress(OSError, ValueError):
+            return SYSTEM.try_range(self._holder, 0, LONGEST)[0].decode(errors="replace").split()
+        return []
 
     def _refusal(self, holder: list[str]) -> ValueError:
         who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"

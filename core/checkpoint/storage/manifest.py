@@ -8,10 +8,11 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf, isfinite, isnan
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from ...system.extras import kind_of
 from ..state.schema import SCHEMA, describe_schema
@@ -32,6 +33,7 @@ def checkpoint_name(run_name: str, epoch: int, step: int, metadata: str = "") ->
     return f"{run_part(run_name)}_epoch_{epoch}_iter_{step}{tail}{SUFFIX}"
 
 
+@lru_cache
 def run_part(run_name: str) -> str:
     """Return the prefix of a run's files: its name, with a digest if cleaning changes it.
 
@@ -61,8 +63,7 @@ def check_name(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
+class Hidden(NamedTuple):
     """The hidden files of a run. Those that end in `.tmp` are not finished: the next start removes them.
 
     Attributes:
@@ -244,10 +245,8 @@ def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:
         SchemaError: it has another schema.
         ValueError: it is not a manifest, or damaged.
     """
-    if MARK not in content:
-        raise ValueError(f"{path} is damaged, or no checkpoint of heliograph: it does not end with a manifest.")
-    try:
-        facts = json.loads(content.decode())  # given bytes, it would look for their encoding
+    try:  # given bytes, json would look for their encoding
+        facts = json.loads(content.decode()) if MARK in content else None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: its manifest cannot be read: {error}.") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
@@ -256,12 +255,10 @@ def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:
     digest, end, after = rest[:DIGITS], rest[DIGITS : DIGITS + 2], rest[DIGITS + 2 :]
     if not (end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == digest):
         raise ValueError(f"{path} is damaged: the bytes of its manifest do not match its own digest.")
+    if type(schema := facts.get("schema")) is int and schema != SCHEMA:
+        raise SchemaError(f"The checkpoint {path} has {describe_schema(schema)}")
     try:
-        if (schema := _typed(facts["schema"], "schema", int)) != SCHEMA:
-            raise SchemaError(f"The checkpoint {path} has {describe_schema(schema)}")
         entry = _entry(facts, path)
-    except SchemaError:
-        raise
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ValueError(f"The manifest of {path} cannot be used: {error}.") from None
     if begin not in (None, entry.size):
@@ -269,12 +266,11 @@ def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:
     return entry
 
 
-def find_tail(read: Callable[[int], bytes], size: int, path: Path) -> tuple[bytes, int]:
+def find_tail(read: Callable[[int], tuple[bytes, int]], path: Path) -> tuple[bytes, int]:
     """Return the manifest of a file, and where it begins, from one or two reads at the end of the file.
 
     Args:
-        read: returns the bytes from a position on.
-        size: of the file.
+        read: returns the last bytes of the file, as many as asked for, and its size.
         path: for messages.
 
     Raises:
@@ -282,7 +278,7 @@ def find_tail(read: Callable[[int], bytes], size: int, path: Path) -> tuple[byte
         ValueError: it is damaged, or no archive.
     """
     for near in (NEAR, MOST + END_SIZE):
-        tail = read(max(0, size - near))
+        tail, size = read(near)
         if (at := tail.rfind(END)) >= 0:
             break
     comment = tail[at + END_SIZE :]
@@ -294,11 +290,18 @@ def find_tail(read: Callable[[int], bytes], size: int, path: Path) -> tuple[byte
     return comment, size - len(comment)
 
 
+def read_entry(read: Callable[[int], tuple[bytes, int]], path: Path) -> Entry:
+    """Return the entry in the manifest at the end of a file; see `find_tail` and `decode`."""
+    content, begin = find_tail(read, path)
+    return decode(content, path, begin)
+
+
 def _entry(facts: Mapping[str, Any], path: Path) -> Entry:
     """Return the entry of a manifest, with all types checked: a manifest with a correct digest may still be forged."""
     saved_at = _typed(facts["saved_at"], "saved_at", int, float)
     if not YEARS_1_TO_9999[0] < saved_at < YEARS_1_TO_9999[1]:
         raise ValueError(f"saved_at={saved_at!r} is not a time")
+    _typed(facts["schema"], "schema", int)
     shards, former = facts["shards"], _typed(facts["former_shards"], "former_shards", str)
     return Entry(
         path=path,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 from io import SEEK_END
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import torch
 
@@ -18,11 +18,11 @@ from ..state.ranks import INDEX, read_index
 from ..state.schema import check_schema
 from .files import SYSTEM, Files, WatchedReader
 from .folder import FoundFile, Manifests
-from .manifest import SUFFIX, Entry, MissingManifestError, SchemaError, decode, find_tail, run_part
-from .untrusted_files import UnreadableError, check_archive, check_content, read_small, refuse_unread
+from .manifest import SUFFIX, Entry, MissingManifestError, SchemaError, read_entry, run_part
+from .untrusted_files import UnreadableError, check_archive, check_content, refuse_unread
 
 State = dict[str, Any]
-LONGEST_NAME = 255  # bytes, on most file systems
+Scope = Literal["recent", "run", "folder"]
 DIGESTS = "digests.json"  # in a folder of shards
 MOST_DIGESTS = 2**24  # bytes of that
 SHOWN = 5  # names of other runs that are listed: a search may have hundreds
@@ -51,10 +51,9 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
             schema; the message says what to do.
     """
     if verify:
-        entry = check(path, with_shards=with_shards, files=files)
-        for shard in read_shards(entry, files=files) if with_shards else ():
-            if shard.name == INDEX:
-                read_index(shard)
+        shards = read_shards(check(path, with_shards=with_shards, files=files), files=files) if with_shards else ()
+        for index in (each for each in shards if each.name == INDEX):
+            read_index(index)
     state = read(path, is_verified=verify, files=files)
     try:
         check_schema(state)
@@ -79,20 +78,19 @@ def read(path: Path, *, map_tensors: bool = False, is_verified: bool = False, fi
         ValueError: it cannot be read safely, or claims more bytes than it has.
     """
     files.patiently(partial(check_is_there, path))
-    files.patiently(partial(check_archive, path))
     content = files.patiently(partial(_unpickle, path, map_tensors, is_verified, files))
     check_content(content, path)
     return content
 
 
 def _unpickle(path: Path, map_tensors: bool, is_verified: bool, files: Files) -> Any:
-    with WatchedReader(files.try_open(path).detach()) as file:
+    with WatchedReader(files.try_open(path).detach()) as file, file.revealing():
+        check_archive(file, path)
+        file.seek(0)
         try:
             source = path if map_tensors else file
             return torch.load(source, map_location="cpu", weights_only=True, mmap=map_tensors)
         except Exception as error:  # noqa: BLE001  # a damaged file raises many kinds of errors
-            if file.failure is not None:
-                raise file.failure from None
             refuse_unread(f"The checkpoint {path}", error, is_verified=is_verified)
 
 
@@ -109,18 +107,19 @@ def read_manifest(path: Path, *, source: BinaryIO | None = None, files: Files = 
         ValueError: there is no manifest, it is damaged, or it has another schema.
     """
     if source is not None:
-        opened = source
+        opened, size = source, source.seek(0, SEEK_END)
 
-        def read(begin: int) -> bytes:
-            opened.seek(begin)
-            return opened.read()
+        def read(most: int) -> tuple[bytes, int]:
+            opened.seek(max(0, size - most))
+            return opened.read(), size
 
-        content, begin = find_tail(read, source.seek(0, SEEK_END), path)
-        return decode(content, path, begin)
-    if not path.name.startswith("."):
-        _check_is_file(path)
-    content, begin = files.read_tail(path)
-    return decode(content, path, begin)
+        return read_entry(read, path)
+    try:
+        return read_entry(lambda most: files.read_range(path, -most, most), path)
+    except (OSError, ValueError):
+        if not path.name.startswith("."):
+            _check_is_file(path)  # it says more
+        raise
 
 
 def read_shards(entry: Entry, *, files: Files = SYSTEM) -> dict[Path, tuple[int, str]]:
@@ -153,14 +152,6 @@ def shards_path(entry: Entry) -> Path:
     return entry.path.with_name(entry.shards[0])
 
 
-def read_pointer(pointer: Path) -> str | None:
-    """Return the file name in a pointer; None if it is missing or not a regular, small file."""
-    try:
-        return read_small(pointer, LONGEST_NAME + 1, follow=False).decode().removesuffix("\n")
-    except (OSError, ValueError):
-        return None
-
-
 def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Entry:
     """Verify the data of a checkpoint, and its shards, by its manifest: the sizes, then the digests.
 
@@ -173,13 +164,15 @@ def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Ent
     if files.archive_digest(path, entry.size) != entry.sha256:
         raise ValueError(f"The checkpoint {path} is damaged: its SHA-256 is not the one in its manifest.")
     for shard, (size, sha256) in read_shards(entry, files=files).items() if with_shards else ():
-        if not files.patiently(shard.is_file):
-            raise ValueError(f"The checkpoint {path} is damaged: its shard {shard} is not there.")
-        what = f"The shard {shard} of the checkpoint {path}"
-        if (found := files.patiently(shard.stat).st_size) != size:
-            raise ValueError(f"{what} is damaged: it has {found} bytes, its manifest says {size}.")
-        if files.digest(shard)[1] != sha256:
-            raise ValueError(f"{what} is damaged: its SHA-256 is not the one in its manifest.")
+        what = f"The shard {shard} of the checkpoint {path} is damaged:"
+        try:
+            found = files.digest(shard)
+        except FileNotFoundError:
+            raise ValueError(f"{what} it is not there.") from None
+        if found[0] != size:
+            raise ValueError(f"{what} it has {found[0]} bytes, its manifest says {size}.")
+        if found[1] != sha256:
+            raise ValueError(f"{what} its SHA-256 is not the one in its manifest.")
     return entry
 
 
@@ -192,77 +185,86 @@ def is_complete(entry: Entry) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, (size, _) in shards.items())
 
 
-def entries(folder: Path | Manifests, run_name: str) -> tuple[list[Entry], list[str]]:
+def entries(folder: Path | Manifests, run_name: str, scope: Scope = "run") -> tuple[list[Entry], list[str]]:
     """Return the checkpoints of a run, newest first, and a sentence for each file that was skipped.
 
     Only manifests are read; `check` verifies the data. Checkpoints of other runs are listed only if this run has none.
+
+    Args:
+        folder: the folder.
+        run_name: the name that the program gave the run.
+        scope: which manifests are read: those that may be of the newest checkpoints of the run, those that may be of
+            the run by the names of their files, or all in the folder.
 
     Raises:
         OSError: the folder cannot be read.
     """
     manifests = _manifests(folder)
-    found = manifests.look()
-    if run_name not in manifests.listed:  # sorting 10,000 takes as long as looking at them again
-        manifests.listed[run_name] = _entries(manifests.folder, found, run_name)
-    own, passed_over = manifests.listed[run_name]
-    return own.copy(), passed_over.copy()
-
-
-def _entries(folder: Path, files: Iterable[FoundFile], run_name: str) -> tuple[list[Entry], list[str]]:
-    own, others, passed_over = [], set(), []
-    for found in files:
-        entry = found.entry
-        if entry is None:
-            passed_over.append(str(found.problem))
-        elif entry.family != run_name:
-            others.add(entry.family)
-        else:
-            own.append(entry)
-    if others and not own:
-        names = ", ".join(map(repr, sorted(others)[:SHOWN])) + f" and {len(others) - SHOWN} more" * (
-            len(others) > SHOWN
-        )
-        sentence = f"{folder} has no checkpoint of run {run_name!r}; those in it are of {names}."
-        passed_over.append(OfOthers(sentence))
+    found = _files_of(manifests, run_name, scope)
+    own = [each.entry for each in found if each.entry is not None and each.run_name == run_name]
+    passed_over = [str(each.problem) for each in found if each.entry is None]
+    if not own and (of_others := _of_others(manifests, run_name)):
+        passed_over.append(of_others)
     return sorted(own, key=lambda each: each.order, reverse=True), passed_over
 
 
-def under(folder: Path | Manifests, name: str) -> tuple[list[Entry], list[FoundFile]]:
-    """Return the checkpoints of trainings whose files have a name, and other files of that name."""
-    found = _manifests(folder).look()
-    known = [each.entry for each in found if each.entry is not None and each.entry.run_name == name]
-    return known, [each for each in found if each.entry is None and _is_named_after(name, each.path)]
+def _files_of(manifests: Manifests, run_name: str, scope: Scope) -> list[FoundFile]:
+    if scope == "recent":
+        return manifests.recent(run_name)
+    return manifests.look(manifests.may_be_of(run_name)) if scope == "run" else manifests.look()
 
 
-def lost(folder: Path | Manifests, run_name: str) -> list[FoundFile]:
+def _of_others(manifests: Manifests, run_name: str) -> OfOthers | None:
+    """Return a sentence on the other runs in a folder; one manifest is read of each name."""
+    names = {name.partition("_epoch_")[0]: name for name in sorted(manifests.names()) if name.endswith(SUFFIX)}
+    shown = {*[*names.values()][: SHOWN + 1]}
+    families = sorted({each.entry.family for each in manifests.look(shown.__contains__) if each.entry} - {run_name})
+    if not families:
+        return None
+    more = len(names) - SHOWN
+    listed = ", ".join(map(repr, families[:SHOWN])) + f" and {more} more" * (more > 0)
+    return OfOthers(f"{manifests.folder} has no checkpoint of run {run_name!r}; those in it are of {listed}.")
+
+
+def under(folder: Path | Manifests, run_name: str, name: str) -> tuple[list[Entry], list[FoundFile], int]:
+    """Return the checkpoints of trainings whose files have a name, other files of that name, and how many there are.
+
+    Only the newest ones are returned, if one of them has the name. Files that were renamed no longer have it.
+    """
+    manifests = _manifests(folder)
+    number = sum(_is_named_after(name, file) for file in manifests.names())
+    for look in (partial(manifests.recent, run_name), partial(_files_of, manifests, name, "run")):
+        found = look()
+        entries = (each.entry for each in found if each.entry is not None)
+        known = [each for each in entries if each.run_name == name and not each.is_renamed]
+        unknown = [each for each in found if each.entry is None and _is_named_after(name, each.path.name)]
+        if known or len(unknown) == number:
+            break
+    return known, unknown, max(number, len(known) + len(unknown))
+
+
+def lost(folder: Path | Manifests, run_name: str, scope: Scope = "run") -> list[FoundFile]:
     """Return the damaged files that were checkpoints of a run, as their beginning says."""
-    return [each for each in _manifests(folder).look() if each.head is not None and each.head.run_name == run_name]
+    found = _files_of(_manifests(folder), run_name, scope)
+    return [each for each in found if each.head is not None and each.head.run_name == run_name]
 
 
-def files_without_manifest(folder: Path, run_name: str) -> list[Path]:
+def files_without_manifest(manifests: Manifests, run_name: str) -> list[Path]:
     """Return the files that are named like checkpoints of a run, and have no manifest."""
-    found = (each for each in Manifests(folder).look() if isinstance(each.problem, MissingManifestError))
-    return [each.path for each in found if _is_named_after(run_name, each.path)]
-
-
-def count(folder: Path | Manifests, run_name: str) -> int:
-    """Return how many checkpoints of a run there are, including files that are only named like one."""
-    found = _manifests(folder).look()
-    unknown = sum(each.run_name is None and _is_named_after(run_name, each.path) for each in found)
-    return unknown + sum(each.run_name == run_name for each in found)
+    found = manifests.look(lambda name: _is_named_after(run_name, name))
+    return [each.path for each in found if isinstance(each.problem, MissingManifestError)]
 
 
 def highest_sequence(found: Iterable[FoundFile], run_name: str) -> int:
     """Return the highest sequence of a run, at least 0: those of Helios have negative ones."""
-    entries = (each.entry for each in found if each.entry is not None)
-    return max([0, *(entry.sequence for entry in entries if entry.family == run_name)])
+    return max([0, *(each.entry.sequence for each in found if each.entry and each.run_name == run_name)])
 
 
-def refused(manifests: Manifests) -> list[str]:
-    """Return a sentence for each manifest, of any run, that could not be read at the last look."""
-    found = [each for each in manifests.seen if isinstance(each.problem, OSError)]
+def refused(found: Iterable[FoundFile]) -> list[str]:
+    """Return a sentence for each manifest, of any run, that could not be read."""
     unknown = "whose it is, and its place in the order of writing, is not known"
-    return [f"{each.path} cannot be read ({each.problem}): {unknown}" for each in found]
+    refused = (each for each in found if isinstance(each.problem, OSError))
+    return [f"{each.path} cannot be read ({each.problem}): {unknown}" for each in refused]
 
 
 def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State | None, list[str]]:
@@ -277,17 +279,21 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
         UnreadableError: the newest one is intact, and cannot be read.
     """
     manifests, gone = _manifests(folder), set[Path]()
+    scope: Scope = "recent"
     while True:
-        found, passed_over = entries(manifests, run_name)
-        _check_listed(manifests, run_name)
-        training = newest_training(found, lost(manifests, run_name))
+        with manifests.steady():
+            found, passed_over = entries(manifests, run_name, scope)
+            for each in _files_of(manifests, run_name, scope):
+                if isinstance(each.problem, OSError | SchemaError) and each.run_name in (None, run_name):
+                    raise each.problem  # it may be the newest
+            training = newest_training(found, lost(manifests, run_name, scope))
         for entry in (each for each in found if each.training == training):
             try:
                 return entry, load(entry.path, files=manifests.files), passed_over
             except FileNotFoundError as error:
                 if entry.path not in gone:  # just removed by another process: list the folder again
                     gone.add(entry.path)
-                    manifests.look_again()
+                    manifests.names(again=True)
                     break
                 passed_over.append(str(error))
             except UnreadableError:
@@ -295,6 +301,9 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
             except ValueError as error:
                 passed_over.append(str(error))
         else:
+            if scope == "recent":  # none of these is intact
+                scope = "run"
+                continue
             if others := [each for each in found if each.training != training]:
                 passed_over.append(
                     f"other trainings of the name are left as they are; resume one of them by its path, "
@@ -317,26 +326,19 @@ def newest_training(entries: Iterable[Entry], lost: Iterable[FoundFile]) -> str 
     return None if newest is None else newest.training
 
 
-def _check_listed(manifests: Manifests, run_name: str) -> None:
-    """Raise the error of a manifest that may be of a run and could not be read, but is not damaged."""
-    for each in manifests.seen:
-        if isinstance(each.problem, OSError | SchemaError) and each.run_name in (None, run_name):
-            raise each.problem
-
-
 def _manifests(folder: Path | Manifests) -> Manifests:
     return folder if isinstance(folder, Manifests) else Manifests(folder)
 
 
-def _is_named_after(run_name: str, path: Path) -> bool:
-    return path.name.startswith(f"{run_part(run_name)}_epoch_")
+def _is_named_after(run_name: str, name: str) -> bool:
+    return name.endswith(SUFFIX) and name.startswith(f"{run_part(run_name)}_epoch_")
 
 
 def _check_is_file(path: Path) -> None:
     if path.is_dir():
         raise ValueError(f"{path} is a folder: Checkpoint({str(path)!r}, resume='auto') finds the newest in it.")
     if path.suffix != SUFFIX:
-        raise ValueError(f"{path} is not a checkpoint: the data of one lies in a file that ends in {SUFFIX}.")
+        raise ValueError(f"{path} is not a checkpoint: the name of a checkpoint ends in {SUFFIX}.")
     check_is_there(path)
 
 

@@ -13,17 +13,17 @@ from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 from stat import S_ISREG
-from time import time
+from time import time, time_ns
 from typing import Any
 
 from ..state.compaction import compacted
 from ..state.schema import WEIGHTS_ONLY
 from . import reader
-from .archive import WRITTEN_OTHERWISE, rewrite_manifest, write_checkpoint, write_small
+from .archive import rewrite_manifest, write_checkpoint, write_small
 from .files import NOT_THERE, SYSTEM, Files, megabytes, prepare_folder
-from .folder import FoundFile, Manifests
+from .folder import FoundFile, Manifests, read_pointer
 from .lock import Lock
-from .manifest import PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, SchemaError, check_name, pointer_path
+from .manifest import MOST, PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, SchemaError, check_name, pointer_path
 
 logger = logging.getLogger("heliograph")
 UNTOUCHED = "Former checkpoints are untouched."
@@ -64,10 +64,11 @@ class Store:
         self._manifests = Manifests(folder, self._files)
         self._hidden = Hidden.of(folder, run_name)
         self._lock = self._lock_of(run_name)
-        self._own_lock: Lock | None = None  # of the name of its files, where that is another
+        self._own_lock = self._lock_of(run_name)  # held for the name of its files, if that is another
         self._has_just_looked = False  # at the folder, when the store was opened
         self._is_tidy = False  # whether nothing failed since the last sweep
         self._sequence: int | None = None  # the highest so far, while the store is open
+        self._date = 0  # of the latest file
         self._pointed: dict[Path, str | None] = {}  # what the pointers say, as this store has seen to it
 
     def open(self, patience: float = 0.0) -> list[str]:
@@ -85,13 +86,15 @@ class Store:
         try:
             if not self._lock.acquire(patience):
                 notes.append(f"{self.folder} has no file locks: nothing keeps a second process from writing this run.")
-            found = self._manifests.look()
+            with self._manifests.steady():
+                found = self._manifests.recent(self.run_name)
+                self._date = max(max(stamp[2:3], default=0) for stamp in [(), *self._manifests.names().values()])
             notes += self._sweep()
-            for former in {each.entry.former_shards for each in found if each.entry and self._is_own(each.entry)}:
+            for former in {each.entry.former_shards for each in found if each.entry and each.run_name == self.run_name}:
                 self._remove_shards(former)
             self._sequence = reader.highest_sequence(found, self.run_name)
             self._has_just_looked = True
-            return notes + reader.refused(self._manifests)
+            return notes + reader.refused(found)
         except BaseException as error:
             self._lock.release()
             if isinstance(error, OSError) and not isinstance(error, IsADirectoryError):  # that one says what to do
@@ -108,9 +111,8 @@ class Store:
         """Release the lock; closing twice does nothing."""
         self._sequence = None
         self._pointed.clear()
-        if self._own_lock is not None:
-            self._own_lock.release()
-        self._own_lock, self.name = None, self.run_name
+        self._own_lock.release()
+        self.name = self.run_name
         self._lock.release()
 
     def write_as(self, training_id: str, name: str) -> None:
@@ -120,11 +122,10 @@ class Store:
             ValueError: another process writes under this name.
         """
         if name != self.name:
-            lock = None if name == self.run_name else self._lock_of(name)
-            if lock is not None:
+            lock = self._lock_of(name)
+            if name != self.run_name:
                 lock.acquire()
-            if self._own_lock is not None:
-                self._own_lock.release()
+            self._own_lock.release()
             self._own_lock = lock
             self._pointed.clear()  # others may have written those of this name
         self.training_id, self.name = training_id, name
@@ -165,35 +166,26 @@ class Store:
         training = state["training_id"]
         if training != (self.training_id or training):
             raise ValueError(f"A state of training {training} was given to the store of {self.training_id}.")
-        path, former = self._free_path(self.folder / check_name(name), training, replace_unknown)
+        path, replaces, former = self._free_path(self.folder / check_name(name), training, replace_unknown)
         entry = self._entry(path, state, newest + 1 if sequence is None else sequence, judged_by)
         entry = replace(entry, former_shards=former.shards[0] if former and former.shards else "")
-        self._has_just_looked, files, hidden = False, self._files, self._hidden
-        replaces, outcome = False, UNTOUCHED
+        files, hidden, outcome = self._files, self._hidden, UNTOUCHED
         try:
-            if not shards and not self._is_tidy:
+            if not self._begin_change() and not shards:
                 self._sweep()
-            self._is_tidy = False
             state, needed = compacted(state)
-            if needed > files.free(self.folder):
-                what = f"it needs {megabytes(needed, needed=True)}"
-                raise OSError(errno.ENOSPC, f"{what} and was not begun, keep fewer or free some space")
+            _check_room(files, self.folder, needed, "it")
             try:
                 if shards:
                     folder, digests = f"{path.stem}.{token_hex(4)}.shards", json.dumps(shards, indent=1).encode()
                     write_small(files, hidden.shards / reader.DIGESTS, digests)
                     entry = replace(entry, shards=(folder, sha256(digests).hexdigest()))
                     state = {**state, "shards": {**state.get("shards", {}), "folder": folder}}
-                entry = write_checkpoint(files, hidden.data, state, entry)
-                if read_back:
-                    self._read_back(entry)
-                replaces = files.exists(path)
+                entry = write_checkpoint(files, hidden.data, state, entry, self._next_date(), read_back=read_back)
                 self._put_in_place(entry, replaces)
             except BaseException as error:
-                if self._must_stay(entry, replaces):
+                if not self._undo(entry, replaces, error):
                     self._sequence, outcome = max(newest, entry.sequence), MAY_BE_LOST
-                else:
-                    self._undo(entry, error)
                 raise
         except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
             raise _failure(files, path, error, outcome) from error
@@ -212,15 +204,9 @@ class Store:
         Raises:
             OSError: there is not enough space, or the folder could not be created.
         """
-        self._has_just_looked = False
+        self._begin_change()  # until a save has renamed the folder
         self._sweep()
-        if needed > (free := self._files.free(self.folder)):
-            raise OSError(
-                errno.ENOSPC,
-                f"The shards of a checkpoint in {self.folder} need {megabytes(needed, needed=True)}, "
-                f"{megabytes(free)} are free: keep fewer or free some space",
-            )
-        self._is_tidy = False  # until a save has renamed the folder
+        _check_room(self._files, self.folder, needed, f"writing the shards of a checkpoint in {self.folder}")
         self._hidden.shards.mkdir()
         return self._hidden.shards
 
@@ -235,13 +221,13 @@ class Store:
         """
         entry = reader.read_manifest(path, files=self._files)
         newest = self._highest(entry.family)
-        free, former = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
+        free, _, former = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
         is_numbered = free.name != path.name and not entry.is_renamed
-        self._has_just_looked, self._is_tidy = False, False
+        self._begin_change()
         self._sweep()
         if is_numbered:  # under a name that is not in its manifest, it would count as renamed
             entry = replace(entry, name=free.name)
-            rewrite_manifest(self._files, path, self._hidden.data, entry)
+            rewrite_manifest(self._files, path, self._hidden.data, entry, self._next_date())
         else:
             self._files.rename(path, self._hidden.data)  # if it is killed from here on, the next start removes it
         if entry.shards:
@@ -259,22 +245,26 @@ class Store:
     def judge(self, entry: Entry, judged_by: JudgedBy) -> Entry:
         """Write into a checkpoint by what it is ranked, and return when that is durable.
 
-        The file is written again beside itself and renamed: links to it, such as a backup, stay as they are.
+        The file is written again beside itself and renamed: hard links to it, such as a backup, stay as they are. If it
+        is a symbolic link, the file that the link names is written again.
 
         Raises:
-            OSError: it could not be written; the checkpoint is as it was.
+            OSError: it could not be written, or there is no room for a second file; the checkpoint is as it was.
         """
         entry, files = replace(entry, judged_by=judged_by), self._files
-        self._has_just_looked, was, self._is_tidy = False, self._is_tidy, False
+        path = entry.path.resolve() if entry.path.is_symlink() else entry.path
+        aside = path.with_name(self._hidden.data.name)
+        was = self._begin_change()
         try:
+            _check_room(files, path.parent, entry.size + MOST, "judging it")
             try:
-                rewrite_manifest(files, entry.path, self._hidden.data, entry)
+                rewrite_manifest(files, path, aside, entry, self._next_date())
             except BaseException:
                 with suppress(OSError):  # else the next save or start removes it
-                    files.unlink(self._hidden.data)
+                    files.unlink(aside)
                 raise
-            files.rename(self._hidden.data, entry.path)
-            files.sync_folder(self.folder)
+            files.rename(aside, path)
+            files.sync_folder(path.parent)
         except OSError as error:
             raise _failure(files, entry.path, error) from error
         self._is_tidy = was
@@ -285,29 +275,31 @@ class Store:
         looks, self._has_just_looked = not self._has_just_looked, False
         return self._manifests.steady(looks=looks)
 
-    def entries(self) -> tuple[list[Entry], list[str]]:
-        """Return the checkpoints of all trainings of the run's name, newest first, and notes on skipped files."""
-        return reader.entries(self._manifests, self.run_name)
+    def entries(self, scope: reader.Scope = "run") -> tuple[list[Entry], list[str]]:
+        """Return the checkpoints of all trainings of the run's name, newest first, and notes on skipped files.
 
-    def own(self) -> list[Entry]:
-        """Return the training's checkpoints, newest first."""
-        return [each for each in self.entries()[0] if each.training == (self.training_id or each.training)]
+        `scope`: which manifests are read; see `reader.entries`.
+        """
+        return reader.entries(self._manifests, self.run_name, scope)
 
-    def under(self, name: str) -> tuple[list[Entry], list[FoundFile]]:
-        """Return the checkpoints of trainings whose files have a name, and other files of that name."""
-        return reader.under(self._manifests, name)
+    def own(self, scope: reader.Scope = "run") -> list[Entry]:
+        """Return the training's checkpoints, newest first; see `entries`."""
+        return [each for each in self.entries(scope)[0] if each.training == (self.training_id or each.training)]
 
-    def lost(self) -> list[FoundFile]:
+    def under(self, name: str) -> tuple[list[Entry], list[FoundFile], int]:
+        """Return checkpoints of trainings whose files have a name, other files of that name, and how many there are.
+
+        Only the newest ones are returned, if one of them has the name.
+        """
+        return reader.under(self._manifests, self.run_name, name)
+
+    def lost(self, scope: reader.Scope = "run") -> list[FoundFile]:
         """Return the damaged files that were checkpoints of this run's name, as their beginning says."""
-        return reader.lost(self._manifests, self.run_name)
+        return reader.lost(self._manifests, self.run_name, scope)
 
-    def count(self) -> int:
-        """Return how many checkpoints of this run there are, including files that are only named like one."""
-        return reader.count(self._manifests, self.run_name)
-
-    def newest_training(self) -> str | None:
-        """Return the newest training of this run's name, even if all of its checkpoints are damaged."""
-        return reader.newest_training(self.entries()[0], self.lost())
+    def files_without_manifest(self) -> list[Path]:
+        """Return the files that are named like checkpoints of this run, and have no manifest."""
+        return reader.files_without_manifest(self._manifests, self.run_name)
 
     def newest(self) -> tuple[Entry | None, reader.State | None, list[str]]:
         """Return the newest intact checkpoint, its state, and a sentence for each one that was skipped."""
@@ -348,7 +340,7 @@ class Store:
         Raises:
             OSError: it could not be removed.
         """
-        if self.is_pinned(path) or not self._files.exists(path):
+        if self.is_pinned(path):
             return False
         try:
             entry = reader.read_manifest(path, files=self._files)
@@ -356,13 +348,13 @@ class Store:
             return False
         if entry.training != (training or self.training_id or entry.training) or not entry.is_removable:
             return False
-        self._has_just_looked = False
+        was = self._begin_change()
         if entry.shards:  # under its hidden name, it says which shards go with it
-            self._is_tidy = False
             self._files.rename(path, self._hidden.data)
             self._sweep()
         else:
             self._files.unlink(path)
+            self._is_tidy = was
         return True
 
     def pin(self, path: Path) -> None:
@@ -383,19 +375,22 @@ class Store:
         Raises:
             OSError: it could not be written.
         """
-        pointer, name = self._label(label), None if path is None else path.name
+        pointer, name = pointer_path(self.folder, self.name, label), None if path is None else path.name
         if pointer in self._pointed and self._pointed[pointer] == name:  # nobody else writes it
             return
-        if pointer.is_dir():  # not worth failing for
+        try:
+            if name is None:
+                self._files.unlink(pointer)
+            elif pointer in self._pointed or read_pointer(pointer) != name:
+                was = self._begin_change()
+                # `prune` spares what is called the best. The last is a hint only, and not worth a wait for the disk.
+                write_small(self._files, self._hidden.small, f"{name}\n".encode(), syncs=label == "best")
+                self._files.rename(self._hidden.small, pointer)
+                self._is_tidy = was
+        except IsADirectoryError:  # not worth failing for
             logger.warning("A folder has the name of the pointer %s, which is not written: move it away", pointer)
-            return
-        if name is None:
-            self._files.unlink(pointer)
-        elif reader.read_pointer(pointer) != name:
-            # `prune` spares what is called the best. The last is not worth a wait for the disk: a training that it does
-            # not name takes another name where others have checkpoints under this one, so that nothing is lost
-            self._write_label(pointer, f"{name}\n", syncs=label == "best")
-        self._pointed[pointer] = name
+        else:
+            self._pointed[pointer] = name
 
     def _sweep(self) -> list[str]:
         """Remove what an interrupted save or removal left: what has a hidden name, and the shards that it names."""
@@ -433,48 +428,32 @@ class Store:
         if replaces:
             files.unlink(hidden.former)
 
-    def _read_back(self, entry: Entry) -> None:
-        with suppress(ValueError):
-            if self._files.archive_digest(self._hidden.data, entry.size) == entry.sha256:
-                return
-        raise OSError(errno.EIO, WRITTEN_OTHERWISE)
+    def _undo(self, entry: Entry, replaces: bool, error: BaseException) -> bool:
+        """Undo a save, by the files that exist: an interrupt may come between any two steps.
 
-    def _must_stay(self, entry: Entry, replaces: bool) -> bool:
-        """Return whether a failed save replaced a checkpoint that cannot be restored: there were no hard links."""
-        files, hidden = self._files, self._hidden
-        try:
-            return replaces and not (files.exists(hidden.data) or files.exists(hidden.former)) and self._is_at(entry)
-        except OSError:
-            return True
-
-    def _undo(self, entry: Entry, error: BaseException) -> None:
-        """Undo a save, by the files that exist: an interrupt may come between any two steps."""
-        files, hidden = self._files, self._hidden
+        Return False if the new file stays: it has replaced one that cannot be restored, as there are no hard links.
+        """
+        files, hidden, is_restored = self._files, self._hidden, not replaces
         try:
             if not files.exists(hidden.data) and self._is_at(entry):  # it was renamed
                 if files.exists(hidden.former):
                     files.rename(hidden.former, entry.path)
+                elif replaces:
+                    return False
                 else:
                     files.unlink(entry.path)
+            is_restored = True
             if entry.shards:
                 files.remove_folder(self.folder / entry.shards[0])
             self._sweep()
         except OSError as second:
             error.add_note(f"Undoing the save failed too, the next save or start will see to it: {second}")
+        return is_restored
 
     def _is_at(self, entry: Entry) -> bool:
         with suppress(ValueError, OSError):
             return reader.read_manifest(entry.path, files=self._files).sha256 == entry.sha256
         return False
-
-    def _label(self, label: Label) -> Path:
-        return pointer_path(self.folder, self.name, label)
-
-    def _write_label(self, path: Path, text: str, *, syncs: bool = True) -> None:
-        self._has_just_looked, was, self._is_tidy = False, self._is_tidy, False
-        write_small(self._files, self._hidden.small, text.encode(), syncs=syncs)
-        self._files.rename(self._hidden.small, path)
-        self._is_tidy = was
 
     def _lock_of(self, name: str) -> Lock:
         return Lock(Hidden.of(self.folder, name).lock, f"The checkpoints of run {name!r} in {self.folder} are written")
@@ -487,11 +466,19 @@ class Store:
             raise ValueError(f"A state of run {run_name!r} was given to the store of {self.run_name!r}.")
         return self._sequence
 
-    def _is_own(self, entry: Entry) -> bool:
-        return entry.family == self.run_name
+    def _begin_change(self) -> bool:
+        """Note that the folder changes; return whether nothing has failed since the last sweep."""
+        was, self._is_tidy, self._has_just_looked = self._is_tidy, False, False
+        return was
+
+    def _next_date(self) -> int:
+        """Return the time of a new file: later than all before, even if the clock was set back; see `recent`."""
+        self._date = max(self._date + 1, time_ns())
+        return self._date
 
     def _entry(self, path: Path, state: Mapping[str, Any], sequence: int, judged_by: JudgedBy | None) -> Entry:
         """Return the entry of a state; size and digest are not known yet."""
+        origin = state.get("forked_from")
         return Entry(
             path=path,
             run_name=self.name,
@@ -506,53 +493,50 @@ class Store:
             versions=state.get("versions", {}),
             judged_by=judged_by,
             weights_only=bool(state.get(WEIGHTS_ONLY)),
-            forked_from=_fork_in_words(state.get("forked_from")),
+            forked_from="training {training} at step {step}".format_map(origin) if origin else "",
             name=path.name,
         )
 
-    def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> tuple[Path, Entry | None]:
+    def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> tuple[Path, bool, Entry | None]:
         """Return the wanted path, or the first numbered one that a training may use, and what it replaces there."""
         path, number = wanted, 1
-        while True:
-            if not self._files.exists(path) and not self.is_pinned(path):
-                return path, None
-            may, there = self._may_write(path, training, replace_unknown)
-            if may:
-                return path, there
+        while (place := self._what_is_replaced(path, training, replace_unknown)) is None:
             number += 1
             path = wanted.with_name(f"{wanted.stem}-{number}{SUFFIX}")
+        return path, *place
 
-    def _may_write(self, path: Path, training: str, replace_unknown: bool) -> tuple[bool, Entry | None]:
-        if self.is_pinned(path) or self._is_no_file(path):
-            return False, None
+    def _what_is_replaced(self, path: Path, training: str, replace_unknown: bool) -> tuple[bool, Entry | None] | None:
+        """Return whether a file is at a path, and its entry; None if the training may not write there."""
+        if self.is_pinned(path):
+            return None
         try:
-            there = reader.read_manifest(path, files=self._files)
-            is_own = there.training == training and (replace_unknown or there.is_removable)
-            return is_own, there
-        except (ValueError, FileNotFoundError):
-            return replace_unknown, None
-        except OSError:  # its training is unknown
-            return False, None
-
-    def _is_no_file(self, path: Path) -> bool:
-        """Return whether a name exists and is not a regular file: it is not replaced."""
-        try:
-            return not S_ISREG(self._files.patiently(partial(self._files.try_status, path)).st_mode)
+            status = self._files.patiently(partial(self._files.try_status, path))
         except NOT_THERE:
-            return False
+            return False, None
+        try:
+            there = reader.read_manifest(path, files=self._files) if S_ISREG(status.st_mode) else None
+            is_own = there and there.training == training and (replace_unknown or there.is_removable)
+            return (True, there) if is_own else None
+        except (ValueError, FileNotFoundError):
+            return (True, None) if replace_unknown else None
+        except OSError:  # its training is unknown
+            return None
 
 
-def _fork_in_words(origin: Mapping[str, Any] | None) -> str:
-    return "" if origin is None else f"training {origin['training']} at step {origin['step']}"
+def _check_room(files: Files, folder: Path, needed: int, what: str) -> None:
+    """Raise OSError if the file system has fewer free bytes."""
+    if needed > (free := files.free(folder)):
+        size, room = megabytes(needed, needed=True), f"{megabytes(free)} are free"
+        raise OSError(errno.ENOSPC, f"{what} needs {size} and was not begun, keep fewer or free some space ({room})")
 
 
 def _failure(files: Files, path: Path, error: Exception, outcome: str = UNTOUCHED) -> OSError:
     try:
-        is_there = path.parent.exists()
-        room = f"{megabytes(files.free(path.parent))} are free in its folder" if is_there else "its folder is gone"
+        room = f"{megabytes(files.free(path.parent))} are free in its folder"
+    except FileNotFoundError:
+        room, outcome = "its folder is gone", ""
     except OSError as second:
-        is_there, room = True, f"how much is free in its folder cannot be read: {second}"
-    rest = f" {outcome}" * is_there
-    failure = OSError(f"The checkpoint {path} could not be written ({room}): {error}.{rest}")
+        room = f"how much is free in its folder cannot be read: {second}"
+    failure = OSError(f"The checkpoint {path} could not be written ({room}): {error}. {outcome}".rstrip())
     failure.errno = getattr(error, "errno", None)
     return failure

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NoReturn
-from zipfile import ZIP_STORED, BadZipFile, ZipFile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 from zlib import crc32
 
 import torch
@@ -40,6 +40,33 @@ def open_regular(path: Path | str, *, follow: bool = True) -> BufferedReader:
     return os.fdopen(open_handle(path, follow=follow)[0], "rb")
 
 
+def read_range(path: Path | str, begin: int, most: int, *, follow: bool = True) -> tuple[bytes, int]:
+    """Return up to `most` bytes of a regular file from a position, and the size of the file.
+
+    Args:
+        path: the file.
+        begin: the position; a negative one is counted from the end.
+        most: bytes.
+        follow: accept a symbolic link that leads to one.
+
+    Raises:
+        ValueError: it is not a regular file; see `open_regular`.
+        OSError: it does not exist, or cannot be read.
+    """
+    handle, size = open_handle(path, follow=follow)
+    try:
+        begin = begin if begin >= 0 else max(0, size + begin)
+        end = min(size, begin + most)
+        if begin:
+            os.lseek(handle, begin, os.SEEK_SET)
+        content = os.read(handle, max(0, end - begin))
+        while begin + len(content) < end and (more := os.read(handle, end - begin - len(content))):
+            content += more
+        return content, size
+    finally:
+        os.close(handle)
+
+
 def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
     """Return all of a regular file.
 
@@ -52,16 +79,10 @@ def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
         ValueError: it is larger, or not a regular file; see `open_regular`.
         OSError: it does not exist, or cannot be read.
     """
-    handle, size = open_handle(path, follow=follow)
-    try:
-        if size > most:
-            raise ValueError(f"{path} is not a file of ours: it has {size:,} bytes, at most {most:,} are expected")
-        content = os.read(handle, size + 1)
-        while len(content) < size and (more := os.read(handle, size - len(content))):
-            content += more
-        return content
-    finally:
-        os.close(handle)
+    content, size = read_range(path, 0, most, follow=follow)
+    if size > most:
+        raise ValueError(f"{path} is not a file of ours: it has {size:,} bytes, at most {most:,} are expected")
+    return content
 
 
 def open_handle(path: Path | str, *, follow: bool = True) -> tuple[int, int]:
@@ -115,23 +136,24 @@ def refuse_unread(what: Path | str, error: Exception, *, is_verified: bool = Fal
 EXPANDED = 2**40  # bytes: an expanded view may be larger than its file, but not than any memory
 
 
-def check_archive(path: Path) -> None:
+def _records(file: BufferedReader, path: Path) -> list[ZipInfo]:
+    try:
+        with ZipFile(file) as archive:
+            return archive.infolist()
+    except (BadZipFile, ValueError, NotImplementedError, EOFError) as error:
+        what = "is empty" if file.seek(0, 2) == 0 else "is damaged, or was not written by torch.save"
+        raise ValueError(f"{path} {what}: {error}") from None
+
+
+def check_archive(file: BufferedReader, path: Path) -> None:
     """Compare the sizes of an archive's records with that of the file, before any of them is read.
 
     Torch does not compress. A compressed record could expand a thousandfold in memory.
 
     Raises:
-        FileNotFoundError: there is no such file.
         ValueError: it is not an archive of torch, a record is compressed, or they claim more bytes than the file has.
     """
-    with open_regular(path) as file:
-        try:
-            with ZipFile(file) as archive:
-                parts = archive.infolist()
-        except (BadZipFile, ValueError, NotImplementedError, EOFError) as error:
-            what = "is empty" if file.seek(0, 2) == 0 else "is damaged, or was not written by torch.save"
-            raise ValueError(f"{path} {what}: {error}") from None
-        size = file.seek(0, 2)
+    parts, size = _records(file, path), file.seek(0, 2)
     packed = [each.filename for each in parts if each.compress_type != ZIP_STORED]
     if packed:
         raise ValueError(f"{path} is not a file of torch.save: its part {packed[0]!r} is compressed.")
@@ -197,12 +219,7 @@ def archive_digest(file: BufferedReader, size: int, path: Path, *, checks_data: 
         if at != end:
             raise ValueError(f"{path} is damaged: a part of it has another size than its directory says.")
 
-    try:
-        with ZipFile(file) as archive:
-            stored = (each for each in archive.infolist() if each.compress_type == ZIP_STORED)
-            records = [each for each in stored if each.file_size >= LARGE]
-    except (BadZipFile, ValueError, NotImplementedError, EOFError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+    records = (each for each in _records(file, path) if each.compress_type == ZIP_STORED and each.file_size >= LARGE)
     for record in sorted(records, key=lambda record: record.header_offset):
         file.seek(record.header_offset + 26)
         lengths = file.read(4)

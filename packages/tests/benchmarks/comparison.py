@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, time
 from timeit import timeit
 from typing import Any, cast
 
@@ -178,13 +178,15 @@ def _fit(folder: Path, **options: Any) -> h.RunResult:
 
 
 def _fill(folder: Path) -> None:
-    """Put 10,000 copies of the only checkpoint beside it, each with a manifest of its own."""
+    """Put 10,000 copies of the only checkpoint beside it, each with a manifest of its own, as if one run saved them."""
     path = next(folder.glob("*.pth"))
     entry = read_manifest(path)
     for number in range(2, CHECKPOINTS + 1):
-        copy = replace(entry, path=path.with_stem(f"{path.stem}-{number}"), sequence=number, name="")
+        place = path.with_stem(f"{path.stem}-{number}")
+        copy = replace(entry, path=place, sequence=number, name="", saved_at=time())
         copyfile(path, copy.path)
         seal_as(copy.path, copy)
+        (folder / "run.last").write_text(f"{copy.path.name}\n")
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -44,7 +44,7 @@ DEFECTS = (
         "            raise _failure(files, path, error, outcome) from error\n",
         '            return replace(entry, size=0, sha256="")\n',
     ),
-    defect("one: a checkpoint has no manifest", "        writer.write(encode(entry))\n", ""),
+    defect("one: a checkpoint has no manifest", "        writer.end(encode(entry))\n", "        writer.end(b'')\n"),
     defect(
         "one: a checkpoint is removed before its successor has its name",
         "        files.rename(hidden.data, path)\n        files.sync_folder(self.folder)\n",
@@ -57,7 +57,7 @@ DEFECTS = (
     ),
     defect(
         "one: what was there is not counted after a resume",
-        "self.kept.begin(own, self.damaged)",
+        "self.kept.begin(self._read_own(), self.damaged)",
         "self.kept.begin(())",
     ),
     defect(

@@ -25,6 +25,7 @@ from pathlib import Path
 from random import Random
 from shutil import copytree, rmtree
 from tempfile import mkdtemp
+from time import time
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -44,7 +45,7 @@ REFUSALS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.ESTALE)
 WRITES = ("create", "write", "sync", "rename", "link", "unlink", "sync_folder")
 MOVES = ("rename", "unlink")
 LOADS = ("try_open", "data")
-READS = ("try_status", "try_open", "try_read", "try_tail", "try_names")
+READS = ("try_status", "try_open", "try_range", "try_names")
 
 
 class Death(BaseException):
@@ -156,7 +157,7 @@ def make_state(name: str, training_id: str, steps: int) -> dict[str, Any]:
     """Return the least that counts as a state."""
     parts = ("control", "data", "optimizers", "schedulers", "plugins", "metrics")
     state: dict[str, Any] = {"schema": SCHEMA, "run_name": name, "ranks": [{}], "world": {"size": 1}}
-    state |= {part: {} for part in parts} | {"progress": {"steps": steps}, "saved_at": float(steps)}
+    state |= {part: {} for part in parts} | {"progress": {"steps": steps}, "saved_at": time()}
     return state | {"modules": {"model": {"weight": torch.full((3,), float(steps))}}, "training_id": training_id}
 
 
@@ -330,8 +331,12 @@ class Folder:
         """Return the training that a run of this name continues: of what the last look found, whole or not."""
         found = Manifests(self.path.with_name(f"{self.path.name}-seen")).look()
         entries = [each.entry for each in found if each.entry is not None]
-        own = [each for each in entries if each.family == name]
-        return max(own, key=lambda each: each.order).training if own else None
+        newest = max((each for each in entries if each.family == name), key=lambda each: each.order, default=None)
+        cut = [each.head for each in found if each.head is not None and each.head.run_name == name]
+        last = max(cut, key=lambda head: head.saved_at, default=None)  # it has lost its number: its time decides
+        if last is not None and (newest is None or last.saved_at > newest.saved_at):
+            return last.training
+        return None if newest is None else newest.training
 
     def _check_begun(self, run: FakeRun, resume: object, newest_training: str | None) -> None:
         """A run that was to continue the newest training of its name does so, where that has a good one."""
@@ -348,7 +353,7 @@ class Folder:
         for _ in range(self.random.randint(0, 3)):
             run.progress.steps += self.random.choice([0, 1, 1])
             run.progress.batches += 1
-            checkpoint._value, checkpoint._value_at = self.random.random(), run.progress.steps
+            checkpoint._saved.value, checkpoint._saved.measured_at = self.random.random(), run.progress.steps
             checkpoint.save(run, SavePoint())  # type: ignore[arg-type]
         checkpoint.end(run, RunClosed("completed"))  # type: ignore[arg-type]
 

@@ -291,6 +291,16 @@ def test_renamed_checkpoints_and_those_of_helios_are_not_replaced(fit: Make, tmp
     assert contents(tmp_path)[SECOND] == before[SECOND]
 
 
+def test_a_renamed_checkpoint_does_not_hold_the_name_of_the_training(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path), epochs=1)
+    (tmp_path / FIRST).rename(tmp_path / "mine.pth")
+    fit(Checkpoint(tmp_path, resume=Resume(None, on_existing="replace")), epochs=1)
+    result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
+
+    assert result.last_checkpoint == tmp_path / SECOND
+    assert checkpoint_names(tmp_path) == ["mine.pth", SECOND]
+
+
 def test_nothing_is_replaced_by_a_run_that_saves_nothing(fit: Make, tmp_path: Path) -> None:
     class Fail(Plugin):
         @on(BatchEnd)

@@ -45,7 +45,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
 # One refusal to read the only checkpoint: E2.
 
 
-@pytest.mark.parametrize(("operation", "name"), [("try_open", FIRST), ("try_tail", FIRST), ("try_names", "here")])
+@pytest.mark.parametrize(("operation", "name"), [("try_open", FIRST), ("try_range", FIRST), ("try_names", "here")])
 def test_a_refusal_that_passes_costs_nothing(
     fit: Make, tmp_path: Path, refuse: Make, caplog: pytest.LogCaptureFixture, operation: str, name: str
 ) -> None:
@@ -60,7 +60,7 @@ def test_a_refusal_that_passes_costs_nothing(
     assert "reading failed and is tried again in 0.1 s: [Errno 5] Input/output error" in caplog.text
 
 
-@pytest.mark.parametrize(("operation", "name"), [("try_open", FIRST), ("try_tail", FIRST), ("try_names", "here")])
+@pytest.mark.parametrize(("operation", "name"), [("try_open", FIRST), ("try_range", FIRST), ("try_names", "here")])
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
 def test_a_refusal_that_stays_is_fatal_and_says_what_to_do(
     fit: Make, tmp_path: Path, refuse: Make, operation: str, name: str, number: int
@@ -95,7 +95,7 @@ def test_a_path_that_cannot_be_read(fit: Make, tmp_path: Path, refuse: Make) -> 
 def test_a_fresh_run_leaves_alone_what_it_cannot_read(fit: Make, tmp_path: Path, refuse: Make) -> None:
     fit(Checkpoint(tmp_path), epochs=1)
     before = contents(tmp_path)
-    refuse("try_tail", FIRST, float("inf"))
+    refuse("try_range", FIRST, float("inf"))
     result = fit(Checkpoint(tmp_path), epochs=1)
 
     assert "(1 without a manifest that can be used): it stays, and this one is written as 'run-2'" in str(result.notes)

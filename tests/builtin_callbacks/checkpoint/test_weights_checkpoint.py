@@ -99,6 +99,14 @@ def test_a_resume_from_it_is_refused(tmp_path: Path, how: str) -> None:
     assert checkpoint_names(tmp_path) == [path.name]
 
 
+def test_what_it_has_not_saved_is_said_in_its_name(tmp_path: Path) -> None:
+    trainer = Trainer([SaveSchedule(Every(steps=3), at_end=False), WeightsCheckpoint(tmp_path)], device="cpu")
+    result = kit.fit(trainer, train=class_batches(2), epochs=2)
+
+    assert "is of step 3, and the run ended at step 4" in result.warnings[-1]
+    assert " WeightsCheckpoint(..., every=...) saves the end" in result.warnings[-1]
+
+
 def test_a_run_that_goes_back_does_not_use_it(tmp_path: Path) -> None:
     spoilt: list[int] = []
 

@@ -15,7 +15,7 @@ from heliograph.builtin_callbacks.checkpoint.command import main
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Files, Store
 from heliograph.core.checkpoint.storage.files import SYSTEM
-from heliograph.core.checkpoint.storage.manifest import MOST
+from heliograph.core.checkpoint.storage.manifest import MOST, find_tail
 from heliograph.core.checkpoint.storage.reader import shards_path
 from heliograph.tests.stores import seal
 
@@ -54,7 +54,7 @@ ODD = [as_pipe, as_folder, as_loop, as_device, as_large, as_garbage]
 
 def reseal(path: Path, **changes: Any) -> None:
     """Change facts in a manifest, and give it the right digest."""
-    facts = {**json.loads(SYSTEM.read_tail(path)[0]), **changes}
+    facts = {**json.loads(find_tail(lambda most: SYSTEM.read_range(path, -most, most), path)[0]), **changes}
     del facts["sha256"]
     lines = [f'  "{name}": {json.dumps(facts[name], sort_keys=True)}' for name in sorted(facts)]
     digest = hashlib.sha256(("{\n" + ",\n".join(lines) + "\n}\n").encode()).hexdigest()

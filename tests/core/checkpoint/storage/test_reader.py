@@ -178,9 +178,9 @@ class Refusing(Files):
         self._step("names", folder)
         return super().try_names(folder)
 
-    def try_tail(self, path: Path) -> tuple[bytes, int]:
+    def try_range(self, path: Path, begin: int, most: int) -> tuple[bytes, int]:
         self._step("manifest", path)
-        return super().try_tail(path)
+        return super().try_range(path, begin, most)
 
     def try_open(self, path: Path) -> BufferedReader:
         self._step("open", path)
@@ -234,10 +234,10 @@ def test_what_is_removed_during_the_search_is_looked_for_again(tmp_path: Path, o
         store.save(name, state(steps))
 
     class Racing(Files):
-        def try_tail(self, path: Path) -> tuple[bytes, int]:
+        def try_range(self, path: Path, begin: int, most: int) -> tuple[bytes, int]:
             if path.name == "c.pth":
                 path.unlink(missing_ok=True)
-            return super().try_tail(path)
+            return super().try_range(path, begin, most)
 
         def try_open(self, path: Path) -> BufferedReader:
             if path.name == "b.pth":
@@ -253,10 +253,10 @@ def test_what_cannot_be_read_may_be_of_any_run(tmp_path: Path, opened: Make, sta
     opened().save("a.pth", state(1))
 
     class Closed(Files):
-        def try_tail(self, path: Path) -> tuple[bytes, int]:
+        def try_range(self, path: Path, begin: int, most: int) -> tuple[bytes, int]:
             if path.name == "config.pth":
                 raise PermissionError(errno.EACCES, "Permission denied", str(path))
-            return super().try_tail(path)
+            return super().try_range(path, begin, most)
 
         def pause(self, seconds: float) -> None: ...
 

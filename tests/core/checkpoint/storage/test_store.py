@@ -17,6 +17,7 @@ import torch
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.compaction import compacted
 from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.core.checkpoint.storage.files import prepare_folder
 from heliograph.core.checkpoint.storage.manifest import encode
 
 Make = Callable[..., Any]
@@ -235,8 +236,8 @@ def test_two_runs_in_one_folder(opened: Make, state: Make) -> None:
 
 
 def test_prepare_folder_makes_it_and_leaves_nothing(tmp_path: Path) -> None:
-    storage.prepare_folder(tmp_path / "a" / "b")
-    storage.prepare_folder(tmp_path / "a" / "b")
+    prepare_folder(tmp_path / "a" / "b")
+    prepare_folder(tmp_path / "a" / "b")
 
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
@@ -386,3 +387,38 @@ def test_a_copy_is_a_checkpoint(tmp_path: Path, opened: Make, state: Make) -> No
     assert (copy.is_renamed, entry.is_renamed) == (True, False)
     assert storage.load(tmp_path / "b.pth")["progress"] == {"steps": 1}
     assert torch.load(tmp_path / "b.pth", weights_only=True, mmap=True)["progress"] == {"steps": 1}
+
+
+class Small(Files):
+    """A file system with little room."""
+
+    room = 10**9
+
+    def free(self, folder: Path) -> int:
+        return self.room
+
+
+def test_a_late_judgement_needs_room_for_a_second_file(opened: Make, state: Make, names: Make) -> None:
+    files = Small()
+    store = opened(files=files)
+    entry = store.save("a.pth", state(1))
+    before, files.room = entry.path.read_bytes(), 1000
+    with pytest.raises(OSError, match=r"judging it needs 0\.1 MB and was not begun") as info:
+        store.judge(entry, ("validation/loss", "min", 0.5))
+
+    assert info.value.errno == errno.ENOSPC
+    assert (names(), entry.path.read_bytes()) == (["a.pth"], before)
+
+
+def test_a_link_stays_one_if_the_checkpoint_is_judged(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
+    store = opened()
+    entry = store.save("a.pth", state(1))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    entry.path.rename(elsewhere / "moved.pth")
+    entry.path.symlink_to(elsewhere / "moved.pth")
+    store.judge(entry, ("validation/loss", "min", 0.5))
+
+    assert entry.path.is_symlink()
+    assert [path.name for path in elsewhere.iterdir()] == ["moved.pth"]
+    assert storage.verify(entry.path).judged_by == ("validation/loss", "min", 0.5)

@@ -208,7 +208,8 @@ def test_what_torch_saves_is_accepted(tmp_path: Path) -> None:
     one = torch.zeros(1)
     content = {"a": torch.randn(100), "b": one.expand(1000), "c": torch.eye(3).to_sparse(), "d": [1, "x", None]}
     torch.save(content, tmp_path / "a.pth")
-    check_archive(tmp_path / "a.pth")
+    with open_regular(tmp_path / "a.pth") as file:
+        check_archive(file, tmp_path / "a.pth")
     check_content(torch.load(tmp_path / "a.pth", weights_only=True), tmp_path / "a.pth")
 
 
