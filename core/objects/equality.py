@@ -13,12 +13,15 @@ from torch import Tensor
 
 SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 EMPTY: Final = b""  # one object, which `torch.load(weights_only=True)` cannot read
+LONGEST: Final = 4096  # of a text or bytes that is saved with the slot that holds it
 MOST_BITS: Final = 2000  # of an integer that `torch.load(weights_only=True)` reads
 
 
 def is_scalar(value: object) -> bool:
     """True for a plain number, text, bytes or None that a checkpoint can hold."""
     kind = type(value)
+    if kind in (str, bytes) and len(value) > LONGEST:  # type: ignore[arg-type]
+        return False
     return kind in SCALARS and not (kind is int and value.bit_length() > MOST_BITS) and value is not EMPTY  # type: ignore[attr-defined]
 
 

@@ -60,7 +60,8 @@ WRITERS: Final = frozenset({"_csv.writer"})  # of a file, which they hold
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PARAMETER_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
-IMMUTABLE: Final = ("tuple", "number", "enum")
+SNAPSHOT: Final = frozenset({"schema", "training_id", "objects"})  # keys of what `run.state_dict()` returns
+IMMUTABLE: Final = ("text", "tuple", "number", "enum")
 _PLAIN_SIZE: Final = type("Plain", (), {}).__basicsize__
 
 
@@ -308,7 +309,7 @@ class _Walk:
         kind: type = type(value)
         name = family(kind)
         if name == "scalar":
-            return value if is_scalar(value) else {"literal": f"{value!r}" if value is EMPTY else hex(value)}
+            return value if is_scalar(value) else self.scalar(value, path)
         if name == "skip":
             return {"skip": type_name(value)}
         if type(value) is tuple and all(map(is_scalar, value)):
@@ -337,6 +338,14 @@ class _Walk:
         for key, item in items:
             slots[key] = self.value(item, path + key, depth + 1)
         return {"ref": number}
+
+    def scalar(self, value: Any, path: str) -> Node:
+        """Return a scalar that is long, or that a checkpoint cannot hold as it is."""
+        if value is EMPTY or isinstance(value, int):
+            return {"literal": f"{value!r}" if value is EMPTY else hex(value)}
+        if (number := self.ids.get(id(value))) is not None:
+            return {"ref": number}
+        return self.content(self.leaf(value, path, "text", None), path, value)
 
     def leaf(self, value: object, path: str, kind: str, leaf: object) -> Node:
         return self.add(value, path, kind, 0, (), leaf)
@@ -372,6 +381,8 @@ class _Walk:
 
     def mapping(self, value: Any, path: str, depth: int) -> object:
         keys, items = list(dict.keys(value)), list(dict.values(value))
+        if dict.keys(value) >= SNAPSHOT:  # of this run, with all that it holds
+            return {"skip": "a snapshot"}
         if not all(_is_key(key) for key in keys):
             if len(keys) > MOST_ITEMS:
                 return self.give_up(value, path, f"{len(keys):,} items")

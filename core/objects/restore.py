@@ -34,7 +34,7 @@ from .graph import (
     walk,
 )
 
-REBUILT: Final = ("tuple", "array", "array view", "tensor", "tensor view", "enum", "number")
+REBUILT: Final = ("text", "tuple", "array", "array view", "tensor", "tensor view", "enum", "number")
 GENERATORS: Final = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in KINDS}
 PARAMETER_KEYS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -94,15 +94,8 @@ class _Restore:
         force = force or path in self.paths
         if live is MISSING and not force:
             return live
-        if not isinstance(value, dict):
-            return value if force else live
-        if "literal" in value:
-            literal = value["literal"]
-            return (EMPTY if literal == repr(EMPTY) else int(literal, 16)) if force else live
-        if "skip" in value:
-            if force and live is MISSING:
-                self.failed[path] = value["skip"]
-            return live
+        if not (isinstance(value, dict) and "ref" in value):
+            return self.plain(value, live, path, force=force)
         number = value["ref"]
         node = self.nodes[number]
         if number in self.filled:
@@ -129,6 +122,18 @@ class _Restore:
             self.failed[path] = f"{node['type']}, {type(error).__name__} while it was restored"
             return live_module
         return live_module if filled is live else filled
+
+    def plain(self, value: Any, live: Any, path: str, *, force: bool) -> Any:
+        """Return what a slot holds that refers to no node."""
+        if isinstance(value, dict) and "skip" in value:
+            if force and live is MISSING:
+                self.failed[path] = value["skip"]
+            return live
+        if not force:
+            return live
+        if not isinstance(value, dict):
+            return value
+        return EMPTY if value["literal"] == repr(EMPTY) else int(value["literal"], 16)
 
     def fits(self, node: Node, live: Any) -> bool:
         if live is MISSING or type_name(live) != node["type"] or id(live) in self.bound:
@@ -243,6 +248,8 @@ class _Restore:
         """Return a new object for a node, or the live one if it may stay; MISSING if there can be none."""
         node = self.nodes[number]
         kind, leaf = node["kind"], node["leaf"]
+        if kind == "text":
+            return self.graph.contents.get(number, live) if force else live
         if kind in ("tensor", "tensor view"):
             return self.tensor(number, live, path, force=force)
         if kind in ("array", "array view"):

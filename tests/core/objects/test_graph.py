@@ -257,7 +257,8 @@ def test_types_and_bits_are_kept() -> None:
     values = {
         "a": np.float64(1.5), "b": True, "c": -0.0, "d": float("nan"), "e": (1, Colour.BLUE), "f": Tag("x"),
         "g": Weight(2.0), "h": 10**3000, "i": 1 + 2j,
-        "l": b"", "m": (b"", 10**900), "n": {b"": 1}, "j": torch.ones(2, dtype=torch.bfloat16), "k": frozenset({1}),
+        "l": b"", "m": (b"", 10**900), "n": {b"": 1},
+        "o": "long" * 2000, "p": b"long" * 2000, "j": torch.ones(2, dtype=torch.bfloat16), "k": frozenset({1}),
     }  # fmt: skip
     _, after, failed = resumed(Thing, lambda it: vars(it).update(values))
     assert not failed
@@ -349,6 +350,13 @@ def test_large_values_are_compared_whole() -> None:
     assert "17 MiB" in failed["it.value"]
     _, _, failed = resumed(holder(value=lambda: np.zeros(size)), lambda it: None)
     assert failed == {}
+
+
+def test_a_snapshot_of_the_run_is_left_alone() -> None:
+    """Else each save would hold all saves before it."""
+    state = {"schema": 3, "training_id": "a", "objects": {"graph": 1}, "modules": {}}
+    graph = snapshot(Roots({"it": holder(value=lambda: state)()}))
+    assert graph.nodes[0]["slots"][".value"] == {"skip": "a snapshot"}
 
 
 def test_the_gradient_of_a_parameter_is_state() -> None:
