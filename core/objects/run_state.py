@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...events import EpochStart, Run
+from ..checkpoint.state.frozen import sums
 from ..data.draws.users_code import is_ours, is_users
 from .data import encode_data
 from .graph import Graph, Namespace, Roots, compare, describe, snapshot, untracked, user_hooks
@@ -54,6 +55,7 @@ class ObjectState:
         changed: the paths that the training has changed, in the runs that this one resumes too.
         saved: what was restored, until the first `EpochStart` is over.
         restored: the objects after the restore, for the same comparison.
+        weights: sums of the weights after the restore, if a handler of the user's may change them.
     """
 
     baseline: Graph
@@ -62,6 +64,7 @@ class ObjectState:
     changed: set[str] = field(default_factory=set)
     saved: Mapping[str, Any] | None = None
     restored: Graph = field(default_factory=Graph)
+    weights: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> ObjectState:
@@ -137,18 +140,26 @@ class ObjectState:
         self.baseline, self.data = _baseline(run), encode_data(run)
         self.restored = _baseline(run)
 
+    def sum_weights(self, run: Run) -> None:
+        """Sum up the weights that a handler of the resumed `EpochStart` may change a second time."""
+        self.weights = _sums(run) if self.saved is not None and run.progress.batch and _handlers(run) else {}
+
     def compare_start(self, run: Run) -> None:
         """Compare after the resumed `EpochStart`: what its handlers do a second time shows here."""
         saved, self.saved = self.saved, None
         if saved is None:
             return
         if run.progress.batch:
+            handlers = f"after EpochStart, which {', '.join(_handlers(run)) or 'a plugin'} handled again"
             now = learning_rates(run)
             if now != saved["rates"]:
-                run.data.report_difference(f"{_handlers(run)}: the learning rates are {now} and were {saved['rates']}")
-            for path in sorted(compare(self.restored, snapshot(find_roots(run))).paths):
-                run.data.report_difference(f"{_handlers(run)}: {path} changed when the epoch was resumed")
-        self.restored = Graph()
+                run.data.report_difference(f"{handlers}: the learning rates are {now} and were {saved['rates']}")
+            changed = compare(self.restored, snapshot(find_roots(run))).paths
+            if self.weights:
+                changed |= {path for path, value in _sums(run).items() if value != self.weights.get(path)}
+            for path in sorted(changed):
+                run.data.report_difference(f"{handlers}: {path} changed when the epoch was resumed")
+        self.restored, self.weights = Graph(), {}
         run.when_positioned(lambda: self._compare_data(run, saved))
 
     def _compare_data(self, run: Run, saved: Mapping[str, Any]) -> None:
@@ -161,14 +172,26 @@ class ObjectState:
                 run.data.report_difference(f"{path} was {before} and is {value}: {how}")
 
 
-def _handlers(run: Run) -> str:
-    """Return which handlers of `EpochStart` are the user's, in words."""
-    owners = dict.fromkeys(subscription.owner for _, subscription in run.bus.signal(EpochStart).listeners())
-    plugins = dict(zip(run.plugins.names(), run.plugins, strict=True))
-    named = [
-        str(owner) for owner in owners if owner not in plugins or not is_ours(type(plugins[str(owner)]).__module__)
-    ]
-    return f"after EpochStart, which {', '.join(named) or 'a plugin'} handled again"
+def _handlers(run: Run) -> list[str]:
+    """Return which handlers of `EpochStart` are the user's."""
+    return list(
+        dict.fromkeys(
+            subscription.owner
+            for receiver, subscription in run.bus.signal(EpochStart).listeners()
+            if not is_ours(str(getattr(receiver, "__module__", "")))
+        )
+    )
+
+
+def _sums(run: Run) -> dict[str, int]:
+    """Return a sum of each parameter and buffer, by path."""
+    tensors = {
+        (name, key): tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        for name, module in run.modules.items()
+        for key, tensor in (*module.named_parameters(), *module.named_buffers())
+        if not tensor.is_meta and tensor.layout is torch.strided
+    }
+    return {".".join(key): value for key, value in sums(tensors).items()}
 
 
 def learning_rates(run: Run) -> list[float]:
