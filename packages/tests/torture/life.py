@@ -40,9 +40,8 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What an attempt that came to its end leaves: what it said of itself, and all that is compared."""
+    """What an attempt that came to its end leaves: what its report lists, and all that is compared."""
 
-    guarantee: str
     reasons: tuple[str, ...]
     resumed: bool
     facts: Mapping[str, Leaf] = field(repr=False)
@@ -56,8 +55,6 @@ class Killer:
         journal: a file descriptor to which every batch is written.
         attempt: the number of this attempt.
     """
-
-    resume_ignores = ("_batches", "_saved")
 
     def __init__(self, kill: Kill | None, journal: int, attempt: int) -> None:
         self._kill, self._journal, self._attempt = kill, journal, attempt
@@ -145,7 +142,8 @@ def live(program: Program, folder: Path, attempt: int, kill: Kill | None) -> Non
         result = train(parts_of(program, folder, attempt), watched)
     said = result.resume
     assert said is not None
-    end = End(said.guarantee, said.reasons, said.path is not None, facts)
+    reasons = (*said.reasons, *filter(None, [said.divergence]))
+    end = End(reasons, said.path is not None, facts)
     (folder / "end").write_bytes(pickle.dumps(end))
 
 
