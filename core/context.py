@@ -519,10 +519,16 @@ class RunContext(LineVerbs, ABC):
         """Return a context in which the model has the weights to evaluate and to save."""
         return nullcontext() if self.modes is None else self.modes.evaluating()
 
-    def compare_start(self) -> None:
-        """Compare the state with the saved one after the first `EpochStart` of a resumed run."""
-        if self.resumption.objects is not None:
-            self.resumption.objects.compare_start(self)
+    @contextmanager
+    def comparing_start(self) -> Iterator[None]:
+        """Compare the state before and after the first `EpochStart` of a resumed run."""
+        objects = self.resumption.objects
+        if objects is None or objects.saved is None:
+            yield
+            return
+        objects.note_start(self)
+        yield
+        objects.compare_start(self)
 
     def advance(self) -> None:
         """Count the epoch, which has ended, and begin the work of another."""

@@ -248,7 +248,6 @@ def restoring(run: RunContext) -> Iterator[Path | None]:
     if own.get("objects") and resumption.objects is not None:
         with run.evaluating_weights():  # as at the save
             resumption.objects.compare(run, own["objects"], is_roll_back=resumption.resumed_at is not run.origin)
-        resumption.objects.sum_weights(run)
     if run.control.is_shared:
         for facts in run.engine.gather_objects(run.data.resume_facts()):  # another rank may read other data
             for path, kind in facts.untracked.items():

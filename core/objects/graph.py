@@ -17,6 +17,7 @@ import random
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -54,10 +55,11 @@ HARMLESS_MODULES: Final = frozenset({
     "torch.profiler", "torch.utils.hooks", "torch.utils.tensorboard", "tqdm", "typing", "typing_extensions", "unittest",
     "uuid", "wandb", "warnings", "zipimport",
 })  # fmt: skip
-WRITERS: Final = frozenset({"_csv.writer"})  # of a file, which they hold
+HARMLESS_TYPES: Final = frozenset({"_csv.writer", "_struct.Struct"})
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PARAMETER_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+IMMUTABLE: Final = ("tuple", "number", "enum")
 _PLAIN_SIZE: Final = type("Plain", (), {}).__basicsize__
 
 
@@ -141,7 +143,8 @@ def is_own(value: Any) -> bool:
 
 def is_stateful(kind: type) -> bool:
     """True if objects of the class have `state_dict` and `load_state_dict`."""
-    return callable(getattr(kind, "state_dict", None)) and callable(getattr(kind, "load_state_dict", None))
+    names = set[str]().union(*map(vars, kind.__mro__))  # not by `getattr`: a metaclass may raise anything
+    return {"state_dict", "load_state_dict"} <= names
 
 
 @functools.cache
@@ -161,7 +164,7 @@ def family(kind: type) -> str:
     packages = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
     if is_stateful(kind) and not is_ours(package):
         return "stateful"
-    if packages & HARMLESS_MODULES or is_ours(package) or f"{package}.{kind.__qualname__}" in WRITERS:
+    if packages & HARMLESS_MODULES or is_ours(package) or f"{package}.{kind.__qualname__}" in HARMLESS_TYPES:
         return "skip"
     if kind.__basicsize__ > _PLAIN_SIZE + 8 * sum(1 for _ in slot_names(kind)):
         return "opaque"  # a base class in C keeps state where nobody can read it
@@ -198,14 +201,17 @@ def slot_names(kind: type) -> Iterator[str]:
 
 
 def attributes(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the attributes of an object: those of its `__dict__`, and its slots."""
-    own = getattr(value, "__dict__", {})
-    for name, item in list(own.items()) if isinstance(own, Mapping) else ():
-        if not (name[:2] == "__" and (name[-2:] == "__" or isinstance(value, Namespace))):
+    """Yield the attributes of an object: those of its `__dict__`, and its slots; no code of its class runs."""
+    kind = type(value)
+    own = value.__dict__ if kind.__dictoffset__ else {}
+    for name, item in list(own.items()):
+        if not (name[:2] == "__" and (name[-2:] == "__" or kind is Namespace)):
             yield name, item
-    for name in slot_names(type(value)):
-        if (item := getattr(value, name, MISSING)) is not MISSING:
-            yield name, item
+    for name in slot_names(kind):
+        slot = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+        if isinstance(slot, types.MemberDescriptorType):
+            with suppress(AttributeError):  # not set yet
+                yield name, slot.__get__(value)
 
 
 def inner(module: nn.Module) -> nn.Module:
@@ -381,7 +387,7 @@ class _Walk:
         items, size = list(value), getattr(value, "maxlen", None)
         if kind == "list" and all(map(is_scalar, items)):
             return self.scalars(value, path, "list of scalars", items, size)
-        if len(items) > MOST_NODES:
+        if len(items) > MOST_ITEMS:
             return self.give_up(value, path, f"{len(items):,} items")
         slots = [(f"[{number}]", item) for number, item in enumerate(items)]
         own = [] if kind == "tuple" else self.own_attributes(value)
@@ -440,10 +446,16 @@ class _Walk:
             return {"skip": "class"}
         items = [(f".{name}", item) for name, item in vars(value).items() if name[:2] != "__" and name != "_abc_impl"]
         items = [(name, item) for name, item in items if not isinstance(item, HARMLESS)]
+        items += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_own(base)]
         return self.add(value, path, "class", depth, items) if items else {"skip": "class"}
 
     def instance(self, value: Any, path: str, depth: int) -> object:
-        return self.add(value, path, "object", depth, [(f".{name}", item) for name, item in attributes(value)])
+        items = [(f".{name}", item) for name, item in attributes(value)]
+        return self.add(value, path, "object", depth, items + self.own_class(value))
+
+    def own_class(self, value: object) -> list[tuple[str, object]]:
+        """Return the class of an object if it is the user's: its attributes and the closures of its methods count."""
+        return [(".__class__", type(value))] if is_own(type(value)) else []
 
     def opaque(self, value: Any, path: str, depth: int) -> object:
         """Add an object with state in C: it cannot be restored; whether it changed is visible in its pickle."""
@@ -461,7 +473,8 @@ class _Walk:
         state = value.state_dict()
         self.alive.append(state)
         own = [(f".{name}", item) for name, item in attributes(value)] if is_own(type(value)) else []
-        return self.add(value, path, "stateful", depth, [(".state_dict()", state), *own])
+        items = [(".state_dict()", state), *own, *self.own_class(value)]
+        return self.add(value, path, "stateful", depth, items)
 
     def module(self, value: nn.Module, path: str, depth: int) -> object:
         module = inner(value)
@@ -481,7 +494,7 @@ class _Walk:
         items += [(f".{name}", buffer) for name, buffer in module._buffers.items() if name not in persistent]
         items += [(f".{name}", child) for name, child in module._modules.items()]
         items += [(f".{name}", hooks) for name in HOOKS if own.get(name) and (hooks := user_hooks(module, name))]
-        return self.add(module, path, "module", depth, items)
+        return self.add(module, path, "module", depth, items + self.own_class(module))
 
     def array(self, value: Any, path: str, depth: int) -> object:
         if _memory_of(value) in self.data_storages or isinstance(value, np.memmap):
@@ -589,6 +602,7 @@ class _Comparison:
     def __init__(self, before: Graph, after: Graph, known: frozenset[str]) -> None:
         self.before, self.after, self.known, self.difference = before, after, known, Difference()
         self.pairs, self.back, self.descended = dict[int, int](), dict[int, int](), set[int]()
+        self.compared = set[tuple[int, int]]()
 
     def visit(self, path: str, old: Any, new: Any) -> None:
         is_reference = isinstance(old, dict) and isinstance(new, dict) and "ref" in old and "ref" in new
@@ -599,12 +613,16 @@ class _Comparison:
                 self.need(new)
             return
         first, second = old["ref"], new["ref"]
-        if first in self.pairs or second in self.back:
-            if self.pairs.get(first) != second:
-                self.add(path, new)
-            return
-        self.pairs[first], self.back[second] = second, first
         was, now = self.before.nodes[first], self.after.nodes[second]
+        if (first, second) in self.compared:
+            return
+        self.compared.add((first, second))
+        if first in self.pairs or second in self.back:
+            if not (was["kind"] == now["kind"] and now["kind"] in IMMUTABLE):  # whether two tuples are one is no state
+                self.add(path, new)
+                return
+        else:
+            self.pairs[first], self.back[second] = second, first
         if was["kind"] != now["kind"] or was["type"] != now["type"]:
             self.add(path, new)
             return

@@ -24,13 +24,13 @@ from .graph import (
     Graph,
     Node,
     Roots,
-    attributes,
     cell_content,
     inner,
     named_tensors,
     storage_of,
     type_name,
     user_hooks,
+    walk,
 )
 
 REBUILT: Final = ("tuple", "array", "array view", "tensor", "tensor view", "enum", "number")
@@ -67,6 +67,7 @@ class _Restore:
         self.failed: dict[str, str] = {}
         self.known = {w: t for path, value in roots.saved.items() for w, t in named_tensors(path, value)}
         self.shared = {storage_of(tensor) for tensor in self.known.values()}
+        self.removed = self.find_removed()
 
     def bind(self, value: Any, live: Any, path: str) -> None:
         """Pair the nodes of unchanged slots with the live objects, so that aliases to them find these."""
@@ -102,7 +103,7 @@ class _Restore:
         number = value["ref"]
         node = self.nodes[number]
         if number in self.filled:
-            return self.made[number] if force else live
+            return self.made.get(number, live) if force else live
         live_module = live
         live = inner(live) if isinstance(live, nn.Module) else live
         target = self.made.get(number, MISSING)
@@ -132,8 +133,8 @@ class _Restore:
             if force:
                 self.failed[path] = f"{node['type']}{leaf and ', '}{leaf}"
             return target
-        if kind in ("array view", "tensor view", "method", "partial"):
-            slots = {} if kind != "partial" else slots
+        if kind in ("array view", "tensor view"):
+            slots = {}
         elif kind == "generator" and force:
             set_generator_state(target, leaf)
             self.restored.append(path)
@@ -149,8 +150,10 @@ class _Restore:
         elif kind in ("list", "dict") and force:  # the container itself changed: its items in their order
             slots = self.fill_items(node, target, path)
         self.fill_each(slots, target, path, force=force)
-        if kind in ("object", "module"):
-            self.remove(node, target, path)
+        for name in self.removed.get(number, ()):
+            if get_slot(target, f".{name}") is not MISSING:
+                delattr(target, name)
+                self.restored.append(f"{path}.{name}")
         return target
 
     def content(self, number: int) -> Any:
@@ -214,13 +217,18 @@ class _Restore:
             elif path + key not in self.restored:
                 self.restored.append(path + key)
 
-    def remove(self, node: Node, target: Any, path: str) -> None:
-        """Remove the attributes that the training had removed."""
-        names = [name for name, _ in attributes(target) if f".{name}" not in node["slots"]]
-        for name in names:
-            if f"{path}.{name}" in self.paths and not (node["kind"] == "module" and name in MODULE_ATTRIBUTES):
-                delattr(target, name)
-                self.restored.append(f"{path}.{name}")
+    def find_removed(self) -> dict[int, list[str]]:
+        """Return the attributes that the training has removed, by node."""
+        removed: dict[int, list[str]] = {}
+        slots = walk(self.graph)
+        references = {path: value["ref"] for path, value in slots if isinstance(value, dict) and "ref" in value}
+        for path in self.paths:
+            owner, _, name = path.rpartition(".")
+            node = self.nodes[references[owner]] if owner in references else {"kind": ""}
+            is_gone = node["kind"] in ("object", "module") and f".{name}" not in node["slots"]
+            if is_gone and name not in MODULE_ATTRIBUTES:
+                removed.setdefault(references[owner], []).append(name)
+        return removed
 
     def build(self, number: int, live: Any, path: str, *, force: bool) -> Any:
         """Return a new object for a node, or the live one if it may stay; MISSING if there can be none."""
@@ -375,6 +383,8 @@ def get_slot(holder: Any, key: str) -> Any:
 
 
 def _attribute(holder: Any, name: str) -> Any:
+    if isinstance(holder, type) and name.startswith("<base "):
+        return holder.__bases__[int(name[6:-1])]
     if isinstance(holder, nn.Module):
         if name in HOOKS:
             return user_hooks(holder, name)
@@ -384,8 +394,14 @@ def _attribute(holder: Any, name: str) -> Any:
         owner, _, last = name.partition(".")
         if last and (parameter := holder._parameters.get(owner)) is not None:
             return user_hooks(parameter, last) if last in PARAMETER_KEYS else getattr(parameter, last, MISSING)
-    own = getattr(holder, "__dict__", {})
-    return own[name] if name in own else getattr(holder, name, MISSING)
+    own = holder.__dict__ if type(holder).__dictoffset__ else {}
+    if name in own:
+        return own[name]
+    read: Any = type.__getattribute__ if isinstance(holder, type) else object.__getattribute__
+    try:
+        return read(holder, name)  # no `__getattr__` of the user runs
+    except AttributeError:
+        return MISSING
 
 
 def put_slot(holder: Any, key: str, value: Any) -> bool:
@@ -415,7 +431,7 @@ def _put_attribute(holder: Any, name: str, value: Any) -> bool:
     if last and isinstance(holder, nn.Module):
         setattr(holder._parameters[owner], last, value)
         return True
-    own = getattr(holder, "__dict__", None)
+    own = holder.__dict__ if type(holder).__dictoffset__ else None
     is_slot = isinstance(getattr(type(holder), name, None), types.MemberDescriptorType)
     if isinstance(holder, type | Tensor | types.FunctionType):
         setattr(holder, name, value)

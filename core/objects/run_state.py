@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import types
@@ -12,7 +13,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ...events import EpochStart, Run
+from ...events import EpochStart, PluginName, Run
+from ...events.checks import describe as describe_function
 from ..checkpoint.state.frozen import sums
 from ..data.draws.users_code import is_ours, is_users
 from .data import encode_data
@@ -31,6 +33,7 @@ from .values import differing, show_both
 logger = logging.getLogger("heliograph")
 MODULE: Final = "module "
 GRADIENTS: Final = "gradients"
+HANDLERS: Final = "handlers"
 _SGD: Final = frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "_opt_called", "step"})
 _SCHEDULER: Final = frozenset({"optimizer", "_get_lr_called_within_step", "_is_initial", "_schedulers"})
 FUNCTIONS: Final = frozenset({"lr_lambda", "lr_lambdas"})  # a scheduler's `state_dict` holds no closures
@@ -54,8 +57,8 @@ class ObjectState:
         options: of the optimizers and schedulers, as the program made them.
         changed: the paths that the training has changed, in the runs that this one resumes too.
         saved: what was restored, until the first `EpochStart` is over.
-        restored: the objects after the restore, for the same comparison.
-        weights: sums of the weights after the restore, if a handler of the user's may change them.
+        restored: the objects before the resumed `EpochStart`, for the same comparison.
+        weights: sums of the weights at that time, if a handler of the user's may change them.
     """
 
     baseline: Graph
@@ -138,17 +141,17 @@ class ObjectState:
                 logger.warning(change)
             self.saved = saved
         self.baseline, self.data = _baseline(run), encode_data(run)
-        self.restored = _baseline(run)
 
-    def sum_weights(self, run: Run) -> None:
-        """Sum up the weights that a handler of the resumed `EpochStart` may change a second time."""
-        self.weights = _sums(run) if self.saved is not None and run.progress.batch and _handlers(run) else {}
+    def note_start(self, run: Run) -> None:
+        """Note what a handler of the resumed `EpochStart` may change a second time."""
+        if run.progress.batch:
+            self.restored = _baseline(run)
+            self.weights = _sums(run) if _handlers(run) else {}
 
     def compare_start(self, run: Run) -> None:
         """Compare after the resumed `EpochStart`: what its handlers do a second time shows here."""
         saved, self.saved = self.saved, None
-        if saved is None:
-            return
+        assert saved is not None
         if run.progress.batch:
             handlers = f"after EpochStart, which {', '.join(_handlers(run)) or 'a plugin'} handled again"
             now = learning_rates(run)
@@ -218,6 +221,7 @@ def find_roots(run: Run) -> Roots:
             objects[f"plugins.{name}"] = plugin
         else:
             saved[f"plugins.{name}"] = plugin
+    objects[HANDLERS] = Attributes(_connected(run))
     if not isinstance(run.task, nn.Module):
         objects["task"] = run.task
     objects |= {MODULE + name: Namespace(module) for name, module in user_modules().items()}
@@ -246,6 +250,32 @@ def _own_attributes(part: Any, skipped: frozenset[str]) -> Attributes:
     else:
         names = vars(part).keys() - skipped - (part.state_dict().keys() - FUNCTIONS) - set(OPTIMIZER_HOOKS)
     return Attributes(own | {name: item for name, item in vars(part).items() if name in names and name[:2] != "__"})
+
+
+def _connected(run: Run) -> dict[str, Any]:
+    """Return the user's functions and methods that are connected to the bus, but for handlers of plugins, by name."""
+    plugins = dict(zip(run.plugins.names(), run.plugins, strict=True))
+    found: dict[str, Any] = {}
+    for signal in run.bus.signals():
+        for receiver, subscription in signal.listeners():
+            owner = subscription.owner
+            is_handler = isinstance(owner, PluginName)
+            is_observers = str(owner) in plugins and not affects_training(plugins[str(owner)])
+            if is_handler or is_observers or not _is_users(receiver):
+                continue
+            name = f"{signal.event.__name__}.{describe_function(receiver)}"
+            while name in found:
+                name += "'"
+            found[name] = receiver
+    return found
+
+
+def _is_users(receiver: Any) -> bool:
+    while isinstance(receiver, functools.partial):
+        receiver = receiver.func
+    holder = getattr(receiver, "__self__", receiver)
+    module = getattr(holder if hasattr(holder, "__qualname__") else type(holder), "__module__", None)
+    return is_users(str(module))
 
 
 def _write_back(run: Run, roots: Roots) -> None:

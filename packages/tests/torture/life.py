@@ -56,6 +56,8 @@ class Killer:
         attempt: the number of this attempt.
     """
 
+    __module__ = h.Plugin.__module__  # its state is of the attempt, not of the program: it is not restored
+
     def __init__(self, kill: Kill | None, journal: int, attempt: int) -> None:
         self._kill, self._journal, self._attempt = kill, journal, attempt
         self._batches = self._saved = -1
@@ -142,7 +144,8 @@ def live(program: Program, folder: Path, attempt: int, kill: Kill | None) -> Non
         result = train(parts_of(program, folder, attempt), watched)
     said = result.resume
     assert said is not None
-    reasons = (*said.reasons, *filter(None, [said.divergence]))
+    edited = (f"changed by the program: {path}" for path in said.edited)
+    reasons = (*said.reasons, *edited, *filter(None, [said.divergence]))
     end = End(reasons, said.path is not None, facts)
     (folder / "end").write_bytes(pickle.dumps(end))
 

@@ -243,6 +243,16 @@ def test_an_object_that_holds_itself() -> None:
     assert (after.made.back[0] is after, after.made.back[1] is after.made) == (True, True)
 
 
+def test_an_attribute_that_was_removed_is_removed_again() -> None:
+    def change(it: Any) -> None:
+        del it.value.a
+        it.alias = it.value
+
+    _, after, failed = resumed(holder(value=lambda: SimpleNamespace(a=1, b=2)), change)
+    assert not failed
+    assert vars(after.alias) == {"b": 2}
+
+
 def test_types_and_bits_are_kept() -> None:
     values = {
         "a": np.float64(1.5), "b": True, "c": -0.0, "d": float("nan"), "e": (1, Colour.BLUE), "f": Tag("x"),
@@ -397,8 +407,6 @@ def grow(random_: random.Random, made: list[Any]) -> None:
     elif isinstance(target, Slotted):
         target.second = build(random_, made, 2)
     elif isinstance(target, Thing):
-        if vars(target) and not random_.randrange(4):
-            delattr(target, next(iter(vars(target))))
         setattr(target, random_.choice("abxy"), build(random_, made, 2))
 
 

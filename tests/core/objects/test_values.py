@@ -8,7 +8,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.objects.values import encode, encode_and_weigh, equal, show_both
+from heliograph.core.objects.values import encode, equal, show_both
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
@@ -61,88 +61,12 @@ def test_options_of_many_values_are_kept_as_a_digest_of_all_of_them() -> None:
     assert encode([0.1, "a"], is_kept=False) == {"value": [0.1, "a"]}
 
 
-@pytest.mark.parametrize(
-    ("value", "weight"),
-    [
-        (1, 0),
-        ("text", 1),
-        (list(range(10)), 11),
-        (list(range(1_000)), 1_001),
-        ([torch.zeros(1_000) for _ in range(50)], 251),
-        (set(range(1_000)), 2_040),
-        (["text" * 5_000] * 50, 4_051),
-        (torch.zeros(2_000_000), 8_001),
-    ],
-)
-def test_what_it_takes_to_look_at_a_value(value: Any, weight: int) -> None:
-    assert encode_and_weigh(value, is_kept=False)[1] == weight
-
-
 def test_an_option_that_is_nested_too_deep_does_not_fail_a_save() -> None:
     deep: list[Any] = []
     for _ in range(2_000):
         deep = [deep]
 
     assert encode(deep, is_kept=False) == {"unseen": "it is too large to be compared", "kind": "a list of 1"}
-
-
-def test_what_is_too_large_to_be_compared_is_said_to_be() -> None:
-    hoarder = Hoarder()
-    hoarder.samples = ["text"] * 300_000
-    notes = notes_of(hoarder)
-
-    assert notes == [
-        "every save looks at much of samples of plugin 'hoarder', and a resume cannot compare it, as it is too large "
-        "to be compared; that takes about 202 ms: name it in the class's resume_ignores, if no bit of the training "
-        "depends on it, or set affects_training = False on a plugin that only looks"
-    ]
-
-
-class Hoarder(h.Plugin):
-    """Keeps a lot."""
-
-    samples: list[Any]
-
-    def __init__(self) -> None:
-        self.samples = [torch.zeros(2) for _ in range(10_000)]
-        self.few = [1, 2, 3]
-
-    @h.on(h.StepEnd)
-    def look(self, run: h.Run, event: h.StepEnd) -> None:
-        run.state_dict()
-
-
-class Watching(Hoarder):
-    """Only looks."""
-
-    affects_training = False
-
-
-class Ignoring(Hoarder):
-    """Says so."""
-
-    resume_ignores = ("samples",)
-
-
-def notes_of(hoarder: Hoarder) -> list[str]:
-    task = h.Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
-    trainer = h.Trainer([h.RNGCapture(), hoarder.named("hoarder")], device="cpu")
-    batches = [(torch.zeros(2, 1), torch.zeros(2, 1))] * 2
-    result = trainer.fit(task, batches, optimizer=lambda each: torch.optim.SGD(each, 0.01), epochs=1)
-    return [each for each in result.notes if "every save" in each]
-
-
-@pytest.mark.parametrize(("kind", "is_noted"), [(Hoarder, True), (Watching, False), (Ignoring, False)])
-def test_what_makes_every_save_longer_is_said_once(kind: type[Hoarder], is_noted: bool) -> None:
-    assert (
-        notes_of(kind())
-        == [
-            "every save looks at samples of plugin 'hoarder', to compare it at a resume; that takes about 10 ms: "
-            "name it in the class's resume_ignores, if no bit of the training depends on it, or set affects_training = "
-            "False on a plugin that only looks"
-        ]
-        * is_noted
-    )
 
 
 class Cut(h.Plugin):
@@ -183,11 +107,11 @@ def test_a_resume_compares_data(changes: tuple[int, ...]) -> None:
         return () if result.resume is None else result.resume.reasons
 
     fit(LARGE, weights, indices, resumes=False)
-    attributes = saved["unseen"]["attributes"]
+    attributes = saved["objects"]["data"]
     assert all("value" not in attributes[place] for place in places)
     others = [changed(LARGE), changed(weights), [1, *indices[1:]]]
     now = [others[n] if n in changes else part for n, part in enumerate((LARGE, weights, indices))]
-    found = [each for each in fit(*now, resumes=True) if " in the program, and is " in each]
+    found = [text for text in fit(*now, resumes=True) if "the program sets it" in text]
 
     kinds = ("a tensor [5000, 1]", "a tensor [5000]", "a list of 5000")
-    assert found == [f"{places[n]} was {kinds[n]} in the program, and is one with other values" for n in changes]
+    assert found == [f"{places[n]} was {kinds[n]} and is one with other values: the program sets it" for n in changes]
