@@ -108,7 +108,9 @@ def _status(run: RunContext, error: BaseException | None) -> Status:
 
 def _resume(run: RunContext) -> ResumeReport:
     facts, resumption, at = run.data.resume_facts(), run.resumption, run.resumed_at
-    report = ResumeReport(dict(facts.untracked), facts.differences, facts.position)
+    report = ResumeReport(
+        dict(facts.untracked), tuple(text for text in facts.differences if text != run.difference), facts.position
+    )
     if at is None:
         return report
     return replace(

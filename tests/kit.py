@@ -117,6 +117,8 @@ def kept_generators() -> Iterator[None]:
 class Losses(Plugin):
     """Keeps every loss."""
 
+    affects_training = False
+
     def __init__(self) -> None:
         self.values: list[float] = []
 

@@ -298,7 +298,7 @@ class VerifyResume(Plugin):
         if self.on_difference == "raise":  # the file stays as it is, for the next try
             raise ResumeDiffers(text, row.steps, row.number, self._ring.path, "; ".join(causes))
         self._found = row.number, text
-        run.difference = text
+        _report(run, text)
         if causes == (HIDDEN_STATE,):  # the result lists all others anyway
             run.note(f"likely cause of the difference: {HIDDEN_STATE}")
         if run.engine.world_size == 1:  # several ranks agree on the first difference before
@@ -338,7 +338,7 @@ class VerifyResume(Plugin):
         if differing:
             first = min(differing, key=lambda each: each.differs_at or 0)
             assert first.difference is not None
-            run.difference = first.difference
+            _report(run, first.difference)
             run.warn(f"{DIVERGES} {first.difference}.")
         for each in found:
             if each.obstacle is not None and each.obstacle != self._obstacle:
@@ -346,6 +346,11 @@ class VerifyResume(Plugin):
         if any(each.batches for each in found):
             self._emit_verified(run)
         self._is_emitted = True
+
+
+def _report(run: Run, text: str) -> None:
+    run.difference = text
+    run.data.report_difference(text)  # which a run that resumes this one repeats
 
 
 def _other(before: Owner, now: Owner, batches: str | None) -> str:

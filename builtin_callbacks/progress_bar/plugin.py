@@ -113,7 +113,7 @@ class ProgressBar(Plugin):
         if event.steps:
             self._display.announce(run, verified(event.steps))
         if event.difference is not None:
-            self._display.announce(run, f"NOT exact: what was done again {event.difference}")
+            self._display.announce(run, f"the resumed run {event.difference}")
 
     @on(ev.EpochStart, lane=Lane.REPORT)
     def start_epoch(self, run: Run, event: ev.EpochStart) -> None:

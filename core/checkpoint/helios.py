@@ -121,11 +121,14 @@ def _progress(counters: Any) -> tuple[dict[str, int | float], list[str]]:
 
 def _order_notes(progress: Mapping[str, int | float]) -> list[str]:
     """Return notes that the order of the batches is not that of Helios."""
-    notes = ["epochs are shuffled by the seed and the epoch now, so they come in another order than they would have"]
+    notes = [
+        "the order changes: epochs are shuffled by the seed and the epoch now, so they come in another order than they "
+        "would have"
+    ]
     if batch := progress["batch"]:
         notes.append(
-            f"the epoch was left after {batch} batches of another order, so in the rest of it some samples "
-            f"come again and others not at all"
+            f"the order changes: the epoch was left after {batch} batches of another order, so in the rest of it some "
+            f"samples come again and others not at all"
         )
     return notes
 

@@ -27,12 +27,13 @@ from torch import Tensor, nn
 
 from ..data.draws.generators import KINDS, is_global
 from ..data.draws.rng import generator_state
-from ..data.draws.users_code import is_ours, is_users
+from ..data.draws.users_code import is_ours, is_users, unwrapped
 from ..engines.options import COMPILED
 from .equality import EMPTY, SCALARS, digest, digest_of, is_scalar, scalar_bits
 
 Node = dict[str, Any]
 MISSING: Final[Any] = object()
+LISTENERS: Final = "listeners."  # functions that are connected to the bus: their containers that grow are logs
 MOST_BYTES: Final = 16 << 20  # of one tensor or array that is saved; a larger one is only compared
 MOST_PICKLED: Final = 1 << 20  # bytes of an object that can only be compared by its pickle
 MOST_ITEMS: Final = 1000  # of a dict whose items are compared one by one, and of a container of objects
@@ -48,12 +49,12 @@ HARMLESS: Final = (
     weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
 )  # fmt: skip
 HARMLESS_MODULES: Final = frozenset({
-    "__future__", "_abc", "_frozen_importlib", "_frozen_importlib_external", "_pytest", "_queue", "_thread", "abc",
-    "argparse", "blinker", "concurrent", "contextlib", "datetime", "decimal", "enum", "fractions", "importlib",
-    "inspect", "logging", "matplotlib", "pathlib", "pytest", "re", "rich", "socket", "subprocess", "tempfile",
-    "threading", "torch._dynamo", "torch._ops", "torch.cuda", "torch.distributed", "torch.futures", "torch.jit",
-    "torch.profiler", "torch.utils.hooks", "torch.utils.tensorboard", "tqdm", "typing", "typing_extensions", "unittest",
-    "uuid", "wandb", "warnings", "zipimport",
+    "__future__", "_abc", "_ctypes", "_frozen_importlib", "_frozen_importlib_external", "_pytest", "_queue", "_struct",
+    "_thread", "abc", "argparse", "blinker", "concurrent", "contextlib", "ctypes", "datetime", "decimal", "enum",
+    "fractions", "importlib", "inspect", "logging", "matplotlib", "pathlib", "pytest", "re", "rich", "socket",
+    "subprocess", "tempfile", "threading", "torch._dynamo", "torch._ops", "torch.cuda", "torch.distributed",
+    "torch.futures", "torch.jit", "torch.profiler", "torch.utils.hooks", "torch.utils.tensorboard", "tqdm", "typing",
+    "typing_extensions", "unittest", "uuid", "wandb", "warnings", "zipimport", "zoneinfo",
 })  # fmt: skip
 HARMLESS_TYPES: Final = frozenset({"_csv.writer", "_struct.Struct"})
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
@@ -298,6 +299,8 @@ class _Walk:
                 self.graph.roots[path] = self.instance(value, path, 0)
 
     def give_up(self, value: object, path: str, why: str = "") -> Node:
+        if why.endswith(" items") and path.startswith(LISTENERS):
+            return {"skip": "a log"}
         self.graph.untracked[path] = type_name(value) + (f", {why}" if why else "")
         return {"skip": type_name(value)}
 
@@ -422,6 +425,8 @@ class _Walk:
         return self.give_up(value, path, "not empty") if is_filled else {"skip": "cache"}
 
     def function(self, value: Any, path: str, depth: int) -> object:
+        if (wrapped := unwrapped(value)) is not value:  # as `torch.compile(function)` returns
+            return self.value(wrapped, path, depth)
         if not is_own(value):
             return {"skip": "function"}
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
@@ -614,7 +619,7 @@ class _Comparison:
             return
         first, second = old["ref"], new["ref"]
         was, now = self.before.nodes[first], self.after.nodes[second]
-        if (first, second) in self.compared:
+        if (first, second) in self.compared or (path.startswith(LISTENERS) and size(was) != size(now)):
             return
         self.compared.add((first, second))
         if first in self.pairs or second in self.back:
@@ -634,8 +639,14 @@ class _Comparison:
                 self.need(new)
         elif now["kind"] in ("list", "tuple") and len(was["slots"]) != len(now["slots"]):
             self.add(path, new)
-        for key in was["slots"] | now["slots"]:
-            self.visit(path + key, was["slots"].get(key, MISSING), now["slots"].get(key, MISSING))
+        slots = was["slots"]
+        for key, value in now["slots"].items():
+            other = slots.get(key, MISSING)
+            if other is not value or type(value) is dict:  # most are the very same small numbers and texts
+                self.visit(path + key, other, value)
+        if slots.keys() != now["slots"].keys():
+            for key in slots.keys() - now["slots"].keys():
+                self.visit(path + key, slots[key], MISSING)
 
     def has_same_leaf(self, first: int, second: int) -> bool:
         was, now = self.before.nodes[first], self.after.nodes[second]
@@ -657,6 +668,14 @@ class _Comparison:
                 self.descended.add(value["ref"])
                 self.difference.needed.add(value["ref"])
                 left += self.after.nodes[value["ref"]]["slots"].values()
+
+
+def size(node: Node) -> int:
+    """Return how many items a container has; 0 of other objects."""
+    if node["kind"] in ("list of scalars", "dict of scalars", "set"):
+        content = node["leaf"][0]
+        return -1 if content is None else len(content)
+    return len(node["slots"]) if node["kind"] in ("list", "dict", "map") else 0
 
 
 def describe(graph: Graph, path: str) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..data.draws.generators import KINDS
 from ..data.draws.rng import set_generator_state
+from ..data.draws.users_code import unwrapped
 from .equality import EMPTY, same
 from .graph import (
     HOOKS,
@@ -73,7 +74,7 @@ class _Restore:
         """Pair the nodes of unchanged slots with the live objects, so that aliases to them find these."""
         if not (isinstance(value, dict) and "ref" in value) or path in self.paths or live is MISSING:
             return
-        live = inner(live) if isinstance(live, nn.Module) else live
+        live = inner(live) if isinstance(live, nn.Module) else unwrapped(live)
         number = value["ref"]
         if number in self.made or id(live) in self.bound or self.nodes[number]["type"] != type_name(live):
             return
@@ -105,7 +106,7 @@ class _Restore:
         if number in self.filled:
             return self.made.get(number, live) if force else live
         live_module = live
-        live = inner(live) if isinstance(live, nn.Module) else live
+        live = inner(live) if isinstance(live, nn.Module) else unwrapped(live)
         target = self.made.get(number, MISSING)
         if target is MISSING and self.fits(node, live):
             target = live
@@ -118,7 +119,11 @@ class _Restore:
             self.filled.discard(number)
             return live_module
         self.made[number], self.bound[id(target)] = target, number
-        filled = target if node["kind"] == "tuple" else self.fill_slots(number, target, path, force=force)
+        try:
+            filled = target if node["kind"] == "tuple" else self.fill_slots(number, target, path, force=force)
+        except Exception as error:  # noqa: BLE001  # of `load_state_dict`, or of an object that refuses its attributes
+            self.failed[path] = f"{node['type']}, {type(error).__name__} while it was restored"
+            return live_module
         return live_module if filled is live else filled
 
     def fits(self, node: Node, live: Any) -> bool:
@@ -416,6 +421,8 @@ def put_slot(holder: Any, key: str, value: Any) -> bool:
             return False
         base = collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
         base.__setitem__(holder, name, value)
+    elif int(key[1:-1]) >= len(holder):
+        return False
     else:
         holder[int(key[1:-1])] = value
     return True

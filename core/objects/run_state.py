@@ -18,7 +18,7 @@ from ...events.checks import describe as describe_function
 from ..checkpoint.state.frozen import sums
 from ..data.draws.users_code import is_ours, is_users
 from .data import encode_data
-from .graph import Graph, Namespace, Roots, compare, describe, snapshot, untracked, user_hooks
+from .graph import LISTENERS, Graph, Namespace, Roots, compare, describe, snapshot, untracked, user_hooks
 from .program import (
     affects_training,
     compare_programs,
@@ -33,7 +33,6 @@ from .values import differing, show_both
 logger = logging.getLogger("heliograph")
 MODULE: Final = "module "
 GRADIENTS: Final = "gradients"
-HANDLERS: Final = "handlers"
 _SGD: Final = frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "_opt_called", "step"})
 _SCHEDULER: Final = frozenset({"optimizer", "_get_lr_called_within_step", "_is_initial", "_schedulers"})
 FUNCTIONS: Final = frozenset({"lr_lambda", "lr_lambdas"})  # a scheduler's `state_dict` holds no closures
@@ -221,7 +220,7 @@ def find_roots(run: Run) -> Roots:
             objects[f"plugins.{name}"] = plugin
         else:
             saved[f"plugins.{name}"] = plugin
-    objects[HANDLERS] = Attributes(_connected(run))
+    objects[LISTENERS[:-1]] = Attributes(_connected(run))
     if not isinstance(run.task, nn.Module):
         objects["task"] = run.task
     objects |= {MODULE + name: Namespace(module) for name, module in user_modules().items()}

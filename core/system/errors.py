@@ -72,7 +72,7 @@ class ResumeDiffers(RuntimeError):  # noqa: N818  # says what happened
 
     def __str__(self) -> str:
         return (
-            f"What is done again {self.difference} (batch {self.batch} of the run, as the killed one had left it in "
+            f"The resumed run {self.difference} (batch {self.batch} of the run, as the killed one had left it in "
             f"{self.path}). Likely cause: {self.causes}. To continue all the same: VerifyResume('note')."
         )
 

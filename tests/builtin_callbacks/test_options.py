@@ -18,7 +18,6 @@ from heliograph.core.objects.program import plugin_options
 WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (h.Checkpoint, {"folder": ".", "keep_last": 1.5}, "keep_last must be a whole number, at least 1, or None for all"),
     (h.Checkpoint, {"folder": ".", "background": "no"}, "background is True or False, got 'no'."),
-    (h.Resume, {"restore_attributes": None}, "restore_attributes is True or False, got None."),
     (h.Checkpoint, {"folder": ".", "mode": "max"}, "keep_best=0, monitor=None, mode='max' do not fit together"),
     (h.Compile, {"fallback": "eager"}, "fallback is True or False, got 'eager'."),
     (

@@ -75,6 +75,8 @@ EVENTS += [ValidationEnd, SavePoint, CheckpointSaved, ShouldStop, EpochEnd, Trai
 class Send(Plugin):
     """Sends this process a signal, at the first such event at or after some number of batches."""
 
+    affects_training = False  # a fault from outside
+
     def __init__(self, kind: type[Event], *, batches: int = 0, signum: int = signal.SIGTERM, times: int = 1) -> None:
         self.kind, self.batches, self.signum, self.times = kind, batches, signum, times
 
@@ -87,6 +89,8 @@ class Send(Plugin):
 
 class Losses(Plugin):
     """Notes what was trained and validated."""
+
+    affects_training = False
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, float]] = []

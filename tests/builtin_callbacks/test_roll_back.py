@@ -45,6 +45,8 @@ Make = Callable[..., Any]
 class Spoil(Plugin):
     """Makes the inputs of some batches, given as (epoch, batch), no numbers."""
 
+    affects_training = False  # a fault from outside
+
     def __init__(self, *places: tuple[int, int], value: float = math.nan) -> None:
         self.places, self.value = places, value
         self.met: list[tuple[int, int]] = []
@@ -182,6 +184,8 @@ def test_another_fit_starts_again(task: Make, batches: Make, sgd: Any, tmp_path:
 
 class SpoilWeights(Plugin):
     """Makes the weights no numbers right before a save, as a step that nobody looked at does."""
+
+    affects_training = False  # a fault from outside
 
     def __init__(self, *steps: int, damage: bool = False) -> None:
         self.steps, self.damage = steps, damage

@@ -14,9 +14,9 @@ ROW = Row(253, 13, 253, 2024, 0.4513, 0, 253)
 @pytest.mark.parametrize(
     ("steps", "text"),
     [
-        (1, "verified: 1 repeated step equal, bit for bit"),
-        (37, "verified: 37 repeated steps equal, bit for bit"),
-        (1234, "verified: 1,234 repeated steps equal, bit for bit"),
+        (1, "verified: 1 repeated step is bitwise identical"),
+        (37, "verified: 37 repeated steps are bitwise identical"),
+        (1234, "verified: 1,234 repeated steps are bitwise identical"),
     ],
 )
 def test_how_many_were_equal(steps: int, text: str) -> None:
@@ -26,21 +26,21 @@ def test_how_many_were_equal(steps: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"loss": 0.4512}, "loss 0.4512 instead of 0.4513"),
-        ({"loss": 0.45130001}, "loss 0.45130001 instead of 0.4513"),
-        ({"loss": math.nan}, "loss nan instead of 0.4513"),
-        ({"steps": 252}, "optimizer steps 252 instead of 253"),
-        ({"samples": 2020}, "samples 2,020 instead of 2,024"),
-        ({"batch": 14, "loss": 0.1}, "batch of the epoch 14 instead of 13"),
+        ({"loss": 0.4512}, "loss 0.4512, was 0.4513"),
+        ({"loss": 0.45130001}, "loss 0.45130001, was 0.4513"),
+        ({"loss": math.nan}, "loss nan, was 0.4513"),
+        ({"steps": 252}, "optimizer steps 252, was 253"),
+        ({"samples": 2020}, "samples 2,020, was 2,024"),
+        ({"batch": 14, "loss": 0.1}, "batch of the epoch 14, was 13"),
         ({"loss": 0.0, "end": -253}, "the batch was left out, not trained on"),
         ({"others": 5}, "the loss of another optimizer than the first"),
-        ({"others": 5, "loss": 0.5}, "loss of the first optimizer 0.5 instead of 0.4513"),
+        ({"others": 5, "loss": 0.5}, "loss of the first optimizer 0.5, was 0.4513"),
     ],
 )
 def test_what_differs(changes: dict[str, float], text: str) -> None:
     other = ROW._replace(**changes)  # type: ignore[arg-type]
-    assert difference(ROW, other) == f"differs first at step {other.steps}: {text}"
-    assert difference(ROW, other, 1) == f"differs first at step {other.steps}: {text} (rank 1)"
+    assert difference(ROW, other) == f"DIVERGED at step {other.steps}: {text}"
+    assert difference(ROW, other, 1) == f"DIVERGED at step {other.steps}: {text} (rank 1)"
 
 
 def test_a_batch_that_was_left_out_before() -> None:

@@ -17,7 +17,7 @@ def test_a_path_alone_is_short_for_a_resume(path: Any) -> None:
 
 
 def test_by_default_it_is_the_newest() -> None:
-    assert Resume() == Resume("auto", batch_change="refuse", restore_attributes=True, on_existing="new_name")
+    assert Resume() == Resume("auto", batch_change="refuse", on_existing="new_name")
     assert Checkpoint("x").resume == Resume(None)
 
 
@@ -33,7 +33,6 @@ def test_it_cannot_be_changed() -> None:
         ({"path": "newest"}, ValueError, r"the path of a checkpoint's .pth file, got 'newest'"),
         ({"batch_change": "double"}, ValueError, "batch_change is one of refuse, keep, linear, sqrt; got 'double'"),
         ({"on_existing": "overwrite"}, ValueError, "on_existing is one of new_name, refuse, replace; got 'overwrite'"),
-        ({"restore_attributes": 1}, TypeError, "restore_attributes is True or False, got 1"),
     ],
 )
 def test_what_it_says_is_checked(options: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -148,7 +148,7 @@ def test_beside_a_full_one_the_resume_is_exact_and_the_weights_go_on(tmp_path: P
 def test_alone_the_result_says_that_it_cannot_be_resumed(tmp_path: Path) -> None:
     result = train(WeightsCheckpoint(tmp_path))
 
-    assert "resumable: not exact; only weights are saved, which cannot be resumed" in str(result)
+    assert "WeightsCheckpoint saves no state to resume" in str(result)
     assert result.warnings == ()
 
 

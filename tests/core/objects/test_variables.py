@@ -134,22 +134,25 @@ def test_a_connected_function_that_counts_is_restored_but_not_that_of_an_observe
     assert plugin.count == [expected]
 
 
-def test_a_function_outside_of_plugins_is_restored(tmp_path: Path) -> None:
-    def run_with(steps: int, **checkpoint: Any) -> list[int]:
-        seen: list[int] = []
+def test_a_connected_function_is_restored_but_not_its_logs(tmp_path: Path) -> None:
+    def run_with(steps: int, **checkpoint: Any) -> tuple[list[int], list[int]]:
+        count, seen = [0], list[int]()
 
         def look(run: h.Run, event: h.StepEnd) -> None:
+            count[0] += 1
             seen.append(run.progress.steps)
 
         saving = [h.SaveSchedule(h.At(steps=SAVED)), h.Checkpoint(tmp_path, **checkpoint)]
         trainer = h.Trainer([h.RNGCapture(), *saving], device="cpu")
         trainer.bus.on(h.StepEnd, look)
         batches = [(torch.full((3, 4), number / 10), torch.tensor([0, 1, 0])) for number in range(4)]
-        trainer.fit(Task(lambda: 1.0), batches, optimizer=sgd(), steps=steps)
-        return seen
+        result = trainer.fit(Task(lambda: 1.0), batches, optimizer=sgd(), steps=steps)
+        assert result.resume is not None
+        assert result.resume.reasons == ()
+        return count, seen
 
-    assert run_with(SAVED) == list(range(1, SAVED + 1))
-    assert run_with(STEPS, resume="auto") == list(range(1, STEPS + 1))
+    assert run_with(SAVED) == ([SAVED], list(range(1, SAVED + 1)))
+    assert run_with(STEPS, resume="auto") == ([STEPS], list(range(SAVED + 1, STEPS + 1)))
 
 
 def test_the_closures_of_a_class_count(tmp_path: Path) -> None:
