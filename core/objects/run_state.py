@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ...events import EpochStart, PluginName, Run
 from ...events.checks import describe as describe_function
-from ..checkpoint.state.frozen import sums
 from ..data.draws.users_code import is_ours, is_users
 from .data import encode_data
+from .equality import sums
 from .graph import LISTENERS, Graph, Namespace, Roots, compare, describe, snapshot, untracked, user_hooks
 from .program import (
     affects_training,
