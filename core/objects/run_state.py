@@ -124,7 +124,7 @@ class ObjectState:
         for path in sorted(compare(graph, self.restored).paths - failed.keys()):
             if path not in self.changed:
                 edited.append(path)
-            elif path not in self.restored.untracked:
+            elif path not in graph.untracked and path not in self.restored.untracked:
                 was, now = describe(graph, path), describe(self.restored, path)
                 run.data.report_difference(f"{path} was {was} and is {now}")
         self.restored.contents.clear()
