@@ -46,7 +46,7 @@ class RNGCapture(Plugin):
         seed: for all of them. By default the one that you gave `torch.manual_seed` before the run, or 6691 where nobody
             seeded torch; a note in the result says which. Seeds of `random` and NumPy cannot be found out.
         isolate_validation: put the generators back as they were when a validation began.
-        probe: load the first batch that is read of a loader a second time, under the same key, and lower the guarantee
+        probe: load the first batch that is read of a loader a second time, under the same key, and list it
             if it comes out differently. Datasets that can hold no state, such as a `TensorDataset`, are spared that.
     """
 

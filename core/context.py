@@ -519,11 +519,18 @@ class RunContext(LineVerbs, ABC):
         """Return a context in which the model has the weights to evaluate and to save."""
         return nullcontext() if self.modes is None else self.modes.evaluating()
 
-    def compare_start(self) -> None:
-        """Compare the state with the saved one after the first `EpochStart` of a resumed run."""
-        if self.resumption.objects is not None and self.resumption.objects.saved is not None:
+    @contextmanager
+    def comparing_start(self) -> Iterator[None]:
+        """Compare the state before and after the first `EpochStart` of a resumed run."""
+        objects = self.resumption.objects
+        if objects is None or objects.saved is None:
+            yield
+        else:
             with self.evaluating_weights():  # as at the save
-                self.resumption.objects.compare_start(self)
+                objects.note_start(self)
+            yield
+            with self.evaluating_weights():
+                objects.compare_start(self)
         if self.resumption.must_share:
             from .objects.run_state import share_facts
 

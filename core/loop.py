@@ -77,8 +77,8 @@ def restore_or_continue(run: RunContext) -> None:
 def begin_epoch(run: RunContext) -> None:
     """Emit EpochStart, then a boundary; an epoch that had begun before the state was saved has had its boundary."""
     resumed, run.work.has_begun = run.work.has_begun, True
-    run.emit(ev.EpochStart(run.progress.epoch, resumed=resumed))
-    run.compare_start()
+    with run.comparing_start():
+        run.emit(ev.EpochStart(run.progress.epoch, resumed=resumed))
     if not resumed and run.control.has_boundary:
         boundary(run)
 

@@ -16,7 +16,7 @@ from ...core.distributed.ranks.failure import on_main
 from ...core.engines.sharded.states import ShardingEngine
 from ...core.host import ended_for_good, is_preempted
 from ...core.metrics.monitor import Monitor
-from ...core.objects.program import doubt_late_listeners
+from ...core.objects.program import report_late_listeners
 from ...core.system.errors import NotRecorded, add_run_note
 from ...events import Lane, Run
 from ...events import catalogue as ev
@@ -301,7 +301,7 @@ class Saver(Plugin):
         step = run.progress.steps
         self._is_open, self._saved.asked_at, self._training = True, step, run.training_id
         if not self.weights_only:
-            doubt_late_listeners(run, self.name)
+            report_late_listeners(run, self.name)
         name = on_main(run.engine, partial(self._next_name, run))
         judged_by = self._saved.judged_at(step, self.monitor)
         write = partial(self._files.write, name, judged_by, read_back=self.background)

@@ -56,7 +56,7 @@ HARMLESS_MODULES: Final = frozenset({
     "torch.futures", "torch.jit", "torch.profiler", "torch.utils.hooks", "torch.utils.tensorboard", "tqdm", "typing",
     "typing_extensions", "unittest", "uuid", "wandb", "warnings", "zipimport", "zoneinfo",
 })  # fmt: skip
-WRITERS: Final = frozenset({"_csv.writer"})  # of a file, which they hold
+HARMLESS_TYPES: Final = frozenset({"_csv.writer", "_struct.Struct"})
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PARAMETER_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -166,7 +166,7 @@ def family(kind: type) -> str:
     packages = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
     if is_stateful(kind) and not is_ours(package):
         return "stateful"
-    if packages & HARMLESS_MODULES or is_ours(package) or f"{package}.{kind.__qualname__}" in WRITERS:
+    if packages & HARMLESS_MODULES or is_ours(package) or f"{package}.{kind.__qualname__}" in HARMLESS_TYPES:
         return "skip"
     if kind.__basicsize__ > _PLAIN_SIZE + 8 * sum(1 for _ in slot_names(kind)):
         return "opaque"  # a base class in C keeps state where nobody can read it

@@ -137,7 +137,7 @@ def affects_training(plugin: Any) -> bool:
     return getattr(plugin, "policy", "critical") != "observer" and bool(getattr(plugin, "affects_training", True))
 
 
-def doubt_late_listeners(run: Run, saver: str) -> None:
+def report_late_listeners(run: Run, saver: str) -> None:
     """Report plugins that listen to `SavePoint` after the one that saves: what they change there is not saved.
 
     Args:

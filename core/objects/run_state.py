@@ -13,10 +13,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ...events import EpochStart, PluginName, Run
+from ...events import BatchEnd, EpochStart, PluginName, Run
 from ...events.checks import describe as describe_function
 from ..data.draws.users_code import is_ours, is_users
 from .data import encode_data
+from .equality import sums
 from .graph import LISTENERS, Graph, Namespace, Roots, compare, describe, snapshot, untracked, user_hooks
 from .program import (
     affects_training,
@@ -55,7 +56,8 @@ class ObjectState:
         options: of the optimizers and schedulers, as the program made them.
         changed: the paths that the training has changed, in the runs that this one resumes too.
         saved: what was restored, until the first `EpochStart` is over.
-        restored: the objects after the restore, for the same comparison.
+        restored: the objects before the resumed `EpochStart`, for the same comparison.
+        weights: sums of the weights at that time, if a handler of the user's may change them.
     """
 
     baseline: Graph
@@ -64,6 +66,7 @@ class ObjectState:
     changed: set[str] = field(default_factory=set)
     saved: Mapping[str, Any] | None = None
     restored: Graph = field(default_factory=Graph)
+    weights: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Run) -> ObjectState:
@@ -121,7 +124,7 @@ class ObjectState:
         for path in sorted(compare(graph, self.restored).paths - failed.keys()):
             if path not in self.changed:
                 edited.append(path)
-            elif path not in self.restored.untracked:
+            elif path not in graph.untracked and path not in self.restored.untracked:
                 was, now = describe(graph, path), describe(self.restored, path)
                 run.data.report_difference(f"{path} was {was} and is {now}")
         self.restored.contents.clear()
@@ -137,29 +140,53 @@ class ObjectState:
                 logger.warning(change)
             self.saved = saved
         self.baseline, self.data = _baseline(run), encode_data(run)
-        self.restored = _baseline(run)
+
+    def note_start(self, run: Run) -> None:
+        """Note what a handler of the resumed `EpochStart` may change a second time."""
+        if run.progress.batch:
+            self.restored = _baseline(run)
+            self.weights = _sums(run) if _handlers(run) else {}
 
     def compare_start(self, run: Run) -> None:
         """Compare after the resumed `EpochStart`: what its handlers do a second time shows here."""
         saved, self.saved = self.saved, None
         assert saved is not None
         if run.progress.batch:
+            handlers = f"after EpochStart, which {', '.join(_handlers(run)) or 'a plugin'} handled again"
             now = learning_rates(run)
             if now != saved["rates"]:
-                run.data.report_difference(f"{_handlers(run)}: the learning rates are {now} and were {saved['rates']}")
-            for path in sorted(compare(self.restored, snapshot(find_roots(run))).paths):
-                run.data.report_difference(f"{_handlers(run)}: {path} changed when the epoch was resumed")
-        self.restored = Graph()
+                run.data.report_difference(f"{handlers}: the learning rates are {now} and were {saved['rates']}")
+            changed = compare(self.restored, snapshot(find_roots(run))).paths
+            if self.weights:
+                changed |= {path for path, value in _sums(run).items() if value != self.weights.get(path)}
+            for path in sorted(changed):
+                run.data.report_difference(f"{handlers}: {path} changed when the epoch was resumed")
+        self.restored, self.weights = Graph(), {}
         run.when_positioned(lambda: self._compare_data(run, saved))
 
     def _compare_data(self, run: Run, saved: Mapping[str, Any]) -> None:
-        """Compare the data objects, once the order has reached its position."""
+        """Compare the data objects once the order has reached its position, and again when a batch has been read.
+
+        A sampler that counts its epochs does so when its first index is drawn.
+        """
         follows_epoch = () if run.progress.batch else encode_data(run, only_by_epoch=True)
-        for path, was, now in differing(saved["data"], encode_data(run)):
-            if path not in follows_epoch:
+        found = {
+            path: (was, now)
+            for path, was, now in differing(saved["data"], encode_data(run))
+            if path not in follows_epoch
+        }
+        if not found:
+            return
+
+        def compare_again(run: Run, event: BatchEnd) -> None:
+            handle.remove()
+            still = {path for path, *_ in differing(saved["data"], encode_data(run))}
+            for path in found.keys() & still:
                 how = "the training changed it" if path in saved["data_changed"] else "the program sets it"
-                before, value = show_both(was, now)
+                before, value = show_both(*found[path])
                 run.data.report_difference(f"{path} was {before} and is {value}: {how}")
+
+        handle = run.bus.on(BatchEnd, compare_again)
 
 
 def share_facts(run: Any) -> None:
@@ -172,14 +199,26 @@ def share_facts(run: Any) -> None:
                 run.data.report_difference(text)
 
 
-def _handlers(run: Run) -> str:
-    """Return which handlers of `EpochStart` are the user's, in words."""
-    owners = dict.fromkeys(subscription.owner for _, subscription in run.bus.signal(EpochStart).listeners())
-    plugins = dict(zip(run.plugins.names(), run.plugins, strict=True))
-    named = [
-        str(owner) for owner in owners if owner not in plugins or not is_ours(type(plugins[str(owner)]).__module__)
-    ]
-    return f"after EpochStart, which {', '.join(named) or 'a plugin'} handled again"
+def _handlers(run: Run) -> list[str]:
+    """Return which handlers of `EpochStart` are the user's."""
+    return list(
+        dict.fromkeys(
+            subscription.owner
+            for receiver, subscription in run.bus.signal(EpochStart).listeners()
+            if not is_ours(str(getattr(receiver, "__module__", "")))
+        )
+    )
+
+
+def _sums(run: Run) -> dict[str, int]:
+    """Return a sum of each parameter and buffer, by path."""
+    tensors = {
+        (name, key): tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        for name, module in run.modules.items()
+        for key, tensor in (*module.named_parameters(), *module.named_buffers())
+        if not tensor.is_meta and tensor.layout is torch.strided
+    }
+    return {".".join(key): value for key, value in sums(tensors).items()}
 
 
 def learning_rates(run: Run) -> list[float]:

@@ -6,7 +6,7 @@
 Schulman et al., "Proximal Policy Optimization Algorithms", 2017. An episode ends after 500 steps at the latest. Each
 epoch plays one round of episodes and learns from it in four passes. What is left of a round is in every checkpoint, so
 a killed run continues within it, and ends with the same weights: a round is played at once, and torch's generator
-seeds it. The result says `order-exact` all the same, since Heliograph cannot know what else such a loader draws from.
+seeds it. `result.resume` lists the loader all the same, since Heliograph cannot know what else it draws from.
 """
 
 from __future__ import annotations

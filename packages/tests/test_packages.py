@@ -26,8 +26,6 @@ NAMES = sorted(path.parent.name for path in PACKAGES.glob("*/pyproject.toml"))
 DOORS = ("heliograph", "heliograph.events", "heliograph.plugins", "heliograph.spi")
 # Each is a fault in the design of the kernel. Remove a name from the list when nothing needs it; never add one.
 PRIVATE = """
-    builtin_callbacks.checkpoint.differences.describe_repeats
-    builtin_callbacks.checkpoint.differences.listeners_to_epoch_start
     builtin_callbacks.checkpoint.resume.UNSAVED_FORK builtin_callbacks.checkpoint.resume.share_state
     core.checkpoint.conversion core.checkpoint.state.ranks.gather_rank_parts core.checkpoint.state.ranks.join_shards
     core.checkpoint.state.ranks.select_rank_part core.checkpoint.storage.files.prepare_folder

@@ -32,7 +32,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("part", range(10))
-def test_none_of_four_programs_says_exact_and_is_unequal(part: int) -> None:
+def test_none_of_four_programs_is_unequal_without_a_reason(part: int) -> None:
     done = run("--count", "4", "--seed", str(FIRST + 4 * part))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\n4 programs, " in done.stdout
@@ -66,11 +66,11 @@ def test_what_is_out_of_sight_is_killed_some_batches_after_a_save() -> None:
 
 
 VERDICTS: dict[str, tuple[dict[str, Any], bool]] = {
-    "exact, equal": ({"said": "exact"}, False),
-    "less, equal": ({"said": "replayed", "hidden": (TASK,)}, False),
-    "less, unequal": ({"said": "not exact", "difference": "a loss", "hidden": (TASK,)}, False),
-    "EXACT, UNEQUAL": ({"said": "exact", "difference": "a loss", "hidden": (TASK,), "repeated": 0}, True),
-    "beyond": ({"said": "exact", "difference": "a loss", "hidden": (GLOBAL,), "repeated": SEEN - 1}, False),
+    "equal": ({}, False),
+    "named, equal": ({"reasons": ("untracked",), "hidden": (TASK,)}, False),
+    "named, unequal": ({"reasons": ("untracked",), "difference": "a loss", "hidden": (TASK,)}, False),
+    "UNEQUAL": ({"difference": "a loss", "hidden": (TASK,), "repeated": 0}, True),
+    "beyond": ({"difference": "a loss", "hidden": (GLOBAL,), "repeated": SEEN - 1}, False),
     "refused": ({"failure": "attempt 1 failed", "is_refused": True, "hidden": (TASK,)}, False),
     "failed": ({"failure": "attempt 1 failed"}, True),
 }
@@ -91,15 +91,15 @@ def test_a_verdict_has_its_column(kind: str) -> None:
 
 
 def test_enough_repeated_steps_show_what_is_out_of_sight() -> None:
-    found = verdict(said="exact", difference="a loss", hidden=(GLOBAL,), repeated=SEEN)
-    assert (found.kind, found.is_violation) == ("EXACT, UNEQUAL", True)
+    found = verdict(difference="a loss", hidden=(GLOBAL,), repeated=SEEN)
+    assert (found.kind, found.is_violation) == ("UNEQUAL", True)
 
 
-def test_less_than_exact_without_a_cause_is_a_false_alarm() -> None:
-    alarm = verdict(said="not exact", reasons=("I doubt it",))
+def test_a_reason_without_a_cause_is_a_false_alarm() -> None:
+    alarm = verdict(reasons=("untracked: x",))
     iterable = replace(alarm, program=Program(8, data="iterable"))
     assert [each.is_violation for each in (alarm, iterable)] == [True, False]
-    assert false_alarms([alarm, iterable, alarm]) == ["   2 I doubt it"]
+    assert false_alarms([alarm, iterable, alarm]) == ["   2 untracked: x"]
 
 
 def test_repeated_batches_are_counted_at_the_resume_that_has_fewest() -> None:

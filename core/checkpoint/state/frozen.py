@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ...engines.weights import parameters_of
+from ...objects.equality import sums
 
 FROZEN = "frozen"  # in a state: the digests of what its modules lack, by module and name
 CHUNK = 1 << 26  # bytes that are hashed at a time
-SUMMED = 1 << 18  # values that are summed at a time
-ODD = 0x1B873593CC9E2D51  # any large odd number
 Key = tuple[str, str]  # a module, a name in it
 Digests = dict[str, dict[str, str]]
 
@@ -100,35 +99,6 @@ def digest(tensor: Tensor) -> str:
     for begin in range(0, flat.numel(), step):
         found.update(flat[begin : begin + step].cpu().contiguous().view(torch.uint8).numpy().data)
     return found.hexdigest()
-
-
-def sums(tensors: Mapping[Key, Tensor]) -> dict[Key, int]:
-    """Return a sum of the bits of each tensor, each value times a number of its position; waits for each device once.
-
-    It is to notice a change within one process; `digest`, which copies all to the CPU, is for files.
-    """
-    by_device: dict[torch.device, list[Key]] = {}
-    for key, each in tensors.items():
-        by_device.setdefault(each.device, []).append(key)
-    found: dict[Key, int] = {}
-    for device, keys in by_device.items():
-        # Odd numbers without a pattern, so that a changed value, or two that change places, give another sum.
-        numbers = torch.arange(1, SUMMED + 1, device=device) * ODD
-        factors = (numbers ^ (numbers >> 29)) * ODD | 1
-        found |= zip(keys, torch.stack([_sum(tensors[key], factors) for key in keys]).tolist(), strict=True)
-    return found
-
-
-def _sum(tensor: Tensor, factors: Tensor) -> Tensor:
-    plain = tensor.detach()
-    plain = torch.view_as_real(plain) if plain.is_complex() else plain
-    # 8 bytes in two parts: a round float64 ends in 52 zero bits, which a product modulo 2**64 hardly keeps apart.
-    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
-    bits = plain.reshape(-1).view(widths[plain.element_size()])
-    found = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for part in torch.split(bits, SUMMED):
-        found = found * ODD + (part * factors[: len(part)]).sum()
-    return found
 
 
 def _parameters(modules: Mapping[str, nn.Module]) -> Iterator[tuple[Key, Tensor]]:

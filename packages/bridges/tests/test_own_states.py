@@ -34,9 +34,9 @@ class Asked:
     """Stands for a run: notes what is asked of it."""
 
     def __init__(self, *, is_replay: bool = False) -> None:
-        self.is_replay, self.stops, self.doubts = is_replay, list[str](), list[str]()
+        self.is_replay, self.stops, self.untracked = is_replay, list[str](), dict[str, str]()
         self.control = SimpleNamespace(stop=self.stops.append)
-        self.data = SimpleNamespace(doubt=lambda guarantee, reason: self.doubts.append(f"{guarantee}: {reason}"))
+        self.data = SimpleNamespace(report_untracked=self.untracked.__setitem__)
 
 
 def resume(states: OwnStates, *, affects_training: bool = True, is_replay: bool = False) -> Asked:
@@ -80,7 +80,7 @@ def test_a_stop_is_asked_for_again_with_the_same_options_only() -> None:
 
 
 @pytest.mark.parametrize(("affects_training", "is_replay"), [(True, False), (False, False), (True, True)])
-def test_what_no_state_holds_is_doubted_where_it_matters(affects_training: bool, is_replay: bool) -> None:
+def test_what_no_state_holds_is_listed_if_it_matters(affects_training: bool, is_replay: bool) -> None:
     forgetful = Forgetful()
     states = OwnStates([forgetful, Counter()], "give it one")
     assert states.state_dict(None)["lost"] == []
@@ -88,6 +88,6 @@ def test_what_no_state_holds_is_doubted_where_it_matters(affects_training: bool,
     saved = states.state_dict(None)
     again = OwnStates([Forgetful(), Counter()], "give it one")
     again.load_state_dict(saved)
-    reason = "not exact: Forgetful.seen had changed and no state holds it, so it starts fresh: give it one"
-    expected = [reason] if affects_training and not is_replay else []
-    assert resume(again, affects_training=affects_training, is_replay=is_replay).doubts == expected
+    kind = "it had changed and starts fresh: give it one"
+    expected = {"Forgetful.seen": kind} if affects_training and not is_replay else {}
+    assert resume(again, affects_training=affects_training, is_replay=is_replay).untracked == expected

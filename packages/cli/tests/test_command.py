@@ -282,7 +282,7 @@ def test_killed_and_started_again_with_the_same_command_it_equals_the_uninterrup
     monkeypatch.chdir(killed)
     assert fit(*options) == 0
     again = capfd.readouterr().out
-    assert "resumed: exact" in again
+    assert "resumed at step 4; nothing to verify" in again
     assert "the configuration has changed" not in again
     assert equal(weights(whole / "runs"), weights(killed / "runs"))
     assert (killed / "runs/run.config.yaml").read_bytes() == file

@@ -206,13 +206,13 @@ def test_a_resume_compares_the_first_row_of_the_epoch() -> None:
         list(second.open(reading(batch=1)))
         third = source_of(stream(again, 2))
         third.load_state_dict(second.state_dict(1))
-        assert third.worth() == second.worth()
-        return second.worth()[0], second.state_dict(0)
+        assert third.certainty() == second.certainty()
+        return second.certainty()[0], second.state_dict(0)
 
     reversed_ = Executed(6)
     reversed_.blocks = [ARROW.table({"id": range(5, -1, -1)})]
     assert resumed(Executed(6), Executed(2, 4)) == ("replayed", {"head": None, "has_changed": False})
-    assert resumed(Executed(6), reversed_) == ("not exact", {"head": None, "has_changed": True})
+    assert resumed(Executed(6), reversed_) == ("unknown", {"head": None, "has_changed": True})
 
 
 def test_the_progress_of_a_replay_is_reported() -> None:
@@ -279,7 +279,7 @@ def test_a_shuffle_of_materialized_rows_starts_at_any_position(monkeypatch: pyte
     whole = ids(source().open(reading()))
     assert sorted(each for batch in whole for each in batch) == list(range(14))
     assert ids(source().open(reading(2))) == whole[2:]
-    assert source().worth() == ("exact", ())
+    assert source().certainty() == ("seeked", ())
     assert source().kind["digest"] == rows_of(14).facts["digest"]
     probed = source()
     list(probed.open(replace(reading(), probes=True)))

@@ -41,6 +41,8 @@ class Scripted(h.Task):
 class Fired(h.Plugin):
     """Keeps (controller, trigger, epoch, batches, steps) of every rule that acts."""
 
+    affects_training = False
+
     def __init__(self) -> None:
         self.acts: list[tuple[str, str, int, int, int]] = []
 

@@ -73,7 +73,7 @@ def test_the_status_is_1_if_it_is_not(program: Path, capsys: pytest.CaptureFixtu
     assert verify("program_to_verify:bad") == 1
     printed = capsys.readouterr().out
     assert printed.startswith("NOT exact: attempt 2 differs from an uninterrupted run\n")
-    assert "likely cause: no plugin keeps the state of the random generators: add RNGCapture()\n" in printed
+    assert "likely cause: untracked: random generators (no plugin saves their state: add RNGCapture())\n" in printed
 
 
 def test_options(program: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ def test_every_command_shows_what_it_is_there_for(tmp_path: Path) -> None:
         "run: stopped by early_stopping",  # explain
         "time in plugins: about",
         "early_stopping would have requested stop once",  # replay
-        "guarantee: exact",  # verify-resume
+        "position of the data: seeked",  # verify-resume
     ):
         assert any(each.startswith(line) for each in printed), line
     assert sum(each.startswith("intact   runs/digits/run_epoch_") for each in printed) == 2

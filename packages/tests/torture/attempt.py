@@ -101,7 +101,8 @@ def run_attempt(orders: Orders, pipe: int) -> None:
         trainer = h.Trainer([*deciding, *training.reporting_plugins(folder), _Beginning(reporter)], device="cpu")
         result = training.train(trainer, training.task(), orders.epochs, workers=orders.workers)
     assert result.resume is not None
-    reporter.report("ended", status=result.status, guarantee=str(result.resume))
+    reasons = [*result.resume.reasons, *filter(None, [result.resume.divergence])]
+    reporter.report("ended", status=result.status, reasons=reasons)
 
 
 class _Beginning(h.Plugin):

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from unittest.mock import patch
 
 import heliograph as h
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.leaves import Leaf, leaves
+from heliograph.core.run import TrainRun
 from heliograph.packages.tests.torture.assembly import parts_of, train
 from heliograph.packages.tests.torture.files import WatchedFiles, kind_of
 from heliograph.packages.tests.torture.program import LATER, Kill, Program
@@ -40,9 +41,8 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What an attempt that came to its end leaves: what it said of itself, and all that is compared."""
+    """What an attempt that came to its end leaves: what its report lists, and all that is compared."""
 
-    guarantee: str
     reasons: tuple[str, ...]
     resumed: bool
     facts: Mapping[str, Leaf] = field(repr=False)
@@ -55,12 +55,13 @@ class Killer:
         kill: where, None for nowhere.
         journal: a file descriptor to which every batch is written.
         attempt: the number of this attempt.
+        edited: a file that lists the state that the program sets differently at a resume.
     """
 
-    resume_ignores = ("_batches", "_saved")
+    __module__ = h.Plugin.__module__  # its state is of the attempt, not of the program: it is not restored
 
-    def __init__(self, kill: Kill | None, journal: int, attempt: int) -> None:
-        self._kill, self._journal, self._attempt = kill, journal, attempt
+    def __init__(self, kill: Kill | None, journal: int, attempt: int, edited: Path) -> None:
+        self._kill, self._journal, self._attempt, self._edited = kill, journal, attempt, edited
         self._batches = self._saved = -1
 
     def watch(self, trainer: h.Trainer) -> None:
@@ -87,6 +88,9 @@ class Killer:
     def _begin(self, run: h.Run, event: h.EpochStart) -> None:
         if self._batches < 0:
             self._batches = self._saved = run.progress.batches
+            with self._edited.open("a") as file:
+                edited = cast(TrainRun, run).resumption.edited
+                file.writelines(f"{path}\n" for path in edited if not path.startswith("module __main__"))
 
     def _note(self, run: h.Run, event: h.BatchEnd) -> None:
         self._batches = run.progress.batches
@@ -134,7 +138,8 @@ def live(program: Program, folder: Path, attempt: int, kill: Kill | None) -> Non
     warnings.simplefilter("ignore")
     logging.getLogger("heliograph").setLevel(logging.ERROR)
     journal = os.open(folder / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    killer, facts = Killer(kill, journal, attempt), dict[str, Leaf]()
+    edited = folder / "edited"
+    killer, facts = Killer(kill, journal, attempt, edited), dict[str, Leaf]()
 
     def watched(trainer: h.Trainer) -> None:
         killer.watch(trainer)
@@ -145,7 +150,9 @@ def live(program: Program, folder: Path, attempt: int, kill: Kill | None) -> Non
         result = train(parts_of(program, folder, attempt), watched)
     said = result.resume
     assert said is not None
-    end = End(said.guarantee, said.reasons, said.path is not None, facts)
+    changed = (f"changed by the program: {path}" for path in edited.read_text().splitlines())
+    reasons = (*said.reasons, *changed, *filter(None, [said.divergence]))
+    end = End(reasons, said.path is not None, facts)
     (folder / "end").write_bytes(pickle.dumps(end))
 
 

@@ -117,8 +117,8 @@ DEFECTS = (
     ),
     defect(
         "one: attributes are not restored",
-        '    if own.get("unseen") and resumption.unseen is not None:\n        resumption.restored',
-        "    if False:\n        resumption.restored",
+        "restored, failed = restore(roots, graph, paths)",
+        "restored, failed = restore(roots, graph, ())",
     ),
     defect(
         "one: emissions are not saved",
@@ -127,7 +127,7 @@ DEFECTS = (
     ),
     defect(
         "one: attributes are not saved",
-        "{} if run.resumption.unseen is None else run.resumption.unseen.state_dict(run)",
+        "{} if own is None else own.state_dict(run)",
         "{}",
     ),
     defect(

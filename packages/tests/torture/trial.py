@@ -1,4 +1,4 @@
-"""One random program: uninterrupted, killed and resumed, compared, and what it said of itself."""
+"""One random program: uninterrupted, killed and resumed, compared, and what its report lists."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class Verdict:
         program: which one.
         kills: how many attempts were killed.
         repeated: the fewest batches that a resumed attempt had to do again; None where none was resumed.
-        said: the guarantee in the result of the last attempt.
-        reasons: why it was no better.
+        reasons: what the report of the last attempt lists as untracked or different.
         difference: the first one, in words; empty where all was equal.
         failure: how an attempt failed; empty where none did.
         is_refused: whether that was a resumed attempt of a program that hides something, with an error for its user, or
@@ -46,7 +45,6 @@ class Verdict:
     program: Program
     kills: int = 0
     repeated: int | None = None
-    said: str = ""
     reasons: tuple[str, ...] = ()
     difference: str = ""
     failure: str = ""
@@ -57,11 +55,11 @@ class Verdict:
         """Which column of the table it belongs to."""
         if self.failure:
             return "refused" if self.is_refused else "failed"
-        if self.said != "exact":
-            return "less, unequal" if self.difference else "less, equal"
+        if self.reasons:
+            return "named, unequal" if self.difference else "named, equal"
         if not self.difference:
-            return "exact, equal"
-        return "beyond" if self.is_beyond else "EXACT, UNEQUAL"
+            return "equal"
+        return "beyond" if self.is_beyond else "UNEQUAL"
 
     @property
     def is_beyond(self) -> bool:
@@ -71,16 +69,16 @@ class Verdict:
 
     @property
     def is_false_alarm(self) -> bool:
-        """Whether it said less than it could, nothing being hidden."""
-        return not self.program.hidden and self.program.is_exact and self.said not in ("", "exact")
+        """Whether the report lists something although nothing is hidden."""
+        return not self.program.hidden and self.program.is_exact and bool(self.reasons)
 
     @property
     def is_violation(self) -> bool:
         """Whether that must never be."""
-        return self.kind in ("EXACT, UNEQUAL", "failed") or self.is_false_alarm
+        return self.kind in ("UNEQUAL", "failed") or self.is_false_alarm
 
     def __str__(self) -> str:
-        lines = [f"  {self.kind}: said {self.said!r}" + "".join(f"; {reason}" for reason in self.reasons)]
+        lines = ["; ".join([f"  {self.kind}", *self.reasons])]
         lines += [f"  first difference: {self.difference}"] if self.difference else []
         lines += [f"  {self.failure}"] if self.failure else []
         lines += [f"  {self.kills} kills, at least {self.repeated} batches repeated at each resume"]
@@ -108,7 +106,7 @@ def tried(program: Program, folder: Path) -> Verdict:
     if kills and steps[-1].attempt < kills:  # killed when the training was over: an attempt that follows asks once more
         aside = ("plugins.",)
     found = next(_differences(steps, steps_of(alone), end, expected, aside), "")
-    return Verdict(program, kills, repeated_in(steps), end.guarantee, end.reasons, found)
+    return Verdict(program, kills, repeated_in(steps), end.reasons, found)
 
 
 def _chain(program: Program, folder: Path) -> int:

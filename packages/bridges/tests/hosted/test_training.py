@@ -49,7 +49,7 @@ def test_the_result_says_how_it_went() -> None:
     assert result.warnings == ()
     assert result.resume is not None
     assert result.resume.reasons == (
-        "other.Trainer resumes its data and random generators by itself, nothing here checks it",
+        "untracked: data and random generators (other.Trainer resumes them itself, and nothing here checks it)",
     )
 
 

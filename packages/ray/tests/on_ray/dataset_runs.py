@@ -26,7 +26,7 @@ class Trained:
     batches: list[list[float]]
     weight: float
     metrics: dict[str, float]
-    guarantee: str
+    position: str
     reasons: tuple[str, ...]
 
 
@@ -77,4 +77,4 @@ def train(
     )
     assert result.resume is not None
     resume = result.resume
-    return Trained(seen, model.weight.item(), result.metrics, resume.guarantee, resume.reasons)
+    return Trained(seen, model.weight.item(), result.metrics, resume.position, resume.reasons)

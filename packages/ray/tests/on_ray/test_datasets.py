@@ -63,7 +63,7 @@ def resumed(dataset: Any, folder: Path, **params: Any) -> Trained:
     """Train in this process, with a resume within an epoch."""
     first = train(dataset, folder, steps=6, **params)
     second = train(dataset, folder, **params)
-    return Trained(first.batches + second.batches, second.weight, second.metrics, second.guarantee, second.reasons)
+    return Trained(first.batches + second.batches, second.weight, second.metrics, second.position, second.reasons)
 
 
 @pytest.mark.timeout(90)
@@ -74,8 +74,8 @@ def test_a_dataset_is_resumed_in_the_order_of_its_rows(tmp_path: Path) -> None:
 
     for each in (streamed, kept):
         assert (each.batches, each.weight, each.metrics) == (expected.batches, expected.weight, expected.metrics)
-    assert (streamed.guarantee, kept.guarantee) == ("replayed", "exact")
-    assert streamed.reasons[0].startswith("a Ray dataset is executed again up to the position")
+    assert (streamed.position, streamed.reasons) == ("replayed", ())
+    assert (kept.position, kept.reasons) == ("seeked", ())
 
 
 @pytest.mark.whole
@@ -100,7 +100,7 @@ def test_workers_read_it_in_the_same_order(tmp_path: Path) -> None:
     assert together + rest.batches == expected.batches
     assert rest.weight == pytest.approx(expected.weight)
     assert rest.metrics == pytest.approx(expected.metrics)
-    assert {each.guarantee for each in workers} == {"replayed"}
+    assert {each.position for each in workers} == {"replayed"}
 
 
 @pytest.mark.timeout(60)
@@ -110,29 +110,29 @@ def test_the_seed_of_a_shuffle_depends_on_the_epoch() -> None:
     assert orders[0] != orders[1]
     assert read_ids(numbered().random_shuffle(seed=DATA.RandomSeedConfig(3)), 1) == orders[1], "as in a new process"
     assert [sorted(each) for each in orders] == [list(range(ROWS))] * 2
-    assert source(reseeding).worth()[0] == "replayed"
+    assert source(reseeding).certainty()[0] == "replayed"
 
 
 @pytest.mark.timeout(60)
-def test_a_changed_order_is_not_exact(tmp_path: Path) -> None:
+def test_a_changed_order_is_detected(tmp_path: Path) -> None:
     """A shuffle depends on the number of blocks, which may be another on a larger cluster."""
-    for blocks, steps, guarantee in ((8, 3, "replayed"), (8, 6, "replayed"), (5, 7, "not exact")):
+    for blocks, steps, position in ((8, 3, "replayed"), (8, 6, "replayed"), (5, 7, "unknown")):
         rows = DATA.range(ROWS, override_num_blocks=blocks).random_shuffle(seed=1).map_batches(features)
-        assert train(rows, tmp_path, steps=steps, columns=COLUMNS).guarantee == guarantee
+        assert train(rows, tmp_path, steps=steps, columns=COLUMNS).position == position
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("operation", ["random_shuffle", "randomize_block_order", "random_sample"])
-def test_an_operation_without_a_seed_is_not_exact(operation: str) -> None:
+def test_an_operation_without_a_seed_is_listed(operation: str) -> None:
     arguments = [0.5] if operation == "random_sample" else []
-    guarantee, (reason,) = source(getattr(numbered(), operation)(*arguments)).worth()
-    assert guarantee == "not exact"
+    position, (reason,) = source(getattr(numbered(), operation)(*arguments)).certainty()
+    assert position == "unknown"
     assert "in the Ray dataset has no seed: it gives another order each time" in reason
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["text", "parquet"])
-def test_shuffled_files_without_a_seed_are_not_exact(kind: str, tmp_path: Path) -> None:
+def test_shuffled_files_without_a_seed_are_found(kind: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\n", encoding="utf-8")
     numbered(4).write_parquet(str(tmp_path / "parquet"))
     read, path = getattr(DATA, f"read_{kind}"), tmp_path if kind == "text" else tmp_path / "parquet"

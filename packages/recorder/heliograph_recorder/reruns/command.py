@@ -60,7 +60,7 @@ def goto(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--change", metavar="FUNCTION", help="of a fork, the module:function that changed it; called where the fork did"
     )
-    parser.add_argument("--inexact", action="store_true", help="go there although it is not exact")
+    parser.add_argument("--inexact", action="store_true", help="go there although the rerun may differ")
     return run_goto(parser.parse_args(arguments))
 
 
@@ -77,7 +77,7 @@ def fork(arguments: Sequence[str]) -> int:
         "--at", type=int, metavar="N", help="after which step; by default that of the newest checkpoint"
     )
     parser.add_argument("--change", metavar="FUNCTION", help="module:function, called with the run there")
-    parser.add_argument("--inexact", action="store_true", help="train although it is not exact")
+    parser.add_argument("--inexact", action="store_true", help="train although the rerun may differ")
     return run_fork(parser.parse_args(arguments))
 
 

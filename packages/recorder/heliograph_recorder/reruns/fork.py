@@ -77,13 +77,13 @@ def fork(
             a checkpoint and this one are done again, and compared with the parent's recording.
         change: a function, or its name, `module:function`; called with the run, right before the first batch after
             that step.
-        exact: whether to refuse what is not exact up to that step.
+        exact: refuse a rerun that may differ, or does differ, up to that step.
 
     Returns:
         How it ended.
 
     Raises:
-        NotExact: a resume of this program is not exact, or what is done again differs from what was recorded.
+        NotExact: a resume of this program may differ, or the rerun differs from the recording.
         ValueError: there is no such step, nothing is left to train after it, or the folder is a file, or holds a
             training.
         FileNotFoundError: there is no recording.

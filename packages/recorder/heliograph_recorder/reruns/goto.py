@@ -43,13 +43,13 @@ def goto(
         step: which optimizer step, from 1.
         change: of a run that is a fork, the function that changed it, or its name, `module:function`; called where the
             fork called it.
-        exact: whether to refuse what is not exact; False goes there all the same.
+        exact: refuse a rerun that may differ or does differ; False goes there nevertheless.
         folder: where the temporary folder is made, if not where the system makes them. On several machines, all have to
             see it.
 
     Raises:
-        NotExact: a resume of this program is not exact, what is done again differs from what was recorded, or another
-            function had changed the fork.
+        NotExact: a resume of this program may differ, the rerun differs from the recording, or another function
+            had changed the fork.
         ValueError: there is no such step, the program has no `Checkpoint`, the run has ended before, or is no fork
             that was changed although `change` is given.
         TypeError: the change is not a function.

@@ -125,7 +125,7 @@ class PausedRun:
             The event; None when the training has ended before.
 
         Raises:
-            NotExact: it is not exact.
+            NotExact: the rerun may differ from the recording, or does.
         """
         try:
             self._thread.go_to(wanted)
@@ -162,7 +162,7 @@ class PausedRun:
 
         Raises:
             RuntimeError: the training has ended; or there are several ranks, which do not have the same events.
-            NotExact: it is not exact.
+            NotExact: the rerun may differ from the recording, or does.
         """
         if self.run.engine.world_size > 1:
             raise RuntimeError("On several ranks the events are not the same on each: continue with next_step().")
@@ -177,7 +177,7 @@ class PausedRun:
 
         Raises:
             ValueError: the step is not a later one, or not a whole number, or the training has ended before it.
-            NotExact: it is not exact.
+            NotExact: the rerun may differ from the recording, or does.
         """
         if self._thread.run is not None:
             progress, waits = self.run.progress, isinstance(self.event, GradientsReady)

@@ -143,5 +143,5 @@ def test_what_is_inexact_is_noted(tmp_path: Path) -> None:
     with goto(tmp_path, inexact, step=5, exact=False) as paused:
         for _ in range(2):
             for reason in caught.value.reasons:
-                assert paused.notes.count(f"a resume of this program is not exact: {reason}") == 1
+                assert paused.notes.count(f"the resumed run may differ: {reason}") == 1
             paused.next_step()

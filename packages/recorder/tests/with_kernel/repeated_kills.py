@@ -122,7 +122,6 @@ def attempt(name: str, folder: Path, kill_at: int) -> None:
     reported = {
         "steps": result.resume.verified_steps,
         "difference": result.resume.divergence,
-        "guarantee": result.resume.guarantee,
         "reasons": result.resume.reasons,
         "text": str(result),
         "story": result.explain(),

@@ -40,7 +40,7 @@ class Resumer(Plugin):
 
 
 @rule(
-    "Forget the former run in reset(), or in a handler of TrainStart. Where no bit of the training depends on it, set "
+    "Forget the previous run in reset(), or in a handler of TrainStart. If no bit of the training depends on it, set "
     "affects_training = False on a plugin that only looks, or name the attribute in resume_ignores."
 )
 def starts_fresh(subject: Subject) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 from heliograph import Trainer
-from heliograph.events.resume_facts import worst
+from heliograph.events import Position
 from heliograph.spi import TrainerFactory, UsageError, capture, known_names, restore, seed_all
 
 from .attempts import CheckedAttempt, SavedState, run_attempt
@@ -159,7 +159,9 @@ class _Check:
                 difference=found.first,
             )
             reasons = tuple(dict.fromkeys((*check.reasons, *attempt.reasons)))
-            check = replace(check, position=worst(check.position, attempt.position), reasons=reasons)
+            check = replace(
+                check, position=max(check.position, attempt.position, key=get_args(Position).index), reasons=reasons
+            )
             if found.first is not None:
                 return replace(check, causes=reference.causes(attempt, found))
             if kill is not None and not attempt.killed:

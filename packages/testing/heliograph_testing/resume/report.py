@@ -86,6 +86,6 @@ class ResumeCheck:
             yield f"{'then' if self.draws else 'first'} {self.difference}"
         yield from (f"likely cause: {cause}" for cause in self.causes)
         yield f"position of the data: {self.position}"
-        yield from self.reasons
+        yield from (reason for reason in self.reasons if reason not in self.causes)
         if self.set_aside:
             yield f"not compared, differs even without a kill: {', '.join(self.set_aside)}"

@@ -6,7 +6,8 @@ from itertools import combinations
 
 import pytest
 import torch
-from heliograph.core.checkpoint.state.frozen import SUMMED, digest, own_weights, sums
+from heliograph.core.checkpoint.state.frozen import digest, own_weights
+from heliograph.core.objects.equality import SUMMED, sums
 from heliograph.tests import kit
 from torch import nn
 

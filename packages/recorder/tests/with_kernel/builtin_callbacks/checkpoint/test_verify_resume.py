@@ -42,8 +42,8 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ("leaves_out", [[13, 2, None]]),
         ("two_losses", [[13, 3, None]]),
         ("accumulates", [[33, 1, None]]),
-        ("counts", [[13, 2, "differs first at step 13: loss 2.969 instead of 1.979"]]),
-        ("second_loss_differs", [[12, 1, "differs first at step 12: the loss of another optimizer than the first"]]),
+        ("counts", [[13, 2, "DIVERGED at step 13: loss 2.969, was 1.979"]]),
+        ("second_loss_differs", [[12, 1, "DIVERGED at step 12: the loss of another optimizer than the first"]]),
     ],
 )
 def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, reported: list[Any]) -> None:
@@ -51,17 +51,16 @@ def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, repor
     assert [json.loads(line) for line in (killed / name / "reported").read_text().splitlines()] == reported
     _, steps, difference = reported[-1]
     assert (result["steps"], result["difference"]) == (steps, difference)
-    assert result["guarantee"] == ("exact" if difference is None else "not exact")
-    assert f"verified: {steps} repeated step{'s' * (steps > 1)} equal, bit for bit" in result["text"]
-    assert f"verified: {steps} repeated step{'s' * (steps > 1)} equal, bit for bit" in result["story"]
+    verified = f"verified: {steps} repeated step{'s are' if steps > 1 else ' is'} bitwise identical"
+    assert (difference or verified) in result["text"]
+    assert verified in result["story"]
 
 
 def test_a_difference_is_reported_with_its_likely_cause(killed: Path) -> None:
     result = json.loads((killed / "counts" / "result").read_text())
-    said = "what was done again differs first at step 13: loss 2.969 instead of 1.979"
-    assert result["reasons"] == [said]
+    assert result["reasons"] == ["untracked: module __main__.calls (functools._lru_cache_wrapper, not empty)"]
     assert f"likely cause of the difference: {NOTHING}" in result["text"].splitlines()
-    assert "the repeated work differs first at step 13: loss 2.969 instead of 1.979" in result["story"]
+    assert "the resumed run DIVERGED at step 13: loss 2.969, was 1.979" in result["story"]
 
 
 # Runs that end between two saves stand for killed ones.
@@ -89,19 +88,21 @@ def test_a_recording_reports_and_replays(tmp_path: Path) -> None:
     fit(tmp_path, 9, Recorder(tmp_path))
     result = fit(tmp_path, 12, Recorder(tmp_path), at=2)
     assert result.recording is not None
-    assert "verified: 1 repeated step equal, bit for bit" in result.explain()
+    assert "verified: 1 repeated step is bitwise identical" in result.explain()
     from heliograph_recorder.format.reader import read
     from heliograph_recorder.timeline.page import page
     from heliograph_recorder.timeline.trace import trace
 
     recording = read(result.recording)
-    assert "verified: 1 repeated step equal, bit for bit" in page(recording)
-    assert "the repeated work differs first at step 7" in page(recording)
+    assert "verified: 1 repeated step is bitwise identical" in page(recording)
+    assert "the resumed run DIVERGED at step 7" in page(recording)
     assert [each["args"] for each in trace(recording)["traceEvents"] if each["name"] == "resume_verified"] == [
-        {"steps": 1, "difference": "differs first at step 7: loss 3.014 instead of 2.01"}
+        {"steps": 1, "difference": "DIVERGED at step 7: loss 3.014, was 2.01"}
     ]
 
     class Receives(h.Plugin):
+        affects_training = False
+
         def __init__(self) -> None:
             self.received: list[Any] = []
 
@@ -112,7 +113,7 @@ def test_a_recording_reports_and_replays(tmp_path: Path) -> None:
     receives = Receives()
     replay(result.recording, [receives])
     assert receives.received == [
-        (7, h.ResumeVerified(1, "differs first at step 7: loss 3.014 instead of 2.01")),
+        (7, h.ResumeVerified(1, "DIVERGED at step 7: loss 3.014, was 2.01")),
     ]
 
 
