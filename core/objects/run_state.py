@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -165,28 +165,30 @@ class ObjectState:
         run.when_positioned(lambda: self._compare_data(run, saved))
 
     def _compare_data(self, run: Run, saved: Mapping[str, Any]) -> None:
-        """Compare the data objects once the order has reached its position, and again when a batch has been read.
+        """Compare the data objects once the order has reached its position.
 
-        A sampler that counts its epochs does so when its first index is drawn.
+        Within an epoch they are compared again when a batch has been read: a sampler that counts its epochs does so
+        when its first index is drawn.
         """
         follows_epoch = () if run.progress.batch else encode_data(run, only_by_epoch=True)
-        found = {
-            path: (was, now)
-            for path, was, now in differing(saved["data"], encode_data(run))
-            if path not in follows_epoch
-        }
-        if not found:
-            return
+        differences = differing(saved["data"], encode_data(run))
+        found = {path: (was, now) for path, was, now in differences if path not in follows_epoch}
 
-        def compare_again(run: Run, event: BatchEnd) -> None:
-            handle.remove()
-            still = {path for path, *_ in differing(saved["data"], encode_data(run))}
-            for path in found.keys() & still:
+        def report(paths: Iterable[str]) -> None:
+            for path in paths:
                 how = "the training changed it" if path in saved["data_changed"] else "the program sets it"
                 before, value = show_both(*found[path])
                 run.data.report_difference(f"{path} was {before} and is {value}: {how}")
 
-        handle = run.bus.on(BatchEnd, compare_again)
+        def compare_again(run: Run, _: BatchEnd) -> None:
+            handle.remove()
+            still = {path for path, *_ in differing(saved["data"], encode_data(run))}
+            report(path for path in found if path in still)
+
+        if found and run.progress.batch:
+            handle = run.bus.on(BatchEnd, compare_again)
+        else:
+            report(found)
 
 
 def share_facts(run: Any) -> None:

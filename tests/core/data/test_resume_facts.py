@@ -390,7 +390,7 @@ def test_the_attributes_of_a_sampler_are_compared(
         resumed = fit(made(), saved=whole.places[place])
         assert resumed.is_tail_of(whole) is (kind is Draws or place[0] == 0)
         changed = ["sampler.epoch was" in reason for reason in resumed.result.resume.reasons]
-        assert changed == [True] * (kind is CountsEpochs)
+        assert changed == [True] * (kind is CountsEpochs and place[0] > 0)
 
 
 def test_another_seed_of_the_sampler_during_an_epoch_is_refused(drawing: Make, fit: Make) -> None:
