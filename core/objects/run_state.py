@@ -180,7 +180,7 @@ class ObjectState:
                 before, value = show_both(*found[path])
                 run.data.report_difference(f"{path} was {before} and is {value}: {how}")
 
-        def compare_again(run: Run, _: BatchEnd) -> None:
+        def compare_again(run: Run, event: BatchEnd) -> None:  # noqa: ARG001  # the form of a handler
             handle.remove()
             still = {path for path, *_ in differing(saved["data"], encode_data(run))}
             report(path for path in found if path in still)
