@@ -519,23 +519,10 @@ class RunContext(LineVerbs, ABC):
         """Return a context in which the model has the weights to evaluate and to save."""
         return nullcontext() if self.modes is None else self.modes.evaluating()
 
-    @contextmanager
-    def comparing_start(self) -> Iterator[None]:
-        """Compare the state before and after the first `EpochStart` of a resumed run."""
+    def comparing_start(self) -> AbstractContextManager[None]:
+        """Return a context for the handlers of `EpochStart`, which compares what they do in a resumed epoch."""
         objects = self.resumption.objects
-        if objects is None or objects.saved is None:
-            yield
-        else:
-            with self.evaluating_weights():  # as at the save
-                objects.note_start(self)
-            yield
-            with self.evaluating_weights():
-                objects.compare_start(self)
-        if self.resumption.must_share:
-            from .objects.run_state import share_facts
-
-            self.resumption.must_share = False
-            self.when_positioned(partial(share_facts, self))  # after the data are compared
+        return nullcontext() if objects is None else objects.comparing_start(self)
 
     def advance(self) -> None:
         """Count the epoch, which has ended, and begin the work of another."""

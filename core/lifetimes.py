@@ -92,7 +92,6 @@ class Resumption:
         fresh_plugins: plugins that found no state.
         unclaimed_states: states that no plugin claimed.
         objects: the state that no state_dict holds; None if nothing is saved or resumed.
-        must_share: whether the ranks have to exchange what a resume has found.
         given_rates: the learning rates of the program that began the training; None as for `objects`.
         forked_from: the training that this one is a fork of, and where; None of others.
     """
@@ -113,7 +112,6 @@ class Resumption:
     fresh_plugins: tuple[str, ...] = ()
     unclaimed_states: tuple[str, ...] = ()
     objects: ObjectState | None = None
-    must_share: bool = False
     given_rates: list[float] | None = None
     forked_from: Mapping[str, Any] | None = None
 

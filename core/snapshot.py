@@ -252,7 +252,8 @@ def restoring(run: RunContext) -> Iterator[Path | None]:
         from .objects.run_state import share_facts
 
         share_facts(run)
-        resumption.must_share = True
+        if resumption.objects is not None:
+            resumption.objects.must_share = True
 
 
 def _restore(run: RunContext) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -56,8 +57,7 @@ class ObjectState:
         options: of the optimizers and schedulers, as the program made them.
         changed: the paths that the training has changed, in the runs that this one resumes too.
         saved: what was restored, until the first `EpochStart` is over.
-        restored: the objects before the resumed `EpochStart`, for the same comparison.
-        weights: sums of the weights at that time, if a handler of the user's may change them.
+        must_share: whether the ranks have to exchange what a resume has found.
     """
 
     baseline: Graph
@@ -65,8 +65,7 @@ class ObjectState:
     options: dict[str, dict[str, Any]]
     changed: set[str] = field(default_factory=set)
     saved: Mapping[str, Any] | None = None
-    restored: Graph = field(default_factory=Graph)
-    weights: dict[str, int] = field(default_factory=dict)
+    must_share: bool = False
 
     @classmethod
     def of(cls, run: Run) -> ObjectState:
@@ -117,17 +116,16 @@ class ObjectState:
         _write_back(run, roots)
         if is_roll_back:
             return restored, []
-        self.restored = snapshot(find_roots(run))
-        for path, kind in (untracked(self.restored, self.changed) | failed).items():
+        present = snapshot(find_roots(run))
+        for path, kind in (untracked(present, self.changed) | failed).items():
             run.data.report_untracked(path, f"{kind}, not restored" if path in failed else kind)
         edited = list[str]()
-        for path in sorted(compare(graph, self.restored).paths - failed.keys()):
+        for path in sorted(compare(graph, present).paths - failed.keys()):
             if path not in self.changed:
                 edited.append(path)
-            elif path not in graph.untracked and path not in self.restored.untracked:
-                was, now = describe(graph, path), describe(self.restored, path)
+            elif path not in graph.untracked and path not in present.untracked:
+                was, now = describe(graph, path), describe(present, path)
                 run.data.report_difference(f"{path} was {was} and is {now}")
-        self.restored.contents.clear()
         return restored, edited
 
     def compare(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> None:
@@ -141,28 +139,23 @@ class ObjectState:
             self.saved = saved
         self.baseline, self.data = _baseline(run), encode_data(run)
 
-    def note_start(self, run: Run) -> None:
-        """Note what a handler of the resumed `EpochStart` may change a second time."""
-        if run.progress.batch:
-            self.restored = _baseline(run)
-            self.weights = _sums(run) if _handlers(run) else {}
-
-    def compare_start(self, run: Run) -> None:
-        """Compare after the resumed `EpochStart`: what its handlers do a second time shows here."""
+    @contextmanager
+    def comparing_start(self, run: Any) -> Iterator[None]:
+        """Compare the state before and after the handlers of the first `EpochStart` of a resumed run."""
         saved, self.saved = self.saved, None
-        assert saved is not None
-        if run.progress.batch:
-            handlers = f"after EpochStart, which {', '.join(_handlers(run)) or 'a plugin'} handled again"
-            now = learning_rates(run)
-            if now != saved["rates"]:
-                run.data.report_difference(f"{handlers}: the learning rates are {now} and were {saved['rates']}")
-            changed = compare(self.restored, snapshot(find_roots(run))).paths
-            if self.weights:
-                changed |= {path for path, value in _sums(run).items() if value != self.weights.get(path)}
-            for path in sorted(changed):
-                run.data.report_difference(f"{handlers}: {path} changed when the epoch was resumed")
-        self.restored, self.weights = Graph(), {}
-        run.when_positioned(lambda: self._compare_data(run, saved))
+        if saved is None:
+            yield
+        else:
+            with run.evaluating_weights():  # as at the save
+                before = (_baseline(run), _sums(run) if _handlers(run) else {}) if run.progress.batch else None
+            yield
+            if before is not None:
+                with run.evaluating_weights():
+                    _compare_start(run, saved, *before)
+            run.when_positioned(lambda: self._compare_data(run, saved))
+        if self.must_share:
+            self.must_share = False
+            run.when_positioned(partial(share_facts, run))  # after the data are compared
 
     def _compare_data(self, run: Run, saved: Mapping[str, Any]) -> None:
         """Compare the data objects once the order has reached its position.
@@ -189,6 +182,19 @@ class ObjectState:
             handle = run.bus.on(BatchEnd, compare_again)
         else:
             report(found)
+
+
+def _compare_start(run: Run, saved: Mapping[str, Any], before: Graph, weights: Mapping[str, int]) -> None:
+    """Report what handlers of `EpochStart` have done a second time."""
+    handlers = f"after EpochStart, which {', '.join(_handlers(run)) or 'a plugin'} handled again"
+    now = learning_rates(run)
+    if now != saved["rates"]:
+        run.data.report_difference(f"{handlers}: the learning rates are {now} and were {saved['rates']}")
+    changed = compare(before, snapshot(find_roots(run))).paths
+    if weights:
+        changed |= {path for path, value in _sums(run).items() if value != weights.get(path)}
+    for path in sorted(changed):
+        run.data.report_difference(f"{handlers}: {path} changed when the epoch was resumed")
 
 
 def share_facts(run: Any) -> None:
@@ -297,7 +303,7 @@ def _connected(run: Run) -> dict[str, Any]:
 
 
 def _is_users(receiver: Any) -> bool:
-    while isinstance(receiver, functools.partial):
+    while isinstance(receiver, partial):
         receiver = receiver.func
     holder = getattr(receiver, "__self__", receiver)
     module = getattr(holder if hasattr(holder, "__qualname__") else type(holder), "__module__", None)
