@@ -437,7 +437,7 @@ class Watch(h.Plugin):
 def final_state(run: h.Run, status: str) -> dict[str, Any]:
     """Return what must be equal in the end, by path."""
     state = run.state_dict()
-    of_the_process = ("saved_at", "training_id", "versions", "checkpoint", "jsonl_log", "earlier_seconds", "unseen")
+    of_the_process = ("saved_at", "training_id", "versions", "checkpoint", "jsonl_log", "earlier_seconds", "objects")
     leaves = {path: leaf for path, leaf in walk(state) if not set(of_the_process) & set(path.split("."))}
     return {**leaves, "status": status, "learning rate": run.optimizer.param_groups[0]["lr"]}
 

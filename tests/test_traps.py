@@ -67,6 +67,8 @@ def test_13_intervals_can_change_on_resume(tmp_path: Path) -> None:
     saves: list[int] = []
 
     class Watch(h.Plugin):
+        affects_training = False
+
         @h.on(h.CheckpointSaved)
         def watch(self, run: h.Run, event: h.CheckpointSaved) -> None:
             saves.append(run.progress.steps)

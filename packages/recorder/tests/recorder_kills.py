@@ -25,6 +25,8 @@ from heliograph_recorder.plugin import Recorder
 class Witness(Killer):
     """Notes every batch, after all other plugins, and kills."""
 
+    affects_training = False  # each attempt is killed elsewhere
+
     def __init__(self, path: Path, where: str, number: int) -> None:
         super().__init__(where, number)
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -67,11 +67,11 @@ class Clock(h.Plugin):
     @h.on(h.SavePoint)
     def measure(self, run: h.Run, event: h.SavePoint) -> None:
         """Look at everything, again and again."""
-        unseen = cast("RunContext", run).resumption.unseen
-        assert unseen is not None
+        objects = cast("RunContext", run).resumption.objects
+        assert objects is not None
         for _ in range(REPEATS):
             begin = perf_counter()
-            unseen.state_dict(cast("RunContext", run))
+            objects.state_dict(cast("RunContext", run))
             self.spent.append((perf_counter() - begin) * 1e3)
 
 

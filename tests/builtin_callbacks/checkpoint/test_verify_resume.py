@@ -441,7 +441,7 @@ def test_a_difference_on_one_rank_is_reported_on_all(ranks: Pool, tmp_path: Path
         assert difference is not None
         assert difference.startswith("DIVERGED at step 7: loss ")
         assert difference.endswith(" (rank 1)")
-        assert resume.reasons
+        assert resume.divergence == difference
         assert reported == [(10, h.ResumeVerified(1, difference))]
 
 

@@ -87,5 +87,10 @@ def _checkpoints(result: RunResult) -> Section:
     pairs: list[tuple[str, Any]] = [("best", result.best_checkpoint), ("last", result.last_checkpoint)]
     if result.resume is not None:
         pairs.append(("resumed from", result.resume.path))
-        pairs.append(("repeated steps", result.resume.measured if result.resume.step is not None else ""))
+        pairs.append(
+            (
+                "repeated steps",
+                result.resume.measured if result.resume.verified_steps or result.resume.divergence else "",
+            )
+        )
     return Section("checkpoints", words.table([(name, printable(path)) for name, path in pairs if path]))

@@ -25,6 +25,7 @@ class NotExact(RuntimeError):  # noqa: N818  # says what is missing
             what = (
                 f"What is done again is not what was recorded. The first difference: {self.difference}".rstrip(".")
                 + "."
+                + "".join(f" Likely cause: {reason.rstrip('.')}." for reason in self.reasons)
             )
         else:
             reasons = "; ".join(each.rstrip(".") for each in self.reasons)

@@ -240,7 +240,8 @@ class PausedRun:
         if reasons and is_resumed:
             raise NotExact(reasons)
         if (first := self.comparison.first) is not None:
-            raise NotExact(reasons, first)
+            edited = cast("RunContext", self.run).resumption.edited
+            raise NotExact((*reasons, *(f"the program sets {path} differently" for path in edited)), first)
 
 
 def _is_next(run: Run, step: int) -> bool:

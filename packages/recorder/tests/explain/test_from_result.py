@@ -32,7 +32,7 @@ RESULT = RunResult(
     history=HISTORY,
     seconds=2.5,
     stopped_on_rank=1,
-    resume=ResumeReport("exact", path=Path("old.pth"), epoch=0, batch=0, step=2),
+    resume=ResumeReport(path=Path("old.pth"), epoch=0, batch=0, step=2),
     notes=("resumed at step 2 from old.pth",),
     plugin_errors={"bar": ("log at step 2: OSError: gone",)},
     plugin_seconds={"bar": 0.25, "early_stopping": 0.5},

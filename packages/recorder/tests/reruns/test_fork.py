@@ -25,7 +25,7 @@ from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import EventEntry
 
 OF_THE_TRAINING = (
-    "training_id", "forked_from", "saved_at", "run_name", "log_history", "unseen",
+    "training_id", "forked_from", "saved_at", "run_name", "log_history", "objects",
 )  # fmt: skip
 
 

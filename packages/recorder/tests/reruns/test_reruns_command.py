@@ -198,7 +198,7 @@ def test_a_change_that_fails_is_named_with_its_own_frames(runs: Path, capsys: py
         (["fork", "a", PROGRAM, "--into", "c"], "give at= (--at on the command line) an earlier step"),
         (["goto", "a", "nowhere", "--step", "3"], "Name a function as module:function"),
         (["goto", "a", PROGRAM, "--step", "99"], "there is no step 99"),
-        (["goto", "b", PROGRAM, "--step", "9"], "task.mutation was 'operator' in the program"),
+        (["goto", "b", PROGRAM, "--step", "9"], "the program sets task.mutation differently"),
         (["fork", "a", PROGRAM, "--into", "b"], "holds a training already"),
         (["fork", "a", PROGRAM, "--into", "c", "--change", "nowhere:x"], "There is no module 'nowhere'"),
     ],

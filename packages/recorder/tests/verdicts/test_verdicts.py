@@ -175,6 +175,8 @@ def test_a_rule_may_wait_for_a_verdict(clock: Clock) -> None:
 
 def test_goodput_counts_what_a_kill_has_lost(clock: Clock, tmp_path: Path) -> None:
     class Kill(h.Plugin):
+        affects_training = False
+
         @h.on(h.StepEnd)
         def kill(self, run: h.Run, event: h.StepEnd) -> None:
             if run.progress.steps == 60 and clock.now < 2000.0:

@@ -17,7 +17,7 @@ def cut(rank: int = 0, **more: Any) -> dict[str, Any]:
         "progress": {"steps": 4, "batch": 2},
         "plugins": {"same": {"weights": torch.ones(3)}, "own": {"value": torch.tensor(float(rank))}},
         "control": {"due": [], "end_epoch": False},
-        "unseen": {},
+        "objects": {},
         "data": {"seed": 1},
         "last_seen": False,
         "engine": {},

@@ -92,7 +92,7 @@ def test_a_handler_without_a_state_starts_fresh_and_the_resume_says_so(tmp_path:
         train(kill=3)
     result = train()
     assert result.resume.reasons
-    assert any("EMAHandler.ema_model had changed and no state holds it" in each for each in result.resume.reasons)
+    assert any("EMAHandler.ema_model" in reason for reason in result.resume.reasons)
 
 
 def test_other_options_are_reported_and_a_stop_is_not_repeated_with_them(tmp_path: Path) -> None:
