@@ -33,7 +33,7 @@ from .equality import EMPTY, SCALARS, digest, digest_of, is_scalar, scalar_bits
 
 Node = dict[str, Any]
 MISSING: Final[Any] = object()
-LISTENERS: Final = "listeners."  # functions that are connected to the bus: their containers that grow are logs
+LISTENERS: Final = "run.listeners."  # functions that are connected to the bus: their containers that grow are logs
 MOST_BYTES: Final = 16 << 20  # of one tensor or array that is saved; a larger one is only compared
 MOST_PICKLED: Final = 1 << 20  # bytes of an object that can only be compared by its pickle
 MOST_ITEMS: Final = 1000  # of a dict whose items are compared one by one, and of a container of objects

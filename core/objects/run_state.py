@@ -33,7 +33,10 @@ from .values import differing, show_both
 
 logger = logging.getLogger("heliograph")
 MODULE: Final = "module "
-GRADIENTS: Final = "gradients"
+# The names of modules have no dots.
+GRADIENTS: Final = "run.gradients"
+OPTIMIZER: Final = "run.optimizers."
+SCHEDULER: Final = "run.schedulers."
 _SGD: Final = frozenset({*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])), "_opt_called", "step"})
 _SCHEDULER: Final = frozenset({"optimizer", "_get_lr_called_within_step", "_is_initial", "_schedulers"})
 FUNCTIONS: Final = frozenset({"lr_lambda", "lr_lambdas"})  # a scheduler's `state_dict` holds no closures
@@ -242,9 +245,9 @@ def _baseline(run: Run) -> Graph:
 
 def find_roots(run: Run) -> Roots:
     """Return where the walk of a run starts: modules, task, plugins of others, gradients, the user's modules."""
-    objects: dict[str, object] = dict(run.modules)
+    objects: dict[str, object] = dict(run.modules)  # first: an alias has the path at which it is reached first
     saved = dict(objects)
-    for kind, parts, skipped in (("", run.optimizers, _SGD), ("scheduler.", run.schedulers, _SCHEDULER)):
+    for kind, parts, skipped in ((OPTIMIZER, run.optimizers, _SGD), (SCHEDULER, run.schedulers, _SCHEDULER)):
         for name, part in parts.items():
             saved[kind + name] = part
             objects[kind + name] = _own_attributes(part, skipped)
@@ -255,7 +258,7 @@ def find_roots(run: Run) -> Roots:
             saved[f"plugins.{name}"] = plugin
     objects[LISTENERS[:-1]] = Attributes(_connected(run))
     if not isinstance(run.task, nn.Module):
-        objects["task"] = run.task
+        objects["run.task" if "task" in run.modules else "task"] = run.task
     objects |= {MODULE + name: Namespace(module) for name, module in user_modules().items()}
     owned = {
         id(parameter)
@@ -312,7 +315,7 @@ def _is_users(receiver: Any) -> bool:
 
 def _write_back(run: Run, roots: Roots) -> None:
     """Set the attributes of optimizers and schedulers, and the gradients of parameters that no optimizer owns."""
-    for kind, parts in (("", run.optimizers), ("scheduler.", run.schedulers)):
+    for kind, parts in ((OPTIMIZER, run.optimizers), (SCHEDULER, run.schedulers)):
         for name, part in parts.items():
             own = vars(roots.objects[kind + name]).items()
             vars(part).update({key: item for key, item in own if key not in OPTIMIZER_HOOKS})

@@ -262,10 +262,10 @@ def iterating() -> h.Supervised:
 
 
 RESTORED |= {
-    "an optimizer's counter": (Job(optimizer=Decay), "optimizer.calls"),
+    "an optimizer's counter": (Job(optimizer=Decay), "run.optimizers.optimizer.calls"),
     "a closure of a scheduler": (
         Job(scheduler=lambda each: torch.optim.lr_scheduler.LambdaLR(each, remembering())),
-        "scheduler.optimizer.lr_lambdas[0].<seen>",
+        "run.schedulers.optimizer.lr_lambdas[0].<seen>",
     ),
     "a loss function's state": (
         Job(lambda: (torch.manual_seed(0), h.Supervised(Net(), Remembering()))[1]),
@@ -465,7 +465,7 @@ def mark(run: h.Run) -> None:
     ("action", "path"),
     [
         (hook, "model.layer.weight._backward_hooks"),
-        (hook_the_optimizer, "optimizer._optimizer_step_pre_hooks"),
+        (hook_the_optimizer, "run.optimizers.optimizer._optimizer_step_pre_hooks"),
     ],
 )
 def test_a_hook_that_a_plugin_has_registered_is_named(
@@ -566,3 +566,32 @@ def test_a_save_never_fails_for_an_attribute(tmp_path: Path, value: Any) -> None
     result, is_equal = Job(Holding).attempts(tmp_path)
     assert result.status == "completed"
     assert is_equal
+
+
+class Named(h.Task):
+    """Its optimizers have the names of its modules."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.one, self.task = nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def training_step(self, run: h.Run, batch: Any) -> Any:
+        for name in ("one", "task"):
+            yield name, nn.functional.cross_entropy(self.task(self.one(batch[0])), batch[1])
+
+
+def test_optimizers_may_have_the_names_of_modules(tmp_path: Path) -> None:
+    def optimizers(task: Named) -> dict[str, Any]:
+        return {name: torch.optim.SGD(getattr(task, name).parameters(), 0.1) for name in ("one", "task")}
+
+    def fit(steps: int, **checkpoint: Any) -> h.RunResult:
+        task = Named()
+        saving = [h.SaveSchedule(h.At(steps=SAVED)), h.Checkpoint(tmp_path, **checkpoint)]
+        return h.Trainer([h.RNGCapture(), *saving], device="cpu").fit(
+            task, batches(), optimizer=optimizers(task), steps=steps
+        )
+
+    fit(SAVED)
+    result = fit(STEPS, resume="auto")
+    assert result.resume is not None
+    assert (result.resume.restored, result.resume.edited, result.resume.reasons) == ((), (), ())

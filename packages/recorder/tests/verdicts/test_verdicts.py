@@ -55,6 +55,8 @@ class Loader:
 class Forward(h.Plugin):
     """Lets a batch take a second."""
 
+    affects_training = False
+
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
 
@@ -69,6 +71,8 @@ class Forward(h.Plugin):
 
 class Seen(h.Plugin):
     """Keeps what was emitted."""
+
+    affects_training = False
 
     def __init__(self) -> None:
         self.measured: list[Measured] = []
