@@ -196,7 +196,8 @@ class EventFile:
             start = protocol.SessionLog
             events.append(self._event(wall_time=time.time(), step=purge, session_log=start(status=start.START)))
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        place = f"{socket.gethostname()}.{os.getpid()}"
+        name = f"events.out.tfevents.{time.time():010.0f}.{place}.{next(_NUMBERS):05d}"  # read in order of the names
         self._file = (folder / name).open("xb", buffering=0)
         self._end = 0
         try:

@@ -342,7 +342,7 @@ class _Walk:
     def scalar(self, value: Any, path: str) -> Node:
         """Return a scalar that is long, or that a checkpoint cannot hold as it is."""
         if value is EMPTY or isinstance(value, int):
-            return {"literal": f"{value!r}" if value is EMPTY else hex(value)}
+            return {"literal": hex(value) if isinstance(value, int) else repr(value)}
         if (number := self.ids.get(id(value))) is not None:
             return {"ref": number}
         return self.content(self.leaf(value, path, "text", None), path, value)

@@ -315,6 +315,8 @@ def _check(attempt: LiveAttempt, replayed: Replayed, number: int, plugin: str) -
 class Listener(h.Plugin):
     """Collects every event with its fields and the state of the run."""
 
+    affects_training = False
+
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
 

@@ -69,6 +69,7 @@ def report(result: h.RunResult) -> tuple[int, str | None]:
 def test_a_fresh_run_claims_nothing(tmp_path: Path) -> None:
     result = fit(tmp_path, 7)
     assert report(result) == (0, None)
+    assert result.resume is not None
     assert result.resume.reasons == ()
     assert "verified" not in str(result)
 

@@ -447,6 +447,7 @@ def test_the_order_in_which_streams_are_given_does_not_matter() -> None:
         whole = fitted(made("ab", mode), loader_params=LOADING)
         resumed = fitted(made("ba", mode), loader_params=LOADING, saved=whole.cuts[0, 2])
         assert resumed.seen == whole.seen[2:]
+        assert resumed.result.resume is not None
         assert resumed.result.resume.reasons == ()
 
 
@@ -516,7 +517,9 @@ def test_a_foreign_loader_that_is_left_early_is_not_trusted() -> None:
             """Nothing to load."""
 
     def reasons(**options: Any) -> Any:
-        return fitted(h.Streams({"a": Cursor(), "b": class_of(3)}, **options), epochs=1).result.resume.reasons
+        result = fitted(h.Streams({"a": Cursor(), "b": class_of(3)}, **options), epochs=1).result
+        assert result.resume is not None
+        return result.resume.reasons
 
     assert reasons(mode="max") == reasons()
     assert "a: an epoch ends before a Cursor does, and may not begin again there" in str(reasons(mode="min"))

@@ -214,6 +214,7 @@ def test_a_compiled_module_is_the_network_that_was_compiled(tmp_path: Path, befo
     resumed = train_network(after, tmp_path, 2, EMA(0.5, validate=False), task=task)
     # Compiled code may round differently.
     same_code = {before, after} <= {"plain", "in place"}
+    assert resumed.resume is not None
     assert ["torch.compile" in reason for reason in resumed.resume.reasons] == [True] * (not same_code)
     whole = network_task("plain")
     train_network("plain", tmp_path / "whole", 2, task=whole)
@@ -227,6 +228,7 @@ def test_a_compiled_module_resumes_in_another_process(tmp_path: Path, kind: str)
     for _ in range(3):  # compiled again, the wrappers have other numbers
         compiled(nn.Linear(1, 1))
     result = train_network(kind, tmp_path, 2)
+    assert result.resume is not None
     assert (result.resume.step, result.resume.reasons) == (3, ())
 
 

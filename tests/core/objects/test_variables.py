@@ -215,6 +215,7 @@ def test_a_roll_back_leaves_plugins_and_modules_alone(tmp_path: Path) -> None:
             if run.progress.steps == SAVED + 1 and self.returns < 2:
                 self.returns += 1
                 NUMBER += 1
+                assert run.last_checkpoint is not None
                 run.roll_back(torch.load(run.last_checkpoint, weights_only=True), run.last_checkpoint)
 
     plugin = Returns()

@@ -47,13 +47,17 @@ def takes_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
         return [], []
 
     monkeypatch.setattr("heliograph.builtin_callbacks.checkpoint.folder.claim_name", claim_name)
-    monkeypatch.setattr(Store, "_may_write", lambda store, path, training, unknown: (not store.is_pinned(path), None))
+
+    def replaces_any(store: Store, path: Path, training: str, unknown: bool) -> tuple[bool, None] | None:
+        return None if store.is_pinned(path) else (path.exists(), None)
+
+    monkeypatch.setattr(Store, "_what_is_replaced", replaces_any)
 
 
 def owns_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prunes by the name of the run."""
     remove = Store.remove
-    monkeypatch.setattr(Store, "own", lambda store: store.entries()[0])
+    monkeypatch.setattr(Store, "own", lambda store, scope="run": store.entries(scope)[0])
     monkeypatch.setattr(
         Store, "remove", lambda store, path, training=None: remove(store, path, reader.read_manifest(path).training)
     )
