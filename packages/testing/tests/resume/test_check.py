@@ -374,7 +374,8 @@ class Warming(h.Supervised):
 
     def training_step(self, run: h.Run, batch: Any) -> Tensor:
         loss: Tensor = super().training_step(run, batch)
-        return loss * min(1.0, next(self.seen) / 10)
+        weight: float = min(1.0, next(self.seen) / 10)
+        return loss * weight
 
 
 def test_finds_a_task_with_state_of_its_own() -> None:
