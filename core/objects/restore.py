@@ -269,7 +269,10 @@ class _Restore:
         cls = find_class(node["type"])
         if kind in ("enum", "number") and (cls is None or not force):
             return live
-        return MISSING if cls is None or kind not in NEW else self.create(number, cls, path)
+        is_partial = kind in ("object", "module") and any(
+            isinstance(child, dict) and "skip" in child and key != ".__class__" for key, child in node["slots"].items()
+        )  # a lock, a logger: the object would be broken
+        return MISSING if cls is None or kind not in NEW or is_partial else self.create(number, cls, path)
 
     def create(self, number: int, cls: Any, path: str) -> Any:
         """Return a new object of a class, which its slots are filled into."""

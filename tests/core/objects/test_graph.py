@@ -9,6 +9,7 @@ import functools
 import gc
 import io
 import itertools
+import logging
 import random
 import subprocess
 import sys
@@ -350,6 +351,15 @@ def test_large_values_are_compared_whole() -> None:
     assert "17 MiB" in failed["it.value"]
     _, _, failed = resumed(holder(value=lambda: np.zeros(size)), lambda it: None)
     assert failed == {}
+
+
+def test_no_object_is_made_that_would_lack_a_part() -> None:
+    def change(it: Any) -> None:
+        it.client = holder(log=lambda: logging.getLogger("client"), calls=lambda: 3)()
+
+    _, after, failed = resumed(Thing, change)
+    assert not hasattr(after, "client")
+    assert "Thing" in failed["it.client"]
 
 
 def test_a_snapshot_of_the_run_is_left_alone() -> None:
