@@ -37,9 +37,10 @@ def test_the_commands_of_the_readme_install_and_run(tmp_path: Path) -> None:
 
     # The demo, with fewer epochs: the tests of the recorder run all of it with --whole.
     assert commands(README)[-2:] == ["python -m heliograph demo", "make demo"]
-    make = ["make", "--dry-run", "demo", "READY=", f"BIN={bin_folder}"]
-    clone = tmp_path / "heliograph"
-    (command,) = subprocess.run(make, cwd=clone, capture_output=True, text=True, check=True).stdout.splitlines()
+    make = ["make", "--no-print-directory", "--dry-run", "demo", "READY=", f"BIN={bin_folder}"]
+    clone, outside = tmp_path / "heliograph", {"MAKEFLAGS": "", "MAKELEVEL": "0", "MFLAGS": ""}  # of `make test`
+    dry = subprocess.run(make, cwd=clone, env=os.environ | outside, capture_output=True, text=True, check=True)
+    (command,) = dry.stdout.splitlines()
     assert command == f"{bin_folder}/python -m heliograph demo"
     demo = subprocess.run(
         [*command.split(), "--epochs", "4"],
