@@ -108,8 +108,13 @@ class _Restore:
         if target is MISSING and self.fits(node, live):
             target = live
         self.filled.add(number)
-        if target is MISSING or node["kind"] in REBUILT:
-            target = self.build(number, target, path, force=force)
+        try:
+            if target is MISSING or node["kind"] in REBUILT:
+                target = self.build(number, target, path, force=force)
+        except Exception as error:  # noqa: BLE001  # the class was edited, and refuses what it held
+            self.failed[path] = f"{node['type']}, {type(error).__name__} while it was restored"
+            self.filled.discard(number)
+            return live_module
         if target is MISSING:
             if force:
                 self.failed[path] = node["type"]
@@ -384,12 +389,19 @@ def find_class(name: str) -> Any:
     return None
 
 
+def cell_of(function: types.FunctionType, key: str) -> types.CellType | None:
+    """Return the cell of a variable that a function closes over; None if its code was edited and has none."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    return cells.get(key[2:-1])
+
+
 def get_slot(holder: Any, key: str) -> Any:
     """Return the present value of a slot."""
     if holder is MISSING:
         return MISSING
     if isinstance(holder, types.FunctionType) and key[:2] == ".<":
-        return cell_content((holder.__closure__ or ())[holder.__code__.co_freevars.index(key[2:-1])])
+        cell = cell_of(holder, key)
+        return MISSING if cell is None else cell_content(cell)
     if key[0] == ".":
         return _attribute(holder, key[1:])
     if isinstance(holder, dict) and key[:5] in ("[key ", "[valu"):
@@ -403,7 +415,8 @@ def get_slot(holder: Any, key: str) -> Any:
 
 def _attribute(holder: Any, name: str) -> Any:
     if isinstance(holder, type) and name.startswith("<base "):
-        return holder.__bases__[int(name[6:-1])]
+        number = int(name[6:-1])
+        return holder.__bases__[number] if number < len(holder.__bases__) else MISSING
     if isinstance(holder, nn.Module):
         if name in HOOKS:
             return user_hooks(holder, name)
@@ -426,7 +439,10 @@ def _attribute(holder: Any, name: str) -> Any:
 def put_slot(holder: Any, key: str, value: Any) -> bool:
     """Set a slot; return whether that was possible. No `__setattr__` or property of the user runs."""
     if isinstance(holder, types.FunctionType) and key[:2] == ".<":
-        (holder.__closure__ or ())[holder.__code__.co_freevars.index(key[2:-1])].cell_contents = value
+        cell = cell_of(holder, key)
+        if cell is None:
+            return False
+        cell.cell_contents = value
     elif key[0] == ".":
         return _put_attribute(holder, key[1:], value)
     elif isinstance(holder, dict):

@@ -353,6 +353,36 @@ def test_large_values_are_compared_whole() -> None:
     assert failed == {}
 
 
+def test_a_function_that_was_edited_is_restored_as_far_as_it_has_the_variables() -> None:
+    def edited() -> Any:
+        total = 0
+
+        def count_up() -> int:
+            nonlocal total
+            total += 1
+            return total
+
+        return count_up
+
+    made = iter([counter(), edited()])
+    _, after, unlike = resumed_unlike(holder(value=lambda: next(made)), lambda it: it.value())
+    assert after.value() == 1
+    assert "it.value.<count>" in unlike
+
+
+def test_a_class_that_was_edited_does_not_fail_a_restore() -> None:
+    class Closed:
+        """It has slots now, and no such attribute."""
+
+        __slots__ = ()
+
+    Closed.__module__, Closed.__qualname__ = Thing.__module__, Thing.__qualname__
+    made = iter([Thing(), Closed()])
+    _, after, unlike = resumed_unlike(holder(value=lambda: next(made)), lambda it: setattr(it.value, "n", 1))
+    assert type(after.value) is Closed
+    assert unlike == {"it.value"}
+
+
 def test_no_object_is_made_that_would_lack_a_part() -> None:
     def change(it: Any) -> None:
         it.client = holder(log=lambda: logging.getLogger("client"), calls=lambda: 3)()
