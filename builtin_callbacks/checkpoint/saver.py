@@ -232,6 +232,8 @@ class Saver(Plugin):
     @on(ev.CheckpointLoaded, lane=Lane.PERSIST)
     def find_own(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Find what of this training is on disk, and note it."""
+        if not self.weights_only:  # also in a run that ends before it saves
+            report_late_listeners(run, self.name)
         if self._recurrence is not None:
             self._recurrence.resume(run, moment)
 
