@@ -85,8 +85,6 @@ class GradientClipping(Plugin):
     """
 
     exclusive = ("clipping", "gradient_norm")
-    resume_ignores = ("latest_norm",)
-    latest_norm: Tensor | None = None
 
     def __init__(self, norm: float | None = None, *, value: float | None = None, norm_type: float = 2.0) -> None:
         if norm is None and value is None:
@@ -96,6 +94,12 @@ class GradientClipping(Plugin):
             for name, bound in (("norm", norm), ("value", value))
         )
         self.norm_type = check_number("norm_type", norm_type, more_than=0, finite=False)
+        self._latest_norm: Tensor | None = None
+
+    @property
+    def latest_norm(self) -> Tensor | None:
+        """The norm of the latest step, before clipping."""
+        return self._latest_norm
 
     def describe(self, run: Run) -> str:
         """Say where gradients are clipped."""
@@ -106,7 +110,7 @@ class GradientClipping(Plugin):
     def clip(self, run: Run, event: GradientsReady) -> None:
         """Clip, and track the norm."""
         parameters = [each for group in run.optimizer.param_groups for each in group["params"]]
-        self.latest_norm = run.engine.clip_gradients(parameters, self.norm, self.norm_type)
+        self._latest_norm = run.engine.clip_gradients(parameters, self.norm, self.norm_type)
         if self.value is not None:
             try:
                 clip_grad_value_(parameters, self.value)
@@ -114,4 +118,4 @@ class GradientClipping(Plugin):
                 from ..core.engines.weights import with_dense_gradients
 
                 clip_grad_value_(with_dense_gradients(parameters), self.value)
-        run.track(run.label("gradient_norm"), self.latest_norm)
+        run.track(run.label("gradient_norm"), self._latest_norm)

@@ -51,14 +51,13 @@ class RNGCapture(Plugin):
     """
 
     exclusive = ("rng",)
-    resume_ignores = ("seed",)  # a resumed run keeps that of its checkpoint
 
     def __init__(self, seed: int | None = None, *, isolate_validation: bool = True, probe: bool = True) -> None:
         if seed is not None:
             seed = check_whole_number("seed", seed, at_least=0, less_than=2**64, or_else="None")
         check_flag("isolate_validation", isolate_validation)
         check_flag("probe", probe)
-        self.seed = seed
+        self._given_seed = seed  # a resumed run keeps that of its checkpoint
         self.isolate_validation, self.probe = isolate_validation, probe
         self._generator: np.random.Generator | None = None
         self._held: list[Generator] = []
@@ -68,6 +67,11 @@ class RNGCapture(Plugin):
         self._is_new = False  # no state is of this rank: it was not there when the checkpoint was written
         self._saved: Mapping[str, Any] | None = None
         self._before_validation: State | None = None
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that you gave."""
+        return self._given_seed
 
     @property
     def generator(self) -> np.random.Generator:

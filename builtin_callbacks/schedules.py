@@ -167,7 +167,6 @@ class ValidationSchedule(Schedule):
 
     asks = ("validation",)
     verb = "validates"
-    resume_ignores = ("required", "needs")
     options = (*Schedule.options, "required")
 
     def __init__(
@@ -181,7 +180,6 @@ class ValidationSchedule(Schedule):
     ) -> None:
         super().__init__(when, at_start=at_start, at_end=at_end, **counter)
         check_flag("required", required)
-        self.required = required
         self.needs = ("validation data",) * required
 
     def describe(self, run: Run) -> str:

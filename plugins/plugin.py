@@ -38,7 +38,6 @@ class Plugin:
             machine. Where they run on one only, they must not call collectives such as `run.engine.reduce`.
         affects_training: False for one that cannot change weights, draws or length, such as one that only writes files;
             it may be added, removed or have other options at a resume. An observer never can.
-        resume_ignores: attributes that are not compared at a resume, since no bit of the training depends on them.
         exclusive: capabilities that only one plugin at a time may claim.
         asks: what the plugin may request of the loop: `stop`, `validation`, `save`, `log`; on several ranks also
             `skip_batch` and `skip_step`, for which they vote at every batch or step. The other verbs of the control
@@ -59,7 +58,6 @@ class Plugin:
     draws: bool = True
     ranks: Ranks = "all"
     affects_training: bool = True
-    resume_ignores: tuple[str, ...] = ()
     exclusive: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()

@@ -18,14 +18,15 @@ from torch.utils.data import (
 
 from ...events import Run
 from ..data.draws.equality import set_by_epoch
+from ..data.draws.generators import KINDS
 from ..data.streams import Streams
 from .graph import is_own
-from .values import GENERATORS, encode
+from .values import Value, encode
 
 READERS: Final = ("dataset", "sampler", "batch_sampler", "collate_fn")
 
 
-def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, dict[str, Any]]:
+def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, Value]:
     """Return digests of the attributes of datasets, samplers and collate functions, by path.
 
     Args:
@@ -37,7 +38,7 @@ def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, dict[str,
         {f"{name} ": loader for name, loader in train.loaders.items()} if isinstance(train, Streams) else {"": train}
     )
     loaders |= {f"validation {name} ".replace("  ", " "): loader for name, loader in sets.items()}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Value] = {}
     for prefix, loader in loaders.items():
         for name in READERS:
             reader = getattr(loader, name, None)
@@ -68,5 +69,5 @@ def _attributes(reader: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
     elif reader is not None and is_own(type(reader)):
         by_epoch = set_by_epoch(type(reader))
         for name, value in getattr(reader, "__dict__", {}).items():
-            if not isinstance(value, GENERATORS) and name[:2] != "__":  # their draws are keyed
+            if not isinstance(value, KINDS) and name[:2] != "__":  # their draws are keyed
                 yield f"{path}.{name}", value, name in by_epoch

@@ -266,11 +266,11 @@ def snapshot(roots: Roots, known: Iterable[str] = ()) -> Graph:
         roots: where to start.
         known: paths that are known to have changed: their contents are not digested.
     """
-    return _Walk(roots, frozenset(known)).graph
+    return Walk(roots, frozenset(known)).graph
 
 
-class _Walk:
-    def __init__(self, roots: Roots, known: frozenset[str]) -> None:
+class Walk:
+    def __init__(self, roots: Roots, known: frozenset[str] = frozenset()) -> None:
         self.graph, self.roots, self.known = Graph(), roots, known
         self.ids: dict[int, int] = {}
         self.alive: list[object] = []  # an id is valid only while its object lives
@@ -289,6 +289,7 @@ class _Walk:
             "method": self.method, "partial": self.partial, "class": self.kind, "module": self.module,
             "stateful": self.stateful, "object": self.instance, "opaque": self.opaque,
         }  # fmt: skip
+        self.limit = MOST_NODES
         for path, value in roots.objects.items():
             self.limit = len(self.graph.nodes) + MOST_NODES
             number = self.ids.get(id(value))

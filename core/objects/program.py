@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from ...events import Run, SavePoint
-from ...events.bus import Handle
 from ...plugins.plugin import ARGUMENTS
 from ..data.draws.users_code import is_ours, is_users
 from ..engines.options import COMPILED
 from ..system.extras import with_article
-from .values import SCALARS, differing, encode, show_both
+from .equality import SCALARS
+from .values import Value, differing, encode, show_both
 
 Program = Mapping[str, Mapping[str, Any]]
 WORDS: Final = {
@@ -30,7 +30,7 @@ WORDS: Final = {
     "matmul": "torch's float32_matmul_precision",
 }
 EARLIER: Final = "a lane before PERSIST, or set affects_training = False on a plugin that only looks"
-LISTENS: Final = {"opaque": "Handle"}  # listeners are compared in a file of their own
+DERIVED: Final = {"name", "needs", ARGUMENTS}  # attributes that follow from others
 ACCUMULATES: Final = "accumulation"  # what a plugin claims that says how many micro-batches make a step
 
 
@@ -107,8 +107,7 @@ def _plugin_changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any]
     if before["enabled"] != now["enabled"]:
         yield f"{what} was switched {'on' if before['enabled'] else 'off'} and is not"
     for name, one, other in sorted(differing(before["options"], now["options"]), key=itemgetter(0)):
-        is_in_steps = same_steps and name == "schedule" and ACCUMULATES in before and ACCUMULATES in now
-        if is_in_steps or name in now.get("ignored", ()):  # ignored since it was saved
+        if same_steps and name == "schedule" and ACCUMULATES in before and ACCUMULATES in now:
             continue
         was, value = show_both(one, other)
         yield f"{what} had {name} = {was} and has {value}"
@@ -125,8 +124,6 @@ def _plugin(run: Run, name: str, plugin: Any) -> dict[str, Any]:
         "enabled": run.plugins.is_enabled(name),
         "options": options,
     }
-    if ignored := sorted(ignored_names(plugin)):
-        facts["ignored"] = ignored
     if ACCUMULATES in getattr(plugin, "exclusive", ()) and isinstance(getattr(plugin, "schedule", None), Mapping):
         facts[ACCUMULATES] = {epoch: plugin.number(epoch) for epoch in plugin.schedule}
     return facts
@@ -160,30 +157,11 @@ def has_state(plugin: Any) -> bool:
     return hasattr(plugin, "state_dict") and bool(plugin.state_dict())
 
 
-def plugin_options(plugin: Any) -> dict[str, Any]:
+def plugin_options(plugin: Any) -> dict[str, Value]:
     """Return the attributes of a plugin, encoded: the public ones of a built-in, all of the user's."""
-    skip, is_own = {"name", ARGUMENTS, *ignored_names(plugin)}, is_ours(type(plugin).__module__)
-    names = [name for name in vars(plugin) if name not in skip and not (is_own and name.startswith("_"))]
-    package, encoded = type(plugin).__module__.partition(".")[0], dict[str, Any]()
-    for name in names:
-        value = getattr(plugin, name)
-        is_handle = isinstance(value, Handle)
-        encoded[name] = LISTENS if is_handle else encode(_plain(value), is_kept=False, package=package)
-    return encoded
-
-
-def ignored_names(plugin: Any) -> tuple[str, ...]:
-    """Return the names of the attributes of a plugin that are not compared.
-
-    Raises:
-        TypeError: `resume_ignores` is not a tuple of names.
-    """
-    names = getattr(type(plugin), "resume_ignores", ())
-    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-        raise TypeError(
-            f"{type(plugin).__name__}.resume_ignores must be a tuple of names of attributes, got {names!r}."
-        )
-    return names
+    is_own = is_ours(type(plugin).__module__)
+    names = [name for name in vars(plugin) if name not in DERIVED and not (is_own and name.startswith("_"))]
+    return {name: encode(_plain(getattr(plugin, name))) for name in names}
 
 
 def _plain(option: Any) -> Any:
@@ -198,7 +176,7 @@ def _plain(option: Any) -> Any:
 PARAMETERS: Final = ("params", "param_names")
 
 
-def encode_options(run: Run) -> dict[str, dict[str, Any]]:
+def encode_options(run: Run) -> dict[str, Value]:
     """Return the options of a run's optimizers and schedulers.
 
     The learning rate that a scheduler has set is not one: the program's is kept beside it.
@@ -212,7 +190,7 @@ def encode_options(run: Run) -> dict[str, dict[str, Any]]:
     return {where: encode(each) for where, each in found.items()} | encode_scheduler_options(run)
 
 
-def encode_scheduler_options(run: Run) -> dict[str, dict[str, Any]]:
+def encode_scheduler_options(run: Run) -> dict[str, Value]:
     """Return the options of a run's schedulers."""
     return {
         f"{key} of the scheduler of {name}": encode(each)
@@ -222,7 +200,9 @@ def encode_scheduler_options(run: Run) -> dict[str, dict[str, Any]]:
     }
 
 
-def list_overridden(before: Mapping[str, Any], now: Mapping[str, Any], restored: Mapping[str, Any]) -> Iterator[str]:
+def list_overridden(
+    before: Mapping[str, Value], now: Mapping[str, Value], restored: Mapping[str, Value]
+) -> Iterator[str]:
     """Yield a sentence for each option that the program sets and the checkpoint overrides.
 
     Args:

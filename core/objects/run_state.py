@@ -29,7 +29,7 @@ from .program import (
     list_overridden,
 )
 from .restore import restore
-from .values import differing, show_both
+from .values import Value, differing, show_both
 
 logger = logging.getLogger("heliograph")
 MODULE: Final = "module "
@@ -64,8 +64,8 @@ class ObjectState:
     """
 
     baseline: Graph
-    data: dict[str, dict[str, Any]]
-    options: dict[str, dict[str, Any]]
+    data: dict[str, Value]
+    options: dict[str, Value]
     changed: set[str] = field(default_factory=set)
     saved: Mapping[str, Any] | None = None
     must_share: bool = False

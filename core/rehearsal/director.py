@@ -31,7 +31,7 @@ from ...events import (
     ValidationStart,
 )
 from ..checkpoint.state.leaves import Leaf, leaves
-from ..objects.values import Fingerprint
+from ..objects.values import encode
 
 BY = "the rehearsal"
 STEPS = 2  # of each epoch, and batches of each validation set
@@ -156,7 +156,7 @@ class Director:
     def read(self, run: Any, event: BatchStart) -> None:
         """Look at a batch."""
         if self._is_copied:
-            self.seen.facts.append(("batch", Fingerprint(run.batch).digest))
+            self.seen.facts.append(("batch", encode(run.batch)["digest"]))
 
     def direct(self, run: Any, event: BatchEnd) -> None:
         """Request what is planned after the first step, and end the epoch after the second."""

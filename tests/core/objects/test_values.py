@@ -1,14 +1,19 @@
-"""Values as plain data: what is copied, and what is digested."""
+"""Values as digests: which count as equal, how they are shown."""
 
 from __future__ import annotations
 
+import csv
+import random
 from copy import deepcopy
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import heliograph as h
+import numpy as np
 import pytest
 import torch
-from heliograph.core.objects.values import encode, equal, show_both
+from heliograph.core.objects.values import differing, encode, show_both
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
@@ -22,51 +27,76 @@ def changed(tensor: Tensor) -> Tensor:
     return other
 
 
-def test_a_large_tensor_of_data_is_kept_as_a_digest_of_all_of_it() -> None:
-    encoded = encode(LARGE, is_data=True)
-    assert encoded.keys() == {"digest", "kind"}
-    assert encoded["kind"] == "a tensor [5000, 1]"
-    assert equal(encoded, encode(LARGE.clone(), is_data=True))
-    assert not equal(encoded, encode(changed(LARGE), is_data=True))
-    assert not equal(encoded, encode(LARGE.double(), is_data=True))
-    assert not equal(encoded, encode(LARGE.reshape(-1), is_data=True))
+def is_equal(first: Any, second: Any, *, is_data: bool = False) -> bool:
+    return not [*differing({"": encode(first, is_data=is_data)}, {"": encode(second, is_data=is_data)})]
 
 
-def test_a_large_tensor_that_can_be_restored_is_kept_whole() -> None:
-    assert torch.equal(encode(LARGE)["value"], LARGE)
+@pytest.mark.parametrize("is_data", [False, True])
+def test_numbers_are_compared_by_all_of_their_bits(is_data: bool) -> None:
+    compare = partial(is_equal, LARGE, is_data=is_data)
+    assert compare(LARGE.clone())
+    assert not compare(changed(LARGE))
+    assert not compare(LARGE.double())
+    assert not compare(LARGE.reshape(-1))
+    assert is_equal(float("nan"), float("nan"))
+    assert not is_equal(0.0, -0.0)
+    assert not is_equal(1, 1.0)
+    assert not is_equal(np.float64(1), 1.0)
 
 
-def test_few_numbers_of_data_are_kept_and_shown() -> None:
-    assert torch.equal(encode(torch.arange(100), is_data=True)["value"], torch.arange(100))
-    assert encode([torch.zeros(60), torch.zeros(60)], is_data=True).keys() == {"digest", "kind"}
-    assert show_both(encode(torch.tensor(3), is_data=True), encode(torch.tensor(4), is_data=True)) == (
+def test_where_numbers_lie_in_memory_does_not_count() -> None:
+    assert is_equal(LARGE[:10].T, LARGE[:10].T.contiguous())
+    assert is_equal([LARGE, LARGE[3]], [LARGE.clone(), LARGE[3].clone()])
+
+
+def test_of_large_data_a_sample_and_the_length_count() -> None:
+    numbers = torch.arange(1_000_000)
+    other = numbers.clone()
+    other[0] = 5
+    assert not is_equal(numbers, other, is_data=True)
+    other = numbers.clone()
+    other[-2] = 5
+    assert is_equal(numbers, other, is_data=True)
+    assert not is_equal(numbers, other)
+    names = [f"{number}.png" for number in range(100_000)]
+    assert not is_equal(names, names[:-1], is_data=True)
+    assert is_equal(names, [*names[:-1], "x.png"], is_data=True)
+    assert not is_equal(names, [*names[:-1], "x.png"])
+
+
+def test_paths_ranges_and_dtypes_are_compared() -> None:
+    assert not is_equal(Path("a"), Path("b"), is_data=True)
+    assert not is_equal(range(3), range(4))
+    assert not is_equal([torch.float32], [torch.float64])
+
+
+def test_a_value_is_shown_in_a_message() -> None:
+    values: list[Any] = [torch.tensor(3), [0.1, "a"], LARGE, [*range(1000)], {"a": 1}, Path("a"), "x" * 100]
+    assert [encode(value)["text"] for value in values] == [
         "tensor(3)",
-        "tensor(4)",
-    )
+        "[0.1, 'a']",
+        "a tensor [5000, 1]",
+        "a list of 1000",
+        "{'a': 1}",
+        "PosixPath('a')",
+        "a str of 100",
+    ]
+    assert show_both(encode(LARGE), encode(changed(LARGE))) == ("a tensor [5000, 1]", "one with other values")
 
 
-def test_what_is_kept_of_data_does_not_change_with_it() -> None:
-    data = torch.zeros(3)
-    kept = encode([data], is_data=True)["value"]
-    data += 1
-    assert kept[0].tolist() == [0, 0, 0]
-
-
-def test_options_of_many_values_are_kept_as_a_digest_of_all_of_them() -> None:
-    many = [*range(1_000), {"deep": [[[[[[[[[[[[[[1]]]]]]]]]]]]]]}]
-    encoded = encode(many, is_kept=False)
-    assert encoded.keys() == {"digest", "kind"}
-    assert encoded["kind"] == "a list of 1001"
-    assert not equal(encoded, encode([*many[:-1], {"deep": [[[[[[[[[[[[[[2]]]]]]]]]]]]]]}], is_kept=False))
-    assert encode([0.1, "a"], is_kept=False) == {"value": [0.1, "a"]}
-
-
-def test_an_option_that_is_nested_too_deep_does_not_fail_a_save() -> None:
+def test_what_cannot_be_read_is_named() -> None:
     deep: list[Any] = []
     for _ in range(2_000):
         deep = [deep]
+    assert "too deep" in encode(deep)["unseen"]
+    assert encode((number for number in [1]), is_data=True)["unseen"] == "builtins.generator"
+    assert encode({"reader": csv.reader([])}, is_data=True)["unseen"] == "['reader']: _csv.reader"
 
-    assert encode(deep, is_kept=False) == {"unseen": "it is too large to be compared", "kind": "a list of 1"}
+
+def test_the_generators_of_data_do_not_count() -> None:
+    first, second = random.Random(1), random.Random(2)
+    assert is_equal([first], [second], is_data=True)
+    assert not is_equal([first], [second])
 
 
 class Cut(h.Plugin):
@@ -107,8 +137,6 @@ def test_a_resume_compares_data(changes: tuple[int, ...]) -> None:
         return () if result.resume is None else result.resume.reasons
 
     fit(LARGE, weights, indices, resumes=False)
-    attributes = saved["objects"]["data"]
-    assert all("value" not in attributes[place] for place in places)
     others = [changed(LARGE), changed(weights), [1, *indices[1:]]]
     now = [others[n] if n in changes else part for n, part in enumerate((LARGE, weights, indices))]
     found = [text for text in fit(*now, resumes=True) if "the program sets it" in text]

@@ -117,7 +117,6 @@ class Seen(Plugin):
     """Keeps the weights of the model at an event."""
 
     affects_training = False
-    resume_ignores = ("weights",)
 
     def __init__(self, *events: Any) -> None:
         self.events, self.weights = events, list[list[Tensor]]()

@@ -40,21 +40,21 @@ class EvaluationHooks(BridgedCallback):
         """Call `on_validation_start` and `on_validation_epoch_start`, or those of a test or prediction."""
         work = self._work or self.open(run)
         for hook in ("start", "epoch_start"):
-            getattr(self.callback, f"on_{run.phase}_{hook}")(work.trainer, work.module)
+            getattr(self._callback, f"on_{run.phase}_{hook}")(work.trainer, work.module)
 
     @on(ValidationBatchStart, TestBatchStart, PredictBatchStart, optional=True)
     def begin_evaluated_batch(self, run: Run, event: BatchStart) -> None:
         """Call `on_validation_batch_start`, or that of a test or prediction."""
         work = self._work or self.open(run)
         place = work.place(event.dataset, run.progress.evaluated)
-        getattr(self.callback, f"on_{run.phase}_batch_start")(work.trainer, work.module, run.batch, *place)
+        getattr(self._callback, f"on_{run.phase}_batch_start")(work.trainer, work.module, run.batch, *place)
 
     @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd, optional=True)
     def end_evaluated_batch(self, run: Run, event: BatchEnd) -> None:
         """Call `on_validation_batch_end`, or that of a test or prediction."""
         work = self._work or self.open(run)
         place = work.place(event.dataset, run.progress.evaluated - 1)
-        hook = getattr(self.callback, f"on_{run.phase}_batch_end")
+        hook = getattr(self._callback, f"on_{run.phase}_batch_end")
         hook(work.trainer, work.module, run.outputs, run.batch, *place)
 
     @on(ValidationEnd, TestEnd, PredictEnd, lane=Lane.MEASURE, optional=True)
@@ -78,22 +78,22 @@ class EvaluationHooks(BridgedCallback):
         work = self._work or self.open(run)
         work.metrics.measured = metrics
         try:
-            getattr(self.callback, hook)(work.trainer, work.module)
+            getattr(self._callback, hook)(work.trainer, work.module)
         finally:
             work.metrics.measured = None
         self._explain_stop(run)
 
     def _explain_stop(self, run: Run) -> None:
         """Give the request to stop the callback's own reason, which `EarlyStopping` has only after it has asked."""
-        request, reason = run.control.stop_request, getattr(self.callback, "stopping_reason_message", None)
+        request, reason = run.control.stop_request, getattr(self._callback, "stopping_reason_message", None)
         if reason and request is not None and (request.by, request.reason) == (self.name, UNEXPLAINED):
             request.reason = reason.removesuffix(" Signaling Trainer to stop.")
 
     def end_epoch_of(self, run: Run, metrics: dict[str, float] | None) -> None:
         """Call `on_train_epoch_end`, if an epoch has ended and it was not called yet."""
         work: Any = self._work
-        if self.is_epoch_end_due and work is not None:
-            self.is_epoch_end_due, work.in_epoch_end = False, True
+        if self._is_epoch_end_due and work is not None:
+            self._is_epoch_end_due, work.in_epoch_end = False, True
             try:
                 self.call_with(run, metrics, "on_train_epoch_end")
             finally:

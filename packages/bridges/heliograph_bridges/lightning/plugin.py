@@ -44,7 +44,7 @@ class LightningCallback(EvaluationHooks):
     def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Call `setup`; unless a checkpoint is loaded next, `on_fit_start` and `on_train_start`."""
         self.open(run)
-        self._has_begun = self._stops = self.is_epoch_end_due = False
+        self._has_begun = self._stops = self._is_epoch_end_due = False
         if not run.is_resuming:
             self._begin_training(self._work_of(run))
 
@@ -52,7 +52,7 @@ class LightningCallback(EvaluationHooks):
     def continue_training(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Call `on_fit_start` and `on_train_start` where that is still to be done; ask again for a stop."""
         work = self._work_of(run)
-        work.between_epochs = self.is_epoch_end_due = False
+        work.between_epochs = self._is_epoch_end_due = False
         work.metrics.forget()
         if not self._has_begun:
             self._begin_training(work)
@@ -66,38 +66,38 @@ class LightningCallback(EvaluationHooks):
         work.between_epochs = False
         self._watch_boundaries(run, watches=False)
         if self._restarts_epoch or not event.resumed:
-            self.callback.on_train_epoch_start(work.trainer, work.module)
+            self._callback.on_train_epoch_start(work.trainer, work.module)
 
     @on(ev.BatchStart, optional=True)
     def begin_batch(self, run: Run, event: ev.BatchStart) -> None:
         """Call `on_train_batch_start`."""
         work = self._work_of(run)
         work.batch_index = run.progress.batch
-        self.callback.on_train_batch_start(work.trainer, work.module, run.batch, work.batch_index)
+        self._callback.on_train_batch_start(work.trainer, work.module, run.batch, work.batch_index)
 
     @on(ev.ForwardEnd, optional=True)
     def before_backward(self, run: Run, event: ev.ForwardEnd) -> None:
         """Call `on_before_backward`, with the loss as it is taken backward."""
         work = self._work_of(run)
-        self.callback.on_before_backward(work.trainer, work.module, _scaled(run, run.loss))
+        self._callback.on_before_backward(work.trainer, work.module, _scaled(run, run.loss))
 
     @on(ev.BackwardEnd, optional=True)
     def after_backward(self, run: Run, event: ev.BackwardEnd) -> None:
         """Call `on_after_backward`."""
         work = self._work_of(run)
-        self.callback.on_after_backward(work.trainer, work.module)
+        self._callback.on_after_backward(work.trainer, work.module)
 
     @on(ev.GradientsReady, lane=Lane.MEASURE, optional=True)
     def before_step(self, run: Run, event: ev.GradientsReady) -> None:
         """Call `on_before_optimizer_step`, before gradients are clipped."""
         work = self._work_of(run)
-        self.callback.on_before_optimizer_step(work.trainer, work.module, run.optimizer)
+        self._callback.on_before_optimizer_step(work.trainer, work.module, run.optimizer)
 
     @on(ev.StepEnd, lane=Lane.REPORT, optional=True)
     def before_zero_grad(self, run: Run, event: ev.StepEnd) -> None:
         """Call `on_before_zero_grad`: the gradients of the step are still there."""
         work = self._work_of(run)
-        self.callback.on_before_zero_grad(work.trainer, work.module, run.optimizer)
+        self._callback.on_before_zero_grad(work.trainer, work.module, run.optimizer)
 
     @on(ev.BatchEnd, optional=True)
     def end_batch(self, run: Run, event: ev.BatchEnd) -> None:
@@ -105,19 +105,19 @@ class LightningCallback(EvaluationHooks):
         work = self._work_of(run)
         work.batch_index = run.progress.batch - 1
         outputs = None if run.loss is None else {"loss": _scaled(run, run.loss.detach())}
-        self.callback.on_train_batch_end(work.trainer, work.module, outputs, run.batch, work.batch_index)
+        self._callback.on_train_batch_end(work.trainer, work.module, outputs, run.batch, work.batch_index)
 
     @on(ev.EpochEnd, lane=Lane.MEASURE, optional=True)
     def note_epoch_end(self, run: Run, event: ev.EpochEnd) -> None:
         """Note that `on_train_epoch_end` is due, once a validation at the end of the epoch is done."""
         self._work_of(run).end_epoch()
-        self.is_epoch_end_due = self._ends_epochs
+        self._is_epoch_end_due = self._ends_epochs
         self._watch_boundaries(run, watches=True)
 
     @on(ev.SavePoint, ev.ShouldStop, optional=True)
     def end_epoch(self, run: Run, event: ev.SavePoint | ev.ShouldStop) -> None:
         """Call `on_train_epoch_end` where there was no validation."""
-        if self.is_epoch_end_due:
+        if self._is_epoch_end_due:
             self.end_epoch_of(run, None)
 
     @on(ev.Log, lane=Lane.MEASURE, optional=True)
@@ -134,14 +134,14 @@ class LightningCallback(EvaluationHooks):
     def end(self, run: Run, event: ev.TrainEnd) -> None:
         """Call `on_train_end`."""
         work = self._work_of(run)
-        self.callback.on_train_end(work.trainer, work.module)
+        self._callback.on_train_end(work.trainer, work.module)
 
     @on(ev.RunFailed)
     def fail(self, run: Run, event: ev.RunFailed) -> None:
         """Call `on_exception`."""
         self._has_failed = True
         if self._work is not None:
-            self.callback.on_exception(self._work.trainer, self._work.module, event.error)
+            self._callback.on_exception(self._work.trainer, self._work.module, event.error)
 
     @on(ev.RunClosed)
     def close_run(self, run: Run, event: ev.RunClosed) -> None:
@@ -155,23 +155,23 @@ class LightningCallback(EvaluationHooks):
             run.note(f"{self.name}: what was logged after the last log is in no tracker: {first}{more}")
         if not self._has_failed:
             if work.trains:
-                self.callback.on_fit_end(work.trainer, work.module)
-            self.callback.teardown(work.trainer, work.module, work.function)
+                self._callback.on_fit_end(work.trainer, work.module)
+            self._callback.teardown(work.trainer, work.module, work.function)
 
     def describe(self, run: Run) -> str:
         """Say whose hooks are called."""
-        return f"calls the hooks of {type(self.callback).__name__} of Lightning"
+        return f"calls the hooks of {type(self._callback).__name__} of Lightning"
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the callback's `state_dict` and `on_save_checkpoint` give, and whether it asked for a stop."""
         if (work := self._work) is None:
             return dict(self._waiting)
         if self._unsaved is not None and (changed := self._unsaved.changed(work.run.modules.values())):
-            kind = f"{type(self.callback).__name__} has no state_dict and changes {', '.join(changed)}"
+            kind = f"{type(self._callback).__name__} has no state_dict and changes {', '.join(changed)}"
             work.run.data.report_untracked(f"plugins.{self.name}", kind)
         asked = work.run.control.stop_request
         stops = {"stops": True} if asked is not None and asked.by == self.name else {}
-        return saved_state(self.callback, work) | stops
+        return saved_state(self._callback, work) | stops
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give the callback its state back."""
@@ -179,10 +179,10 @@ class LightningCallback(EvaluationHooks):
             self._waiting = state
             return
         self._stops = state.get("stops", False)
-        if "key" in state and not give_back(self.callback, work, state):
+        if "key" in state and not give_back(self._callback, work, state):
             work.run.warn(
                 f"The checkpoint's state of {self.name} is of {state['key']}, and the callback is now "
-                f"{self.callback.state_key}: it begins without a state. Make it as it was, or give it another name "
+                f"{self._callback.state_key}: it begins without a state. Make it as it was, or give it another name "
                 f"with .named(...)."
             )
 
@@ -195,11 +195,11 @@ class LightningCallback(EvaluationHooks):
 
     def _begin_training(self, work: Work) -> None:
         self._has_begun = True
-        self.callback.on_fit_start(work.trainer, work.module)
-        self.callback.on_train_start(work.trainer, work.module)
-        stateful = any(has(self.callback, self._flavour, each) for each in ("state_dict", "on_save_checkpoint"))
-        only_records = is_shipped(self.callback, self._flavour, "LearningRateMonitor")
-        self._unsaved = None if stateful or only_records or work.run.is_replay else Unsaved(self.callback)
+        self._callback.on_fit_start(work.trainer, work.module)
+        self._callback.on_train_start(work.trainer, work.module)
+        stateful = any(has(self._callback, self._flavour, each) for each in ("state_dict", "on_save_checkpoint"))
+        only_records = is_shipped(self._callback, self._flavour, "LearningRateMonitor")
+        self._unsaved = None if stateful or only_records or work.run.is_replay else Unsaved(self._callback)
 
 
 def _scaled(run: Run, loss: Any) -> Any:

@@ -16,9 +16,8 @@ DESCRIPTORS = (FunctionType, staticmethod, classmethod, property)
 
 def class_attributes(plugin: Any) -> dict[str, Value]:
     """Return the attributes of an object's classes, by `Class.name`: no methods, and none of `Plugin`."""
-    package = type(plugin).__module__.partition(".")[0]
     return {
-        f"{kind.__qualname__}.{name}": encode(value, package=package)
+        f"{kind.__qualname__}.{name}": encode(value)
         for kind in type(plugin).__mro__
         if kind not in (object, *Plugin.__mro__)
         for name, value in vars(kind).items()

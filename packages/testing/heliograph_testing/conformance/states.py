@@ -41,7 +41,7 @@ class Resumer(Plugin):
 
 @rule(
     "Forget the previous run in reset(), or in a handler of TrainStart. If no bit of the training depends on it, set "
-    "affects_training = False on a plugin that only looks, or name the attribute in resume_ignores."
+    "affects_training = False on a plugin that only looks."
 )
 def starts_fresh(subject: Subject) -> None:
     """When a training begins, a plugin holds nothing of the former one, neither in its state nor in its attributes."""

@@ -258,7 +258,7 @@ def test_an_observer_may_hold_what_is_new_in_every_run() -> None:
 def test_finds_a_plugin_that_ends_the_second_run_early() -> None:
     class Bad(h.Plugin):
         asks = ("stop",)
-        resume_ignores = ("seen",)
+        affects_training = False
 
         def __init__(self) -> None:
             self.seen = 0
@@ -515,7 +515,7 @@ def test_finds_a_log_handler_that_outlives_the_run() -> None:
 
 def test_finds_a_close_that_works_only_once() -> None:
     class Bad(Counting):
-        resume_ignores = ("file",)
+        affects_training = False
 
         def __init__(self) -> None:
             super().__init__()
