@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -270,6 +270,11 @@ def snapshot(roots: Roots, known: Iterable[str] = ()) -> Graph:
 
 
 class Walk:
+    encoders: ClassVar[Mapping[str, Callable[[Any, Any, str, int], object]]]
+
+    def __init_subclass__(cls) -> None:
+        cls.encoders = _encoders(cls)
+
     def __init__(self, roots: Roots, known: frozenset[str] = frozenset()) -> None:
         self.graph, self.roots, self.known = Graph(), roots, known
         self.ids: dict[int, int] = {}
@@ -281,14 +286,6 @@ class Walk:
         }
         data = list(roots.data)
         self.data, self.data_storages = {id(value) for value in data}, set(map(_memory_of, data)) - {0}
-        self.encoders: dict[str, Callable[[Any, str, int], object]] = {
-            "tensor": self.tensor, "array": self.array, "dict": self.mapping, "sequence": self.sequence,
-            "set": self.set, "bytes": lambda value, path, _: self.leaf(value, path, "bytes", bytes(value)),
-            "enum": lambda value, path, _: self.leaf(value, path, "enum", value.name), "number": self.number,
-            "generator": self.generator, "file": self.file, "cache": self.cache, "function": self.function,
-            "method": self.method, "partial": self.partial, "class": self.kind, "module": self.module,
-            "stateful": self.stateful, "object": self.instance, "opaque": self.opaque,
-        }  # fmt: skip
         self.limit = MOST_NODES
         for path, value in roots.objects.items():
             self.limit = len(self.graph.nodes) + MOST_NODES
@@ -324,7 +321,7 @@ class Walk:
         if depth > DEEPEST or len(self.graph.nodes) > self.limit:
             return self.give_up(value, path, "too deep" if depth > DEEPEST else f"more than {MOST_NODES} objects")
         try:
-            return self.encoders[name](value, path, depth)
+            return self.encoders[name](self, value, path, depth)
         except Exception as error:  # noqa: BLE001  # the user's `__len__` or `state_dict` fails, a thread changes a dict
             self.ids.pop(id(value), None)
             return self.give_up(value, path, f"{type(error).__name__} while it was read")
@@ -412,6 +409,12 @@ class Walk:
         if not all(_is_key(item) for item in value):
             return self.give_up(value, path, "of objects")
         return self.scalars(value, path, "set", sorted(value, key=repr))
+
+    def bytes(self, value: Any, path: str, depth: int) -> object:
+        return self.leaf(value, path, "bytes", bytes(value))
+
+    def enum(self, value: Any, path: str, depth: int) -> object:
+        return self.leaf(value, path, "enum", value.name)
 
     def number(self, value: Any, path: str, depth: int) -> object:
         base = next(base for base in type(value).__mro__ if base in SCALARS)
@@ -575,6 +578,20 @@ class Walk:
                     self.storages.setdefault(storage_of(tensor), (path, tensor))
             self.storages.pop(0, None)
         return self.storages
+
+
+def _encoders(walk: type[Walk]) -> dict[str, Callable[[Any, Any, str, int], object]]:
+    """Return the method for each family of classes."""
+    return {
+        "tensor": walk.tensor, "array": walk.array, "dict": walk.mapping, "sequence": walk.sequence, "set": walk.set,
+        "bytes": walk.bytes, "enum": walk.enum, "number": walk.number, "generator": walk.generator, "file": walk.file,
+        "cache": walk.cache, "function": walk.function, "method": walk.method, "partial": walk.partial,
+        "class": walk.kind, "module": walk.module, "stateful": walk.stateful, "object": walk.instance,
+        "opaque": walk.opaque,
+    }  # fmt: skip
+
+
+Walk.encoders = _encoders(Walk)
 
 
 def is_reference(value: Any) -> bool:
