@@ -9,7 +9,7 @@ from string import Formatter
 from ...events import Event, Lane, Log, Run, RunClosed, TrainStart, ValidationEnd
 from ...events.checks import known_names
 from ...plugins import Plugin, on
-from .names import warn_without_saver
+from .folder import warn_without_saver
 
 SEPARATORS = "_- .,"
 ALIKE = 0.85  # similarity above which a name counts as misspelled

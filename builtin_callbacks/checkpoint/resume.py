@@ -19,7 +19,7 @@ from ...core.checkpoint.weights import share
 from ...core.settings import DEFAULTS
 from ...events import Engine
 from ...events.run import CheckpointSource
-from .names import ON_EXISTING, OnExisting
+from .folder import ON_EXISTING, OnExisting
 from .retention import by_training
 
 UNSAVED_FORK = ".unsaved-fork"  # lies in the folder of a fork until its first save, and says what the fork is

@@ -23,8 +23,7 @@ from ...events import catalogue as ev
 from ...events.checks import check_flag, check_path, check_whole_number
 from ...plugins import Plugin, on
 from ...plugins.filters import Filter, Recurrence, is_unsaved, moment
-from .folder import CheckpointFolder
-from .names import OnExisting
+from .folder import CheckpointFolder, OnExisting
 from .retention import Retention
 from .writers import BackgroundWriter, Capture, Writer, save_shards
 

@@ -10,7 +10,7 @@ from ...core.engines.sharded.states import ShardingEngine
 from ...core.system.extras import kind_of
 from ...events import Lane, Run, RunClosed, TrainStart
 from ...plugins import Plugin, on
-from .names import warn_without_saver
+from .folder import warn_without_saver
 
 
 class TrainedOnly(Plugin):

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ...events import BatchEnd, EpochStart, PluginName, Run
 from ...events.checks import describe as describe_function
 from ..data.draws.users_code import is_ours, is_users
-from .data import encode_data
 from .equality import sums
 from .graph import LISTENERS, Graph, Namespace, Roots, compare, describe, snapshot, untracked, user_hooks
 from .program import (
@@ -29,7 +28,7 @@ from .program import (
     list_overridden,
 )
 from .restore import restore
-from .values import Value, differing, show_both
+from .values import Value, differing, encode_data, show_both
 
 logger = logging.getLogger("heliograph")
 MODULE: Final = "module "

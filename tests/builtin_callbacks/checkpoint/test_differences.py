@@ -4,8 +4,8 @@ import math
 import struct
 
 import pytest
-from heliograph.builtin_callbacks.checkpoint.differences import difference, distinguish
 from heliograph.builtin_callbacks.checkpoint.ring_buffer import Row
+from heliograph.builtin_callbacks.checkpoint.verify_resume import difference, distinguish
 from heliograph.events.resume_facts import verified
 
 ROW = Row(253, 13, 253, 2024, 0.4513, 0, 253)

@@ -10,7 +10,7 @@ from shutil import copytree, rmtree
 from typing import Any
 
 import pytest
-from heliograph.builtin_callbacks.checkpoint import names
+from heliograph.builtin_callbacks.checkpoint import folder
 from heliograph.core.checkpoint.storage import Entry, Store, reader
 from heliograph.packages.tests.torture.trainings import REFUSALS, Death, Fault, live, look, make_state, under
 
@@ -80,7 +80,7 @@ def passes_over_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def replaces_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes what is to be replaced before anything is written."""
-    real = names.claim_name
+    real = folder.claim_name
 
     def claim_name(store: Store, training_id: str, wanted: str, on_existing: Any) -> tuple[list[str], list[Entry]]:
         notes, replaced = real(store, training_id, wanted, on_existing)
