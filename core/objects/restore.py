@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import functools
 import random
@@ -408,9 +409,19 @@ def get_slot(holder: Any, key: str) -> Any:
         items, number = list(dict.keys(holder) if key[1] == "k" else dict.values(holder)), int(key.split()[1][:-1])
         return items[number] if number < len(items) else MISSING
     if isinstance(holder, dict):
-        return next((item for name, item in dict.items(holder) if f"[{name!r}]" == key), MISSING)
+        name = find_key(holder, key)
+        return MISSING if name is MISSING else dict.__getitem__(holder, name)
     number = int(key[1:-1])
     return holder[number] if number < len(holder) else MISSING
+
+
+def find_key(holder: dict[Any, Any], key: str) -> Any:
+    """Return the key of a dict that a slot's key shows."""
+    try:
+        name = ast.literal_eval(key[1:-1])
+    except ValueError:  # nan and inf
+        return next((name for name in holder if f"[{name!r}]" == key), MISSING)
+    return name if dict.__contains__(holder, name) else MISSING
 
 
 def _attribute(holder: Any, name: str) -> Any:
@@ -446,7 +457,7 @@ def put_slot(holder: Any, key: str, value: Any) -> bool:
     elif key[0] == ".":
         return _put_attribute(holder, key[1:], value)
     elif isinstance(holder, dict):
-        name = next((name for name in holder if f"[{name!r}]" == key), MISSING)
+        name = find_key(holder, key)
         if name is MISSING:
             return False
         base = collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict

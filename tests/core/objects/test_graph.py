@@ -528,3 +528,21 @@ def test_objects_are_let_go() -> None:
     baseline.contents.clear()
     gc.collect()
     assert sys.getrefcount(thing.tensor) <= 3  # type: ignore[attr-defined]
+
+
+def test_values_under_keys_of_any_kind_are_restored_in_place() -> None:
+    keys: list[Any] = [1, -2.5, float("inf"), "it's", b"x", None, (1, "a"), (), 1 + 2j, True + 1]
+
+    def make() -> Any:
+        thing = Thing()
+        vars(thing)["memo"] = {key: torch.zeros(1) for key in keys}
+        return thing
+
+    def change(thing: Any) -> None:
+        for number, value in enumerate(thing.memo.values()):
+            value += number
+
+    _, fresh, failed = resumed(make, change)
+    assert not failed
+    assert [*map(float, fresh.memo.values())] == [*map(float, range(len(keys)))]
+    assert [*fresh.memo] == keys
