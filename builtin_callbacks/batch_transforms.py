@@ -54,7 +54,7 @@ class BatchTransform(Plugin):
     @on(BatchStart, ValidationBatchStart, TestBatchStart, PredictBatchStart, lane=Lane.TRANSFORM)
     def apply(self, run: Run, event: BatchStart | ValidationBatchStart | TestBatchStart | PredictBatchStart) -> None:
         """Replace the batch."""
-        if run.phase in self.phases and not run.is_replay:
+        if run.phase in self.phases and not run.report.is_replay:
             run.batch = self.transform(run.batch)
 
 
@@ -70,7 +70,7 @@ class _Mixing(Plugin, ABC):
     @on(BatchStart, lane=Lane.TRANSFORM)
     def apply(self, run: Run, event: BatchStart) -> None:
         """Mix the batch."""
-        if run.is_replay:
+        if run.report.is_replay:
             return
         try:
             inputs, targets = run.batch

@@ -107,13 +107,13 @@ class Compile(Plugin):
             why = ""
         if why:
             raise ValueError(f'Compile(scope="step") cannot work here: {why}. Take scope="modules".')
-        plain = run.forward
+        plain = run.stepping.forward
 
         def call(run: Any, batch: Any) -> Any:  # named in what the compiler says
             return plain(run, batch)
 
         compiled = torch.compile(call, **{"fullgraph": True, **self.options})
-        run.forward = self._guarded(run, "the training step as a whole", compiled, plain, lambda: None)
+        run.stepping.forward = self._guarded(run, "the training step as a whole", compiled, plain, lambda: None)
 
     def _guarded(
         self, run: Run, name: str, compiled: Callable[..., Any], plain: Callable[..., Any], give_up: Callable[[], None]

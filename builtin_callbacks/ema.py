@@ -76,7 +76,7 @@ class EMA(Plugin):
     @on(ev.StepEnd, lane=Lane.MEASURE)
     def update(self, run: Run, event: ev.StepEnd) -> None:
         """Average what the optimizer in hand has stepped, where that is due; before its first update, copy it."""
-        name, steps = run.optimizer_name, run.progress.steps
+        name, steps = run.stepping.optimizer_name, run.progress.steps
         if len(run.optimizers) > 1:
             steps = self._steps[name] = self._steps.get(name, 0) + 1
         updates, is_due = self._updates.get(name, 0), steps % self.every == 0
@@ -101,7 +101,7 @@ class EMA(Plugin):
             return
         if run.optimizer is not None or self._is_average_of(run.modules):
             self._swap_in(run.modules)
-        elif not self.load_at_end and not any(note.startswith(EVALUATED) for note in run.notes):
+        elif not self.load_at_end and not any(note.startswith(EVALUATED) for note in run.report.notes):
             run.note(
                 f"{self.name}: evaluated with the weights that the model has, not with the average, which is of the "
                 f"weights that the training left: others were loaded since, or it is another model"
@@ -124,7 +124,7 @@ class EMA(Plugin):
         """Leave the model with the average, if that was asked for and the training ended well."""
         if run.optimizer is None or event.status not in ("completed", "stopped"):
             return
-        steps = self._steps or {run.optimizer_name: run.progress.steps}
+        steps = self._steps or {run.stepping.optimizer_name: run.progress.steps}
         if names := [name for name, count in steps.items() if count and not self._updates.get(name)]:
             run.warn(
                 f"Plugin {self.name!r} never averaged the weights of {', '.join(names)}: it does so every {self.every} "

@@ -41,4 +41,4 @@ class ExceptionPassThrough(Plugin):
         if isinstance(error, Exception) and not isinstance(error, listed):
             place = f"epoch {run.progress.epoch}, step {run.progress.steps}"
             culprit = f", plugin {event.plugin!r} on {event.event}" if event.plugin else ""
-            run.replace_error(TrainingError(f"{event.phase} failed at {place}{culprit}: {describe_error(error)}"))
+            run.hooks.replace_error(TrainingError(f"{event.phase} failed at {place}{culprit}: {describe_error(error)}"))

@@ -135,7 +135,7 @@ class Export(Plugin):
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Refuse what would fail at the end; wait for the first batch where no example was given."""
-        if run.is_replay:
+        if run.report.is_replay:
             raise NotRecorded("the weights of the model")
         self.close()
         name = self._chosen(run)

@@ -120,7 +120,7 @@ class FileLog(Plugin):
             for request in run.control.history:
                 if request.verb in DECISIONS or request.verb.startswith("withdraw"):
                     self._write(run, f"asked: {request}")
-            for warning in run.warnings:
+            for warning in run.report.warnings:
                 self._write(run, warning, level=logging.WARNING)
             self._write(run, f"closed: {event.status}")
         finally:

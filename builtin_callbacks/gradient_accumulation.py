@@ -22,7 +22,7 @@ class GradientAccumulation(Plugin):
 
     Where a loss is not a mean over all samples of its batch (tokens that are left out, samples of unequal length), a
     task returns the sum and its count; see `Task.training_step`. For one that returns means, such as `Supervised`, give
-    the `weight` of each batch, which is then given to `run.weigh`: the gradient is the weighted mean over the window,
+    the `weight` of each batch, which is then given to `run.stepping.weigh`: the gradient is the weighted mean over the window,
     of all ranks, as if it had been one batch. A window whose weights are all zero is not stepped.
 
     Of several optimizers each has a window of its own. In the last micro-batch of a window a loss sees the step of the
@@ -72,24 +72,24 @@ class GradientAccumulation(Plugin):
     def weigh(self, run: Run, event: BatchStart) -> None:
         """Scale the loss, and hold the step until the window is full."""
         number = self.number(run.progress.epoch)
-        if self.weight is not None and not run.is_replay:
-            run.weigh(self.weight(run.batch))
+        if self.weight is not None and not run.report.is_replay:
+            run.stepping.weigh(self.weight(run.batch))
         place, self._size = run.progress.batch % number, 0
         if place + 1 < number:
             run.control.hold_step(f"windows of {number} micro-batches")
         if number == 1:
             return
         self._size = number
-        if run.batches_per_epoch is not None:
-            self._size = min(number, max(1, run.batches_per_epoch - run.progress.batch + place))
+        if run.length.batches_per_epoch is not None:
+            self._size = min(number, max(1, run.length.batches_per_epoch - run.progress.batch + place))
         run.control.scale_loss(1 / self._size, f"one of {self._size} micro-batches", averages=True)
 
     @on(GradientsReady, lane=Lane.TRANSFORM)
     def rescale(self, run: Run, event: GradientsReady) -> None:
         """Give a window that came out smaller than foreseen its true weight; each optimizer has its own."""
-        if run.is_replay or run.window_count is not None:
+        if run.report.is_replay or run.stepping.window_count is not None:
             return
-        factor = self._size / run.window if self._size else 1.0
+        factor = self._size / run.stepping.window if self._size else 1.0
         if factor != 1.0:
             for group in run.optimizer.param_groups:
                 for parameter in group["params"]:

@@ -47,17 +47,17 @@ class GradientNorm(Plugin):
     @on(GradientsReady, lane=Lane.MEASURE)
     def measure(self, run: Run, event: GradientsReady) -> None:
         """Track the norm, where a measurement is due."""
-        count = self._counts[run.optimizer_name] = self._counts.get(run.optimizer_name, 0) + 1
-        if count % self.every or not run.tracks:
+        count = self._counts[run.stepping.optimizer_name] = self._counts.get(run.stepping.optimizer_name, 0) + 1
+        if count % self.every or not run.report.tracks:
             return
         held = [each for group in run.optimizer.param_groups for each in group["params"]]
         known = set(map(id, held))
         self.latest_norm = run.engine.clip_gradients(held, None, self.norm_type)
-        run.track(run.label("gradient_norm"), self.latest_norm)
+        run.track(run.stepping.label("gradient_norm"), self.latest_norm)
         for name, module in run.modules.items() if self.per_module else ():
             ours = [each for each in module.parameters() if id(each) in known]
             if any(each.grad is not None for each in ours):
-                run.track(run.label(f"gradient_norm/{name}"), run.engine.clip_gradients(ours, None, self.norm_type))
+                run.track(run.stepping.label(f"gradient_norm/{name}"), run.engine.clip_gradients(ours, None, self.norm_type))
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often each optimizer was about to step."""
@@ -118,4 +118,4 @@ class GradientClipping(Plugin):
                 from ..core.engines.weights import with_dense_gradients
 
                 clip_grad_value_(with_dense_gradients(parameters), self.value)
-        run.track(run.label("gradient_norm"), self._latest_norm)
+        run.track(run.stepping.label("gradient_norm"), self._latest_norm)

@@ -44,7 +44,7 @@ class HandlerTimes(Plugin):
         """Start the clocks, unless they go."""
         if self._take_off is not None:
             return
-        seconds = run.plugin_seconds
+        seconds = run.report.plugin_seconds
 
         def clocked(handler: Receiver, owner: str) -> Receiver:
             seconds.setdefault(owner, 0.0)

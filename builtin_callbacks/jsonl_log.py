@@ -102,7 +102,7 @@ class JsonlLog(Plugin):
             self._write(run, event.name, {"error": describe_error(event.error)})
             return
         try:
-            self._write(run, event.name, {"status": event.status, "warnings": list(run.warnings)})
+            self._write(run, event.name, {"status": event.status, "warnings": list(run.report.warnings)})
         finally:
             if self._lost:
                 run.warn(f"Lines are missing ({self._lost}) in {self._current or self.path}: {self._error}.")
@@ -168,7 +168,7 @@ class JsonlLog(Plugin):
         return path
 
     def _training(self, run: Run) -> str:
-        return f"replay {self._attempt}" if run.is_replay else run.training_id
+        return f"replay {self._attempt}" if run.report.is_replay else run.checkpoints.training_id
 
     def _training_in(self, path: Path, run: Run) -> str | None:
         """Return whose lines a file holds, None for no training's; one that the state counted is of this training."""

@@ -67,7 +67,7 @@ class LearningRate(Plugin):
 
     def describe(self, run: Run) -> str:
         """Say which schedulers are stepped, and when."""
-        planned = {name: f" of {steps} steps" for name, steps in run.scheduler_steps.items()}
+        planned = {name: f" of {steps} steps" for name, steps in run.length.scheduler_steps.items()}
         kinds: dict[str, list[str]] = {}
         for name, scheduler in run.schedulers.items():
             kind = f"{type(scheduler).__name__}{planned.get(name, '')}"
@@ -84,7 +84,7 @@ class LearningRate(Plugin):
         """Check that there is something to step."""
         if not run.schedulers:
             raise ValueError("LearningRate steps a scheduler, but fit was given none: pass scheduler= to fit.")
-        self._planned = dict(run.scheduler_steps)
+        self._planned = dict(run.length.scheduler_steps)
         if isinstance(self.per, dict):
             for name in sorted(self.per.keys() ^ run.schedulers.keys()):
                 what = "names no scheduler" if name in self.per else "does not say when to step the scheduler"
@@ -110,7 +110,7 @@ class LearningRate(Plugin):
     @on(CheckpointLoaded, optional=True)
     def compare_lengths(self, run: Run, event: CheckpointLoaded) -> None:
         """Say what becomes of a scheduler that was made for another number of steps."""
-        before, self._planned = self._planned, dict(run.scheduler_steps)
+        before, self._planned = self._planned, dict(run.length.scheduler_steps)
         for name in sorted(
             name for name in self._planned if before.get(name, self._planned[name]) != self._planned[name]
         ):
@@ -128,15 +128,15 @@ class LearningRate(Plugin):
     @on(StepEnd)
     def after_step(self, run: Run, event: StepEnd) -> None:
         """Step per optimizer step; else remember which optimizer was stepped."""
-        if self.per_of(run.optimizer_name) != "step":
-            self._stepped.add(run.optimizer_name)
+        if self.per_of(run.stepping.optimizer_name) != "step":
+            self._stepped.add(run.stepping.optimizer_name)
         elif run.scheduler is not None:
-            if self._updates and run.optimizer_name in self._updates:
-                self._updates[run.optimizer_name] += 1
-                run.scheduler.step_update(self._updates[run.optimizer_name])
+            if self._updates and run.stepping.optimizer_name in self._updates:
+                self._updates[run.stepping.optimizer_name] += 1
+                run.scheduler.step_update(self._updates[run.stepping.optimizer_name])
             else:
                 run.scheduler.step()
-            self._ever_stepped.add(run.optimizer_name)
+            self._ever_stepped.add(run.stepping.optimizer_name)
 
     @on(EpochEnd, optional=True)
     def after_epoch(self, run: Run, event: EpochEnd) -> None:
@@ -196,21 +196,21 @@ class LearningRate(Plugin):
         """Add the learning rate of each optimizer's first parameter group to the log, and a momentum that is moved."""
         for name, optimizer in run.optimizers.items():
             group = optimizer.param_groups[0]
-            event.metrics[f"train/{run.label('learning_rate', name)}"] = float(group["lr"])
+            event.metrics[f"train/{run.stepping.label('learning_rate', name)}"] = float(group["lr"])
             if getattr(run.schedulers.get(name), "cycle_momentum", False):  # torch's word for it
                 momentum = group["betas"][0] if "betas" in group else group["momentum"]
-                event.metrics[f"train/{run.label('momentum', name)}"] = float(momentum)
+                event.metrics[f"train/{run.stepping.label('momentum', name)}"] = float(momentum)
 
     def _is_planned(self, run: Run, name: str) -> bool:
         """Return whether a scheduler was to do the planned steps, and the run was not over when it was resumed."""
-        return name in run.scheduler_steps and run.progress.batches != run.origin.batches
+        return name in run.length.scheduler_steps and run.progress.batches != run.origin.batches
 
     def _moment(self, per: str) -> str:
         return f"each {per}" if per != "plateau" or self.monitor is None else f"each measurement of {self.monitor.name}"
 
     def _warn_of_other_length(self, run: Run, what: str, taken: int, name: str) -> None:
         """Warn where a scheduler was not stepped as often as planned, and skips are not why."""
-        planned = run.scheduler_steps[name]
+        planned = run.length.scheduler_steps[name]
         if abs(planned - taken) > run.progress.skipped_steps + run.progress.skipped_batches:
             run.warn(
                 f"{what} was made for the {planned} steps that the run planned, and was stepped {taken} times, so that "

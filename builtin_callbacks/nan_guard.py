@@ -64,12 +64,12 @@ class NaNGuard(Plugin):
     @on(GradientsReady, lane=Lane.TRANSFORM)
     def judge(self, run: Run, event: GradientsReady) -> None:
         """Act on the window's losses."""
-        bad, name = self._losses.take_bad(run), run.optimizer_name
+        bad, name = self._losses.take_bad(run), run.stepping.optimizer_name
         if not bad:
             self._skips.pop(name, None)
             return
         skips = self._skips[name] = self._skips.get(name, 0) + 1
-        what = f"the {run.label('loss')} is {next(iter(bad.values()))}"
+        what = f"the {run.stepping.label('loss')} is {next(iter(bad.values()))}"
         if self.action == "raise" or skips > self.max_skips:
             times = f", {skips} windows in a row" if skips > 1 else ""
             raise FloatingPointError(

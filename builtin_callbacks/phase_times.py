@@ -96,7 +96,7 @@ class PhaseTimes(Plugin):
     @on(ev.Log, lane=Lane.MEASURE, optional=True)
     def measure(self, run: Run, event: ev.Log) -> None:
         """Add the seconds per batch, and start at zero; in a replay, what the run measured is in the log already."""
-        if run.is_replay or not self._batches:
+        if run.report.is_replay or not self._batches:
             return
         waited = run.engine.waited_seconds
         self._seconds["wait"] = waited - (self._waited or 0.0)

@@ -48,7 +48,7 @@ class PredictionWriter(Plugin):
     @on(PredictStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: PredictStart) -> None:
         """Prepare the folder."""
-        if run.is_replay:
+        if run.report.is_replay:
             raise NotRecorded("the outputs of a prediction")
         engine = run.engine
         if not self.overwrite:

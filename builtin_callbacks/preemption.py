@@ -101,7 +101,7 @@ class Preemption(Plugin):
     @on(ev.CheckpointLoaded)
     def look_again(self, run: Run, event: ev.CheckpointLoaded) -> None:
         """Note that what is resumed is saved; request again where the run rolled back: that dropped the request."""
-        is_resume = run.origin is run.resumed_at  # what a run goes back to does not hold yet why
+        is_resume = run.origin is run.checkpoints.resumed_at  # what a run goes back to does not hold yet why
         self._saved_at = _place(run) if is_resume and event.path is not None else None
         if self._received is not None:
             self._ask(run, self._received, saves=True)
@@ -130,11 +130,11 @@ class Preemption(Plugin):
         self._stop_clock()
         self._hook.restore()
         if self._run is not None and self._received is not None:
-            self._run.exit_with(128 + self._received if self.requeue is None else self.requeue)
+            self._run.hooks.exit_with(128 + self._received if self.requeue is None else self.requeue)
         self._run, self._received, self._asked, self._saved_at = None, None, False, None
 
     def _begin(self, run: Run) -> None:
-        if run.is_replay:
+        if run.report.is_replay:
             raise NotRecorded("the signals that the process got")
         self.close()
         self._run = run

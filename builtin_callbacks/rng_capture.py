@@ -98,13 +98,13 @@ class RNGCapture(Plugin):
         self._found = torch.initial_seed()
         self._taken = self._choose_seed(run, self._found)
         self._seed(self._taken, 0)
-        run.key_draws(self._taken, probe=self.probe)
-        run.isolate_observers(partial(isolated, one_thread=False))
+        run.data.key_draws(self._taken, probe=self.probe)
+        run.hooks.isolate_observers(partial(isolated, one_thread=False))
 
     @on(ev.TrainStart, lane=Lane.REPORT)
     def note_seed(self, run: Run, event: ev.TrainStart) -> None:
         """Say which seed was chosen, if no checkpoint brings one."""
-        if self.seed is None and not run.is_resuming:
+        if self.seed is None and not run.checkpoints.is_resuming:
             is_users = self._found is not None and seed_of_user(self._found) == self._taken
             not_seeded = "as torch was not seeded; RNGCapture(n) sets another"
             why = "as torch.manual_seed was given" if is_users else not_seeded
@@ -121,7 +121,7 @@ class RNGCapture(Plugin):
         if self._is_new:
             self._is_new = False
             self._seed(self._taken, run.progress.steps)
-        run.when_positioned(self._arrive)
+        run.hooks.when_positioned(self._arrive)
 
     @on(ev.EpochStart, lane=Lane.TRANSFORM)
     def begin_again(self, run: Run, event: ev.EpochStart) -> None:
@@ -189,7 +189,7 @@ class RNGCapture(Plugin):
     def _set_aside(self, run: Run) -> None:
         if self._saved is None:
             self._saved = self._capture()
-            run.when_positioned(self._arrive)
+            run.hooks.when_positioned(self._arrive)
 
     def _arrive(self) -> None:
         if self._saved is not None:

@@ -85,7 +85,7 @@ class RollBack(Plugin):
         """Go back where a loss of the window is not a number."""
         if bad := self._losses.take_bad(run):
             place = run.progress
-            what = f"the {run.label('loss')} of epoch {place.epoch}, batch {min(bad)} is {bad[min(bad)]}"
+            what = f"the {run.stepping.label('loss')} of epoch {place.epoch}, batch {min(bad)} is {bad[min(bad)]}"
             run.control.skip_step(what)
             if not run.control.is_rolling_back:  # as it does already for the loss of another optimizer
                 self._go_back(run, what)
@@ -107,14 +107,14 @@ class RollBack(Plugin):
                 f"learning rate, clip gradients, check the data."
             )
         if run.engine.world_size == 1:  # else this rank may be alone here, and a save ends on all ranks together
-            run.settle()
+            run.hooks.settle()
         state, path = self._last_good(run, what)
         self.times += 1
         run.note(f"rolled back at step {run.progress.steps} to {path} ({self.times} of {self.max_times}): {what}")
         run.roll_back(state, path)
 
     def _last_good(self, run: Run, what: str) -> tuple[dict[str, Any], Path]:
-        if run.is_replay and self._paths:  # there are no weights to look at: whether it was good, the recording shows
+        if run.report.is_replay and self._paths:  # there are no weights to look at: whether it was good, the recording shows
             return {}, self._paths[-1]
         passed_over = []
         for path in [path for path in reversed(self._paths) if path.exists()]:

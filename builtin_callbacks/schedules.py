@@ -184,13 +184,13 @@ class ValidationSchedule(Schedule):
 
     def describe(self, run: Run) -> str:
         """Say when there are validations."""
-        return super().describe(run) if run.validation_sets else ""
+        return super().describe(run) if run.data.validation_sets else ""
 
     @on(ev.TrainStart)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Forget the former run, and say so where there is nothing to validate on."""
         super().begin(run, event)
-        if not run.validation_sets:
+        if not run.data.validation_sets:
             run.note("nothing is validated, as fit was given no validation data")
 
     @on(ev.ValidationEnd, ev.ValidationCut, lane=Lane.MEASURE, optional=True)
@@ -204,7 +204,7 @@ class ValidationSchedule(Schedule):
 
     def ask(self, run: Run, reason: str) -> None:
         """Request a validation, if there is something to validate on."""
-        if run.validation_sets:
+        if run.data.validation_sets:
             run.control.request_validation(reason)
 
 
@@ -221,7 +221,7 @@ class SaveSchedule(Schedule):
     @on(ev.TrainStart, lane=Lane.REPORT)
     def look_for_writer(self, run: Run, event: ev.TrainStart) -> None:
         """Say so where no plugin writes anything at a save."""
-        if not run.is_replay and not run.plugins.writes_saves():
+        if not run.report.is_replay and not run.plugins.writes_saves():
             from ..core.snapshot import unwritten
 
             for sentence in unwritten(run):

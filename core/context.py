@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property, partial
 from itertools import chain, islice
 from math import inf
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,14 +18,13 @@ from ..events import Bus, Control, Event, OrderedSignal, Progress
 from ..events import catalogue as ev
 from ..events.bus import is_within
 from ..events.catalogue import Phase
-from ..events.checks import check_whole_number
-from ..events.errors import count, describe_error, place_of
+from ..events.errors import count, place_of
 from ..plugins import Plugins
 from ..plugins.hints import OF_RUN, explains_attributes
 from .data.order.sizes import SampleCounter, size_counter
 from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
-from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
+from .lifetimes import Checkpoints, EpochWork, Hooks, Report, check_within
 from .metrics.values import Metrics
 from .result import RunResult, check_line
 from .settings import Settings
@@ -34,7 +32,6 @@ from .stepping.optimizers import switched
 from .stepping.windows import Windows
 
 if TYPE_CHECKING:
-    from ..events.run import CheckpointSource
     from .engines.contract import LoopEngine
     from .engines.weights import OptimizerModes
     from .length import Length
@@ -43,28 +40,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger("heliograph")
 
 
-def part_of(path: str) -> Any:
-    """Return a property that reads and writes what lies at `path`, such as `work.batch`."""
-    owner, _, name = path.rpartition(".")
-    holder = attrgetter(owner)
-    return property(attrgetter(path), lambda run, value: setattr(holder(run), name, value))
-
-
 @explains_attributes(OF_RUN)
 class LineVerbs:
     """The verbs of a run that add lines or payloads; the protocol `heliograph.Run` documents them."""
 
-    notes: list[str]
-    warnings: list[str]
+    report: Any
 
     def note(self, text: str) -> None:
         """Add a line that the result shows."""
-        self.notes.append(check_line("note", text))
+        self.report.notes.append(check_line("note", text))
 
     def warn(self, text: str) -> None:
         """Add a sentence to the warnings of the result, unless it is there."""
-        if check_line("warn", text) not in self.warnings:
-            self.warnings.append(text)
+        if check_line("warn", text) not in self.report.warnings:
+            self.report.warnings.append(text)
 
     def log_image(self: Any, name: str, image: Any) -> None:
         """Show an image in every tracker."""
@@ -127,56 +116,13 @@ class RunContext(LineVerbs, ABC):
         stepping: the optimizers, each with the micro-batches since its last step.
         modes: switches optimizers with `train()` and `eval()`; None without any.
         work: the work of the epoch.
-        resumption: what the run continues from.
-        outcome: what becomes its result.
+        checkpoints: its checkpoints, and what it continues from.
+        report: what becomes its result.
         hooks: what plugins let it call.
     """
 
     # Read several times in every step: a slot is found in a third of the time that an entry of `__dict__` takes.
     __slots__ = ("bus", "control", "hot", "loss", "origin", "outputs", "progress", "size_of", "stepping", "work")
-
-    is_replay = False
-
-    batch: Any = part_of("work.batch")
-    stream: str | None = part_of("work.stream")
-    evaluation_batches: int | None = part_of("outcome.evaluation_batches")
-    in_hand: bool = part_of("work.in_hand")
-    epoch_begun: bool = part_of("work.has_begun")
-    task: Any = part_of("settings.task")
-    modules: Mapping[str, Any] = part_of("settings.modules")
-    hyper_parameters: Mapping[str, Any] = part_of("settings.hyper_parameters")
-    optimizers: Mapping[str, Any] = part_of("settings.optimizers")
-    schedulers: Mapping[str, Any] = part_of("settings.schedulers")
-    max_epochs: float | None = part_of("settings.epochs")
-    max_steps: int | None = part_of("settings.steps")
-    planned_steps: int | None = part_of("length.steps")
-    unknown_length: str = part_of("length.unknown")
-    scheduler_steps: Mapping[str, int] = part_of("length.scheduler_steps")
-    epoch_fraction: float | None = part_of("length.epoch_fraction")
-    fraction: float | None = part_of("length.fraction")
-    optimizer: Any = part_of("stepping.current.optimizer")
-    scheduler: Any = part_of("stepping.current.scheduler")
-    optimizer_name: str = part_of("stepping.current.name")
-    window: int = part_of("stepping.size")
-    forward: Callable[..., Any] = part_of("stepping.forward")  # the training step, as the engine runs it
-    checkpoint_source: CheckpointSource | None = part_of("resumption.source")
-    pending_state: tuple[Mapping[str, Any], Path | None] | None = part_of("resumption.pending_state")
-    training_id: str = part_of("resumption.training_id")
-    forked_from: Mapping[str, Any] | None = part_of("resumption.forked_from")
-    in_boundary: bool = part_of("resumption.in_boundary")
-    resumed_from: Path | None = part_of("resumption.resumed_from")
-    resumed_at: Progress | None = part_of("resumption.resumed_at")
-    batch_note: str | None = part_of("resumption.batch_note")
-    best_checkpoint: Path | None = part_of("outcome.best_checkpoint")
-    last_checkpoint: Path | None = part_of("outcome.last_checkpoint")
-    recording: Path | None = part_of("outcome.recording")
-    verified_steps: int = part_of("outcome.verified_steps")
-    difference: str | None = part_of("outcome.difference")
-    plugin_seconds: dict[str, float] = part_of("outcome.plugin_seconds")
-    notes: list[str] = part_of("outcome.notes")
-    warnings: list[str] = part_of("outcome.warnings")
-    has_left_group: bool = part_of("outcome.has_left_group")
-    result: RunResult = part_of("outcome.result")
 
     def __init__(
         self, settings: Settings, bus: Bus, plugins: Plugins, engine: LoopEngine, phase: Phase = "train"
@@ -185,16 +131,23 @@ class RunContext(LineVerbs, ABC):
         self.name, self.phase = settings.name, phase
         self.size_of = size_counter(settings.task, SampleCounter(self.warn, settings.streams))
         self.hot = HotSignals(bus)
-        self.resumption, self.outcome, self.hooks = Resumption(), Outcome(), Hooks()
+        self.checkpoints, self.report, self.hooks = Checkpoints(), Report(self), Hooks()
         self._begin_work()
         self.progress = Progress()
         self.origin = self.progress.copy()
         self.metrics: dict[str, float] = Metrics()
-        self.data = TrainingData(settings.train, engine, self.note, per_sample=settings.per_sample)
+        self.data = TrainingData(
+            settings.train,
+            engine,
+            self.note,
+            per_sample=settings.per_sample,
+            validation_loaders=settings.evaluations.get("validation", {}),
+            run=self,
+        )
         self.hooks.closing.callback(self.data.close)
         if settings.schedulers or isinstance(settings.epochs, float):
             self.settings = settings = self.length.complete(settings)
-        self.stepping = _windows(settings)
+        self.stepping = _windows(settings, self)
         self.modes: OptimizerModes | None = None
         if optimizers := switched(settings.optimizers.values()):
             from .engines.weights import OptimizerModes
@@ -208,21 +161,54 @@ class RunContext(LineVerbs, ABC):
         return f"<{type(self).__name__} {self.name!r}: {place_of(self).removeprefix('in ')}>"
 
     @property
-    def queue(self) -> Any:
-        """Where to put what the process that called `launch` gets at once; None without it."""
-        from .distributed.launch.queue import child_queue
-
-        return child_queue()
+    def task(self) -> Any:
+        """The user's model code."""
+        return self.settings.task
 
     @property
-    def train_loader(self) -> Any:
-        """The iterable of training batches, or None."""
-        return None if self.data.source is None else self.data.source.loader
+    def modules(self) -> Mapping[str, Any]:
+        """The modules of the task by name."""
+        return self.settings.modules
 
     @property
-    def batches_per_epoch(self) -> int | None:
-        """Its length, None where that is unknown."""
-        return None if self.data.source is None else self.data.source.length
+    def hyper_parameters(self) -> Mapping[str, Any]:
+        """The user's description of the run."""
+        return self.settings.hyper_parameters
+
+    @property
+    def optimizers(self) -> Mapping[str, Any]:
+        """The optimizers by name."""
+        return self.settings.optimizers
+
+    @property
+    def schedulers(self) -> Mapping[str, Any]:
+        """The schedulers by the names of their optimizers."""
+        return self.settings.schedulers
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer that is stepped, else the first."""
+        return self.stepping.current.optimizer
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler of that optimizer, or None."""
+        return self.stepping.current.scheduler
+
+    @property
+    def batch(self) -> Any:
+        """The current batch."""
+        return self.work.batch
+
+    @batch.setter
+    def batch(self, batch: Any) -> None:
+        self.work.batch = batch
+
+    @property
+    def result(self) -> RunResult:
+        """How the run went, once it is closed."""
+        result: RunResult = self.report.result
+        return result
 
     @property
     def last_step(self) -> float:
@@ -255,50 +241,15 @@ class RunContext(LineVerbs, ABC):
     def epoch_is_over(self) -> bool:
         """Whether a resumed run is after an epoch's last batch: the end of the epoch is still to be emitted."""
         control = self.control
-        ended = self.is_last_batch or control.should_end_epoch
+        ended = self.is_last_batch() or control.should_end_epoch
         return ended and self.progress.batch > 0 and not control.keeps_epoch_open
 
-    @property
     def is_last_batch(self) -> bool:
-        """Whether the current batch is the last of its epoch."""
-        seen, length = self.work.is_last_seen, self.batches_per_epoch
+        """Return whether the current batch is the last of its epoch."""
+        seen, length = self.work.is_last_seen, self.data.length
         if length is None:
             return bool(seen)
         return self.progress.batch + self.work.in_hand >= length and seen is not False
-
-    @property
-    def losses(self) -> Mapping[str, Tensor | None]:
-        """The last training loss of each optimizer, by its name."""
-        return {name: window.loss for name, window in self.stepping.by_name.items()}
-
-    @property
-    def batch_losses(self) -> tuple[Tensor, ...]:
-        """The losses of the last batch that had some."""
-        return self.stepping.batch_losses()
-
-    @property
-    def windows(self) -> Mapping[str, int]:
-        """How many micro-batches have added gradients since the last step of each optimizer."""
-        return {name: window.size for name, window in self.stepping.by_name.items()}
-
-    def label(self, name: str, optimizer: str | None = None) -> str:
-        """Return the name to track a value by: `loss`, or `generator_loss` where several optimizers have names."""
-        return self.stepping.label(name, optimizer or self.optimizer_name)
-
-    @property
-    def validation_loaders(self) -> Mapping[str, Any]:
-        """The validation loaders, by the names of their sets."""
-        return self.settings.evaluations.get("validation", {})
-
-    @property
-    def validation_sets(self) -> tuple[str, ...]:
-        """The names of the validation sets."""
-        return tuple(self.validation_loaders)
-
-    @property
-    def ranks_meet(self) -> bool:
-        """Whether the ranks meet when this batch is done."""
-        return self.control.is_shared and self.control.is_due(window=self.window, judged=False)
 
     # Metrics.
 
@@ -313,11 +264,6 @@ class RunContext(LineVerbs, ABC):
 
         return means.Means(cache(self.note))
 
-    @property
-    def tracks(self) -> bool:
-        """Whether somebody will read what is tracked now."""
-        return self.phase != "train" or bool(self.hot.log.chain) or self.control.is_shared  # another rank may log
-
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Add a value to the running mean of `<phase>/<name>`."""
         if not isinstance(name, str) or "/" in name:
@@ -325,7 +271,7 @@ class RunContext(LineVerbs, ABC):
 
             name = own_name(name, self.phase)
         self.claim(name, "tracked")
-        if self.tracks:
+        if self.report.tracks:
             self.means.add(name, value, weight)
 
     def claim(self, name: str, source: Literal["tracked", "returned"]) -> None:
@@ -348,24 +294,7 @@ class RunContext(LineVerbs, ABC):
 
         return whole_of(self.work.collection)
 
-    def weigh(self, count: Any) -> None:
-        """Say what the losses of the batch in hand are means over."""
-        from .stepping.counts import weigh
-
-        weigh(self, count)
-
-    @property
-    def window_count(self) -> float | None:
-        """What the gradients in hand were divided by, a sum over all ranks; None where losses have no counts."""
-        counts = self.stepping.current.counts
-        return None if counts is None else float(counts.count)
-
     # State.
-
-    @property
-    def is_resuming(self) -> bool:
-        """Whether a state waits to be applied."""
-        return self.pending_state is not None
 
     @abstractmethod
     def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
@@ -373,96 +302,34 @@ class RunContext(LineVerbs, ABC):
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Continue from a saved state, applied when every `TrainStart` handler has run."""
-        _only_in(ev.TrainStart, "resume")
-        self.pending_state, self.resumption.is_resume = (saved, path), True
+        check_within(ev.TrainStart, "resume")
+        self.checkpoints.pending_state, self.checkpoints.is_resume = (saved, path), True
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Discard the epoch at the next boundary, and continue from a saved state."""
-        if not self.outcome.started or self.outcome.finished or is_within(ev.TrainStart.name):
+        if not self.report.started or self.report.finished or is_within(ev.TrainStart.name):
             raise RuntimeError("run.roll_back is for a training that has begun. At TrainStart, call run.resume(saved).")
         self.control.roll_back(f"to {path or 'a saved state'}")
-        self.pending_state = saved, path
-
-    def key_draws(self, seed: int, *, probe: bool = True) -> None:
-        """Make the order of samples and the draws of loading a function of (seed, epoch, position)."""
-        _only_in(ev.TrainStart, "key_draws")
-        self.data.key(seed, probe=probe)
-
-    # The end.
-
-    def exit_with(self, status: int) -> None:
-        """Set the status that the process exits with, where the run ends without an exception."""
-        self.outcome.exit_status = check_whole_number("An exit status", status, at_least=0, at_most=255)
-
-    def raise_when_closed(self, error: BaseException) -> None:
-        """Let `fit` raise this instead of returning, when a run that did not fail is closed."""
-        self.outcome.exit_error = error
-
-    def replace_error(self, error: BaseException) -> None:
-        """Raise this error instead of the one that failed the run."""
-        _only_in(ev.RunFailed, "replace_error")
-        self.outcome.replacement = error
+        self.checkpoints.pending_state = saved, path
 
     def blame(self, error: BaseException) -> tuple[str | None, str | None]:
         """Return the plugin and the event whose handler raised an error, if one did."""
         blamed = self.bus.blamed
         return blamed[1:] if blamed is not None and blamed[0] is error else (None, None)
 
-    def reason(self, error: BaseException | None) -> str:
-        """Return why the run ends, in words; its status is known by then."""
-        control, progress, resumed_at = self.control, self.progress, self.resumed_at
-        if error is not None:
-            return describe_error(error)
-        if self.outcome.status == "stopped" and control.stop_request is not None:
-            return control.stop_request.reason
-        if not self.settings.train:
-            done = "predicted" if self.phase == "predict" else "evaluated"
-            return f"{count(progress.evaluated, 'batch', 'batches')} {done}"
-        if resumed_at is not None and progress.batches == resumed_at.batches:
-            return f"nothing left to do: resumed at epoch {progress.epoch}, step {progress.steps}"
-        if self.max_epochs is not None and self.has_epochs:
-            return f"{count(max(progress.epoch, self.max_epochs), 'epoch', 'epochs')} done"
-        return f"{count(progress.steps, 'step', 'steps')} done"
-
-    # What plugins let the run call.
-
-    def when_positioned(self, action: Action) -> None:
-        """Call `action` once, when the loader is at its position and before it is read."""
-        self.hooks.positioned.append(action)
-
-    def when_settling(self, action: Action) -> None:
-        """Call `action` at every `settle()`."""
-        if action not in self.hooks.settling:
-            self.hooks.settling.append(action)
-
-    def when_leaving(self, action: Action) -> None:
-        """Call `action` before this rank leaves its group for an error: to wait for what uses the group in a thread."""
-        if action not in self.hooks.leaving:
-            self.hooks.leaving.append(action)
-
     def when_closed(self, action: Callable[[], object]) -> None:
         """Call `action` when the run is closed."""
         self.hooks.closing.callback(action)
-
-    def settle(self) -> None:
-        """Wait until what plugins do in the background is done, and its events are emitted."""
-        for action in tuple(self.hooks.settling):
-            action()
-
-    def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Run the handlers of observers within `apart()`, until the run is closed."""
-        _only_in(ev.TrainStart, "isolate_observers")
-        self.hooks.apart = apart
 
     # The loop's side.
 
     def feed(self, report_replay: Callable[[int, int], None]) -> Iterator[Any]:
         """Return the rest of the epoch's batches, on the device."""
         self.stepping.bind(self.engine)
-        is_shared, batch, length = self.control.is_shared, self.progress.batch, self.batches_per_epoch
+        is_shared, batch, length = self.control.is_shared, self.progress.batch, self.data.length
         last = self.last_batch
-        is_over = is_shared and batch > 0 and self.is_last_batch
-        peeks = not isinstance(self.train_loader, Iterator)  # which would lose an item
+        is_over = is_shared and batch > 0 and self.is_last_batch()
+        peeks = not isinstance(self.data.train_loader, Iterator)  # which would lose an item
         ahead = self.work.reads_ahead and peeks
         batches = self.data.open(self.progress, partial(self._report, report_replay), is_over=is_over, ahead=ahead)
         self.hooks.call_positioned()
@@ -475,7 +342,7 @@ class RunContext(LineVerbs, ABC):
             batches = read_together(batches, self.data, self.engine, rest, self.size_of, marks)
         elif last < inf:
             batches = islice(batches, max(0, int(last) - batch))
-        elif (length is None and ahead) or (length is not None and type(self.train_loader) not in (list, tuple)):
+        elif (length is None and ahead) or (length is not None and type(self.data.train_loader) not in (list, tuple)):
             from .data.last_batch import mark_last
 
             sure = max(0, (length or 0) - batch - peeks)  # the others may be more than the loader says
@@ -485,7 +352,7 @@ class RunContext(LineVerbs, ABC):
             return fed
         from .data.sources.streams import counted
 
-        return counted(source, fed, self.progress, partial(setattr, self.work, "stream"))
+        return counted(source, fed, self.progress, partial(setattr, self.data, "stream"))
 
     def _report(self, report_replay: Callable[[int, int], None], done: int, batches: int) -> None:
         read = count(batches, "batch", "batches")
@@ -496,24 +363,20 @@ class RunContext(LineVerbs, ABC):
         if done == batches:
             self.note(f"read {what}")
 
-    @abstractmethod
-    def plan(self) -> str:
-        """Return what will happen, in a few lines."""
-
     def log_plan(self) -> None:
         """Log what will happen, on the main rank, where anybody reads it."""
         if self.engine.is_main and logger.isEnabledFor(logging.INFO):
-            logger.info("%s", self.plan())
+            logger.info("%s", self.report.plan())
 
     def prepare_comparison(self) -> None:
         """Capture the state that no state_dict holds, as the program has made it, if something is saved or resumed."""
-        if self.is_resuming or self.bus.signal(ev.SavePoint).chain:
+        if self.checkpoints.is_resuming or self.bus.signal(ev.SavePoint).chain:
             from .checkpoint.state.rates import base_rates
             from .objects.run_state import ObjectState
 
             with self.evaluating_weights():  # as at a save
-                self.resumption.objects = ObjectState.of(self)
-            self.resumption.given_rates = base_rates(self.optimizers)
+                self.checkpoints.objects = ObjectState.of(self)
+            self.checkpoints.given_rates = base_rates(self.optimizers)
 
     def evaluating_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights to evaluate and to save."""
@@ -521,7 +384,7 @@ class RunContext(LineVerbs, ABC):
 
     def comparing_start(self) -> AbstractContextManager[None]:
         """Return a context for the handlers of `EpochStart`, which compares what they do in a resumed epoch."""
-        objects = self.resumption.objects
+        objects = self.checkpoints.objects
         return nullcontext() if objects is None else objects.comparing_start(self)
 
     def advance(self) -> None:
@@ -533,12 +396,12 @@ class RunContext(LineVerbs, ABC):
 
     def _begin_work(self) -> None:
         self.work = EpochWork()
-        self.loss: Tensor | None = None  # these two are set in every step, so they are no `part_of`, which costs more
+        self.loss: Tensor | None = None  # these two are set in every step, so they are no properties, which cost more
         self.outputs: Any = None
 
     def discard_epoch(self) -> None:
         """Discard the epoch: its requests, its window, its numbers."""
-        self.settle()  # so that nothing of it is emitted later
+        self.hooks.settle()  # so that nothing of it is emitted later
         self.control.discard_epoch()
         self._begin_work()
         self.metrics.clear()
@@ -565,7 +428,7 @@ class RunContext(LineVerbs, ABC):
             given.check(self.optimizers.values(), self.engine.world_size)
         if text := warning_of_frozen(self.modules):
             self.warn(text)
-        self.outcome.raise_if_strict()
+        self.report.raise_if_strict()
 
     def isolating(self) -> AbstractContextManager[None]:
         """Plan the filters; return a context in which a plugin can isolate observers."""
@@ -577,7 +440,7 @@ class RunContext(LineVerbs, ABC):
 
     def emit(self, event: Event) -> None:
         """Emit an event on this run's bus; what waits for a positioned loader is done after one that is apart."""
-        self.outcome.emitted.add(type(event))
+        self.report.emitted.add(type(event))
         if not event.apart:
             self.bus.signal(type(event)).emit(self, event)
             return
@@ -590,7 +453,7 @@ class RunContext(LineVerbs, ABC):
             hooks.positioned = waiting
 
 
-def _windows(settings: Settings) -> Windows:
+def _windows(settings: Settings, run: RunContext) -> Windows:
     if settings.several:
         from .stepping.named_windows import NamedWindows
 
@@ -600,7 +463,14 @@ def _windows(settings: Settings) -> Windows:
     if settings.allow_unused_parameters:
         for window in made.by_name.values():
             window.without_gradient = []
+    made.weigh = partial(_weigh, run)
     return made
+
+
+def _weigh(run: RunContext, count: Any) -> None:
+    from .stepping.counts import weigh
+
+    weigh(run, count)
 
 
 def _control(run: RunContext) -> Control:
@@ -613,8 +483,3 @@ def _control(run: RunContext) -> Control:
         control = SharedControl(run)
     control.max_skips = run.settings.max_skipped_steps
     return control
-
-
-def _only_in(event: type[Event], verb: str) -> None:
-    if not is_within(event.name):
-        raise RuntimeError(f"run.{verb} is for handlers of {event.__name__}: elsewhere it would have no effect.")

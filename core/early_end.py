@@ -61,9 +61,9 @@ def leave_group(run: RunContext, error: BaseException, place: str) -> tuple[Base
     Returns:
         What caused the error: itself, or that another rank failed; and what failed in leaving, if anything did.
     """
-    if run.outcome.has_left_group or error is run.control.agreed:
+    if run.report.has_left_group or error is run.control.agreed:
         return error, None
-    run.outcome.has_left_group = True
+    run.report.has_left_group = True
     cause, watch = error, run.engine.watch
     try:
         if watch is not None:
@@ -85,8 +85,8 @@ def leave_group(run: RunContext, error: BaseException, place: str) -> tuple[Base
 
 def note_newest(run: RunContext, error: BaseException) -> None:
     """Add to an error that came up when a training had ended, such as that of an export, what is saved of it."""
-    if run.settings.train and run.last_checkpoint is not None:
-        add_run_note(error, f"the training had ended, and its newest checkpoint is {run.last_checkpoint}")
+    if run.settings.train and run.checkpoints.last is not None:
+        add_run_note(error, f"the training had ended, and its newest checkpoint is {run.checkpoints.last}")
 
 
 def as_exit(status: int, result: RunResult) -> SystemExit:
@@ -114,7 +114,7 @@ def _finish_early(run: RunContext) -> BaseException | None:
         run.control.stop("the loop over the epochs was left", by="the caller")
         run.control.agree()
         run.control.decide()
-        if run.outcome.started:
+        if run.report.started:
             loop.finish(run)
     except BaseException as error:  # noqa: BLE001  # fails the run like any other; raised by close_run
         return error
@@ -152,9 +152,9 @@ def _disabled(run: RunContext) -> Iterator[str]:
 
 def _uncalled(run: RunContext) -> list[str]:
     """Return the handlers that were not called; the rest of a resumed run may be too short for some."""
-    if run.resumed_at is not None and run.progress.epoch <= run.resumed_at.epoch + 1:
+    if run.checkpoints.resumed_at is not None and run.progress.epoch <= run.checkpoints.resumed_at.epoch + 1:
         return []
-    progress, emitted = run.progress, set(run.outcome.emitted)
+    progress, emitted = run.progress, set(run.report.emitted)
     for happened, events in (
         (progress.batches, OF_BATCHES),
         (progress.batches - progress.skipped_batches, {ev.ForwardEnd, ev.BackwardEnd}),
@@ -167,7 +167,7 @@ def _uncalled(run: RunContext) -> list[str]:
 
 
 def _skipped(run: RunContext) -> Iterator[str]:
-    before, now, history = run.resumed_at or Progress(), run.progress, run.control.history
+    before, now, history = run.checkpoints.resumed_at or Progress(), run.progress, run.control.history
     steps = now.steps - before.steps + (skipped := now.skipped_steps - before.skipped_steps)
     batches, left_out = now.batches - before.batches, now.skipped_batches - before.skipped_batches
     for verb, what, number, of in (

@@ -68,7 +68,7 @@ class Evaluation:
             if dataset not in self._limits and (samples := left_out(loader)):
                 run.data.note_once(f"the {self._called(dataset)} leaves out {samples}: give it drop_last=False")
         lengths = self._lengths.values()
-        run.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
+        run.length.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
         run.progress.evaluated = 0
         kind = run.engine.device.type
         with run.engine.autocast():
@@ -113,7 +113,7 @@ class Evaluation:
 
     def stop_after(self, cut: Request) -> None:
         """Stop a run of which the evaluation that was cut short was the last part."""
-        outcome = self._run.outcome
+        outcome = self._run.report
         if outcome.finished or not outcome.started:
             self._run.control.stop_once(cut)
 

@@ -84,7 +84,7 @@ class Prediction(Evaluation):
                 dataset: parts.gather(run.engine) if run.control.is_shared else parts.join()
                 for dataset, parts in self._parts.items()
             }
-            run.outcome.predictions = joined[""] if [*joined] == [""] else joined
+            run.report.predictions = joined[""] if [*joined] == [""] else joined
         return metrics
 
 
@@ -200,7 +200,7 @@ def failing_with_data(
         if not any(error is failure for failure in failures) or is_in_run(engine):
             raise
         run = TrainRun(Settings(name=check_name(name), task=task), bus, plugins, engine, phase)
-        run.outcome.has_left_group = True
+        run.report.has_left_group = True
         run.plugins.open(run)
         close_run(run, error)
         raise

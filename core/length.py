@@ -41,10 +41,14 @@ class Length:
         data: which it trains on.
         plugins: one of them may accumulate gradients.
         progress: where the run is.
+
+    Attributes:
+        evaluation_batches: those of the running or last evaluation, of all its sets; None if they are unknown.
     """
 
     def __init__(self, settings: Settings, data: TrainingData, plugins: Plugins, progress: Progress) -> None:
         self._data, self._progress, self._planned = data, progress, dict[str, Planned]()
+        self.evaluation_batches: int | None = None
         self._more = 0  # than epochs as they are now would have: those before a resume may have been of other lengths
         self._epochs, self._max_steps = settings.epochs, settings.steps
         self._whole = int(settings.epochs or 0)
@@ -65,7 +69,22 @@ class Length:
         return UNEQUAL if len({min(each, self._most) for each in self._by_phase}) > 1 else ""
 
     @property
-    def steps(self) -> int | None:
+    def max_epochs(self) -> float | None:
+        """The length in epochs; None without such a limit."""
+        return self._epochs
+
+    @property
+    def max_steps(self) -> int | None:
+        """The length in optimizer steps; None without such a limit."""
+        return self._max_steps
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """The length of the train loader; None if it is unknown."""
+        return self._data.length
+
+    @property
+    def planned_steps(self) -> int | None:
         """The optimizer steps; None where they are unknown. No skips are foreseen, nor epochs that end early."""
         if self.unknown:
             return None
@@ -84,24 +103,24 @@ class Length:
 
     def steps_or_raise(self, what: str) -> int:
         """Return the optimizer steps; ValueError where they are unknown, which names what they are for."""
-        if self.steps is None:
+        if self.planned_steps is None:
             raise ValueError(f"{what} needs to know the optimizer steps of the run, and {self.unknown}.")
-        return self.steps
+        return self.planned_steps
 
     @property
     def scheduler_steps(self) -> dict[str, int]:
         """For how many steps those schedulers were made that are functions of it, by name."""
-        return dict.fromkeys(self._planned, self.steps or 0)
+        return dict.fromkeys(self._planned, self.planned_steps or 0)
 
     @property
     def epoch_fraction(self) -> float | None:
         """How many epochs are done, such as 1.25; None where the loader has no length."""
-        return self._progress.epochs_done(None if self._data.source is None else self._data.source.length)
+        return self._progress.epochs_done(self._data.length)
 
     @property
     def fraction(self) -> float | None:
         """Which part of the planned steps is done, from 0 to 1; None where these are unknown."""
-        return self._progress.part_done(self.steps, skips=self._epochs is not None)
+        return self._progress.part_done(self.planned_steps, skips=self._epochs is not None)
 
     @property
     def last_batch(self) -> float:

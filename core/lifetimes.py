@@ -7,18 +7,22 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from torch import Tensor
 
-from ..events import Event, Progress
+from ..events import Event, Progress, RunFailed, TrainStart
+from ..events.bus import is_within
 from ..events.catalogue import Status
+from ..events.checks import check_whole_number
+from ..events.errors import count, describe_error
 from .result import RunResult, StrictError
 
 if TYPE_CHECKING:
     from weakref import ReferenceType
 
+    from ..events import Control
     from ..events.run import CheckpointSource
     from .checkpoint.state.compatibility import BatchChange
     from .metrics.log_rows import LogRows
@@ -35,7 +39,6 @@ class EpochWork:
 
     Attributes:
         batch: the current batch.
-        stream: the one of several streams that it is of; None where it is of all, or there is one.
         in_hand: whether a batch is being processed.
         is_unstepped: whether the user's own loop has yet to call `run.step(loss)` for it.
         is_exhausted: whether the loader has ended.
@@ -48,13 +51,12 @@ class EpochWork:
         casts: whether the user's own loop computes under autocast.
         autocast: holds that context while the user's own loop has a batch.
         claims: whether the values of a mean are tracked or returned, by its name.
-        weight: what `run.weigh` was given for a batch.
+        weight: what `run.stepping.weigh` was given for a batch.
         averaged: the gradients that the user's own loop has averaged over the ranks, by the ids of their parameters.
         collection: what the running evaluation collects.
     """
 
     batch: Any = None
-    stream: str | None = None
     in_hand: bool = False
     is_unstepped: bool = False
     is_exhausted: bool = False
@@ -72,20 +74,15 @@ class EpochWork:
 
 
 @dataclass(slots=True)
-class Resumption:
-    """What a run continues from, and the result.
+class Checkpoints:
+    """`run.checkpoints`; see `heliograph.events.run.RunCheckpoints` for what plugins use of it.
 
     Attributes:
-        training_id: of which training the run is a part; a new one is drawn from the system, not from a generator.
+        training_id: a new one is drawn from the system, not from a generator.
         pending_state: a state that is to be applied, and its file; None before and after.
         path: the file of the state that is being applied, or was last.
         is_resume: whether it is applied in a resume, not in a roll back.
-        source: where else checkpoints of the run are.
-        in_boundary: whether it was saved at the end of a boundary: `ShouldStop` is still to come.
-        resumed_from: the file that the run was resumed from.
-        resumed_at: where that was.
-        batch_change: what to do with the learning rates where the global batch changed.
-        batch_note: how it changed.
+        batch_change: what to do with the learning rates if the global batch changed.
         restored: paths of state that no state_dict holds, and that was restored.
         edited: paths of such state that the program sets differently than the one that saved.
         before: how many ranks and workers the run that saved had.
@@ -93,9 +90,10 @@ class Resumption:
         unclaimed_states: states that no plugin claimed.
         objects: the state that no state_dict holds; None if nothing is saved or resumed.
         given_rates: the learning rates of the program that began the training; None as for `objects`.
-        forked_from: the training that this one is a fork of, and where; None of others.
     """
 
+    best: Path | None = None
+    last: Path | None = None
     training_id: str = field(default_factory=lambda: uuid4().hex)
     pending_state: tuple[Mapping[str, Any], Path | None] | None = None
     path: Path | None = None
@@ -114,29 +112,34 @@ class Resumption:
     objects: ObjectState | None = None
     given_rates: list[float] | None = None
     forked_from: Mapping[str, Any] | None = None
+    verified_steps: int = 0
+    difference: str | None = None
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether a state waits to be applied."""
+        return self.pending_state is not None
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What becomes the result of a run.
+class Report:
+    """`run.report`, and what else becomes the result; see `heliograph.events.run.RunReport` for what plugins use of it.
 
     Attributes:
+        run: the run.
         began: when the run was made, of `perf_counter`.
         started: whether a training began.
         finished: whether it is over.
         held: the state of the end of a training without what its last log and validation add; None elsewhere.
         at_save_point: whether the state is being saved in a boundary, of which only `ShouldStop` is left.
-        has_left_group: whether this rank has left the others.
         is_strict: whether warnings are raised.
         emitted: the events that were emitted, but for those of every batch.
-        evaluation_batches: those of the last validation or test, all sets together; None where that is unknown.
-        replacement: the error to raise instead of the one that failed the run.
-        exit_error: what `fit` raises instead of returning.
         predictions: the outputs of all samples.
         rows: what was logged, None where nothing was.
         result: how it went, once the run is closed.
     """
 
+    run: Any
     began: float = field(default_factory=perf_counter)
     status: Status = "completed"
     started: bool = False
@@ -144,23 +147,62 @@ class Outcome:
     held: Mapping[str, Any] | None = None
     at_save_point: bool = False
     has_left_group: bool = False
-    best_checkpoint: Path | None = None
-    last_checkpoint: Path | None = None
     recording: Path | None = None
-    verified_steps: int = 0
-    difference: str | None = None
     emitted: set[type[Event]] = field(default_factory=set)
-    evaluation_batches: int | None = None
     plugin_seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     is_strict: bool = False
-    exit_status: int | None = None
-    exit_error: BaseException | None = None
-    replacement: BaseException | None = None
     predictions: Any = None
     rows: LogRows | None = None
     result: RunResult = field(init=False)
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether this is the replay of a recording."""
+        return False
+
+    @property
+    def queue(self) -> Any:
+        """Where to put what the process that called `launch` gets at once; None without it."""
+        from .distributed.launch.queue import child_queue
+
+        return child_queue()
+
+    @property
+    def ranks_meet(self) -> bool:
+        """Whether the ranks meet when this batch is done."""
+        control: Control = self.run.control
+        return control.is_shared and control.is_due(window=self.run.stepping.window, judged=False)
+
+    @property
+    def tracks(self) -> bool:
+        """Whether tracked values are read now."""
+        run = self.run
+        return run.phase != "train" or bool(run.hot.log.chain) or run.control.is_shared  # another rank may log
+
+    def plan(self) -> str:
+        """Return what will happen, in a few lines."""
+        from .plan import plan_of
+
+        return plan_of(self.run)
+
+    def reason(self, error: BaseException | None) -> str:
+        """Return why the run ends, in words; its status is known by then."""
+        run, resumed_at = self.run, self.run.checkpoints.resumed_at
+        progress, control = cast("Progress", run.progress), cast("Control", run.control)
+        if error is not None:
+            return describe_error(error)
+        if self.status == "stopped" and control.stop_request is not None:
+            return control.stop_request.reason
+        if not run.settings.train:
+            done = "predicted" if run.phase == "predict" else "evaluated"
+            return f"{count(progress.evaluated, 'batch', 'batches')} {done}"
+        if resumed_at is not None and progress.batches == resumed_at.batches:
+            return f"nothing left to do: resumed at epoch {progress.epoch}, step {progress.steps}"
+        if run.settings.epochs is not None and run.has_epochs:
+            return f"{count(max(progress.epoch, run.settings.epochs), 'epoch', 'epochs')} done"
+        return f"{count(progress.steps, 'step', 'steps')} done"
 
     def raise_if_strict(self, result: RunResult | None = None) -> None:
         """Raise the warnings that there are, where the trainer is strict."""
@@ -177,14 +219,17 @@ class Outcome:
 
 @dataclass(slots=True)
 class Hooks:
-    """What plugins let a run call.
+    """`run.hooks`; see `heliograph.events.run.RunHooks` for what plugins use of it.
 
     Attributes:
-        positioned: once, when the loader is at its position.
-        settling: at every `run.settle()`.
-        leaving: before this rank leaves its group for an error.
-        closing: when the run is closed.
+        positioned: what to call once, when the loader is at its position.
+        settling: what to call at every `settle()`.
+        leaving: what to call before this rank leaves its group for an error.
+        closing: what to call when the run is closed.
         apart: what handlers of observers run within.
+        exit_status: what the process exits with.
+        exit_error: what `fit` raises instead of returning.
+        replacement: the error to raise instead of the one that failed the run.
     """
 
     positioned: list[Action] = field(default_factory=list)
@@ -192,8 +237,54 @@ class Hooks:
     leaving: list[Action] = field(default_factory=list)
     closing: ExitStack = field(default_factory=ExitStack)
     apart: Callable[[], AbstractContextManager[Any]] = nullcontext
+    exit_status: int | None = None
+    exit_error: BaseException | None = None
+    replacement: BaseException | None = None
+
+    def when_positioned(self, action: Action) -> None:
+        """Call `action` once, when the loader is at its position and before it is read."""
+        self.positioned.append(action)
+
+    def when_settling(self, action: Action) -> None:
+        """Call `action` at every `settle()`."""
+        if action not in self.settling:
+            self.settling.append(action)
+
+    def when_leaving(self, action: Action) -> None:
+        """Call `action` before this rank leaves its group for an error."""
+        if action not in self.leaving:
+            self.leaving.append(action)
+
+    def settle(self) -> None:
+        """Wait until what plugins do in the background is done, and its events are emitted."""
+        for action in tuple(self.settling):
+            action()
+
+    def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Run the handlers of observers within `apart()`, until the run is closed."""
+        check_within(TrainStart, "hooks.isolate_observers")
+        self.apart = apart
+
+    def exit_with(self, status: int) -> None:
+        """Set the status that the process exits with, unless the run fails."""
+        self.exit_status = check_whole_number("An exit status", status, at_least=0, at_most=255)
+
+    def raise_when_closed(self, error: BaseException) -> None:
+        """Let `fit` raise this instead of returning, when a run that did not fail is closed."""
+        self.exit_error = error
+
+    def replace_error(self, error: BaseException) -> None:
+        """Raise this error instead of the one that failed the run."""
+        check_within(RunFailed, "hooks.replace_error")
+        self.replacement = error
 
     def call_positioned(self) -> None:
         """Call what waits for the loader."""
         while self.positioned:
             self.positioned.pop(0)()
+
+
+def check_within(event: type[Event], verb: str) -> None:
+    """Raise RuntimeError unless a handler of an event runs."""
+    if not is_within(event.name):
+        raise RuntimeError(f"run.{verb} is for handlers of {event.__name__}: elsewhere it would have no effect.")

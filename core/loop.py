@@ -33,14 +33,14 @@ def fit(run: RunContext) -> None:
     """Train."""
     take_losses = run.stepping.for_each_loss(step)
     for _ in epochs(run):
-        forward = run.forward  # only now: a handler of TrainStart may have replaced it
+        forward = run.stepping.forward  # only now: a handler of TrainStart may have replaced it
         for batch in batches(run):
             take_losses(run, forward(run, batch))
 
 
 def epochs(run: RunContext) -> Iterator[int]:
     """Yield the index of each epoch. Emit TrainStart; the events of each epoch; LastBoundary and TrainEnd."""
-    control, run.outcome.started = run.control, True
+    control, run.report.started = run.control, True
     with run.starting():
         run.plugins.reset()
         run.emit(ev.TrainStart())
@@ -63,12 +63,12 @@ def restore_or_continue(run: RunContext) -> None:
     while True:
         if run.control.is_rolling_back:
             run.discard_epoch()
-        if run.is_resuming:
+        if run.checkpoints.is_resuming:
             from .snapshot import restoring
 
             with restoring(run) as path:
                 run.emit(ev.CheckpointLoaded(path))
-        if run.control.has_boundary or run.in_boundary:
+        if run.control.has_boundary or run.checkpoints.in_boundary:
             boundary(run)
         if not run.control.is_rolling_back:  # no handler has rolled back at once
             return
@@ -113,7 +113,7 @@ def open_batch(run: RunContext) -> None:
     """Emit BatchStart, and apply what handlers request for the batch."""
     run.hot.batch_start.emit(run, BATCH_START)
     run.control.agree_on_batch()
-    if run.control.holds_step and not run.is_last_batch:
+    if run.control.holds_step and not run.data.is_last_batch:
         run.work.contexts.enter_context(run.engine.no_sync())
 
 
@@ -123,7 +123,7 @@ def finish_batch(run: RunContext) -> None:
     if run.control.skips_batch:
         run.control.count_skip("skipped_batches")
     run.stepping.end_batch()
-    if not run.control.holds_step or run.is_last_batch:
+    if not run.control.holds_step or run.data.is_last_batch:
         flush(run)
 
 
@@ -136,7 +136,7 @@ def close_batch(run: RunContext) -> None:
     if control.touched:
         control.close_batch()
     judged = bool(hot.should_stop.chain)
-    if (judged or control.pending or control.is_shared) and control.is_due(window=run.stepping.size, judged=judged):
+    if (judged or control.pending or control.is_shared) and control.is_due(window=run.stepping.window, judged=judged):
         boundary(run, in_epoch=True)
 
 
@@ -161,7 +161,7 @@ def step(run: RunContext, loss: Any, name: str | None = None) -> None:
     window.size += 1
     if has_receivers and hot.backward_end.chain:
         hot.backward_end.emit(run, BACKWARD_END)
-    if not control.holds_step or run.is_last_batch:
+    if not control.holds_step or run.data.is_last_batch:
         close_window(run, window)
 
 
@@ -201,8 +201,8 @@ def boundary(run: RunContext, *, in_epoch: bool = False) -> None:
     control, should_stop = run.control, run.hot.should_stop
     if pending := control.agree(in_epoch=in_epoch):
         serve(run)
-    if run.in_boundary:  # of a resumed run: its state was saved here
-        run.in_boundary, pending = False, True
+    if run.checkpoints.in_boundary:  # of a resumed run: its state was saved here
+        run.checkpoints.in_boundary, pending = False, True
         control.release()
     if should_stop.chain:
         should_stop.emit(run, SHOULD_STOP)
@@ -223,7 +223,7 @@ def serve(run: RunContext) -> None:
         run.emit(ev.ChangeServed(*facts, *serve_change(run, request)))
     if control.pop_request("next_phase") and run.data.ask_to_advance(between_epochs=not run.progress.batch):
         control.end_epoch("the next phase was asked for", by="the loop")
-    if run.outcome.finished and control.should_save and (control.should_log or control.should_validate):
+    if run.report.finished and control.should_save and (control.should_log or control.should_validate):
         from .snapshot import hold  # loaded where the end is saved
 
         hold(run)
@@ -234,7 +234,7 @@ def serve(run: RunContext) -> None:
         run.progress.validations += evaluate(run, "validation")
         control.agree()
     if control.pop_request("save"):
-        with run.outcome.saving(), run.evaluating_weights():
+        with run.report.saving(), run.evaluating_weights():
             run.emit(ev.SavePoint())
 
 
@@ -280,7 +280,7 @@ def close_epoch(run: RunContext) -> None:
     control = run.control
     finish_left_batch(run)
     control.agree()
-    if run.stepping.size and not control.is_rolling_back:
+    if run.stepping.window and not control.is_rolling_back:
         flush(run)
         control.close_batch()
         control.agree()
@@ -295,7 +295,7 @@ def close_epoch(run: RunContext) -> None:
 
 def finish(run: RunContext) -> None:
     """Emit LastBoundary, then TrainEnd, and serve what the handlers of each request."""
-    run.outcome.finished = True
+    run.report.finished = True
     if run.modes is not None:
         run.modes.eval()
     for event in (ev.LastBoundary(), ev.TrainEnd()):
@@ -308,6 +308,6 @@ def finish(run: RunContext) -> None:
 def end(run: RunContext, error: BaseException | None) -> Iterator[tuple[str, str, BaseException]]:
     """Emit RunFailed after an error, then RunClosed; yield (plugin, event, error) of each handler that fails."""
     failure = [] if error is None else [ev.RunFailed(error, run.phase, *run.blame(error))]
-    for event in (*failure, ev.RunClosed(run.outcome.status)):
+    for event in (*failure, ev.RunClosed(run.report.status)):
         for owner, other in run.bus.signal(type(event)).emit_each(run, event):
             yield owner, event.name, other

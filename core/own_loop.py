@@ -67,7 +67,7 @@ def step_with_gradients(run: RunContext, optimizer: str) -> None:
     why = None
     if "scaler" in run.engine.state_dict():
         why = "precision='fp16' scales the loss"
-    elif (control.holds_step and not run.is_last_batch) or control.loss_scale != 1.0:
+    elif (control.holds_step and not run.data.is_last_batch) or control.loss_scale != 1.0:
         why = "A plugin holds the step of this batch or scales its loss"
     elif window.counts is not None and window.size:
         why = "Micro-batches with counts are held in the window"

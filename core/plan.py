@@ -21,9 +21,9 @@ def plan_of(run: RunContext) -> str:
     lines += [f"{name}: {text}" for name, text in run.plugins.descriptions(run).items()]
     if "rng" not in run.plugins.declared("exclusive"):
         lines += ["seed: none is set, so another run draws other numbers; RNGCapture() sets one"]
-    if run.outcome.started:
-        lines += ["start: from the beginning"] * (run.resumed_at is None) + run.notes
-        lines += [f"WARNING: {warning}" for warning in run.warnings]
+    if run.report.started:
+        lines += ["start: from the beginning"] * (run.checkpoints.resumed_at is None) + run.report.notes
+        lines += [f"WARNING: {warning}" for warning in run.report.warnings]
     return Lines("\n".join([f"run {run.name!r}", *map(WRAPPED.fill, map(printable, lines))]))
 
 
@@ -44,16 +44,16 @@ def _hardware(run: RunContext) -> str:
 
 def _length(run: RunContext) -> str:
     factors = batch_factors(run)
-    batches, window = run.batches_per_epoch, factors["accumulation"]
+    batches, window = run.length.batches_per_epoch, factors["accumulation"]
     if batches is not None and window is not None:
         window = min(window, batches)  # it ends with the epoch
-    parts = [count(run.max_epochs, "epoch", "epochs")] if run.max_epochs is not None else []
-    if run.max_steps is not None:
+    parts = [count(run.length.max_epochs, "epoch", "epochs")] if run.length.max_epochs is not None else []
+    if run.length.max_steps is not None:
         parts += [
-            f"at most {count(run.max_steps, 'step', 'steps')}" if parts else count(run.max_steps, "step", "steps")
+            f"at most {count(run.length.max_steps, 'step', 'steps')}" if parts else count(run.length.max_steps, "step", "steps")
         ]
-    elif run.planned_steps is not None:
-        parts += [count(run.planned_steps, "step", "steps")]
+    elif run.length.planned_steps is not None:
+        parts += [count(run.length.planned_steps, "step", "steps")]
     parts = parts or ["until a plugin stops it"]
     parts += ["an epoch of unknown length" if batches is None else f"{count(batches, 'batch', 'batches')} an epoch"]
     parts += [f"{window} batches a step"] if window not in (None, 1) else []
@@ -64,7 +64,7 @@ def _length(run: RunContext) -> str:
 
 def _batch_size(run: RunContext) -> int | None:
     """Return the samples in a batch of this process; None where that is unknown before it is read."""
-    loader = run.train_loader
+    loader = run.data.train_loader
     if isinstance(loader, list | tuple):
         return run.size_of(loader[0])
     loaders = loader.loaders.values() if isinstance(loader, Streams) else [loader]
@@ -72,12 +72,12 @@ def _batch_size(run: RunContext) -> int | None:
 
 
 def _streams(run: RunContext) -> Iterator[str]:
-    if isinstance(run.train_loader, Streams):
-        yield f"streams: {run.train_loader.describe()}"
+    if isinstance(run.data.train_loader, Streams):
+        yield f"streams: {run.data.train_loader.describe()}"
 
 
 def _validation(run: RunContext) -> Iterator[str]:
-    if sets := run.validation_sets:
+    if sets := run.data.validation_sets:
         every = run.settings.every
         named = [f"{name} (in every {every[name]})" if name in every else name for name in sets if name]
         yield f"validation: {count(len(sets), 'set', 'sets')} {', '.join(named)}".rstrip()

@@ -80,8 +80,8 @@ class TrainRun(RunContext):
             close_run(self, error)
             if self.phase == "train" and error is None and (host := current_host()) is not None:
                 host.ended(self.result)
-            if error is None and self.outcome.exit_status is None and self.outcome.exit_error is None:
-                self.outcome.raise_if_strict(self.result)
+            if error is None and self.hooks.exit_status is None and self.hooks.exit_error is None:
+                self.report.raise_if_strict(self.result)
         finally:
             _RUNS.pop(self, None)
 
@@ -90,12 +90,6 @@ class TrainRun(RunContext):
         from . import snapshot
 
         return snapshot.capture_weights(self) if weights_only else snapshot.capture(self, shards)
-
-    def plan(self) -> str:
-        """Return what will happen, in a few lines; see `heliograph.Run`."""
-        from .plan import plan_of
-
-        return plan_of(self)
 
     def epochs(self) -> Iterator[int]:
         """Yield the index of each epoch; the run's and the epochs' events are emitted around them."""
@@ -136,7 +130,7 @@ class TrainRun(RunContext):
             ValueError: the loss is not a scalar; its count is not valid; there is no optimizer of that name, or its
                 step with a loss of this batch is held.
         """
-        if not self.in_hand:
+        if not self.work.in_hand:
             raise RuntimeError("run.step(loss) is for a batch of run.batches(): loop over them.")
         self.work.is_unstepped = False
         with self._outside_autocast():
@@ -179,12 +173,12 @@ class TrainRun(RunContext):
             SystemExit: a plugin such as `Preemption` asked for an exit status.
             BaseException: what a plugin left to be raised at the end.
         """
-        if exits and self.outcome.exit_status is not None:
+        if exits and self.hooks.exit_status is not None:
             from .early_end import as_exit
 
-            raise as_exit(self.outcome.exit_status, self.result)
-        if self.outcome.exit_error is not None and self.result.status != "interrupted":
-            raise self.outcome.exit_error
+            raise as_exit(self.hooks.exit_status, self.result)
+        if self.hooks.exit_error is not None and self.result.status != "interrupted":
+            raise self.hooks.exit_error
         return self.result
 
     def _outside_autocast(self) -> AbstractContextManager[None]:

@@ -29,11 +29,11 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
     On several ranks, the others are informed of an error first, and the group is left: no collective follows.
     """
     passing, departure = error, Departure(run)
-    if error is not None or (run.phase == "train" and not run.outcome.finished):
+    if error is not None or (run.phase == "train" and not run.report.finished):
         from .early_end import end_early
 
         error = end_early(run, error)
-    run.outcome.finished = True
+    run.report.finished = True
     if run.modes is not None and (error is None or isinstance(error, KeyboardInterrupt)):  # others may be the device's
         run.modes.eval()
     owner, event = (None, None) if error is None else run.blame(error)
@@ -42,26 +42,26 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
         error = departure.fail(error, where)
     else:
         warn_of_shortfall(run)
-    run.outcome.status = _status(run, error)
+    run.report.status = _status(run, error)
     secondary = _close_all(run, error, departure)
     if error is None and secondary:
         owner, event, error = secondary.pop(0)
         where += f"; in {owner} on {event}"
-        run.outcome.status = _status(run, error)
+        run.report.status = _status(run, error)
         from .early_end import note_newest
 
         note_newest(run, error)
     warn_of_closing(run)
     run.modes = None  # keeps no weights
     run.bus.blamed = None  # keeps no traceback, and so no batch, alive
-    run.outcome.result = _result(run, error)
+    run.report.result = _result(run, error)
     if error is None:
         return
     error.add_note(f"heliograph: {where}")
     for owner, event, other in secondary:
         error.add_note(f"heliograph: then {owner} failed on {event}: {describe_error(other)}")
-    if run.outcome.replacement is not None and run.outcome.replacement is not error:
-        raise run.outcome.replacement from error
+    if run.hooks.replacement is not None and run.hooks.replacement is not error:
+        raise run.hooks.replacement from error
     if error is not passing:
         raise error
 
@@ -107,20 +107,20 @@ def _status(run: RunContext, error: BaseException | None) -> Status:
 
 
 def _resume(run: RunContext) -> ResumeReport:
-    facts, resumption, at = run.data.resume_facts(), run.resumption, run.resumed_at
+    facts, resumption, at = run.data.resume_facts(), run.checkpoints, run.checkpoints.resumed_at
     report = ResumeReport(
-        dict(facts.untracked), tuple(text for text in facts.differences if text != run.difference), facts.position
+        dict(facts.untracked), tuple(text for text in facts.differences if text != run.checkpoints.difference), facts.position
     )
     if at is None:
         return report
     return replace(
         report,
-        path=run.resumed_from,
+        path=run.checkpoints.resumed_from,
         epoch=at.epoch,
         batch=at.batch,
         step=at.steps,
-        verified_steps=run.verified_steps,
-        divergence=run.difference,
+        verified_steps=run.checkpoints.verified_steps,
+        divergence=run.checkpoints.difference,
         restored=tuple(resumption.restored),
         edited=tuple(resumption.edited),
         fresh_plugins=resumption.fresh_plugins,
@@ -132,25 +132,25 @@ def _resume(run: RunContext) -> ResumeReport:
 def _result(run: RunContext, error: BaseException | None) -> RunResult:
     asked = run.control.stop_request
     return RunResult(
-        status=run.outcome.status,
-        reason=run.reason(error),
-        stopped_by=asked.by if run.outcome.status == "stopped" and asked is not None else None,
-        stopped_on_rank=asked.rank if run.outcome.status == "stopped" and asked is not None else None,
+        status=run.report.status,
+        reason=run.report.reason(error),
+        stopped_by=asked.by if run.report.status == "stopped" and asked is not None else None,
+        stopped_on_rank=asked.rank if run.report.status == "stopped" and asked is not None else None,
         progress=run.progress.copy(),
         metrics=dict(run.metrics),
-        **({} if run.outcome.rows is None else run.outcome.rows.as_results(run)),
-        best_checkpoint=run.best_checkpoint,
-        last_checkpoint=run.last_checkpoint,
-        recording=run.recording,
+        **({} if run.report.rows is None else run.report.rows.as_results(run)),
+        best_checkpoint=run.checkpoints.best,
+        last_checkpoint=run.checkpoints.last,
+        recording=run.report.recording,
         history=run.control.history,
-        seconds=perf_counter() - run.outcome.began,
-        exit_status=EXIT_STATUSES.get(run.outcome.status, run.outcome.exit_status or 0),
+        seconds=perf_counter() - run.report.began,
+        exit_status=EXIT_STATUSES.get(run.report.status, run.hooks.exit_status or 0),
         resume=_resume(run) if run.settings.train else None,
-        notes=tuple(run.notes),
-        warnings=tuple(run.warnings),
+        notes=tuple(run.report.notes),
+        warnings=tuple(run.report.warnings),
         plugin_errors=run.plugins.errors(),
-        plugin_seconds=dict(run.plugin_seconds),
-        predictions=run.outcome.predictions,
+        plugin_seconds=dict(run.report.plugin_seconds),
+        predictions=run.report.predictions,
     )
 
 
@@ -191,13 +191,13 @@ class Departure:
     def finish(self) -> None:
         """End together with the others, if nothing failed: take the wrappers off, agree on exit status and warnings."""
         run = self._run
-        if not run.outcome.has_left_group:
-            if run.outcome.rows is not None and run.settings.train:
-                run.outcome.rows.finish(run)
+        if not run.report.has_left_group:
+            if run.report.rows is not None and run.settings.train:
+                run.report.rows.finish(run)
             run.engine.tear_down()
             run.control.agree_on_exit_status()
             if run.control.is_shared:
-                own = tuple(run.warnings)
+                own = tuple(run.report.warnings)
                 for rank, others in enumerate(run.engine.gather_objects(own)):
                     for text in others:
                         run.warn(text if text in own else f"On rank {rank}: {text}")
@@ -213,7 +213,7 @@ def warn_of_shortfall(run: RunContext) -> None:
         from .early_end import no_step
 
         run.warn(no_step(run))
-    if ev.EpochStart not in run.outcome.emitted or is_preempted(run):  # which a resumed run continues
+    if ev.EpochStart not in run.report.emitted or is_preempted(run):  # which a resumed run continues
         return
     if len(run.plugins) or run.progress.skipped_steps or run.progress.skipped_batches:
         from .early_end import left_undone
@@ -235,7 +235,7 @@ def warn_of_closing(run: RunContext) -> None:
     for sentence in _due(run):
         run.warn(sentence)
     for name, errors in run.plugins.errors().items():
-        if not any(f"Plugin {name!r}" in said for said in run.warnings):
+        if not any(f"Plugin {name!r}" in said for said in run.report.warnings):
             run.warn(f"Plugin {name!r} failed, and the run continued: {errors[-1].removesuffix('.')}.")
 
 
@@ -257,7 +257,7 @@ def _not_finite(run: RunContext) -> Iterator[str]:
 
 
 def _unwritten(run: RunContext) -> Iterator[str]:
-    if ev.SavePoint in run.outcome.emitted and not run.plugins.writes_saves():
+    if ev.SavePoint in run.report.emitted and not run.plugins.writes_saves():
         from .snapshot import unwritten
 
         yield from unwritten(run)
@@ -279,7 +279,7 @@ def _without_optimizer(run: RunContext) -> Iterator[str]:
 
 
 def _without_gradient(run: RunContext) -> Iterator[str]:
-    if run.progress.steps == (run.resumed_at or Progress()).steps:
+    if run.progress.steps == (run.checkpoints.resumed_at or Progress()).steps:
         return
     names = {id(each): name for name, each in _parameters(run)}
     for window in run.stepping.by_name.values():

@@ -46,11 +46,11 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         TypeError: some state is neither a plain type nor a tensor, and so could not be read back safely.
     """
     weights, optimizers = run.engine.pack(run.modules, run.optimizers) if shards is None else ({}, {})
-    if run.outcome.held is not None:
+    if run.report.held is not None:
         fresh = {"modules": weights, "optimizers": optimizers} | ({} if shards is None else {"shards": dict(shards)})
-        return {**fresh, **run.outcome.held, "metrics": dict(run.metrics)}
+        return {**fresh, **run.report.held, "metrics": dict(run.metrics)}
     stateful = {"task": run.task} if not isinstance(run.task, nn.Module) else {}
-    own = run.resumption.objects
+    own = run.checkpoints.objects
     objects = {} if own is None else own.state_dict(run)  # before the data, which save what it reports
     snapshot = {
         "schema": SCHEMA,
@@ -58,14 +58,14 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "versions": versions(),
         "world": batch_factors(run),
         "run_name": run.name,
-        "training_id": run.training_id,
+        "training_id": run.checkpoints.training_id,
         "progress": run.progress.state_dict(),
-        "control": run.control.state_dict(is_over=run.outcome.finished),
+        "control": run.control.state_dict(is_over=run.report.finished),
         "data": run.data.state_dict(run.progress),
         "planned_done": run.length.done,
         "last_seen": run.work.is_last_seen,
         "epoch_begun": run.work.has_begun,
-        "at_save_point": run.outcome.at_save_point,
+        "at_save_point": run.report.at_save_point,
         "modules": weights,
         "optimizers": optimizers,
         "optimizer_kinds": class_names(run.optimizers),
@@ -80,12 +80,12 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "plugins": run.plugins.state_dict(as_plain),
         "filters": run.plugins.filter_states(run.origin, as_plain),
         **({"plugin_versions": numbers} if (numbers := run.plugins.state_versions()) else {}),
-        **({} if run.forked_from is None else {"forked_from": dict(run.forked_from)}),
-        **({} if run.resumption.given_rates is None else {"given_rates": run.resumption.given_rates}),
+        **({} if run.checkpoints.forked_from is None else {"forked_from": dict(run.checkpoints.forked_from)}),
+        **({} if run.checkpoints.given_rates is None else {"given_rates": run.checkpoints.given_rates}),
         **({"count_units": dict(run.stepping.units)} if run.stepping.units else {}),
         **({} if shards is None else {"shards": dict(shards)}),
         **({} if run.modes is None else run.modes.state_dict()),
-        **({} if run.outcome.rows is None else {"log_history": run.outcome.rows.state_dict() | _totals(run)}),
+        **({} if run.report.rows is None else {"log_history": run.report.rows.state_dict() | _totals(run)}),
     }
     snapshot, types = as_plain(snapshot, "state")
     if types:
@@ -103,7 +103,7 @@ def hold(run: RunContext) -> None:
     state = capture(run, {} if apart else None)
     due = [verb for verb in state["control"]["due"] if verb not in ("log", "validation", "save")]
     state["control"] = {**state["control"], "due": due}
-    run.outcome.held = {name: part for name, part in state.items() if name not in apart}
+    run.report.held = {name: part for name, part in state.items() if name not in apart}
 
 
 def capture_weights(run: RunContext) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def capture_weights(run: RunContext) -> dict[str, Any]:
         "versions": versions(),
         "world": batch_factors(run),
         "run_name": run.name,
-        "training_id": run.training_id,
+        "training_id": run.checkpoints.training_id,
         WEIGHTS_ONLY: True,
         "progress": run.progress.state_dict(),
         "modules": run.engine.pack(run.modules, {})[0],
@@ -138,11 +138,11 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: the snapshot is of another schema, incomplete, of other modules or, within an epoch, of other data.
     """
-    resumption = run.resumption
+    resumption = run.checkpoints
     check_schema(saved)
     check_resumable(saved, resumption.path)
     if resumption.is_resume:  # a run that goes back stays the training that it is
-        run.training_id, run.forked_from = saved["training_id"], saved.get("forked_from")
+        run.checkpoints.training_id, run.checkpoints.forked_from = saved["training_id"], saved.get("forked_from")
     if "frozen" in saved:
         from .checkpoint.state.frozen import with_frozen
 
@@ -160,19 +160,19 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     run.stepping.units = dict(saved.get("count_units", {}))
     run.work.is_last_seen = saved.get("last_seen")
     run.work.has_begun = saved.get("epoch_begun", run.progress.batch > 0)
-    run.in_boundary = saved.get("at_save_point", False)
+    run.checkpoints.in_boundary = saved.get("at_save_point", False)
     switched = run.control.switches
-    run.control.load_state_dict(saved["control"], at_save_point=run.in_boundary)
+    run.control.load_state_dict(saved["control"], at_save_point=run.checkpoints.in_boundary)
     run.metrics.update(saved["metrics"])
     run.means.load_state_dict(saved.get("means", {}))
     from .metrics.log_rows import LogRows
 
     state = saved.get("log_history")
-    run.outcome.rows = None if state is None else LogRows.of_state(state, run.outcome.rows)
+    run.report.rows = None if state is None else LogRows.of_state(state, run.report.rows)
     run.means.totals = {name: (value, weight) for name, (value, weight) in (state or {}).get("totals", {}).items()}
     # A return may be to what the run was resumed from.
     resumption.batch_change = saved.get("batch_change", resumption.batch_change)
-    run.batch_note = apply_batch_change(run, saved["world"], resumption.batch_change, may_refuse=resumption.is_resume)
+    run.checkpoints.batch_note = apply_batch_change(run, saved["world"], resumption.batch_change, may_refuse=resumption.is_resume)
     found = run.plugins.load_state_dict(
         saved["plugins"], saved.get("plugin_versions"), resumption.path, goes_back=not resumption.is_resume
     )
@@ -197,15 +197,15 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plan_rest(run: RunContext, saved: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
     """Plan the steps that remain, and make schedulers again that are functions of the whole, if it is another."""
-    before = run.planned_steps
+    before = run.length.planned_steps
     if "planned_done" in saved:
         run.length.resume(saved["planned_done"], progress["epoch"], progress["batch"])
-    if run.planned_steps != before:
+    if run.length.planned_steps != before:
         run.settings = run.length.complete(run.settings)
         for name, window in run.stepping.by_name.items():
             window.scheduler = run.schedulers.get(name)
-        if run.resumption.objects is not None:
-            run.resumption.objects.update_schedulers(run)
+        if run.checkpoints.objects is not None:
+            run.checkpoints.objects.update_schedulers(run)
 
 
 def _totals(run: RunContext) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _totals(run: RunContext) -> dict[str, Any]:
 
 def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:
     """Load the modules, the optimizers, whose learning rates are state, and the schedulers of the same kinds."""
-    given, resumption = base_rates(run.optimizers), run.resumption
+    given, resumption = base_rates(run.optimizers), run.checkpoints
     if run.modes is not None and "trained" in saved:  # so that it is in eval mode until all of it is loaded
         run.modes.eval()
     load_parts(run, saved, run.optimizers, resumption.path, drops_added=not resumption.is_resume)
@@ -243,8 +243,8 @@ def _say_rates(rates: list[float]) -> str:
 def restoring(run: RunContext) -> Iterator[Path | None]:
     """Apply the state that a run is to continue from, yield its file, then compare what every plugin made of it."""
     own = _restore(run)
-    yield run.resumption.path
-    resumption = run.resumption
+    yield run.checkpoints.path
+    resumption = run.checkpoints
     if own.get("objects") and resumption.objects is not None:
         with run.evaluating_weights():  # as at the save
             resumption.objects.compare(run, own["objects"], is_roll_back=resumption.resumed_at is not run.origin)
@@ -258,7 +258,7 @@ def restoring(run: RunContext) -> Iterator[Path | None]:
 
 def _restore(run: RunContext) -> dict[str, Any]:
     """Apply the state that a run is to continue from; return this rank's part of it."""
-    resumption = run.resumption
+    resumption = run.checkpoints
     assert resumption.pending_state is not None
     (saved, resumption.path), resumption.pending_state = resumption.pending_state, None
     try:
@@ -309,11 +309,11 @@ def unwritten(run: Run) -> Iterator[str]:
 
 def _describe_newest(run: Run) -> str:
     """Return which checkpoint is the newest, and what is not in it; empty where everything is."""
-    if run.last_checkpoint is None:
+    if run.checkpoints.last is None:
         return "there is none"
-    newest = f"the newest checkpoint is {run.last_checkpoint}"
+    newest = f"the newest checkpoint is {run.checkpoints.last}"
     try:
-        steps = int(read_manifest(run.last_checkpoint).progress["steps"])
+        steps = int(read_manifest(run.checkpoints.last).progress["steps"])
     except (OSError, ValueError):  # another plugin writes files of another kind, or this process does not see them
         return newest
     missing = run.progress.steps - steps
@@ -322,6 +322,6 @@ def _describe_newest(run: Run) -> str:
 
 
 def _where(run: RunContext) -> str:
-    what, progress = "resumed at" if run.resumption.is_resume else "went back to", run.progress
-    path = run.resumption.path or "a state"
+    what, progress = "resumed at" if run.checkpoints.is_resume else "went back to", run.progress
+    path = run.checkpoints.path or "a state"
     return f"{what} epoch {progress.epoch}, batch {progress.batch}, step {progress.steps} from {path}"

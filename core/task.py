@@ -43,7 +43,7 @@ class Task:
 
         Or return `(loss_sum, count)`, a sum over tokens, say, and how many these are, an integer or a tensor of one:
         the gradients of a step are then divided by the counts of all its micro-batches, on all ranks, and so are the
-        tracked losses. `run.weigh(count)` says of a loss that is a mean what it is a mean over.
+        tracked losses. `run.stepping.weigh(count)` says of a loss that is a mean what it is a mean over.
 
         Where `fit` is given several optimizers by name, yield `(name, loss)` for each instead. What follows a `yield`
         runs when that loss was taken backward and, unless the step is held, its optimizer was stepped.
@@ -140,7 +140,7 @@ class Supervised(Task):
         outputs, targets = (self.model(batch[0]), batch[1]) if is_pair else self._forward(batch)
         if run.bus.receiver_count:
             run.outputs = outputs
-        if self.metrics and run.tracks:
+        if self.metrics and run.report.tracks:
             weight = size_counter(self, count_samples)(batch)
             for name, value in self._measure(outputs, targets):
                 run.track(name, value, weight)

@@ -171,7 +171,7 @@ class Trainer:
             checked = settings.training(task, train, options, engine.world_size)
             settings.check_needs(checked, self.plugins)
             run = TrainRun(checked, self.bus, self.plugins, engine)
-            run.outcome.is_strict = self.strict
+            run.report.is_strict = self.strict
             run.hooks.closing.push(life.pop_all())
         return run
 
@@ -435,7 +435,7 @@ class Trainer:
             return plan(self.bus)
         run = self.run(task, train, **options)
         try:
-            return Lines(f"{run.plan()}\n\n{plan(self.bus)}")
+            return Lines(f"{run.report.plan()}\n\n{plan(self.bus)}")
         finally:
             run.hooks.closing.close()
 
@@ -448,5 +448,5 @@ class Trainer:
         from .evaluation_run import evaluation_run
 
         run = evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, **options)
-        run.outcome.is_strict = self.strict
+        run.report.is_strict = self.strict
         return run

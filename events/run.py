@@ -16,35 +16,6 @@ if TYPE_CHECKING:
     from .resume_facts import ResumeFacts
 
 
-class Data(Protocol):
-    """The training data, as plugins see it.
-
-    Attributes:
-        seed: what the order of samples and the draws of loading are keyed by; None until that is decided.
-        phase: which of several training phases is read, from 0.
-    """
-
-    seed: int | None
-    phase: int
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples in a batch of one process; 1 where batches are dealt out to the ranks, None where that is unknown."""
-
-    def resume_facts(self) -> ResumeFacts:
-        """Return what is known about a resume of this run: untracked state, differences, the position of the data."""
-
-    @property
-    def layouts(self) -> list[dict[str, Any]]:
-        """How the epochs of each phase lie in the batches of all processes, as plain types."""
-
-    def report_untracked(self, path: str, kind: str) -> None:
-        """Report state that no checkpoint holds and that may influence the training, by its path and type."""
-
-    def report_difference(self, text: str) -> None:
-        """Report in a sentence what is not as it was when the state was saved."""
-
-
 class CheckpointSource(Protocol):
     """Where checkpoints of a run are besides its own folder, such as the storage of a cluster.
 
@@ -66,6 +37,301 @@ class CheckpointSource(Protocol):
         """
 
 
+class RunLength(Protocol):
+    """How long a run is, and how much of it is done: `run.length`, valid in every event.
+
+    Attributes:
+        evaluation_batches: batches of the running validation, test or prediction, of all its sets; None if unknown.
+    """
+
+    evaluation_batches: int | None
+
+    @property
+    def max_epochs(self) -> float | None:
+        """The length in epochs, perhaps a fraction such as 1.5; None without such a limit."""
+
+    @property
+    def max_steps(self) -> int | None:
+        """The length in optimizer steps; None without such a limit."""
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """The length of the train loader; None if it is unknown."""
+
+    @property
+    def planned_steps(self) -> int | None:
+        """The optimizer steps from the run's first beginning to its end; None if they are unknown before.
+
+        Skipped steps and epochs that end early are not foreseen. After a resume in epochs of another length: the steps
+        that were done, and those that remain.
+        """
+
+    @property
+    def unknown(self) -> str:
+        """Why `planned_steps` is None, and how to change that, as the rest of a sentence; empty if it is a number."""
+
+    @property
+    def scheduler_steps(self) -> Mapping[str, int]:
+        """For how many steps the schedulers were made that are functions of it, by the names of their optimizers."""
+
+    @property
+    def epoch_fraction(self) -> float | None:
+        """How many epochs are done, such as 1.25; None if the loader has no length."""
+
+    @property
+    def fraction(self) -> float | None:
+        """Which part of the planned steps is done, from 0 to 1; None if these are unknown."""
+
+
+class RunData(Protocol):
+    """The data of a run: `run.data`, valid in every event.
+
+    Attributes:
+        seed: the key of the order of samples and of the draws of loading; None until it is decided.
+        phase: which of several training phases is read, from 0.
+        stream: of a training on weighted streams, the name of the stream that the current or last batch is of.
+    """
+
+    seed: int | None
+    phase: int
+    stream: str | None
+
+    @property
+    def train_loader(self) -> Any:
+        """The iterable of training batches that is read now, or None."""
+
+    @property
+    def validation_loaders(self) -> Mapping[str, Any]:
+        """The validation loaders, by the names of their sets."""
+
+    @property
+    def validation_sets(self) -> tuple[str, ...]:
+        """The names of the validation sets; one empty name for a single set, none without."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch of one process; 1 if batches are dealt out to the ranks, None if it is unknown."""
+
+    @property
+    def in_hand(self) -> bool:
+        """Whether a batch is being processed: from before its `BatchStart` until its `BatchEnd`."""
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the current batch is the last of its epoch."""
+
+    @property
+    def layouts(self) -> list[dict[str, Any]]:
+        """How the epochs of each phase lie in the batches of all processes, as plain types."""
+
+    def key_draws(self, seed: int, *, probe: bool = True) -> None:
+        """From `TrainStart` only: let loading draw by (seed, epoch, position), apart from the training's stream.
+
+        With `probe`, the first batch that is read is loaded a second time and compared, to find hidden state.
+        """
+
+    def resume_facts(self) -> ResumeFacts:
+        """Return what is known about a resume of this run: untracked state, differences, the position of the data."""
+
+    def report_untracked(self, path: str, kind: str) -> None:
+        """Report state that no checkpoint holds and that may influence the training, by its path and type."""
+
+    def report_difference(self, text: str) -> None:
+        """Report in a sentence what is not as it was when the state was saved."""
+
+
+class RunStepping(Protocol):
+    """The optimizer steps and the micro-batches that they are made of: `run.stepping`, valid in a training.
+
+    Attributes:
+        forward: the training step as the engine runs it, called with the run and a batch; a `TRANSFORM` handler of
+            `TrainStart` may replace it.
+    """
+
+    forward: Callable[..., Any]
+
+    @property
+    def window(self) -> int:
+        """How many micro-batches have added gradients since the last step; of several optimizers, see `windows`.
+
+        In `GradientsReady` and `StepEnd` that of the optimizer that is stepped, elsewhere the longest.
+        """
+
+    @property
+    def windows(self) -> Mapping[str, int]:
+        """How many micro-batches have added gradients since the last step of each optimizer, by its name."""
+
+    @property
+    def window_count(self) -> float | None:
+        """In `GradientsReady` and `StepEnd`: the count, of all ranks, that the gradients were divided by; else None."""
+
+    @property
+    def optimizer_name(self) -> str:
+        """The name of `run.optimizer`; empty outside a training."""
+
+    @property
+    def losses(self) -> Mapping[str, Any]:
+        """The last training loss of each optimizer by its name, None if there is none yet in this epoch."""
+
+    @property
+    def batch_losses(self) -> Sequence[Any]:
+        """The losses of the last batch that had some, in the order in which they were taken."""
+
+    def label(self, name: str, optimizer: str | None = None) -> str:
+        """Return the name to track a value of an optimizer by: unchanged, or `generator_<name>` if they have names.
+
+        Args:
+            name: what is tracked, such as `gradient_norm`.
+            optimizer: whose it is; by default the one that is stepped.
+        """
+
+    def weigh(self, count: Any) -> None:
+        """Say what the losses of the batch in hand are means over, such as the number of its tokens.
+
+        The gradients of a window, of all ranks, are then those of one batch, and the tracked losses are means over
+        what is counted; see "Losses over tokens" in the documentation. To be called in `training_step`, before
+        `run.step(loss)`, in `validation_step` and `test_step`, or in a handler of `BatchStart`; once for each loss.
+        A step that returns a sum with its count needs no such call.
+
+        Args:
+            count: at least 0; an integer, or a tensor of one element, which stays on its device.
+
+        Raises:
+            RuntimeError: there is no batch in hand, or it was weighed already.
+            TypeError: the count is neither a number nor a tensor of one.
+            ValueError: it is negative or not finite.
+        """
+
+
+class RunCheckpoints(Protocol):
+    """The checkpoints of a run, and what it was resumed from: `run.checkpoints`.
+
+    Attributes:
+        best: the file of the best state; written by the plugin that stores it.
+        last: the file of the newest state; written by the plugin that stores it.
+        source: where else checkpoints of the run are; written at `TrainStart` by the plugin that knows, in a lane
+            before `PERSIST`, and read by the plugin that resumes.
+        training_id: of which training this run is a part; a resumed run has that of its checkpoint. Written by the
+            plugin that resumes.
+        forked_from: of a fork (`heliograph_recorder.fork`): the `training` that it was forked from, the optimizer
+            `step`, the `recording`, and where that was a fork, too, its `forked_from`; None of others.
+        resumed_from: the file of the checkpoint that this run was resumed from, if any.
+        resumed_at: the position at which it was resumed; None if it was not.
+        in_boundary: whether the state that was loaded was saved at the end of a boundary, of which only `ShouldStop` is
+            left to be emitted.
+        batch_note: how the global batch differs from the checkpoint's; None if it does not.
+        verified_steps: the steps done again after a resume that equal the killed run's; written by the plugin that
+            compares them.
+        difference: where what is done again differs first; written by the plugin that compares it.
+    """
+
+    best: Path | None
+    last: Path | None
+    source: CheckpointSource | None
+    training_id: str
+    forked_from: Mapping[str, Any] | None
+    resumed_from: Path | None
+    resumed_at: Progress | None
+    in_boundary: bool
+    batch_note: str | None
+    verified_steps: int
+    difference: str | None
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether a state waits to be applied: some plugin has called `resume` or `roll_back`."""
+
+
+class RunHooks(Protocol):
+    """What a plugin can ask the run to call, and how the run ends: `run.hooks`, valid until `RunClosed`."""
+
+    def when_positioned(self, action: Callable[[], None]) -> None:
+        """Call `action` once, when the loader of the resumed epoch is at its position and before it is read."""
+
+    def when_settling(self, action: Callable[[], None]) -> None:
+        """Call `action` at every `settle()`: it waits for what its plugin does in the background, and emits its events.
+
+        It is called before the run rolls back, too. To give the same action again does nothing.
+        """
+
+    def when_leaving(self, action: Callable[[], None]) -> None:
+        """Call `action` before this rank leaves its group for an error: to wait for what uses the group in a thread.
+
+        To give the same action again does nothing.
+        """
+
+    def settle(self) -> None:
+        """Wait until what plugins do in the background is done, such as a save, and its events are emitted.
+
+        Raises:
+            BaseException: some of it failed.
+        """
+
+    def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
+        """From `TrainStart` only: run the handlers of observers, but those that never draw, within `apart()`."""
+
+    def exit_with(self, status: int) -> None:
+        """Let the process exit with this status (0 to 255), unless the run fails.
+
+        `fit`, `validate`, `test` and `predict` raise SystemExit with it when the run is closed; with
+        `fit(on_interrupt="return")`, and in the user's own loop, it is in `result.exit_status` only.
+        """
+
+    def raise_when_closed(self, error: BaseException) -> None:
+        """Let `fit` raise this instead of returning, when a run that did not fail is closed.
+
+        An exit status that another plugin requested takes precedence. In the user's own loop it has no effect.
+        """
+
+    def replace_error(self, error: BaseException) -> None:
+        """From `RunFailed` only: raise this error instead, from the original."""
+
+
+class RunReport(Protocol):
+    """What the result shows, and facts of the process: `run.report`, valid in every event.
+
+    Attributes:
+        notes: the lines that the result shows, so far; `run.note` adds one.
+        warnings: what was asked for and has not happened, so far; `run.warn` adds one.
+        recording: the file of the recording; written by the plugin that records.
+        plugin_seconds: seconds in each plugin's handlers; written by the plugin that measures them.
+        has_left_group: whether this rank has left the others because of an error that they do not share: no collective
+            is possible any more.
+    """
+
+    notes: list[str]
+    warnings: list[str]
+    recording: Path | None
+    plugin_seconds: dict[str, float]
+    has_left_group: bool
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether this is the replay of a recording (`heliograph_recorder.replay`), not a training."""
+
+    @property
+    def queue(self) -> Any:
+        """Where to `put` what the process that called `heliograph.launch` is to get at once; None without it."""
+
+    @property
+    def ranks_meet(self) -> bool:
+        """Whether the ranks meet when this batch is done: the same on all of them; never in a single process."""
+
+    @property
+    def tracks(self) -> bool:
+        """Whether tracked values are read now; if not, a task may save the work."""
+
+    def plan(self) -> str:
+        """Return what will happen, in a few lines: the model, the hardware, the length, what each plugin will do."""
+
+    def reason(self, error: BaseException | None) -> str:
+        """Return why the run ends, in words; known once `RunClosed` is emitted.
+
+        Args:
+            error: what failed it, if anything did.
+        """
+
+
 class Run(Protocol):
     """One `fit`, `validate`, `test` or `predict`, fresh for every call. Plugins read; what they may write is said so.
 
@@ -76,55 +342,11 @@ class Run(Protocol):
         origin: where this run began: zeros, or the resumed position. A new object for every start.
         control: what to ask of the loop.
         metrics: the latest value of every metric, such as `validation/loss`.
-        hyper_parameters: the user's description of this run, for loggers.
-        task: the user's model code.
-        modules: the modules of the task by name.
-        optimizers: the optimizers by name; a single one is called `optimizer`. None outside a training.
-        schedulers: the learning-rate schedulers that `fit` was given, by the names of their optimizers.
-        optimizer: the optimizer; of several, in `GradientsReady` and `StepEnd` the one that is stepped, else the first;
-            None outside a training.
-        scheduler: its scheduler, or None.
-        optimizer_name: its name; empty outside a training.
-        engine: the hardware.
-        bus: the signals, to connect to.
-        plugins: the trainer's `heliograph.Plugins`: to look one up, to enable or disable it.
-        max_epochs: the run's length in epochs, perhaps a fraction such as 1.5; None where it has no such limit.
-        max_steps: the run's length in optimizer steps, None where it has no such limit.
-        evaluation_batches: batches of the running validation, test or prediction, all sets together; None where that is
-            unknown.
         batch: the current batch; a `TRANSFORM` handler of `BatchStart` may replace it.
-        stream: of a training on weighted streams, the name of the one that the current or last batch is of; else None.
-        forward: the training step as the engine runs it, called with the run and a batch; a `TRANSFORM` handler of
-            `TrainStart` may replace it.
         loss: the last training loss, unscaled; it lives until the next forward or the end of the epoch.
         outputs: what the task's step has put here for handlers, what `predict_step` returned; None after the batch.
-        window: how many micro-batches have added gradients since the last step; of several optimizers that of the one
-            that is stepped, elsewhere the longest.
-        best_checkpoint: the file of the best state; written by the plugin that stores it.
-        last_checkpoint: the file of the newest state; written by the plugin that stores it.
-        verified_steps: the steps done again after a resume that equal the killed run's; written by the plugin that
-            compares them.
-        difference: where what is done again differs first; written by the plugin that compares it.
-        recording: the file of the recording; written by the plugin that records.
-        checkpoint_source: where else checkpoints of the run are; written at `TrainStart` by the plugin that knows, in a
-            lane before `PERSIST`, and asked by the plugin that resumes.
-        plugin_seconds: seconds in each plugin's handlers; written by the plugin that measures them.
-        in_boundary: whether the state that was loaded was saved at the end of a boundary, of which only `ShouldStop` is
-            left to be emitted.
-        training_id: of which training this run is a part; a resumed one has that of its checkpoint. Written by the
-            plugin that resumes.
-        forked_from: of a fork (`heliograph_recorder.fork`): the `training` that it was forked from, the optimizer
-            `step`, the `recording`, and where that was a fork, too, its `forked_from`; None of others.
-        resumed_from: the file of the checkpoint that this run was resumed from, if any.
-        resumed_at: where it was resumed, None where it was not.
-        batch_note: in what the global batch differs from the checkpoint's, None where it does not.
-        epoch_begun: whether `EpochStart` was emitted for the epoch that `progress` names.
-        in_hand: whether a batch is being processed: from before its `BatchStart` until its `BatchEnd`.
-        notes: the lines that the result shows, so far.
-        warnings: what was asked for and has not happened, so far; `warn` adds to it.
-        has_left_group: whether this rank has left the others because of an error that they do not share: no collective
-            is possible any more.
-        is_replay: whether this is the replay of a recording (`heliograph_recorder.replay`), not a training.
+        bus: the signals, to connect to.
+        plugins: the trainer's `heliograph.Plugins`: to look one up, to enable or disable it.
     """
 
     name: str
@@ -133,132 +355,70 @@ class Run(Protocol):
     origin: Progress
     control: Control
     metrics: dict[str, float]
-    hyper_parameters: Mapping[str, Any]
-    task: Any
-    modules: Mapping[str, Any]
-    optimizers: Mapping[str, Any]
-    schedulers: Mapping[str, Any]
-    optimizer: Any
-    scheduler: Any
-    optimizer_name: str
-    bus: Bus
-    max_epochs: float | None
-    max_steps: int | None
-    evaluation_batches: int | None
     batch: Any
-    stream: str | None
-    forward: Callable[..., Any]
     loss: Any
     outputs: Any
-    window: int
-    best_checkpoint: Path | None
-    last_checkpoint: Path | None
-    verified_steps: int
-    difference: str | None
-    recording: Path | None
-    checkpoint_source: CheckpointSource | None
-    plugin_seconds: dict[str, float]
-    in_boundary: bool
-    training_id: str
-    forked_from: Mapping[str, Any] | None
-    resumed_from: Path | None
-    resumed_at: Progress | None
-    batch_note: str | None
-    epoch_begun: bool
-    in_hand: bool
-    notes: list[str]
-    warnings: list[str]
-    has_left_group: bool
+    bus: Bus
     plugins: Any
-    is_replay: bool
 
     @property
-    def queue(self) -> Any:
-        """Where to `put` what the process that called `heliograph.launch` is to get at once; None without it."""
+    def length(self) -> RunLength:
+        """How long the run is, and how much of it is done."""
 
     @property
-    def data(self) -> Data:
-        """The training data."""
+    def data(self) -> RunData:
+        """The data of the run."""
 
     @property
-    def train_loader(self) -> Any:
-        """The iterable of training batches that is read now, or None."""
+    def stepping(self) -> RunStepping:
+        """The optimizer steps, and the micro-batches that they are made of."""
 
     @property
-    def batches_per_epoch(self) -> int | None:
-        """Its length, None where that is unknown."""
+    def checkpoints(self) -> RunCheckpoints:
+        """The checkpoints of the run, and what it was resumed from."""
 
     @property
-    def planned_steps(self) -> int | None:
-        """The optimizer steps from the run's first beginning to its end; None where that is unknown before.
+    def hooks(self) -> RunHooks:
+        """What a plugin can ask the run to call, and how the run ends."""
 
-        Steps that are skipped, and epochs that end early, are not foreseen. After a resume in epochs of another length:
-        the steps that were done, and those that remain.
+    @property
+    def report(self) -> RunReport:
+        """What the result shows, and facts of the process."""
+
+    @property
+    def hyper_parameters(self) -> Mapping[str, Any]:
+        """The user's description of this run, for loggers."""
+
+    @property
+    def task(self) -> Any:
+        """The user's model code."""
+
+    @property
+    def modules(self) -> Mapping[str, Any]:
+        """The modules of the task by name."""
+
+    @property
+    def optimizers(self) -> Mapping[str, Any]:
+        """The optimizers by name; a single one is called `optimizer`. Empty outside a training."""
+
+    @property
+    def schedulers(self) -> Mapping[str, Any]:
+        """The learning-rate schedulers that `fit` was given, by the names of their optimizers."""
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer; None outside a training.
+
+        Of several, in `GradientsReady` and `StepEnd` the one that is stepped, else the first.
         """
 
     @property
-    def unknown_length(self) -> str:
-        """Why `planned_steps` is None, and the mend, as the rest of a sentence; empty where it is a number."""
-
-    @property
-    def scheduler_steps(self) -> Mapping[str, int]:
-        """For how many steps those schedulers were made that are functions of it, by the names of their optimizers."""
-
-    @property
-    def epoch_fraction(self) -> float | None:
-        """How many epochs are done, such as 1.25; None where the loader has no length."""
-
-    @property
-    def fraction(self) -> float | None:
-        """Which part of the planned steps is done, from 0 to 1; None where these are unknown."""
+    def scheduler(self) -> Any:
+        """The scheduler of `optimizer`, or None."""
 
     @property
     def engine(self) -> Engine:
         """The hardware."""
-
-    @property
-    def is_last_batch(self) -> bool:
-        """Whether the current batch is the last of its epoch."""
-
-    @property
-    def losses(self) -> Mapping[str, Any]:
-        """The last training loss of each optimizer by its name, None where there is none yet in this epoch."""
-
-    @property
-    def batch_losses(self) -> Sequence[Any]:
-        """The losses of the last batch that had some, in the order in which they were taken."""
-
-    @property
-    def windows(self) -> Mapping[str, int]:
-        """How many micro-batches have added gradients since the last step of each optimizer, by its name."""
-
-    def label(self, name: str, optimizer: str | None = None) -> str:
-        """Return the name to track a value of an optimizer by: as it is, or `generator_<name>` where they have names.
-
-        Args:
-            name: what is tracked, such as `gradient_norm`.
-            optimizer: whose it is; by default the one that is stepped.
-        """
-
-    @property
-    def validation_sets(self) -> tuple[str, ...]:
-        """The names of the validation sets; one empty name for a single set, none without."""
-
-    @property
-    def validation_loaders(self) -> Mapping[str, Any]:
-        """The validation loaders, by the names of their sets."""
-
-    @property
-    def is_resuming(self) -> bool:
-        """Whether a state waits to be applied: some plugin has called `resume` or `roll_back`."""
-
-    @property
-    def ranks_meet(self) -> bool:
-        """Whether the ranks meet when this batch is done: the same on all of them; never in a single process."""
-
-    @property
-    def tracks(self) -> bool:
-        """Whether somebody will read what is tracked now; if not, a task may spare itself the work."""
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Add a value to the running mean of `<phase>/<name>`; a tensor stays on its device until it is logged.
@@ -333,27 +493,6 @@ class Run(Protocol):
             ValueError: there is no such file.
         """
 
-    def weigh(self, count: Any) -> None:
-        """Say what the losses of the batch in hand are means over, such as the number of its tokens.
-
-        The gradients of a window, of all ranks, are then those of one batch, and the tracked losses are means over
-        what is counted; see "Losses over tokens" in the documentation. To be called in `training_step`, before
-        `run.step(loss)`, in `validation_step` and `test_step`, or in a handler of `BatchStart`; once for each loss.
-        A step that returns a sum with its count needs no such call.
-
-        Args:
-            count: at least 0; an integer, or a tensor of one element, which stays on its device.
-
-        Raises:
-            RuntimeError: there is no batch in hand, or it was weighed already.
-            TypeError: the count is neither a number nor a tensor of one.
-            ValueError: it is negative or not finite.
-        """
-
-    @property
-    def window_count(self) -> float | None:
-        """In `GradientsReady` and `StepEnd`: the count, of all ranks, that the gradients were divided by; else None."""
-
     def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs, as plain types and tensors.
 
@@ -367,66 +506,12 @@ class Run(Protocol):
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """From `TrainStart` only: continue from a saved state, applied when every `TrainStart` handler has run."""
 
-    def key_draws(self, seed: int, *, probe: bool = True) -> None:
-        """From `TrainStart` only: let loading draw by (seed, epoch, position), apart from the training's stream.
-
-        With `probe`, the first batch that is read is loaded a second time and compared, to find hidden state.
-        """
-
-    def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
-        """From `TrainStart` only: run the handlers of observers, but those that never draw, within `apart()`."""
-
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Discard the epoch at the next step boundary, without its end event, and continue from a saved state.
 
         Accumulated gradients are dropped at once, and so are requests that were not served yet, except a stop. What
         follows is as in a resume: the state is applied, `CheckpointLoaded` is emitted, and `origin` is a new object.
         The state is of this run, as `state_dict()` returned it.
-        """
-
-    def exit_with(self, status: int) -> None:
-        """Let the process exit with this status (0 to 255), unless the run fails.
-
-        `fit`, `validate`, `test` and `predict` raise SystemExit with it when the run is closed; with
-        `fit(on_interrupt="return")`, and in the user's own loop, it is in `result.exit_status` only.
-        """
-
-    def raise_when_closed(self, error: BaseException) -> None:
-        """Let `fit` raise this instead of returning, when a run that did not fail is closed.
-
-        An exit status that another plugin requested takes precedence. In the user's own loop it has no effect.
-        """
-
-    def when_positioned(self, action: Callable[[], None]) -> None:
-        """Call `action` once, when the loader of the resumed epoch is at its position and before it is read."""
-
-    def when_settling(self, action: Callable[[], None]) -> None:
-        """Call `action` at every `settle()`: it waits for what its plugin does in the background, and emits its events.
-
-        It is called before the run rolls back, too. To give the same action again does nothing.
-        """
-
-    def when_leaving(self, action: Callable[[], None]) -> None:
-        """Call `action` before this rank leaves its group for an error: to wait for what uses the group in a thread.
-
-        To give the same action again does nothing.
-        """
-
-    def settle(self) -> None:
-        """Wait until what plugins do in the background is done, such as a save, and its events are emitted.
-
-        Raises:
-            BaseException: some of it failed.
-        """
-
-    def replace_error(self, error: BaseException) -> None:
-        """From `RunFailed` only: raise this error instead, from the original."""
-
-    def reason(self, error: BaseException | None) -> str:
-        """Return why the run ends, in words; known once `RunClosed` is emitted.
-
-        Args:
-            error: what failed it, if anything did.
         """
 
     def note(self, text: str) -> None:
@@ -441,9 +526,6 @@ class Run(Protocol):
         Args:
             text: a sentence that says what is missing, why, and how to mend it.
         """
-
-    def plan(self) -> str:
-        """Return what will happen, in a few lines: the model, the hardware, the length, what each plugin will do."""
 
     def emit(self, event: Event) -> None:
         """Emit an event on this run's bus, such as one that a plugin declares."""

@@ -106,12 +106,12 @@ class Filter(ABC):
             ValueError: the length is not known.
         """
         if self.unit == FRACTION:
-            self._planned, self._counts_skips = run.planned_steps, run.max_epochs is not None
+            self._planned, self._counts_skips = run.length.planned_steps, run.length.max_epochs is not None
             if self._planned is None and run.optimizers:  # in an evaluation there is nothing to count
                 kind = type(self).__name__
                 raise ValueError(
                     f"{kind}({FRACTION}=...) needs the number of optimizer steps of the run before it begins, and "
-                    f"{run.unknown_length}; or count something else, as in {kind}(steps=100)."
+                    f"{run.length.unknown}; or count something else, as in {kind}(steps=100)."
                 )
 
     def in_units(self, values: Iterable[float]) -> list[float]:

@@ -95,7 +95,7 @@ def go_through(run: TrainRun) -> TrainRun:
     with run:
         for _ in run.epochs():
             for batch in run.batches():
-                run.step(run.forward(run, batch))
+                run.step(run.stepping.forward(run, batch))
     return run
 
 

@@ -112,7 +112,7 @@ def train(
         with run:
             for _ in run.epochs():
                 for batch in run.batches():
-                    run.step(run.forward(run, batch))
+                    run.step(run.stepping.forward(run, batch))
     except RankFailed as error:
         seen = {"rank": error.rank, "kind": error.kind, "text": error.text, "notes": error.__notes__}
         seen |= {"cause": type(error.__cause__).__name__, "status": run.result.status, "ended": lose.ended}

@@ -176,7 +176,7 @@ def train(where: str, act: Callable[[], None], *, rank: int, loader_params: Load
         with run:
             for _ in run.epochs():
                 for batch in run.batches():
-                    run.step(run.forward(run, batch))
+                    run.step(run.stepping.forward(run, batch))
     except BaseException as error:  # noqa: BLE001  # looked at in the test
         caught = error.with_traceback(None)
     if not mine:

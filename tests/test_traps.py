@@ -114,7 +114,7 @@ def test_19_the_tail_of_an_accumulation_is_stepped_with_its_weight_and_windows_e
     class Watch(h.Plugin):
         @h.on(h.GradientsReady)
         def watch(self, run: h.Run, event: h.GradientsReady) -> None:
-            windows.append((run.progress.epoch, run.window))
+            windows.append((run.progress.epoch, run.stepping.window))
 
     result = fit(h.GradientAccumulation(3), Watch())
     assert windows == [(0, 3), (0, 1), (1, 3), (1, 1)]

@@ -41,12 +41,12 @@ class CheckpointFolder:
     def open(self, run: Run, folder: Path) -> Store:
         """Return the run's store; it is closed while the plugin is switched off."""
         if self._store is None:
-            store, source = Store(folder, run.name), run.checkpoint_source
+            store, source = Store(folder, run.name), run.checkpoints.source
             for line in store.open(patience=0.0 if source is None else source.patience):
                 run.note(line)
             self._store = store
             if self.name:
-                store.write_as(run.training_id, self.name)
+                store.write_as(run.checkpoints.training_id, self.name)
         return self._store
 
     def close(self) -> None:

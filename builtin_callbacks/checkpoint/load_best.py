@@ -61,7 +61,7 @@ class LoadBest(Plugin):
     @on(TrainStart)
     def find(self, run: Run, event: TrainStart) -> None:
         """Find the plugin that ranks checkpoints."""
-        if run.is_replay:
+        if run.report.is_replay:
             raise NotRecorded("the state of the run, such as its weights")
         self._release()
         ranking = [each for each in _savers(run) if each.monitor is not None]

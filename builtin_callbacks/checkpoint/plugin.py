@@ -98,11 +98,11 @@ class Checkpoint(Saver):
         def look() -> tuple[str, str, Path | None, bool, list[str], str]:
             nonlocal point
             store = self._files.open(run, self.folder)
-            with store.steady() if run.checkpoint_source is None else nullcontext():  # a source puts files there
-                point = find(store, self.resume.path, run.checkpoint_source)
-                training_id, name, notes = point.choose_training(run.name, run.training_id)
+            with store.steady() if run.checkpoints.source is None else nullcontext():  # a source puts files there
+                point = find(store, self.resume.path, run.checkpoints.source)
+                training_id, name, notes = point.choose_training(run.name, run.checkpoints.training_id)
                 self._files.damaged, self.is_branch = point.damaged, bool(point.newer)
-                waits = run.is_resuming or (self.resume.path is None and _others_resume(run, self))
+                waits = run.checkpoints.is_resuming or (self.resume.path is None and _others_resume(run, self))
                 if point.path is not None or not waits:  # else another plugin says which training it is
                     notes += self._claim(run, name, training_id)
                     if point.path is not None:
@@ -110,7 +110,7 @@ class Checkpoint(Saver):
             return training_id, self._files.name, point.path, self.is_branch, notes, point.warning
 
         self.is_branch = False
-        run.training_id, self.file_name, path, self.is_branch, notes, warning = on_main(run.engine, look)
+        run.checkpoints.training_id, self.file_name, path, self.is_branch, notes, warning = on_main(run.engine, look)
         for note in [*notes, *([self._untried] if self._untried else [])]:
             run.note(note)
         if warning:
@@ -118,12 +118,12 @@ class Checkpoint(Saver):
         if path is not None:
             how = {"batch_change": self.resume.batch_change}
             state = share_state(run.engine, path, point.state)
-            run.resume({**state, "training_id": run.training_id, **how}, path)
+            run.resume({**state, "training_id": run.checkpoints.training_id, **how}, path)
 
     def _continue(self, run: Run, path: Path | None, newest: Entry | None, *, is_newest: bool) -> None:
         if path is None:
             return
-        self._saved.path = run.last_checkpoint = path
+        self._saved.path = run.checkpoints.last = path
         self._saved.steps, self._saved.is_own = run.progress.steps, is_newest
         if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
             self._tidy(run, None, is_new=False)

@@ -202,7 +202,7 @@ class Rows:
         """
         progress, is_left_out = run.progress, run.control.skips_batch
         counters = progress.batches, progress.batch, progress.steps, progress.samples
-        losses = () if is_left_out else run.batch_losses
+        losses = () if is_left_out else run.stepping.batch_losses
         if not losses and not is_left_out:
             return
         if self._reads_at_once(losses):

@@ -82,7 +82,7 @@ class Saved:
             return
         if best is not None and best[2] is not None and isnan(best[2]):
             yield f"No checkpoint is the best: {monitor.name!r} was not a number at any of them."
-        if run.best_checkpoint is None:
+        if run.checkpoints.best is None:
             measured = "never measured" if self.measured_at < 0 else f"measured last at step {self.measured_at}"
             saved = "nothing was saved since" if self.asked_at is None else f"the last save was at step {self.asked_at}"
             yield (
@@ -202,7 +202,7 @@ class Saver(Plugin):
     @on(ev.TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Forget the previous run, take the folder, and find what to resume."""
-        if run.is_replay:
+        if run.report.is_replay:
             raise NotRecorded("the state of the run, such as its weights")
         self.close()  # a second interrupt may have left a write of the previous run
         self._forget()
@@ -238,14 +238,14 @@ class Saver(Plugin):
 
         def look() -> tuple[Entry | None, bool, Path | None, str, list[str]]:
             self._files.open(run, self.folder)
-            is_claimed = self._files.is_claimed_by(run.training_id)  # not if another plugin resumes
-            notes = [] if is_claimed else self._claim(run, run.name, run.training_id)
+            is_claimed = self._files.is_claimed_by(run.checkpoints.training_id)  # not if another plugin resumes
+            notes = [] if is_claimed else self._claim(run, run.name, run.checkpoints.training_id)
             newest, path = self._files.find_own(), event.path
             is_newest = newest is not None and path is not None and path.resolve() == newest.path.resolve()
             return newest, is_newest, self._files.best, self._files.name, notes
 
         newest, is_newest, best, self.file_name, notes = on_main(run.engine, look)
-        self._training = run.training_id
+        self._training = run.checkpoints.training_id
         for note in notes:
             run.note(note)
         self._announce_best(run, best)
@@ -300,7 +300,7 @@ class Saver(Plugin):
         if self.holds_saves:
             return
         step = run.progress.steps
-        self._is_open, self._saved.asked_at, self._training = True, step, run.training_id
+        self._is_open, self._saved.asked_at, self._training = True, step, run.checkpoints.training_id
         if not self.weights_only:
             report_late_listeners(run, self.name)
         name = on_main(run.engine, partial(self._next_name, run))
@@ -316,15 +316,15 @@ class Saver(Plugin):
     def _next_name(self, run: Run) -> str:
         self._files.open(run, self.folder)
         if not self._files.name:  # the plugin was switched off when the run began
-            for note in self._claim(run, run.name, run.training_id):
+            for note in self._claim(run, run.name, run.checkpoints.training_id):
                 run.note(note)
         return self._files.next_name(run)
 
     def _report_save(self, run: Run, step: int, judged_by: JudgedBy | None, paths: tuple[Path, Path | None]) -> None:
         """Announce a durable checkpoint, then remove what is no longer kept."""
         (path, best), saved = paths, self._saved
-        if not self.weights_only or run.last_checkpoint in (None, saved.path):  # else it is one that can be resumed
-            run.last_checkpoint = path
+        if not self.weights_only or run.checkpoints.last in (None, saved.path):  # else it is one that can be resumed
+            run.checkpoints.last = path
         saved.path, saved.steps, saved.is_own = path, step, True
         self._announce_best(run, best)
         run.emit(ev.CheckpointSaved(path, is_best=best == path))
@@ -346,7 +346,7 @@ class Saver(Plugin):
 
     def _announce_best(self, run: Run, best: Path | None) -> None:
         if self.monitor is not None:  # else another plugin ranks them
-            run.best_checkpoint = best
+            run.checkpoints.best = best
 
     # The end of a run.
 
@@ -369,7 +369,7 @@ class Saver(Plugin):
         try:
             self._writer.end(run)
         finally:
-            is_last = not self.weights_only or run.last_checkpoint == self._saved.path  # else another plugin says it
+            is_last = not self.weights_only or run.checkpoints.last == self._saved.path  # else another plugin says it
             is_early = error is not None or is_preempted(run)
             if is_last and is_early and run.engine.is_main and not self.holds_saves and (lost := self._lost(run)):
                 run.note(lost)

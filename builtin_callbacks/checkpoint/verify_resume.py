@@ -108,7 +108,7 @@ class VerifyResume(Plugin):
         if self._saver is None:
             return
         self._steps, self._saved_at = run.progress.steps, run.progress.batches
-        if run.resumed_at is run.origin:
+        if run.checkpoints.resumed_at is run.origin:
             self._is_resumed = True
             self._guarded(run, lambda: self._look(run))
             return
@@ -221,16 +221,16 @@ class VerifyResume(Plugin):
             return
         ring, former = found
         rows = ring.rows()
-        if former == owner and run.batch_note is None:
+        if former == owner and run.checkpoints.batch_note is None:
             self._ring = ring
             self._expect(run, rows)
             self._listen(run, self._compare_batch)
             return
         ring.close()
-        if former == replace(owner, returns=former.returns) and run.batch_note is None:
+        if former == replace(owner, returns=former.returns) and run.checkpoints.batch_note is None:
             self._other_path = former.returns, rows
         if former.returns == owner.returns and any(row.steps > run.progress.steps for row in rows):
-            run.note(f"the steps that are done again were not compared: {_other(former, owner, run.batch_note)}")
+            run.note(f"the steps that are done again were not compared: {_other(former, owner, run.checkpoints.batch_note)}")
         self._begin_file(run)
 
     def _expect(self, run: Run, rows: Iterable[Row]) -> None:
@@ -241,7 +241,7 @@ class VerifyResume(Plugin):
 
     def _owner(self, run: Run) -> Owner:
         layout = blake2b(repr(run.data.layouts).encode(), digest_size=16).digest()
-        return Owner(bytes.fromhex(run.training_id), layout, run.engine.rank, run.engine.world_size, self._returns)
+        return Owner(bytes.fromhex(run.checkpoints.training_id), layout, run.engine.rank, run.engine.world_size, self._returns)
 
     def _path(self, run: Run) -> Path:
         assert self._saver is not None
@@ -288,7 +288,7 @@ class VerifyResume(Plugin):
             return
         self._equal += row.steps - self._steps
         if run.engine.world_size == 1:
-            run.verified_steps = self._equal
+            run.checkpoints.verified_steps = self._equal
 
     def _differ(self, run: Run, expected: Row, row: Row) -> None:
         """Report the difference with its likely causes, and do what was asked for."""
@@ -322,7 +322,7 @@ class VerifyResume(Plugin):
     def _emit_verified(self, run: Run) -> None:
         if not self._is_emitted:
             self._is_emitted = True
-            run.emit(ev.ResumeVerified(run.verified_steps, run.difference))
+            run.emit(ev.ResumeVerified(run.checkpoints.verified_steps, run.checkpoints.difference))
 
     def _exchange(self, run: Run, *, is_end: bool) -> None:
         """Let all ranks know what each found, as soon as nothing is left to compare. A collective."""
@@ -334,7 +334,7 @@ class VerifyResume(Plugin):
         differing = [each for each in found if each.differs_at is not None]
         if not (is_end or differing or all(each.is_done for each in found)):
             return
-        run.verified_steps = min(each.steps for each in found)
+        run.checkpoints.verified_steps = min(each.steps for each in found)
         if differing:
             first = min(differing, key=lambda each: each.differs_at or 0)
             assert first.difference is not None
@@ -349,7 +349,7 @@ class VerifyResume(Plugin):
 
 
 def _report(run: Run, text: str) -> None:
-    run.difference = text
+    run.checkpoints.difference = text
     run.data.report_difference(text)  # which a run that resumes this one repeats
 
 

@@ -180,7 +180,7 @@ class BackgroundWriter(Writer):
 
     def end(self, run: Run) -> None:
         """Wait until everything is written; note how long the loop was held up, and what is abandoned."""
-        if run.has_left_group and (lost := self._part()):
+        if run.report.has_left_group and (lost := self._part()):
             run.note(lost)
         self.drain()
         if self._held_up:
@@ -204,7 +204,7 @@ class BackgroundWriter(Writer):
 
     def _meet(self, run: Run) -> None:
         """Continue with the other ranks, if there are any."""
-        is_shared = run.engine.world_size > 1 and not run.has_left_group
+        is_shared = run.engine.world_size > 1 and not run.report.has_left_group
         self._engine = run.engine if is_shared else None
 
     def _let_go(self) -> None:
@@ -261,8 +261,8 @@ class BackgroundWriter(Writer):
         self._reserving = False
 
     def _listen(self, run: Run) -> None:
-        run.when_settling(self.drain)
-        run.when_leaving(self._let_go)
+        run.hooks.when_settling(self.drain)
+        run.hooks.when_leaving(self._let_go)
         if self._handle is None:
             self._handle = run.bus.on(BatchEnd, self._look, lane=Lane.PERSIST)
 
@@ -275,9 +275,9 @@ class BackgroundWriter(Writer):
         """Take note of what was done meanwhile; stop listening when there is nothing to wait for."""
         if self._engine is None or self._awaited is None:
             self._worker.poll()
-        elif run.ranks_meet and not self._engine.vote([float(not (self._listens_only or self._worker.is_done))])[0]:
+        elif run.report.ranks_meet and not self._engine.vote([float(not (self._listens_only or self._worker.is_done))])[0]:
             self._report(None) if self._listens_only else self._worker.poll()
-        if self._waits_for_step and self.is_idle and not run.window and run.progress.steps > run.origin.steps:
+        if self._waits_for_step and self.is_idle and not run.stepping.window and run.progress.steps > run.origin.steps:
             self._waits_for_step = False
             self._reserve(self._own_state(run))
         if self.is_idle and self._awaited is None and not self._waits_for_step:

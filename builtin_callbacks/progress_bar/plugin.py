@@ -50,7 +50,7 @@ class ProgressBar(Plugin):
         metrics: the names of the metrics beside the bars, those to keep in a narrow terminal first; None shows the
             training losses and the validation's metrics. Plain lines show all.
         file: where to; by default standard error, in a notebook an output of the cell.
-        show_plan: whether to write first what the run will do, as `run.plan()` says.
+        show_plan: whether to write first what the run will do, as `run.report.plan()` says.
 
     Raises:
         ValueError: an interval is negative.
@@ -119,7 +119,7 @@ class ProgressBar(Plugin):
     def start_epoch(self, run: Run, event: ev.EpochStart) -> None:
         """Show what the run will do, and begin the bar of the batches."""
         if self.show_plan and not self._has_begun:
-            self._display.show(run.plan().splitlines())
+            self._display.show(run.report.plan().splitlines())
         self._has_begun = True
         self._display.begin_epoch(run)
 
@@ -160,7 +160,7 @@ class ProgressBar(Plugin):
     @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.REPORT, optional=True)
     def start_evaluation(self, run: Run, event: ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
         """Begin the bar of a validation, test or prediction."""
-        self._display.begin_pass(run, event.name.split("_")[0], run.evaluation_batches)
+        self._display.begin_pass(run, event.name.split("_")[0], run.length.evaluation_batches)
 
     @on(ev.ValidationBatchEnd, ev.TestBatchEnd, ev.PredictBatchEnd, lane=Lane.REPORT, optional=True)
     def advance_evaluation(self, run: Run, event: ev.ValidationBatchEnd | ev.TestBatchEnd | ev.PredictBatchEnd) -> None:
@@ -325,7 +325,7 @@ class Bars:
     def end_epoch(self, run: Run) -> None:
         """Fill the bar of the batches, and move that of the epochs."""
         self._draw(run, finished=True)
-        if run.max_steps is None and self._batches is not None:
+        if run.length.max_steps is None and self._batches is not None:
             self._batches.close()
             self._batches = None
         self._drawn()
@@ -403,7 +403,7 @@ class Bars:
         metrics = self._chosen(run)
         of_validation = {name: value for name, value in metrics.items() if name.startswith("validation/")}
         others = {name: value for name, value in metrics.items() if name not in of_validation}
-        if run.max_steps is not None:
+        if run.length.max_steps is not None:
             self._draw_steps(run, others, of_validation)
         else:
             self._draw_epochs(run, others, of_validation, finished=finished)
@@ -411,7 +411,7 @@ class Bars:
     def _draw_steps(self, run: Run, beside: Mapping[str, float], below: Mapping[str, float]) -> None:
         steps = run.progress.steps
         if self._batches is None:
-            facts = {"total": run.max_steps, "initial": steps, "unit": "step", "desc": _short(run.name)}
+            facts = {"total": run.length.max_steps, "initial": steps, "unit": "step", "desc": _short(run.name)}
             self._batches = self._bar(BATCHES, position=0, **facts)
         _move(self._batches, steps, beside)
         if below and self._measured is None:
@@ -427,7 +427,7 @@ class Bars:
         progress = run.progress
         if self._epochs is None:
             facts = {
-                "total": run.max_epochs,
+                "total": run.length.max_epochs,
                 "initial": progress.epoch,
                 "unit": "epoch",
                 "desc": "epochs ",
@@ -435,7 +435,7 @@ class Bars:
             }
             self._epochs = self._bar(EPOCHS, position=0, **facts)
         if self._batches is None and not finished:
-            facts = {"total": run.batches_per_epoch, "initial": progress.batch, "unit": "batch", "desc": "batches"}
+            facts = {"total": run.length.batches_per_epoch, "initial": progress.batch, "unit": "batch", "desc": "batches"}
             self._batches = self._bar(BATCHES, position=1, **facts)
         if self._batches is not None:
             _move(self._batches, progress.batches - self._before_epoch, beside)
@@ -444,7 +444,7 @@ class Bars:
     def _chosen(self, run: Run) -> dict[str, float]:
         if self._names is not None:
             return {name: self._metrics[name] for name in self._names if name in self._metrics}
-        losses = {f"train/{run.label('loss', name)}" for name in run.optimizers}
+        losses = {f"train/{run.stepping.label('loss', name)}" for name in run.optimizers}
         chosen = {n: value for n, value in self._metrics.items() if n in losses or n.startswith("validation/")}
         return text.in_order(chosen)
 

@@ -47,8 +47,8 @@ def position(run: Run) -> list[str]:
     if run.optimizer is None:
         return [run.phase, f"batches {progress.evaluated}"]
     return [
-        f"epochs {progress.epoch}" + (f"/{run.max_epochs}" if run.max_epochs is not None else ""),
-        f"steps {progress.steps}" + (f"/{run.max_steps}" if run.max_steps is not None else ""),
+        f"epochs {progress.epoch}" + (f"/{run.length.max_epochs}" if run.length.max_epochs is not None else ""),
+        f"steps {progress.steps}" + (f"/{run.length.max_steps}" if run.length.max_steps is not None else ""),
     ]
 
 
@@ -58,17 +58,17 @@ def verdict(run: Run, status: Status) -> str:
         return status
     text = f"{status} at step {run.progress.steps}"
     stop = run.control.stop_request
-    newest = "" if run.last_checkpoint is None else f"; the newest checkpoint is {run.last_checkpoint}"
+    newest = "" if run.checkpoints.last is None else f"; the newest checkpoint is {run.checkpoints.last}"
     if status == "stopped" and stop is not None:
         return f"{text} by {stop.by}: {stop.reason}" + (newest if is_preempted(run) else "")
     if status in ("interrupted", "failed"):
         return text + (newest or "; there is no checkpoint" * (run.progress.steps > run.origin.steps))
-    return text if run.is_replay else f"{status}: {run.reason(None)}"
+    return text if run.report.is_replay else f"{status}: {run.report.reason(None)}"
 
 
 def warnings(run: Run, width: int = WIDTH) -> list[str]:
     """Return the lines of what was asked for and did not happen."""
-    return [line for each in run.warnings for line in broken(f"WARNING: {each}", width)]
+    return [line for each in run.report.warnings for line in broken(f"WARNING: {each}", width)]
 
 
 def broken(text: str, width: int) -> list[str]:
@@ -114,8 +114,8 @@ class Pace:
         self._looks.append(_counts(run))
         batches, steps = self._speeds(self._looks[0])
         left = [
-            (run.max_steps - run.progress.steps) / steps if run.max_steps is not None and steps else None,
-            _batches_left(run) / batches if run.max_epochs is not None and run.batches_per_epoch and batches else None,
+            (run.length.max_steps - run.progress.steps) / steps if run.length.max_steps is not None and steps else None,
+            _batches_left(run) / batches if run.length.max_epochs is not None and run.length.batches_per_epoch and batches else None,
         ]
         known = [each for each in left if each is not None]
         return [*_speed(steps), *([f"ETA {duration(min(known))}"] if known and min(known) > 0 else [])]
@@ -144,7 +144,7 @@ def _counts(run: Run) -> tuple[float, int, int]:
 
 def _batches_left(run: Run) -> float:
     progress = run.progress
-    return max(0, ((run.max_epochs or 0) - progress.epoch) * (run.batches_per_epoch or 0) - progress.batch)
+    return max(0, ((run.length.max_epochs or 0) - progress.epoch) * (run.length.batches_per_epoch or 0) - progress.batch)
 
 
 def _speed(steps: float) -> list[str]:

@@ -527,14 +527,14 @@ class Tracker(Plugin):
     @on(ev.Log, lane=Lane.MEASURE, optional=True)
     def measure(self, run: Run, event: ev.Log) -> None:
         """Add the throughput and the learning rate; in a replay, what the run measured is in the log already."""
-        if run.is_replay:
+        if run.report.is_replay:
             return
         for name, rate in self._rates.read(run.progress, perf_counter()).items():
             if name != "steps_per_second":
                 event.metrics.setdefault(f"train/{name}", rate)
         for name, optimizer in run.optimizers.items():
             rate = float(optimizer.param_groups[0]["lr"])
-            event.metrics.setdefault(f"train/{run.label('learning_rate', name)}", rate)
+            event.metrics.setdefault(f"train/{run.stepping.label('learning_rate', name)}", rate)
 
     @on(ev.Log, ev.ValidationEnd, ev.TestEnd, ev.PredictEnd, lane=Lane.REPORT)
     def write_metrics(self, run: Run, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:
@@ -614,7 +614,7 @@ class Tracker(Plugin):
 
     def _place(self, run: Run) -> Place:
         progress = run.progress
-        fraction = run.epoch_fraction
+        fraction = run.length.epoch_fraction
         epoch = float(progress.epoch) if fraction is None else round(fraction, 6)
         seconds = progress.seconds
         return Place(progress.steps, epoch, progress.samples, seconds, self._attempt, self._rollbacks)
@@ -651,7 +651,7 @@ class Tracker(Plugin):
             resumed_at, self._resumed_at = self._resumed_at, None
             self._attempt += resumed_at is not None
             self._held_rollbacks, self._held = self._rollbacks, {}
-            training_id = uuid4().hex if run.is_replay else run.training_id
+            training_id = uuid4().hex if run.report.is_replay else run.checkpoints.training_id
             page = Page(run.name, training_id, self._page_id, self._attempt, resumed_at)
             self._outbox.put(Record("open", (page,)))
             what = ", ".join(f"{kind} ({count})" for kind, count in self._left_out.items())

@@ -21,7 +21,7 @@ class Streams(Sourced):
     """Several streams of training data by name: `fit(task, Streams({"digit": a, "parity": b}, mode="min"))`.
 
     A batch is a dict with a batch of each stream, `{"digit": ..., "parity": ...}`; with `weighted`, it is a batch of
-    one stream, and `run.stream` is its name. A dict is the short form of `Streams` with the default mode.
+    one stream, and `run.data.stream` is its name. A dict is the short form of `Streams` with the default mode.
 
     Args:
         streams: a dataset, a loader or a list of batches for each name.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ...events import Engine, Progress
+from ...events import Engine, Progress, TrainStart
+from ...events.bus import is_within
 from ...events.resume_facts import ResumeFacts
 from .order.shares import Layout, Share
 from .sources.choice import source_of
@@ -29,6 +31,17 @@ UNCAPTURED = "no plugin saves their state: add RNGCapture()"
 LOADER = "train loader"
 
 
+class ReadingRun(Protocol):
+    """The run that reads the data."""
+
+    @property
+    def work(self) -> Any:
+        """The work of the epoch."""
+
+    def is_last_batch(self) -> bool:
+        """Return whether the current batch is the last of its epoch."""
+
+
 class TrainingData:
     """See `run.data`. The order of samples is a pure function of (seed, epoch), the draws of loading of the position.
 
@@ -39,10 +52,13 @@ class TrainingData:
         engine: connects the ranks; None for a process of its own.
         note: takes a line that the result shows.
         per_sample: whether draws are keyed by sample instead of by batch.
+        validation_loaders: by the names of their sets.
+        run: the run that reads; None if nothing is read.
 
     Attributes:
         seed: of the order and of the draws; None until the first epoch begins.
         phase: which of the loaders is read, from 0.
+        stream: the one of several streams that the current batch is of; None if it is of all, or there is one.
         advances: whether the next epoch reads the next phase's loader.
         together: samples of the batches that all ranks have in hand, where these may differ in size; else None.
     """
@@ -54,7 +70,11 @@ class TrainingData:
         note: Callable[[str], None] = logger.info,
         *,
         per_sample: bool = False,
+        validation_loaders: Mapping[str, Any] = MappingProxyType({}),
+        run: ReadingRun | None = None,
     ) -> None:
+        self.validation_loaders, self._run = validation_loaders, run
+        self.stream: str | None = None
         self._note, self._noted = note, set[str]()
         self._engine = engine if engine is not None and engine.world_size > 1 else None
         rank, world_size = (0, 1) if self._engine is None else (self._engine.rank, self._engine.world_size)
@@ -82,8 +102,33 @@ class TrainingData:
         return self._sources[self.phase] if self._sources else None
 
     @property
+    def train_loader(self) -> Any:
+        """The iterable of training batches that is read now, or None."""
+        return None if self.source is None else self.source.loader
+
+    @property
+    def length(self) -> int | None:
+        """The batches of an epoch; None if they are unknown."""
+        return None if self.source is None else self.source.length
+
+    @property
+    def validation_sets(self) -> tuple[str, ...]:
+        """The names of the validation sets."""
+        return tuple(self.validation_loaders)
+
+    @property
+    def in_hand(self) -> bool:
+        """Whether a batch is being processed."""
+        return self._run is not None and bool(self._run.work.in_hand)
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the current batch is the last of its epoch."""
+        return self._run is not None and self._run.is_last_batch()
+
+    @property
     def batch_size(self) -> int | None:
-        """See `heliograph.events.run.Data`."""
+        """See `heliograph.events.run.RunData`."""
         return None if self.source is None else self.source.layout.batch_size
 
     @property
@@ -101,13 +146,24 @@ class TrainingData:
         """Whether no phase follows."""
         return self.phase + 1 >= len(self._sources)
 
-    def key(self, seed: int, *, probe: bool = True) -> None:
+    def key_draws(self, seed: int, *, probe: bool = True) -> None:
         """Draw by this seed, and keep everything that loading does apart from the training's random stream.
 
         Args:
             seed: of the order and of the draws.
             probe: whether the first batch that is read of a loader is loaded twice and compared.
+
+        Raises:
+            RuntimeError: no handler of `TrainStart` runs.
         """
+        if not is_within(TrainStart.name):
+            raise RuntimeError(
+                "run.data.key_draws is for handlers of TrainStart: elsewhere it would have no effect."
+            )
+        self.key(seed, probe=probe)
+
+    def key(self, seed: int, *, probe: bool = True) -> None:
+        """Do as `key_draws`, at any time."""
         self.seed, self._captured, self._probes = seed, True, probe
 
     def ask_to_advance(self, *, between_epochs: bool) -> bool:
@@ -195,7 +251,7 @@ class TrainingData:
                 logger.warning("%s", text)
 
     def report_untracked(self, path: str, kind: str) -> None:
-        """See `heliograph.events.run.Data`."""
+        """See `heliograph.events.run.RunData`."""
         if path == LOADER:  # of another rank
             for text in kind.split("; "):
                 self._report_hidden(text)
@@ -203,12 +259,12 @@ class TrainingData:
             self._untracked[path] = kind
 
     def report_difference(self, text: str) -> None:
-        """See `heliograph.events.run.Data`."""
+        """See `heliograph.events.run.RunData`."""
         if text not in self._differences:
             self._differences.append(text)
 
     def resume_facts(self) -> ResumeFacts:
-        """See `heliograph.events.run.Data`."""
+        """See `heliograph.events.run.RunData`."""
         self._collect()
         position, sentences = SEEKED if self.source is None else self.source.certainty()
         loader = "; ".join(dict.fromkeys((*sentences, *self._hidden)))

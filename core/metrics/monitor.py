@@ -48,7 +48,7 @@ class Monitor:
 
     def can_come(self, run: Run) -> bool:
         """Return whether there is validation data, where the metric is one of a validation."""
-        return self.split != "validation" or bool(run.validation_sets)
+        return self.split != "validation" or bool(run.data.validation_sets)
 
     def check_measured(self, run: Run) -> None:
         """At `TrainStart`: begin to count readings; raise ValueError where the metric cannot come.
@@ -61,16 +61,16 @@ class Monitor:
             return
         if not self.can_come(run):
             raise ValueError(f"{self.name!r} is monitored, but there is no validation data: pass validation= to fit.")
-        if run.is_replay or others_take_part(run):
+        if run.report.is_replay or others_take_part(run):
             return
         names = getattr(run.task, "validation_names", None)
         own = names() if callable(names) else None
-        prefixes = [f"validation/{dataset}/" if dataset else "validation/" for dataset in run.validation_sets]
+        prefixes = [f"validation/{dataset}/" if dataset else "validation/" for dataset in run.data.validation_sets]
         known = [prefix + name for prefix in prefixes for name in own or ("<name>",)]
         below = prefixes if own is None else [f"{each}/" for each in known]  # of a metric of several values
         if self.name in known or self.name.startswith(tuple(below)):
             return
-        if all(run.validation_sets) and self.name.count("/") == 1:
+        if all(run.data.validation_sets) and self.name.count("/") == 1:
             raise ValueError(
                 f"There will be no metric {self.name!r}: the validation sets have names, which their metrics begin "
                 f"with. Monitor one of these: {', '.join(known)}; as in monitor={known[0]!r}."
@@ -92,7 +92,7 @@ class Monitor:
         Raises:
             ValueError: it has never been measured, or is not a number; else the error lists the metrics that there are.
         """
-        losses = {f"train/{run.label('loss', name)}" for name in run.optimizers}
+        losses = {f"train/{run.stepping.label('loss', name)}" for name in run.optimizers}
         if not losses or self.split != ("train" if isinstance(event, Log) else "validation"):
             return False
         if isinstance(event, Log) and losses.isdisjoint(event.metrics):
@@ -100,7 +100,7 @@ class Monitor:
         if self.name in event.metrics:
             self._readings += 1
             return True
-        if self._is_left_out(run.validation_sets, event.metrics):
+        if self._is_left_out(run.data.validation_sets, event.metrics):
             return False
         self._misses += 1
         if not (self._readings or self.name in run.metrics or self.name in losses):
@@ -111,7 +111,7 @@ class Monitor:
     def _check_number(self, run: Run) -> None:
         """At the end of a validation: raise ValueError where it has computed the metric, which is not a number."""
         name = self.name.removeprefix("validation/")
-        if not run.is_replay and name in run.collected:
+        if not run.report.is_replay and name in run.collected:
             from .means import describe_other
 
             raise ValueError(f"{self.name!r} cannot be monitored: {describe_other(name, run.collected[name])}.")

@@ -26,9 +26,9 @@ class WindowLosses:
 
     def open_batch(self, run: Run) -> None:
         """At `BatchStart`: keep the losses of the micro-batch before, unless that one was skipped."""
-        if run.window:
-            windows = run.windows
-            for name, loss in run.losses.items():
+        if run.stepping.window:
+            windows = run.stepping.windows
+            for name, loss in run.stepping.losses.items():
                 self._keep(name, loss, windows[name])
         self._begun.clear()
         self._batch = run.progress.batch
@@ -43,8 +43,8 @@ class WindowLosses:
         Raises:
             RuntimeError: the loop was not given the loss.
         """
-        self._keep(run.optimizer_name, run.loss, run.window)
-        kept = self._kept.pop(run.optimizer_name)
+        self._keep(run.stepping.optimizer_name, run.loss, run.stepping.window)
+        kept = self._kept.pop(run.stepping.optimizer_name)
         if not kept:
             raise RuntimeError(
                 "A plugin judges this step by its loss, which the loop was not given: call run.step(loss) instead of "

@@ -154,10 +154,10 @@ class ObjectState:
             if before is not None:
                 with run.evaluating_weights():
                     _compare_start(run, saved, *before)
-            run.when_positioned(lambda: self._compare_data(run, saved))
+            run.hooks.when_positioned(lambda: self._compare_data(run, saved))
         if self.must_share:
             self.must_share = False
-            run.when_positioned(partial(share_facts, run))  # after the data are compared
+            run.hooks.when_positioned(partial(share_facts, run))  # after the data are compared
 
     def _compare_data(self, run: Run, saved: Mapping[str, Any]) -> None:
         """Compare the data objects once the order has reached its position.
@@ -328,7 +328,7 @@ def _write_back(run: Run, roots: Roots) -> None:
 
 def _data_objects(run: Run) -> Iterator[object]:
     """Yield the objects whose contents may be the data set, and what they hold."""
-    left = [run.train_loader, *run.validation_loaders.values()]
+    left = [run.data.train_loader, *run.data.validation_loaders.values()]
     for loader in left:
         parts = (getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler", "loaders", "datasets"))
         found = [part for part in parts if part is not None]

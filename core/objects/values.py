@@ -185,7 +185,7 @@ def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, Value]:
         run: the run.
         only_by_epoch: only those that `set_epoch` sets, and sets again before anything is read.
     """
-    sets, train = run.validation_loaders, run.train_loader
+    sets, train = run.data.validation_loaders, run.data.train_loader
     loaders = (
         {f"{name} ": loader for name, loader in train.loaders.items()} if isinstance(train, Streams) else {"": train}
     )

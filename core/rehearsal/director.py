@@ -138,7 +138,7 @@ class Director:
     def begin(self, run: Any, event: TrainStart) -> None:
         """Resume, where no plugin does."""
         path = self.script.folder / OWN
-        if self.resumes and self.script.keeps_own and not run.is_resuming:
+        if self.resumes and self.script.keeps_own and not run.checkpoints.is_resuming:
             content = run.engine.broadcast(path.read_bytes() if run.engine.is_main else b"")
             run.resume(torch.load(BytesIO(content), weights_only=True), path)
 
@@ -162,7 +162,7 @@ class Director:
         """Request what is planned after the first step, and end the epoch after the second."""
         if self._is_copied and run.loss is not None:
             self.seen.facts.append(("loss", leaves(run.loss.detach())))
-        if run.window:
+        if run.stepping.window:
             return
         self._windows += 1
         self.seen.steps.append(_now(run) - self._clock)
@@ -170,7 +170,7 @@ class Director:
             self._is_staged = True
             if self.script.logs:
                 run.control.request_log("a log is planned", by=BY)
-            if run.validation_sets:
+            if run.data.validation_sets:
                 run.control.request_validation("a validation is planned", by=BY)
             if self.script.saves:
                 run.control.request_save("a save is planned", by=BY)
@@ -204,10 +204,10 @@ class Director:
             self._save_began = self._aside = 0.0
         if self.seen.saved is not None and not self._is_copied:
             self._is_copied = True
-            run.settle()
+            run.hooks.settle()
             run.engine.barrier()
             if run.engine.is_main:
-                self.seen.bytes = _size(run.last_checkpoint)
+                self.seen.bytes = _size(run.checkpoints.last)
                 shutil.copytree(self.script.folder, self.script.copied, copy_function=_link_or_copy)
         self._clock = _now(run)
 

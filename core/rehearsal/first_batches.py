@@ -100,7 +100,7 @@ class FirstBatches(Sourced):
                 batches = opens(*arguments, **options)
                 self._kept = list(islice(batches, self._count))
                 del batches  # lets workers go
-            return (deepcopy(batch) for batch in islice(cycle(self._kept), run.batches_per_epoch))
+            return (deepcopy(batch) for batch in islice(cycle(self._kept), run.length.batches_per_epoch))
 
         return open_again
 

@@ -25,13 +25,13 @@ class Requests(Plugin):
     @on(BatchEnd)
     def log(self, run: Run, event: BatchEnd) -> None:
         """Request a log when the step is done."""
-        if not run.window:
+        if not run.stepping.window:
             run.control.request_log("the loss of each step is read")
 
     @on(LastBoundary)
     def validate(self, run: Run, event: LastBoundary) -> None:
         """Request the validation."""
-        if run.validation_sets:
+        if run.data.validation_sets:
             run.control.request_validation("at the end")
 
 
@@ -92,7 +92,7 @@ class Probe:
 
     def _read(self, run: Any, event: Any) -> None:
         for name in run.optimizers:
-            label = run.label("loss", name)
+            label = run.stepping.label("loss", name)
             if f"train/{label}" in event.metrics:
                 self.losses.setdefault(label, []).append(event.metrics[f"train/{label}"])
 

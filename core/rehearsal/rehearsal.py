@@ -113,8 +113,8 @@ class _Runs:
             torch.cuda.reset_peak_memory_stats(device)
         with placed(f"in the {what} run of a rehearsal"), director.subscribed(self.trainer.bus):
             run = self.trainer.run(self._task, self._train, **self._options)
-            limits = {name: _shorter(run.settings.limits.get(name), run.engine) for name in run.validation_loaders}
-            run.settings, run.outcome.is_strict = replace(run.settings, limits=limits), False  # warnings are reported
+            limits = {name: _shorter(run.settings.limits.get(name), run.engine) for name in run.data.validation_loaders}
+            run.settings, run.report.is_strict = replace(run.settings, limits=limits), False  # warnings are reported
             with run:
                 self._fit(run)
         if device.type == "cuda" and not resumes:

@@ -27,7 +27,7 @@ class Rehearsal:
         problems: what would go wrong, in sentences; empty where all is well.
         warnings: what the short run warned of, some of which only a short run has.
         notes: what it noted, and what could not be put back.
-        plan: what the run would do, as `run.plan()` says.
+        plan: what the run would do, as `run.report.plan()` says.
         prediction: how long it would last; rough, as each figure is measured once or twice.
         seconds: all of it; None where its length is not known.
         resume: the report of the resume in a line; empty if nothing saves.
@@ -163,9 +163,9 @@ def plan_of(run: Any) -> Planned:
     """Return what a run that is not entered would be."""
     factors = batch_factors(run)
     limits = run.settings.limits
-    lengths = [run.data.evaluation_length(each, limits.get(name)) for name, each in run.validation_loaders.items()]
+    lengths = [run.data.evaluation_length(each, limits.get(name)) for name, each in run.data.validation_loaders.items()]
     return Planned(
-        text=run.plan(),
+        text=run.report.plan(),
         name=run.name,
         short=_short(run, len(run.settings.train)),
         totals=_totals(run, factors["accumulation"], global_batch(factors)),
@@ -174,17 +174,17 @@ def plan_of(run: Any) -> Planned:
 
 
 def _short(run: Any, phases: int) -> dict[str, int | None]:
-    if run.max_epochs is None and None in run.data.lengths:  # schedulers that need a length know none by epochs
-        return {"epochs": None, "steps": min(run.max_steps, STEPS * phases)}
+    if run.length.max_epochs is None and None in run.data.lengths:  # schedulers that need a length know none by epochs
+        return {"epochs": None, "steps": min(run.length.max_steps, STEPS * phases)}
     return {"epochs": phases}
 
 
 def _totals(run: Any, window: int | None, samples: int | None) -> dict[str, float]:
-    batches = run.batches_per_epoch if len(run.settings.train) == 1 else None
+    batches = run.length.batches_per_epoch if len(run.settings.train) == 1 else None
     a_step = None if window is None or batches is None else ceil(batches / min(window, batches))
-    totals: dict[str, float] = {} if run.planned_steps is None else {"steps": run.planned_steps, "fraction": 1.0}
-    if run.max_epochs is not None and (run.max_steps is None or a_step):
-        totals["epochs"] = run.max_epochs
+    totals: dict[str, float] = {} if run.length.planned_steps is None else {"steps": run.length.planned_steps, "fraction": 1.0}
+    if run.length.max_epochs is not None and (run.length.max_steps is None or a_step):
+        totals["epochs"] = run.length.max_epochs
     if "steps" in totals and a_step and batches is not None:
         totals["epochs"] = totals["steps"] // a_step
         rest = totals["steps"] % a_step * (window or 1)

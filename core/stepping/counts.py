@@ -18,7 +18,7 @@ WIDE = (torch.float32, torch.float64)
 
 @dataclass(slots=True)
 class Weight:
-    """What `run.weigh` was given.
+    """What `run.stepping.weigh` was given.
 
     Attributes:
         place: the batch that it is for.
@@ -39,18 +39,18 @@ class Weight:
 
 def weigh(run: Any, count: Any) -> None:
     """Note what the losses of the batch in hand are means over; see `heliograph.Run`."""
-    if run.phase == "train" and not run.in_hand:
+    if run.phase == "train" and not run.data.in_hand:
         raise RuntimeError(
-            "run.weigh(count) is for the batch in hand: call it in training_step, before run.step(loss), or in a "
+            "run.stepping.weigh(count) is for the batch in hand: call it in training_step, before run.step(loss), or in a "
             "handler of BatchStart."
         )
     given = weight_of(run)
     if given is not None and not given.is_used:
         raise RuntimeError(
-            "run.weigh(count) was called twice for one loss. GradientAccumulation(weight=...) calls it too: leave that "
+            "run.stepping.weigh(count) was called twice for one loss. GradientAccumulation(weight=...) calls it too: leave that "
             "out, or the call in the step."
         )
-    run.work.weight = Weight(_place(run), check_count("What run.weigh is given", count))
+    run.work.weight = Weight(_place(run), check_count("What run.stepping.weigh is given", count))
     run.stepping.checked = None
 
 
@@ -95,7 +95,7 @@ def take_loss(run: Any, window: Any, loss: Any) -> Tensor:
 
 
 def add_value(run: Any, name: str, value: Any, size: int) -> None:
-    """Add a value of a validation or test to its mean: a pair of a sum and its count, or what `run.weigh` was for."""
+    """Add a value of a validation or test to its mean: a pair of a sum and its count, or what `run.stepping.weigh` was for."""
     if value.__class__ is tuple:
         total, count = check_pair(f"{run.phase}_step", value, name)
         run.means.add_sum(name, total, count)
@@ -149,12 +149,12 @@ class WindowCounts:
         run, window = self._run, self._window
         if mean is None:
             mean = _divided(total, count)
-        is_whole = not window.size and (not run.control.holds_step or run.is_last_batch)
+        is_whole = not window.size and (not run.control.holds_step or run.data.is_last_batch)
         if is_whole and run.engine.world_size == 1:
             self._loss, self._unit = mean, None
         else:
             self._loss, self._unit = total, self._unit_for(count)
-        if run.tracks:
+        if run.report.tracks:
             window.kept.append((total.detach().clone(), count, True))
         self._keep(count)
         return mean.detach()
@@ -231,7 +231,7 @@ def check_unweighed(given: Weight | None) -> None:
     """Raise RuntimeError where a loss that came as a pair was weighed, too."""
     if given is not None and not given.is_used:
         raise RuntimeError(
-            "A loss came as a pair of its sum and count, and run.weigh(count) was called for it: do one of the two. "
+            "A loss came as a pair of its sum and count, and run.stepping.weigh(count) was called for it: do one of the two. "
             "GradientAccumulation(weight=...) calls it: leave weight= out."
         )
 

@@ -37,7 +37,7 @@ class NamedWindows(Windows):
         self.has_closed = self.skipped_by_engine = False
 
     @property
-    def size(self) -> int:
+    def window(self) -> int:
         """See the base class."""
         sizes = (window.size for window in self.by_name.values())
         return max(sizes) if self.in_hand is None else self.in_hand.size
@@ -52,9 +52,9 @@ class NamedWindows(Windows):
 
         return take_losses
 
-    def label(self, what: str, name: str) -> str:
+    def label(self, name: str, optimizer: str | None = None) -> str:
         """See the base class."""
-        return f"{name}_{what}"
+        return f"{optimizer or self.optimizer_name}_{name}"
 
     def bind(self, engine: LoopEngine) -> None:
         """Ask an engine how to step each optimizer, and how to leave gradients in its own parameters only."""
@@ -101,6 +101,7 @@ class NamedWindows(Windows):
         self.skipped_by_engine = not stepped and not control.drops_step
         self.in_hand, control.drops_step = None, False
 
+    @property
     def batch_losses(self) -> tuple[Tensor, ...]:
         """See the base class."""
         return tuple(self.latest)

@@ -78,7 +78,10 @@ class Windows:
         checked: the one window, once its first loss of the epoch was checked, unless it has a count.
         units: the power of two that counts are in, by the names of the optimizers whose losses have some.
         counted: the last batch that had a count.
+        weigh: says what the losses of the batch in hand are means over; set by the run.
     """
+
+    weigh: Callable[[Any], None]
 
     def __init__(self, optimizers: Mapping[str, Any], schedulers: Mapping[str, Any], *, is_named: bool = False) -> None:
         self.is_named, self.is_first_loss, self.has_stepped = is_named, True, False
@@ -99,17 +102,38 @@ class Windows:
         return self.in_hand or self.first
 
     @property
-    def size(self) -> int:
+    def optimizer_name(self) -> str:
+        """The name of the optimizer in hand, elsewhere of the first."""
+        return self.current.name
+
+    @property
+    def window(self) -> int:
         """The micro-batches in the window in hand, elsewhere in the longest."""
         return self.first.size
+
+    @property
+    def windows(self) -> Mapping[str, int]:
+        """How many micro-batches have added gradients since the last step of each optimizer."""
+        return {name: window.size for name, window in self.by_name.items()}
+
+    @property
+    def window_count(self) -> float | None:
+        """What the gradients in hand were divided by, a sum over all ranks; None if losses have no counts."""
+        counts = self.current.counts
+        return None if counts is None else float(counts.count)
+
+    @property
+    def losses(self) -> Mapping[str, Tensor | None]:
+        """The last training loss of each optimizer, by its name."""
+        return {name: window.loss for name, window in self.by_name.items()}
 
     def for_each_loss(self, step: Callable[..., None]) -> Callable[[Any, Any], None]:
         """Return what calls `step(run, loss)` with the loss that a training step returned."""
         return step
 
-    def label(self, what: str, name: str) -> str:
+    def label(self, name: str, optimizer: str | None = None) -> str:
         """Return the name to track a value of an optimizer by."""
-        return what
+        return name
 
     def bind(self, engine: LoopEngine) -> None:
         """Ask an engine how to step each optimizer."""
@@ -137,8 +161,9 @@ class Windows:
         self.checked = self.first if self.first.counts is None else None
         return self.first, checked
 
+    @property
     def batch_losses(self) -> tuple[Tensor, ...]:
-        """Return the losses of the last batch that had some, in the order in which they were taken."""
+        """The losses of the last batch that had some, in the order in which they were taken."""
         return () if self.first.loss is None else (self.first.loss,)
 
     def end_batch(self) -> None:

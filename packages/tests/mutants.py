@@ -67,7 +67,7 @@ FAULTS = (
     Fault("loop: a window is not emptied", "    window.size = 0\n    window.zero_grad()\n", "    window.size = 0\n"),
     Fault(
         "loop: the last window is not stepped",
-        "not control.holds_step or run.is_last_batch:\n        close_window(run, window)",
+        "not control.holds_step or run.data.is_last_batch:\n        close_window(run, window)",
         "not control.holds_step:\n        close_window(run, window)",
     ),
     Fault("loop: ShouldStop comes at no boundary", "        should_stop.emit(run, SHOULD_STOP)\n", "        pass\n"),

@@ -227,7 +227,7 @@ def test_a_loop_of_ones_own_runs_the_compiled_step(batches: Make, sgd: Any) -> N
     with trainer.run(made(), batches(2), optimizer=sgd, epochs=1) as run:
         for _ in run.epochs():
             for batch in run.batches():
-                run.step(run.forward(run, batch))
+                run.step(run.stepping.forward(run, batch))
     assert len(calls) == 1
 
 

@@ -296,7 +296,7 @@ class Weights(Plugin):
 
     @on(StepEnd)
     def keep(self, run: Run, event: StepEnd) -> None:
-        self.seen[run.optimizer_name].append(run.modules[run.optimizer_name].weight.detach().clone())
+        self.seen[run.stepping.optimizer_name].append(run.modules[run.stepping.optimizer_name].weight.detach().clone())
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])

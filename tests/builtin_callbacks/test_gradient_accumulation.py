@@ -159,7 +159,7 @@ def test_loss_is_scaled_and_steps_are_held(task: Make, batches: Make, sgd: Any) 
     trainer.bus.on(
         BatchEnd,
         lambda run, event: seen.append(
-            (run.control.loss_scale, run.control.holds_step, run.window, run.progress.steps)
+            (run.control.loss_scale, run.control.holds_step, run.stepping.window, run.progress.steps)
         ),
     )
     result = trainer.fit(task(), batches(5), optimizer=sgd, epochs=1)

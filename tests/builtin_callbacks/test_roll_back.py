@@ -302,8 +302,8 @@ class GoBack(Plugin):
     def go_back(self, run: Run, event: BatchEnd) -> None:
         if run.progress.batches == 5 and not self.spoil.places:
             self.spoil.places = ((0, 2),)
-            assert run.last_checkpoint is not None
-            path = run.last_checkpoint.with_name("run_epoch_0_iter_2.pth")
+            assert run.checkpoints.last is not None
+            path = run.checkpoints.last.with_name("run_epoch_0_iter_2.pth")
             run.roll_back(storage.load(path), path)
 
 

@@ -440,7 +440,7 @@ class Exit(Plugin):
 
     @on(TrainStart, TestBatchEnd)
     def ask(self, run: Run, event: TrainStart | TestBatchEnd) -> None:
-        run.exit_with(self.status)
+        run.hooks.exit_with(self.status)
 
 
 def test_the_exit_status_of_each_ending() -> None:
@@ -498,7 +498,7 @@ class Part(Plugin):
 
     @on(TrainStart, TestBatchEnd)
     def leave(self, run: Run, event: TrainStart | TestBatchEnd) -> None:
-        run.raise_when_closed(self.error)
+        run.hooks.raise_when_closed(self.error)
 
 
 @pytest.mark.parametrize("on_interrupt", ["raise", "return"])
@@ -526,7 +526,7 @@ def test_an_error_that_is_replaced_by_itself_has_no_cause() -> None:
     class Keep(Plugin):
         @on(RunFailed)
         def keep(self, run: Run, event: RunFailed) -> None:
-            run.replace_error(event.error)
+            run.hooks.replace_error(event.error)
 
     with pytest.raises(ZeroDivisionError) as caught:
         fit(Trainer([Fail("batch_end"), Keep()], device="cpu"))

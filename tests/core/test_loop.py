@@ -355,7 +355,7 @@ def test_a_skipped_last_batch_still_steps_the_window(sized: bool) -> None:
     class SkipLast(Plugin):
         @on(BatchStart, lane=Lane.TRANSFORM)
         def skip(self, run: Run, event: BatchStart) -> None:
-            if run.is_last_batch:
+            if run.data.is_last_batch:
                 run.control.skip_batch("the last")
 
     train: Any = class_batches(5) if sized else Unsized(class_batches(5))
@@ -528,7 +528,7 @@ def test_everybody_can_ask_whether_this_is_the_last_batch(loader: Any) -> None:
     class Watch(Plugin):
         @on(BatchStart, StepEnd, BatchEnd)
         def watch(self, run: Run, event: BatchStart | StepEnd | BatchEnd) -> None:
-            seen.append(run.is_last_batch)
+            seen.append(run.data.is_last_batch)
 
     trace(Watch(), train=loader)
     assert seen == [False] * 6 + [True] * 3

@@ -52,7 +52,7 @@ def train_another_by_hand() -> None:
     with Trainer([RNGCapture(3)], device="cpu").run(TASKS.pop(), class_batches(2), optimizer=sgd(), epochs=1) as run:
         for _ in run.epochs():
             for batch in run.batches():
-                run.step(run.forward(run, batch))
+                run.step(run.stepping.forward(run, batch))
 
 
 def train_on_what_draws() -> None:
@@ -97,7 +97,7 @@ def test_so_does_one_within_a_loop_of_ones_own(action: Callable[[], None]) -> No
         with make_run(Trainer([RNGCapture()], device="cpu")) as run:
             for _ in run.epochs():
                 for batch in run.batches():
-                    run.step(run.forward(run, batch))
+                    run.step(run.stepping.forward(run, batch))
                     act()
                     drawn += [torch.rand(()).item(), random.random(), np.random.rand()]
         return drawn

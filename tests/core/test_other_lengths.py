@@ -57,8 +57,8 @@ class Looks(Plugin):
 
     @on(EpochStart)
     def note_plan(self, run: Run, event: EpochStart) -> None:
-        self.seen.planned.append(run.planned_steps)
-        self.seen.done.append(run.fraction)
+        self.seen.planned.append(run.length.planned_steps)
+        self.seen.done.append(run.length.fraction)
 
     @on(StepEnd, before=("learning_rate",))
     def note_rate(self, run: Run, event: StepEnd) -> None:

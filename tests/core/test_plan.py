@@ -99,7 +99,7 @@ class Embeds(Plugin):
 
     def describe(self, run: Run) -> str:
         """Say it."""
-        return f"writes embeddings of all {run.max_epochs} epochs to " + "a/very/long/path/" * 3
+        return f"writes embeddings of all {run.length.max_epochs} epochs to " + "a/very/long/path/" * 3
 
 
 def test_plugins_say_what_they_will_do_in_lines_of_eighty_columns() -> None:
@@ -135,7 +135,7 @@ def test_an_observer_that_cannot_say_what_it_will_do_is_forgiven() -> None:
     class Asks(Plugin):
         @on(EpochStart)
         def ask(self, run: Run, event: EpochStart) -> None:
-            run.plan()
+            run.report.plan()
 
     result = Trainer([Broken(), Asks()], device="cpu").fit(linear_classifier(), BATCHES, optimizer=sgd(), epochs=1)
     assert result.warnings == ("Plugin 'broken' failed, and the run continued: describe: KeyError: 'where'.",)
@@ -158,7 +158,7 @@ def test_the_length_of_a_resumed_run_is_what_is_done_and_the_rest(tmp_path: Path
     def length(size: int, epochs: int) -> str:
         data = TensorDataset(torch.randn(12, 4), torch.zeros(12).long())
         trainer, said = Trainer([SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")], device="cpu"), []
-        trainer.bus.on(EpochStart, lambda run, event: said.append(run.plan()), when=Once())
+        trainer.bus.on(EpochStart, lambda run, event: said.append(run.report.plan()), when=Once())
         trainer.fit(linear_classifier(), data, optimizer=sgd(), epochs=epochs, loader_params={"batch_size": size})
         return str(said[0]).splitlines()[3]
 

@@ -338,7 +338,7 @@ def test_the_caller_keeps_its_mode_of_gradients() -> None:
 def test_leaving_early_closes_the_run() -> None:
     trainer, trace = traced()
     closed: list[tuple[str, str]] = []
-    trainer.bus.on(RunClosed, lambda run, event: closed.append((event.status, run.reason(None))))
+    trainer.bus.on(RunClosed, lambda run, event: closed.append((event.status, run.report.reason(None))))
     task = linear_classifier()
     for _ in trainer.predict_batches(task, inputs()):
         break

@@ -183,7 +183,7 @@ def test_what_is_under_way_is_settled_before_the_return() -> None:
         @on(TrainStart)
         def begin(self, run: Run, event: TrainStart) -> None:
             for _ in range(2):  # the second time does nothing
-                run.when_settling(self.finish)
+                run.hooks.when_settling(self.finish)
 
         @on(CheckpointLoaded)
         def loaded(self, run: Run, event: CheckpointLoaded) -> None:

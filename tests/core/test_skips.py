@@ -91,7 +91,7 @@ def test_of_several_optimizers_a_round_without_any_step_counts() -> None:
     optimizers = {"one": sgd(), "two": sgd()}
     with pytest.raises(RuntimeError, match="6 batches or steps in a row were skipped"):
         fit(Skip(GradientsReady), task=Named(), optimizer=optimizers, steps=3, max_skipped_steps=5)
-    only_one = Skip(GradientsReady, when=lambda run: run.optimizer_name == "one")
+    only_one = Skip(GradientsReady, when=lambda run: run.stepping.optimizer_name == "one")
     assert fit(only_one, task=Named(), optimizer=optimizers, steps=9, max_skipped_steps=5).progress.steps == 9
 
 

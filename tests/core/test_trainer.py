@@ -267,7 +267,7 @@ def test_data_that_end_for_good_end_a_loop_of_ones_own() -> None:
             epochs.append(0)
             for batch in run.batches():
                 epochs[-1] += 1
-                run.step(run.forward(run, batch))
+                run.step(run.stepping.forward(run, batch))
     assert (epochs, run.result.status, run.result.progress.epoch) == ([2, 0], "stopped", 1)
 
 
@@ -640,7 +640,7 @@ def test_nothing_is_tracked_where_nobody_logs() -> None:
 
         @on(BatchEnd)
         def look(self, run: Run, event: BatchEnd) -> None:
-            self.tracked = [*getattr(self, "tracked", []), run.tracks]
+            self.tracked = [*getattr(self, "tracked", []), run.report.tracks]
             run.track("mine", 1.0)
 
     plugin = Look()

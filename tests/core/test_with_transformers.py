@@ -104,7 +104,7 @@ class PerToken(Supervised):
     """Averages losses over tokens, however many a batch has."""
 
     def training_step(self, run: Any, batch: Any) -> Tensor:
-        run.weigh((batch["labels"][:, 1:] != -100).sum())
+        run.stepping.weigh((batch["labels"][:, 1:] != -100).sum())
         return super().training_step(run, batch)
 
 

@@ -330,7 +330,7 @@ def test_an_optimizer_that_does_not_exist_is_not_stepped() -> None:
 class ExitWithSeven(Plugin):
     @on(EpochEnd)
     def exit(self, run: Run, event: EpochEnd) -> None:
-        run.exit_with(7)
+        run.hooks.exit_with(7)
 
 
 def test_the_result_or_what_a_plugin_left_to_be_raised() -> None:

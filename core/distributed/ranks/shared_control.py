@@ -159,21 +159,20 @@ class SharedRun(Run, Protocol):
     """A run whose ranks agree.
 
     Attributes:
-        outcome: what becomes its result; ranks agree on its `exit_status`.
-        pending_state: a state that is to be applied, and its file, if there is one.
-        is_complete: whether the run has its length.
-        is_last_batch: whether the batch is the last of its epoch.
-        engine: what connects the ranks.
         settings: what it was called with.
+        is_complete: whether the run has its length.
+        engine: what connects the ranks.
     """
 
-    outcome: Any
     settings: Any
-    pending_state: tuple[Mapping[str, Any], Path | None] | None
 
     @property
-    def is_last_batch(self) -> bool:
-        """See the class."""
+    def hooks(self) -> Any:
+        """Ranks agree on its `exit_status`."""
+
+    @property
+    def checkpoints(self) -> Any:
+        """Has the `pending_state` that is to be applied."""
 
     @property
     def is_complete(self) -> bool:
@@ -273,7 +272,7 @@ class SharedControl(Control):
             if self._close_summaries():
                 self._exchange()
             else:
-                self._post(settles=not in_epoch or run.is_last_batch or run.is_complete)
+                self._post(settles=not in_epoch or run.data.is_last_batch or run.is_complete)
         except RuntimeError as error:
             if self.leaving and end is not None and end.by == "the caller" and is_late(error):
                 raise RuntimeError(f"{LEFT} ({error_text(error)})") from error
@@ -396,10 +395,10 @@ class SharedControl(Control):
         Raises:
             KeyboardInterrupt: one of the ranks was interrupted since they agreed.
         """
-        mine = self._run.outcome.exit_status
+        mine = self._run.hooks.exit_status
         is_news = self._interrupted and self.agreed is None
         agreed, interrupted = self._engine.vote([-1.0 if mine is None else float(mine), float(is_news)])
-        self._run.outcome.exit_status = None if agreed < 0 else int(agreed)
+        self._run.hooks.exit_status = None if agreed < 0 else int(agreed)
         if interrupted:
             self._ballots({})
 
@@ -463,12 +462,12 @@ class SharedControl(Control):
         self.adopt(agreed, vetoed=any(ballot.vetoes for ballot in ballots))
         first = ballots[askers[0]].goes_back_to if askers else ""
         if askers and not (first and all(ballot.goes_back_to == first for ballot in ballots)):  # not one file for all
-            self._run.pending_state = self._engine.broadcast(self._run.pending_state, askers[0])
+            self._run.checkpoints.pending_state = self._engine.broadcast(self._run.checkpoints.pending_state, askers[0])
 
     def _ballots(self, requests: dict[str, Request]) -> list[Ballot]:
         withdrawn = {verb: request for verb, request in self._withdrawn.items() if verb not in requests}
         judges = bool(self._should_stop.chain)
-        state = self._run.pending_state
+        state = self._run.checkpoints.pending_state
         back_to = "" if state is None else str(state[1] or "")
         ballot = Ballot(
             self._place, judges, requests, self.vetoed, self._interrupted, self._save_veto, withdrawn, back_to

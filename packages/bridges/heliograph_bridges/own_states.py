@@ -54,7 +54,7 @@ class OwnStates:
             self.stop_reason = ""
         if self.stop_reason:
             run.control.stop(self.stop_reason)
-        if self._lost and affects_training and not run.is_replay:
+        if self._lost and affects_training and not run.report.is_replay:
             for path in self._lost:
                 run.data.report_untracked(path, f"it had changed and starts fresh: {self._remedy}")
 

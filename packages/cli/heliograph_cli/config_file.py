@@ -44,7 +44,7 @@ class ConfigFile(Plugin):
         if folder is None:
             run.note("the configuration is not saved: give --folder=..., or add the plugin checkpoint")
             return
-        for note in on_main(run.engine, lambda: list(self._save(folder, run.name, run.training_id))):
+        for note in on_main(run.engine, lambda: list(self._save(folder, run.name, run.checkpoints.training_id))):
             run.note(note)
 
     def _save(self, folder: Path, name: str, training_id: str) -> Iterator[str]:

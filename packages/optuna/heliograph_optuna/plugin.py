@@ -110,7 +110,7 @@ class Optuna(Plugin):
     @on(TrainStart, lane=Lane.TRANSFORM, before="recorder")
     def begin(self, run: Run, event: TrainStart) -> None:
         """Name the run after the trial, and forget the former run."""
-        if run.is_replay:
+        if run.report.is_replay:
             raise NotRecorded("the trial of a study")
         self.monitor.check_measured(run)
         self._check_ranks(run)
@@ -146,7 +146,7 @@ class Optuna(Plugin):
     def let_pass(self, run: Run, event: RunFailed) -> None:
         """Let a pruning that other code raised leave as it is."""
         if isinstance(event.error, self._pruned_type):
-            run.replace_error(event.error)
+            run.hooks.replace_error(event.error)
 
     @on(RunClosed, lane=Lane.REPORT)
     def report_end(self, run: Run, event: RunClosed) -> None:
@@ -159,7 +159,7 @@ class Optuna(Plugin):
             self.trial.set_user_attr(PRUNED, True)
             self.trial.set_user_attr(VALIDATION, self.pruned_at)
         self.is_pruned = True
-        run.raise_when_closed(self._pruned_type(self._reason))
+        run.hooks.raise_when_closed(self._pruned_type(self._reason))
 
     def check_pruned(self) -> None:
         """Raise `optuna.TrialPruned` if the run was pruned: for a loop of your own, after which nothing else does."""

@@ -225,7 +225,7 @@ def test_a_signal_goes_before_a_pruning(fit: Fit) -> None:
     class Ask(Plugin):
         @on(RunClosed)
         def exit(self, run: Run, event: RunClosed) -> None:
-            run.exit_with(75)
+            run.hooks.exit_with(75)
 
     with pytest.raises(SystemExit) as info:
         fit([Optuna(study(PruneAt(1)).ask()), Ask()], [0.5, 0.4])

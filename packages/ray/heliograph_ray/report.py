@@ -84,12 +84,12 @@ class RayReport(Plugin):
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Reset, and make Ray's storage the source of checkpoints."""
-        if run.is_replay:
+        if run.report.is_replay:
             raise NotRecorded("what Ray said to the run")
         self._session = current_session()
         self._reset()
         if self._session is not None:
-            run.checkpoint_source = self
+            run.checkpoints.source = self
 
     def fetch(self, store: Store, resume: Resume) -> tuple[Resume, list[str]]:
         """Copy the checkpoint to resume to the run's folder; return it, and notes about it."""
@@ -103,7 +103,7 @@ class RayReport(Plugin):
         if self._session is None or self._has_started:
             return
         self._has_started = True
-        self._session.record_start(run.name, run.origin, run.resumed_from)
+        self._session.record_start(run.name, run.origin, run.checkpoints.resumed_from)
         if run.engine.is_main and not self._has_checkpoints:
             run.note("no plugin keeps checkpoints: if a worker is lost, the run starts fresh. Add a Checkpoint.")
 
@@ -145,7 +145,7 @@ class RayReport(Plugin):
         """Report a checkpoint, with the metrics that it was saved with."""
         if self._session is None:
             return
-        if run.engine.world_size > 1 and run.has_left_group:
+        if run.engine.world_size > 1 and run.report.has_left_group:
             run.note(f"{event.path} is not in Ray's storage: the ranks had left their group before it was reported")
             return
         staged, has_all = on_main(run.engine, partial(self._stage, run, event.path))
@@ -165,7 +165,7 @@ class RayReport(Plugin):
         session = self._session
         if session is None or run.optimizer is None:
             return
-        if event.status in ("completed", "stopped") and not run.has_left_group:
+        if event.status in ("completed", "stopped") and not run.report.has_left_group:
             if self._unreported is not None:
                 self._report(run)
             if event.status == "stopped":
@@ -180,7 +180,7 @@ class RayReport(Plugin):
         """Stage the report of a full checkpoint; return also whether its metrics include all unreported ones."""
         if read_manifest(path).weights_only:
             return None, False
-        best = run.best_checkpoint
+        best = run.checkpoints.best
         if best is not None and read_manifest(best).weights_only:
             best = None
         staged = stage_report(run.name, path, best)
@@ -224,5 +224,5 @@ class RayReport(Plugin):
             if notice is not None and stop is not None and stop.by == notice.by:
                 session.record_exit(notice)
                 if is_exiting:
-                    run.exit_with(EXIT_STATUS)
+                    run.hooks.exit_with(EXIT_STATUS)
                 return

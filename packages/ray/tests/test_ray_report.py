@@ -528,8 +528,8 @@ def test_a_run_that_rolled_back_reports_again(fit: Fit, tmp_path: Path) -> None:
         def go_back(self, run: Run, event: BatchEnd) -> None:
             if run.progress.batches == 5 and not self.done:
                 self.done = True
-                assert run.last_checkpoint is not None
-                run.roll_back(storage.load(run.last_checkpoint), run.last_checkpoint)
+                assert run.checkpoints.last is not None
+                run.roll_back(storage.load(run.checkpoints.last), run.checkpoints.last)
 
     with on_ray(FakeSession(tmp_path / "there")) as session:
         result, _ = fit(*saving(tmp_path / "here"), Returns())
@@ -546,8 +546,8 @@ def test_the_save_is_requested_again_after_a_roll_back(fit: Fit, tmp_path: Path)
         def go_back(self, run: Run, event: BatchEnd) -> None:
             if run.progress.batches == 3 and session.warned is None:
                 session.warned = PREEMPTED
-                assert run.last_checkpoint is not None
-                run.roll_back(storage.load(run.last_checkpoint), run.last_checkpoint)
+                assert run.checkpoints.last is not None
+                run.roll_back(storage.load(run.checkpoints.last), run.checkpoints.last)
 
     with on_ray(session), pytest.raises(SystemExit):
         fit(*saving(tmp_path / "here", At(batches=2)), Returns())

@@ -30,9 +30,9 @@ def attempt_of(run: Run, *, losses: bool) -> AttemptRecord:
         began=datetime.now(UTC).isoformat(),
         run=shorten(run.name, NAME),
         world_size=run.engine.world_size,
-        max_epochs=run.max_epochs,
-        max_steps=run.max_steps,
-        validation_sets=tuple(run.validation_sets),
+        max_epochs=run.length.max_epochs,
+        max_steps=run.length.max_steps,
+        validation_sets=tuple(run.data.validation_sets),
         optimizers=tuple(run.optimizers),
         hyper_parameters=to_plain(run.hyper_parameters),
         versions={
@@ -43,7 +43,7 @@ def attempt_of(run: Run, *, losses: bool) -> AttemptRecord:
         losses=losses,
         plan=plan_of(run.bus),
         entries=(),
-        planned_steps=run.planned_steps,
+        planned_steps=run.length.planned_steps,
     )
 
 
@@ -83,10 +83,10 @@ def failure_of(run: Run, event: RunFailed, *, losses: bool) -> dict[str, Any]:
         "phase": event.phase,
         "plugin": event.plugin,
         "event": event.event,
-        "in_hand": run.in_hand,
-        "is_last": run.is_last_batch,
-        "window": run.window,
-        "loss": _last_loss(run) if losses and run.in_hand else None,
+        "in_hand": run.data.in_hand,
+        "is_last": run.data.is_last_batch,
+        "window": run.stepping.window,
+        "loss": _last_loss(run) if losses and run.data.in_hand else None,
     }
 
 
@@ -102,14 +102,14 @@ def ending_of(run: Run, event: RunClosed, error: BaseException | None) -> dict[s
     stop = run.control.stop_request if event.status == "stopped" else None
     return {
         "status": event.status,
-        "reason": shorten(run.reason(error)),
+        "reason": shorten(run.report.reason(error)),
         "by": None if stop is None else shorten(stop.by, NAME),
         "rank": None if stop is None else stop.rank,
         **metrics_of(run.metrics),
-        "best": None if run.best_checkpoint is None else str(run.best_checkpoint),
-        "last": None if run.last_checkpoint is None else str(run.last_checkpoint),
-        "notes": _first(run.notes, "notes"),
-        "warnings": _first(run.warnings, "warnings"),
+        "best": None if run.checkpoints.best is None else str(run.checkpoints.best),
+        "last": None if run.checkpoints.last is None else str(run.checkpoints.last),
+        "notes": _first(run.report.notes, "notes"),
+        "warnings": _first(run.report.warnings, "warnings"),
     }
 
 

@@ -94,7 +94,7 @@ class OpenBlock:
         ):
             self.tail.add_mark(at, passed)
         else:
-            window = run.window
+            window = run.stepping.window
             size = max(0, progress.samples - (at - 1) * size - samples)
             batch, steps, samples = progress.batch - at, progress.steps - at, progress.samples - at * size
             # Only a step of the only window leaves none.

@@ -68,7 +68,7 @@ class Recorder(Plugin):
 
     One file `<run>_<date>_<time>.recording` holds a training: a resumed run continues the file that its checkpoint
     names; `test` and `validate` add to that of the last fit. A killed run leaves everything up to its last batch. The
-    file is `run.recording` and `result.recording`.
+    file is `run.report.recording` and `result.recording`.
 
     While it records, the run's clock advances only at batches and events, in hundredths of a second, so that the
     recording holds the same times that plugins see. On several ranks the main rank records.
@@ -154,24 +154,24 @@ class Recorder(Plugin):
         self._ready(run).handle_load()
         origin = asdict(counters_of(run.origin)) | {"seconds": run.origin.earlier_seconds}
         self._subscribe(run)
-        more = {"origin": origin, "in_boundary": run.in_boundary, "planned_steps": run.planned_steps}
-        if run.forked_from is not None:
-            more["forked_from"] = to_plain(run.forked_from)
-        more["training"] = run.training_id
+        more = {"origin": origin, "in_boundary": run.checkpoints.in_boundary, "planned_steps": run.length.planned_steps}
+        if run.checkpoints.forked_from is not None:
+            more["forked_from"] = to_plain(run.checkpoints.forked_from)
+        more["training"] = run.checkpoints.training_id
         self._note(run, event, {**attempt_facts.fields_of(event), **more})
 
     @on(EpochStart, lane=Lane.TRANSFORM)
     def note_epoch(self, run: Run, event: EpochStart) -> None:
         """Note the length of the epoch."""
         self._subscribe(run)
-        self._note(run, event, {**attempt_facts.fields_of(event), "batches": run.batches_per_epoch})
+        self._note(run, event, {**attempt_facts.fields_of(event), "batches": run.length.batches_per_epoch})
 
     @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
     def note_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
         """Note the number of batches."""
         self._subscribe(run)
         self._sets.clear()
-        self._note(run, event, {"batches": run.evaluation_batches})
+        self._note(run, event, {"batches": run.length.evaluation_batches})
 
     @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd, lane=Lane.TRANSFORM, optional=True)
     def count_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd | PredictBatchEnd) -> None:
@@ -219,7 +219,7 @@ class Recorder(Plugin):
     @on(CheckpointSaved, CheckpointPruned, ResumeVerified, Verdict, lane=Lane.TRANSFORM, optional=True)
     def note_fact(self, run: Run, event: CheckpointSaved | CheckpointPruned | ResumeVerified | Verdict) -> None:
         """Note a checkpoint that was saved, pruned or compared with, or a verdict."""
-        more = {"training": run.training_id} if isinstance(event, CheckpointSaved) else {}
+        more = {"training": run.checkpoints.training_id} if isinstance(event, CheckpointSaved) else {}
         self._note(run, event, {**attempt_facts.fields_of(event), **more}, sets_clock=False)
 
     @on(PluginChanged, PluginFailed, lane=Lane.TRANSFORM)
@@ -345,11 +345,11 @@ class Recorder(Plugin):
             self._collector = self._begin_digests(run, attempt, self.digests)
         if attempt.writer is None and not is_within(TrainStart.name):
             attempt.open(self._open_writer(run, attempt.path or self.path))
-            self.path = run.recording = attempt.path
+            self.path = run.report.recording = attempt.path
         return attempt
 
     def _begin(self, run: Run) -> AttemptRecorder:
-        if run.is_replay:
+        if run.report.is_replay:
             raise NotRecorded("a training that could be recorded")
         self.close()
         attempt = self._attempt = AttemptRecorder(run, self.sample, losses=self.losses)

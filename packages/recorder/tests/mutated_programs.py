@@ -57,7 +57,7 @@ class Truth:
     def note(self, run: h.Run) -> None:
         """Note the batch in hand, if it is the first one."""
         if self.place is None:
-            self.place = run.progress.epoch, run.progress.batch + run.in_hand
+            self.place = run.progress.epoch, run.progress.batch + run.data.in_hand
             self.steps = run.progress.steps
 
     def is_found(self, difference: Difference) -> bool:

@@ -34,7 +34,7 @@ class Witness(Killer):
     @h.on(h.BatchEnd, lane=h.Lane.REPORT)
     def note(self, run: h.Run, event: h.BatchEnd) -> None:
         at = run.progress
-        line = f"{at.epoch} {at.batch} {at.steps} {at.samples} {at.seconds} {run.window}\n"
+        line = f"{at.epoch} {at.batch} {at.steps} {at.samples} {at.seconds} {run.stepping.window}\n"
         os.write(self.file, line.encode())
         self.act("batch")
 

@@ -334,9 +334,9 @@ class Listener(h.Plugin):
                 counters,
                 None if isinstance(event, UNTIMED) else progress.seconds,
                 run.origin.steps,
-                run.window,
-                run.is_last_batch if run.batches_per_epoch else None,  # else not always known
-                run.batches_per_epoch,
+                run.stepping.window,
+                run.data.is_last_batch if run.length.batches_per_epoch else None,  # else not always known
+                run.length.batches_per_epoch,
                 run.phase,
                 loss,
                 due if not is_over else None,

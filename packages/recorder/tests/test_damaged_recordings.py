@@ -36,9 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         @h.on(h.BatchEnd, lane=h.Lane.REPORT)
         def copy(self, run: h.Run, event: h.BatchEnd) -> None:
             if run.progress.steps == 13:
-                assert run.recording is not None
-                shutil.copy(run.recording, folder / INTACT)
-                shutil.copy(tail_path(run.recording), tail_path(folder / INTACT))
+                assert run.report.recording is not None
+                shutil.copy(run.report.recording, folder / INTACT)
+                shutil.copy(tail_path(run.report.recording), tail_path(folder / INTACT))
 
     plugins = [
         h.LogSchedule(h.Every(steps=2)),

@@ -90,10 +90,10 @@ class Recording:
         progress.tokens += change.tokens
         progress.batch += 1 + change.missed
         # A step of the only optimizer leaves no window.
-        self.run.window = 0 if change.steps and len(self.run.optimizers) == 1 else change.window
+        self.run.stepping.window = 0 if change.steps and len(self.run.optimizers) == 1 else change.window
         self.expected.append([
             self.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches, progress.samples,
-            self.run.window, progress.tokens, progress.batch,
+            self.run.stepping.window, progress.tokens, progress.batch,
         ])  # fmt: skip
         self.recorder.count(cast("Run", self.run), BatchEnd())
 
@@ -197,10 +197,10 @@ def test_a_ctrl_c_while_a_block_ends_or_begins_loses_no_batch_and_doubles_none(
         @h.on(h.BatchEnd, lane=h.Lane.REPORT)
         def end(self, run: h.Run, event: h.BatchEnd) -> None:
             assert recorder._attempt is not None
-            assert run.recording is not None
+            assert run.report.recording is not None
             recorder._attempt.end_block()
             if run.progress.steps % 25 == 0:
-                assert batches_of(run.recording) == [*range(1, run.progress.steps + 1)]
+                assert batches_of(run.report.recording) == [*range(1, run.progress.steps + 1)]
 
     recorder, kept = Recorder(tmp_path, losses=losses), kit.Losses()
     result, _ = fit([recorder, kept, Ends()], batches=400, epochs=1, validation=None)
@@ -287,9 +287,9 @@ def test_what_happens_in_an_open_block_is_no_write_to_the_file(tmp_path: Path) -
     class Looks(h.Plugin):
         @h.on(h.BatchEnd, lane=h.Lane.REPORT)
         def look(self, run: h.Run, event: h.BatchEnd) -> None:
-            assert run.recording is not None
-            sizes.append(run.recording.stat().st_size)
-            logs = [each for each in read(run.recording).attempts[0].entries if isinstance(each, EventEntry)]
+            assert run.report.recording is not None
+            sizes.append(run.report.recording.stat().st_size)
+            logs = [each for each in read(run.report.recording).attempts[0].entries if isinstance(each, EventEntry)]
             assert [each.counters.steps for each in logs if each.event == "log"] == [*range(1, run.progress.steps)]
 
     fit([h.LogSchedule(h.Every(steps=1)), Recorder(tmp_path), Looks()], batches=20, epochs=1, validation=None)
@@ -304,9 +304,9 @@ def test_a_tail_without_room_for_notes_is_emptied_into_the_file(tmp_path: Path) 
         @h.on(h.BatchEnd, lane=h.Lane.REPORT)
         def look(self, run: h.Run, event: h.BatchEnd) -> None:
             if run.progress.steps % 50 == 0:
-                assert run.recording is not None
-                seen.append(logs(run.recording))
-                assert tail_path(run.recording).exists()
+                assert run.report.recording is not None
+                seen.append(logs(run.report.recording))
+                assert tail_path(run.report.recording).exists()
 
     result, _ = fit(
         [h.LogSchedule(h.Every(steps=1)), Recorder(tmp_path), Looks()], batches=400, epochs=1, validation=None

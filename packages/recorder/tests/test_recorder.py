@@ -66,7 +66,7 @@ class Seen(h.Plugin):
     @h.on(h.BatchEnd)
     def note(self, run: h.Run, event: h.BatchEnd) -> None:
         at = run.progress
-        self.batches.append((at.epoch, at.batch, at.steps, at.samples, run.window, at.seconds))
+        self.batches.append((at.epoch, at.batch, at.steps, at.samples, run.stepping.window, at.seconds))
 
     @h.on(h.EpochStart, h.Log, h.ValidationEnd)
     def note_clock(self, run: h.Run, event: h.EpochStart | h.Log | h.ValidationEnd) -> None:

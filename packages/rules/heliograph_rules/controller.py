@@ -100,7 +100,7 @@ class RuleController(Plugin):
             self._active.repeat_stop_after_resume(run)
         self._active.take(run, event)
         if isinstance(event, CheckpointLoaded) and event.path is not None:  # emitted after the state that it holds
-            self._active.take(run, CheckpointSaved(event.path, is_best=event.path == run.best_checkpoint))
+            self._active.take(run, CheckpointSaved(event.path, is_best=event.path == run.checkpoints.best))
 
     @on(SavePoint, lane=Lane.DECIDE, optional=True)
     def handle_before_saving(self, run: Run, event: Event) -> None:

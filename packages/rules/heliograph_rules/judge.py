@@ -124,7 +124,7 @@ class Judge:
         self.is_off = ready.on_error == "disable"
         what = "is off for the rest of the run" if self.is_off else "counts as false where it fails"
         note = f"{str(located).removesuffix('.')}; the rule {what}"
-        if self._report_once("error", note, logs=not run.is_replay):  # a replay prints the notes
+        if self._report_once("error", note, logs=not run.report.is_replay):  # a replay prints the notes
             run.note(note)
 
     def _report_once(self, about: str, text: str, *, logs: bool = True) -> bool:

@@ -86,8 +86,8 @@ DEFECTS = (
     ),
     defect(
         "one: a boundary is not finished",
-        'run.in_boundary = saved.get("at_save_point", False)',
-        "run.in_boundary = False",
+        'run.checkpoints.in_boundary = saved.get("at_save_point", False)',
+        "run.checkpoints.in_boundary = False",
     ),
     defect(
         "one: requests that are due are not saved",

@@ -141,7 +141,7 @@ class Writer:
     def begin(self, run: Any) -> None: ...
 
     def hold(self, run: Any) -> dict[str, Any]:
-        return make_state(run.name, run.training_id, run.progress.steps)
+        return make_state(run.name, run.checkpoints.training_id, run.progress.steps)
 
     def do(self, run: Any, work: Callable[[], Any], then: Callable[[Any], object], *, is_save: bool = True) -> None:
         then(work())
@@ -205,11 +205,11 @@ def make_run(name: str, random: Random) -> FakeRun:
     run = FakeRun(
         name=name, engine=Engine(), is_replay=False, checkpoint_source=None, saved=None, resumed_from=None, notes=[]
     )
-    run.training_id, run.progress, run.task = f"{random.getrandbits(128):032x}", progress, None
-    run.last_checkpoint = run.best_checkpoint = run.batch_note = None
-    run.has_left_group = False
-    run.validation_sets, run.metrics = ("",), {"validation/loss": 1.0}
-    run.resumed_at, run.origin = None, progress  # nothing to compare: it keeps no losses
+    run.checkpoints.training_id, run.progress, run.task = f"{random.getrandbits(128):032x}", progress, None
+    run.checkpoints.last = run.checkpoints.best = run.checkpoints.batch_note = None
+    run.report.has_left_group = False
+    run.data.validation_sets, run.metrics = ("",), {"validation/loss": 1.0}
+    run.checkpoints.resumed_at, run.origin = None, progress  # nothing to compare: it keeps no losses
     run.bus = SimpleNamespace(
         on=lambda *arguments, **options: SimpleNamespace(remove=lambda: None),
         signal=lambda event: SimpleNamespace(listeners=lambda: iter(())),
@@ -310,13 +310,13 @@ class Folder:
         is_gone = isinstance(error, FileNotFoundError) and isinstance(resume, Path)  # a killed removal was finished
         is_of_another = isinstance(error, ValueError) and resume == "auto" and self._is_only_of_another(name)
         assert fault.at >= 0 or error is None or is_refused or is_gone or is_of_another, error
-        self.steps[-1] += f": {outcome}{'' if begun else ' before it began'}, {run.notes}"
+        self.steps[-1] += f": {outcome}{'' if begun else ' before it began'}, {run.report.notes}"
         self.counts[outcome] += 1
 
         def was_replaced(training: str) -> bool:
             its_names = {each.run_name for each in self.good[training]}
             return (
-                on_existing == "replace" and run.training_id in look(self.path) and its_names == {checkpoint.file_name}
+                on_existing == "replace" and run.checkpoints.training_id in look(self.path) and its_names == {checkpoint.file_name}
             )
 
         self.check(was_replaced)
@@ -344,12 +344,12 @@ class Folder:
         if resume == "auto" and known:
             newest = max(known, key=lambda each: each.order).path.name
             assert run.saved is not None, f"it starts fresh beside {newest}"
-            assert run.resumed_from.name == newest, f"it skipped {newest}, and continued from {run.resumed_from}"
+            assert run.checkpoints.resumed_from.name == newest, f"it skipped {newest}, and continued from {run.checkpoints.resumed_from}"
 
     def _save(self, checkpoint: Checkpoint, run: FakeRun) -> None:
         if run.saved is not None:
-            run.training_id, run.progress.steps = run.saved["training_id"], run.saved["progress"]["steps"]
-            checkpoint.find_own(run, CheckpointLoaded(run.resumed_from))  # type: ignore[arg-type]
+            run.checkpoints.training_id, run.progress.steps = run.saved["training_id"], run.saved["progress"]["steps"]
+            checkpoint.find_own(run, CheckpointLoaded(run.checkpoints.resumed_from))  # type: ignore[arg-type]
         for _ in range(self.random.randint(0, 3)):
             run.progress.steps += self.random.choice([0, 1, 1])
             run.progress.batches += 1

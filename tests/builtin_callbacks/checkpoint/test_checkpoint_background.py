@@ -282,7 +282,7 @@ def test_nothing_is_reported_before_it_is_durable(make: Make, disk: Disk, tmp_pa
         finish_writing(checkpoint)
 
     trainer.bus.on(CheckpointSaved, report)
-    trainer.bus.on(BatchEnd, lambda run, event: last.append(run.last_checkpoint), lane=Lane.REPORT)
+    trainer.bus.on(BatchEnd, lambda run, event: last.append(run.checkpoints.last), lane=Lane.REPORT)
     disk.gate.clear()
     at(trainer.bus, BatchEnd, open_gate, batches=5)
     at(trainer.bus, BatchEnd, lambda run: finish_writing(checkpoint), batches=7)

@@ -409,7 +409,7 @@ def test_so_does_a_writer_of_other_files_or_of_none(tmp_path: Path) -> None:
 
         @on(SavePoint)
         def write(self, run: Run, event: SavePoint) -> None:
-            run.last_checkpoint = self.path
+            run.checkpoints.last = self.path
 
     said = "Plugin 'writer' is disabled since step 3, and no other plugin writes saves:"
     for path, words in ((tmp_path / "a.pt", f"the newest checkpoint is {tmp_path / 'a.pt'}"), (None, "there is none")):

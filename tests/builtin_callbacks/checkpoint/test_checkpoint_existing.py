@@ -502,7 +502,7 @@ def test_where_another_plugin_resumes_another_training_only_its_own_checkpoints_
     class Watch(Plugin):
         @on(EpochEnd)
         def look(self, run: Run, event: EpochEnd) -> None:
-            best.append(run.best_checkpoint)
+            best.append(run.checkpoints.best)
 
     again = Checkpoint(tmp_path / "a", resume="auto", **options)
     assert other.last_checkpoint is not None

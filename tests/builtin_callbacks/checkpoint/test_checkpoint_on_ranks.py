@@ -261,9 +261,9 @@ def go_back_at_once(folder: Path) -> dict[str, Any]:
         def go_back(self, run: Run, event: GradientsReady) -> None:
             self.times += 1
             if self.times == 1:
-                assert run.last_checkpoint is not None
+                assert run.checkpoints.last is not None
                 run.control.skip_step("test")
-                run.roll_back(storage.load(run.last_checkpoint), run.last_checkpoint)
+                run.roll_back(storage.load(run.checkpoints.last), run.checkpoints.last)
 
     train(Checkpoint(folder, background=True), batch_size=4, steps=2)
     result, _, recorder = train(Checkpoint(folder, background=True, resume="auto"), Back(), batch_size=4)
@@ -470,7 +470,7 @@ def lose_a_peer(folder: Path) -> tuple[str, list[str], list[str]]:
     trainer.bus.on(BatchEnd, fail)
     trainer.bus.on(RunFailed, lambda run, event: gate.set())
     trainer.bus.on(CheckpointSaved, lambda run, event: saved.append(event.path.name))
-    trainer.bus.on(RunClosed, lambda run, event: notes.extend(run.notes), lane=Lane.REPORT)
+    trainer.bus.on(RunClosed, lambda run, event: notes.extend(run.report.notes), lane=Lane.REPORT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage.Store, "save", save)
         data = DataLoader(make_data(), batch_size=4)
@@ -532,7 +532,7 @@ def lose_a_peer_during_a_removal(folder: Path) -> tuple[str, list[str], tuple[st
     trainer.bus.on(RunFailed, lambda run, event: gate.set())
     trainer.bus.on(CheckpointSaved, lambda run, event: saved.append(event.path.name))
     trainer.bus.on(CheckpointPruned, lambda run, event: pruned.append(event.path.name))
-    trainer.bus.on(RunClosed, lambda run, event: notes.extend(run.notes), lane=Lane.REPORT)
+    trainer.bus.on(RunClosed, lambda run, event: notes.extend(run.report.notes), lane=Lane.REPORT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage.Store, "remove", remove)
         optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
@@ -671,7 +671,7 @@ class Identity(Plugin):
 
     @on(BatchStart)
     def note(self, run: Run, event: BatchStart) -> None:
-        self.seen = run.training_id
+        self.seen = run.checkpoints.training_id
 
 
 def begin_twice_and_go_on(folder: Path) -> list[tuple[str, str, tuple[str, ...]]]:

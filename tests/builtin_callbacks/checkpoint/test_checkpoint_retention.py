@@ -59,8 +59,8 @@ class TakeAway(Plugin):
 
     @on(ValidationStart)
     def take(self, run: Run, event: ValidationStart) -> None:
-        if run.progress.steps == 2 and run.last_checkpoint is not None:
-            run.last_checkpoint.rename(run.last_checkpoint.with_name("elsewhere"))
+        if run.progress.steps == 2 and run.checkpoints.last is not None:
+            run.checkpoints.last.rename(run.checkpoints.last.with_name("elsewhere"))
 
     @on(CheckpointPruned)
     def note(self, run: Run, event: CheckpointPruned) -> None:

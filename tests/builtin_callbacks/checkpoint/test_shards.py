@@ -294,7 +294,7 @@ def lose_a_peer(folder: Path) -> dict[str, Any]:
 
         @on(RunClosed, lane=Lane.REPORT)
         def read(self, run: Any, event: RunClosed) -> None:
-            notes.extend(run.notes)
+            notes.extend(run.report.notes)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FileSystemWriter, "write_data", write)

@@ -147,7 +147,7 @@ def test_a_prepare_that_failed_is_tried_again(drawing: Make, noisy: Make) -> Non
         (raising(ArithmeticError("a plugin")), ArithmeticError),
         (raising(KeyboardInterrupt()), KeyboardInterrupt),
         (raising(SystemExit(3)), SystemExit),
-        (lambda run: run.exit_with(75) or run.control.stop("preempted"), SystemExit),
+        (lambda run: run.hooks.exit_with(75) or run.control.stop("preempted"), SystemExit),
     ],
 )
 def test_it_is_torn_down_on_every_ending(how: Any, raised: Any, drawing: Make, noisy: Make) -> None:
@@ -220,7 +220,7 @@ def test_the_run_that_was_to_begin_fails(where: str, drawing: Make, noisy: Make,
     plugins: list[Any] = [ValidationSchedule(Every(epochs=1)), FileLog(tmp_path), ExceptionPassThrough()]
     trainer = Trainer(plugins, device="cpu")
     trainer.bus.on(RunFailed, lambda run, event: events.append((event.phase, str(event.error), run.name)))
-    trainer.bus.on(RunClosed, lambda run, event: events.append((event.status, list(module.diary), run.train_loader)))
+    trainer.bus.on(RunClosed, lambda run, event: events.append((event.status, list(module.diary), run.data.train_loader)))
     with pytest.raises(TrainingError, match=f"train failed at epoch 0, step 0: ArithmeticError: {where} is broken"):
         trainer.fit(noisy(), module, epochs=1, optimizer=torch.optim.SGD, name="mine")
     diary = ["prepare", *RUN[: RUN.index(where) + 1], "tear_down"] if where != "prepare" else ["prepare"]

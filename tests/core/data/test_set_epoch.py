@@ -80,7 +80,7 @@ class Harder(Plugin):
 
     @on(EpochStart)
     def set(self, run: Run, event: EpochStart) -> None:
-        data = run.train_loader.dataset
+        data = run.data.train_loader.dataset
         inner: Any = data.dataset if isinstance(data, Subset) else data
         inner.level = run.progress.epoch // 2
 

@@ -79,7 +79,7 @@ class Trial:
 
 def named(run: h.Run) -> dict[str, Any]:
     of_one = isinstance(run.batch, Tensor)
-    parts = {run.stream or "": run.batch} if of_one else run.batch
+    parts = {run.data.stream or "": run.batch} if of_one else run.batch
     return {name: None if part is None else part.tolist() for name, part in parts.items()}
 
 
@@ -220,7 +220,7 @@ def test_the_events_of_a_run_on_two_streams() -> None:
     for event in (h.EpochStart, h.BatchStart, h.StepEnd, h.BatchEnd, h.SavePoint, h.EpochEnd):
 
         def note(run: h.Run, event: h.Event) -> None:
-            trace.append((event.name, run.stream, dict(run.progress.streams)))
+            trace.append((event.name, run.data.stream, dict(run.progress.streams)))
 
         trainer.bus.on(event, note)
     lists = {"digit": [torch.zeros(2, 4)] * 2, "parity": [torch.zeros(1, 4)] * 4}
@@ -273,10 +273,10 @@ def test_a_loop_of_ones_own() -> None:
         for _ in run.epochs():
             for batch in run.batches():
                 seen.append({name: part.tolist() for name, part in batch.items()})
-                run.step(run.forward(run, batch))
+                run.step(run.stepping.forward(run, batch))
     assert seen == fitted({"a": Samples(7), "b": Samples(3)}, loader_params=LOADING, epochs=1).seen
-    assert isinstance(run.train_loader, h.Streams)
-    assert run.batches_per_epoch == 4
+    assert isinstance(run.data.train_loader, h.Streams)
+    assert run.length.batches_per_epoch == 4
 
 
 def test_the_plan_names_the_streams() -> None:

@@ -36,7 +36,7 @@ def trained(mode: Any, *, saved: bytes | None = None, unsized: bool = False, **o
 
     def note(run: h.Run, event: h.BatchEnd) -> None:
         seen.append(named(run))
-        streams.append(run.stream)
+        streams.append(run.data.stream)
 
     def keep(run: h.Run, event: h.SavePoint) -> None:
         file = BytesIO()

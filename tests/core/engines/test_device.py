@@ -115,7 +115,7 @@ def test_an_engine_is_in_one_run_at_a_time() -> None:
         scaling = scaling_of(engine)
         for _ in run.epochs():
             for batch in run.batches():
-                run.step(run.forward(run, batch))
+                run.step(run.stepping.forward(run, batch))
     assert "This DeviceEngine is used by another run" in nested.reported
     assert nested.scaling is scaling
     with pytest.raises(ValueError, match="not to be had"):  # what fails before its beginning lets go of it

@@ -73,8 +73,8 @@ def test_a_host_without_the_moment_before_the_backward_pass_copies_after_it(seen
         run.progress.batch = number
         losses.open_batch(cast("h.Run", run))
         run.loss = torch.tensor(value, requires_grad=True) * 1.0
-        run.window, run.losses = number + 1, {"optimizer": run.loss}
-        run.windows = {"optimizer": run.window}
+        run.stepping.window, run.stepping.losses = number + 1, {"optimizer": run.loss}
+        run.stepping.windows = {"optimizer": run.stepping.window}
         seen.append("batch")
     assert losses.take_bad(cast("h.Run", run)) == {1: math.inf}
     assert seen == ["batch", "fetch", "batch", "fetch", "read", "read"]

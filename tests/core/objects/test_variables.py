@@ -215,8 +215,8 @@ def test_a_roll_back_leaves_plugins_and_modules_alone(tmp_path: Path) -> None:
             if run.progress.steps == SAVED + 1 and self.returns < 2:
                 self.returns += 1
                 NUMBER += 1
-                assert run.last_checkpoint is not None
-                run.roll_back(torch.load(run.last_checkpoint, weights_only=True), run.last_checkpoint)
+                assert run.checkpoints.last is not None
+                run.roll_back(torch.load(run.checkpoints.last, weights_only=True), run.checkpoints.last)
 
     plugin = Returns()
     result = fit(tmp_path, lambda: 1.0, STEPS, plugin)

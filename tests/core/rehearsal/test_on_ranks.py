@@ -172,7 +172,7 @@ def overfit_lists() -> tuple[float, ...]:
 def overfit_noting() -> tuple[list[str], float]:
     NOTES.clear()
     trainer = h.Trainer()
-    trainer.bus.on(h.RunClosed, lambda run, event: NOTES.extend(run.notes))
+    trainer.bus.on(h.RunClosed, lambda run, event: NOTES.extend(run.report.notes))
     data = TensorDataset(*(torch.cat(each) for each in zip(*random_batches(4), strict=True)))
     found = trainer.overfit(net(), data, loader_params={"batch_size": 4}, optimizer=sgd(0.1), steps=2)
     return NOTES, found.metrics["validation/loss"]

@@ -86,7 +86,7 @@ class Tokens(Task):
             return total, count
         if self.form == "number":
             return total, count.item()
-        run.weigh(count)
+        run.stepping.weigh(count)
         return total / count
 
     def validation_step(self, run: Run, batch: Batch) -> Any:
@@ -103,7 +103,7 @@ class Gradients(Plugin):
     @on(GradientsReady, lane=Lane.REPORT)
     def keep(self, run: Run, event: GradientsReady) -> None:
         self.seen.append([each.grad.clone() for group in run.optimizer.param_groups for each in group["params"]])
-        self.counts.append(run.window_count)
+        self.counts.append(run.stepping.window_count)
 
 
 def windows(batches: Sequence[Batch], size: int) -> list[Sequence[Batch]]:
@@ -275,7 +275,7 @@ class Pair(Task):
         count = (targets != LEFT_OUT).sum()
         yield "first", (cross_entropy(self.first(inputs), targets, reduction="sum"), count)
         if run.progress.batch % 4:
-            run.weigh(count)
+            run.stepping.weigh(count)
             yield "second", cross_entropy(self.second(inputs), targets)
 
 
@@ -327,7 +327,7 @@ def test_a_count_on_a_device_that_is_none_is_found_when_its_window_ends(
     class Wrong(Tokens):
         def training_step(self, run: Run, batch: Batch) -> Any:
             total, right = super().training_step(run, batch)
-            run.weigh(torch.tensor(count) if run.progress.batch == 1 else right)
+            run.stepping.weigh(torch.tensor(count) if run.progress.batch == 1 else right)
             return total / right
 
         def validation_step(self, run: Run, batch: Batch) -> Any:
@@ -485,7 +485,7 @@ class Named(Tokens):
 
     def test_step(self, run: Run, batch: Batch) -> Any:
         inputs, targets = batch
-        run.weigh((targets != LEFT_OUT).sum())
+        run.stepping.weigh((targets != LEFT_OUT).sum())
         loss = cross_entropy(self.model(inputs), targets)
         return {"loss": loss, "number": loss.item()}
 
@@ -685,7 +685,7 @@ class Returns(Tokens):
 
 
 def weighed(run: Run, count: Any, result: Any) -> Any:
-    run.weigh(count)
+    run.stepping.weigh(count)
     return result
 
 
@@ -716,9 +716,9 @@ def weighed(run: Run, count: Any, result: Any) -> Any:
         (lambda run, loss: weighed(run, True, loss), TypeError, "got True"),
         (lambda run, loss: weighed(run, torch.ones(2), loss), TypeError, r"got torch.float32 of shape \[2\]"),
         (lambda run, loss: (loss, 0), ValueError, "'loss' has the count 0, but its sum is [0-9.]+: of nothing"),
-        (lambda run, loss: weighed(run, -1, loss), ValueError, "What run.weigh is given is a finite number, at least"),
+        (lambda run, loss: weighed(run, -1, loss), ValueError, "What run.stepping.weigh is given is a finite number, at least"),
         (lambda run, loss: weighed(run, 0, loss * math.nan), ValueError, "the count 0, but its sum is nan"),
-        (lambda run, loss: weighed(run, 3, (loss, 3)), RuntimeError, "and run.weigh.count. was called for it"),
+        (lambda run, loss: weighed(run, 3, (loss, 3)), RuntimeError, "and run.stepping.weigh.count. was called for it"),
         (lambda run, loss: weighed(run, 3, weighed(run, 3, loss)), RuntimeError, "called twice for one loss"),
         (lambda run, loss: loss if run.progress.batch % 2 else (loss, 3), RuntimeError, "has no count, others .* one"),
         (lambda run, loss: (loss, 3) if run.progress.batch % 2 else loss, RuntimeError, "has a count, others .* none"),
@@ -789,8 +789,8 @@ def test_between_windows_a_task_may_begin_or_cease_to_count() -> None:
 
 def test_nothing_is_weighed_between_batches() -> None:
     trainer = Trainer(device="cpu")
-    trainer.bus.on(BatchEnd, lambda run, event: run.weigh(3))
-    with pytest.raises(RuntimeError, match=r"run.weigh\(count\) is for the batch in hand"):
+    trainer.bus.on(BatchEnd, lambda run, event: run.stepping.weigh(3))
+    with pytest.raises(RuntimeError, match=r"run.stepping.weigh\(count\) is for the batch in hand"):
         kit.fit(trainer)
 
 
@@ -809,7 +809,7 @@ def test_a_weight_of_a_skipped_batch_is_forgotten() -> None:
 
     def skip(run: Run, event: BatchStart) -> None:
         if not run.progress.batch:
-            run.weigh(1000)
+            run.stepping.weigh(1000)
             run.control.skip_batch("the test")
 
     trainer.bus.on(BatchStart, skip)

@@ -83,7 +83,7 @@ FACTORY = Factory()
 def test_a_function_of_two_arguments_gets_the_planned_steps(scheduler: Any) -> None:
     seen: list[dict[str, int]] = []
     trainer = Trainer([LearningRate("step"), GradientAccumulation(2)], device="cpu")
-    trainer.bus.on(BatchEnd, lambda run, event: seen.append(dict(run.scheduler_steps)))
+    trainer.bus.on(BatchEnd, lambda run, event: seen.append(dict(run.length.scheduler_steps)))
     result = fit(trainer, train=class_batches(5), epochs=2, scheduler=scheduler)
     assert result.progress.steps == 6
     assert seen[0] == {"optimizer": 6}

@@ -108,7 +108,7 @@ class Seen(Plugin):
 
     @on(GradientsReady, StepEnd, lane=Lane.REPORT)
     def write(self, run: Run, event: Event) -> None:
-        self.seen.append((event.name, run.optimizer_name, *(getattr(run, fact) for fact in self.facts)))
+        self.seen.append((event.name, run.stepping.optimizer_name, *(getattr(run, fact) for fact in self.facts)))
 
 
 # Equal to a loop written by hand.
@@ -247,10 +247,10 @@ class Trace(Plugin):
 
     @on(GradientsReady, StepEnd)
     def turn(self, run: Run, event: GradientsReady | StepEnd) -> None:
-        assert run.optimizer is run.optimizers[run.optimizer_name]
-        assert run.scheduler is run.schedulers.get(run.optimizer_name)
-        assert run.loss is run.losses[run.optimizer_name]
-        self.names.append(f"{event.name} {run.optimizer_name}")
+        assert run.optimizer is run.optimizers[run.stepping.optimizer_name]
+        assert run.scheduler is run.schedulers.get(run.stepping.optimizer_name)
+        assert run.loss is run.stepping.losses[run.stepping.optimizer_name]
+        self.names.append(f"{event.name} {run.stepping.optimizer_name}")
 
 
 def test_each_optimizer_has_its_events() -> None:
@@ -295,8 +295,8 @@ def test_a_loss_leaves_gradients_in_its_own_parameters_only() -> None:
         @on(GradientsReady)
         def look(self, run: Run, event: GradientsReady) -> None:
             has = {name: [each.grad is not None for each in getattr(task, name).parameters()] for name in NAMES}
-            assert [name for name in NAMES if all(has[name])] == [run.optimizer_name]
-            assert [name for name in NAMES if any(has[name])] == [run.optimizer_name]
+            assert [name for name in NAMES if all(has[name])] == [run.stepping.optimizer_name]
+            assert [name for name in NAMES if any(has[name])] == [run.stepping.optimizer_name]
 
     train(Look(), task=task)
 
@@ -307,7 +307,7 @@ def test_each_has_its_metrics() -> None:
     class Keep(Plugin):
         @on(BatchEnd)
         def keep(self, run: Run, event: BatchEnd) -> None:
-            losses = [run.losses[name] for name in NAMES]
+            losses = [run.stepping.losses[name] for name in NAMES]
             assert run.loss is losses[-1]
             seen.append([loss.item() for loss in losses])
 
@@ -329,7 +329,7 @@ def test_each_has_its_metrics() -> None:
 def test_losses_are_let_go_of_where_the_epoch_ends() -> None:
     losses: list[Any] = []
     trainer = Trainer(device="cpu")
-    trainer.bus.on(EpochEnd, lambda run, event: losses.append((run.loss, dict(run.losses))))
+    trainer.bus.on(EpochEnd, lambda run, event: losses.append((run.loss, dict(run.stepping.losses))))
     trainer.fit(Gan(), data(1), optimizer=dict.fromkeys(NAMES, adam()), epochs=1)
     assert losses == [(None, dict.fromkeys(NAMES))]
 
@@ -369,7 +369,7 @@ def test_gradients_that_are_left_are_stepped_with_where_the_window_ends() -> Non
     class Norms(Plugin):
         @on(GradientsReady, lane=Lane.MEASURE)
         def measure(self, run: Run, event: GradientsReady) -> None:
-            if run.optimizer_name == "generator":
+            if run.stepping.optimizer_name == "generator":
                 norms.append(float(run.engine.clip_gradients(task.generator.parameters(), None)))
 
     _, result = train(GradientAccumulation(3), Norms(), seen, task=task, train=data(3), epochs=1)
@@ -583,8 +583,8 @@ def test_what_an_epoch_had_begun_is_dropped_where_it_is_given_up() -> None:
         def back(self, run: Run, event: BatchEnd) -> None:
             if run.progress.batch == 2 and not self.done:
                 self.done = True
-                assert run.windows == {"discriminator": 2, "generator": 2}
-                assert run.window == 2
+                assert run.stepping.windows == {"discriminator": 2, "generator": 2}
+                assert run.stepping.window == 2
                 run.roll_back(self.saved)
 
     back = GoBack()
@@ -853,7 +853,7 @@ def test_each_of_its_steps_has_events_a_loss_and_a_schedule() -> None:
     class Count(Plugin):
         @on(BatchEnd)
         def count(self, run: Run, event: BatchEnd) -> None:
-            losses.append(len(run.batch_losses))
+            losses.append(len(run.stepping.batch_losses))
 
     train(seen, Count(), task=Critical(), train=data(2), epochs=1)
     turns = ["discriminator"] * 3 + ["generator"]

@@ -99,7 +99,7 @@ class BatchMoments(ABC):
         It is added when the batch has ended its window, unless the gradients of that were dropped.
         """
         run = self.active
-        if run.tracks:
+        if run.report.tracks:
             run.stepping.first.kept.append((loss.detach().clone(), run.size_of(run.work.batch), False))
 
     @closes_on_error

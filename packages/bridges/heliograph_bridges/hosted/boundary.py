@@ -74,11 +74,11 @@ class BoundaryMoments(BatchMoments):
         run = self.active
         control, should_stop = run.control, run.hot.should_stop
         has_news = control.pending or self._is_served or control.is_shared
-        if not (has_news or should_stop.chain or run.in_boundary):  # nothing to decide, as at most steps
+        if not (has_news or should_stop.chain or run.checkpoints.in_boundary):  # nothing to decide, as at most steps
             run.boundary_is_open = False
             return STAY
-        if run.in_boundary:  # of a resumed run: its state was saved here
-            run.in_boundary = False
+        if run.checkpoints.in_boundary:  # of a resumed run: its state was saved here
+            run.checkpoints.in_boundary = False
             control.release()
         if should_stop.chain:
             should_stop.emit(run, ShouldStop())
@@ -119,7 +119,7 @@ class BoundaryMoments(BatchMoments):
         run = self.active
         self.leave_validation()
         self._serve("validation")
-        run.phase, run.progress.evaluated, run.evaluation_batches = "validation", 0, batches
+        run.phase, run.progress.evaluated, run.length.evaluation_batches = "validation", 0, batches
         self._means = run.means
         del run.means  # new ones are made when they are used
         run.emit(ev.ValidationStart())
@@ -183,7 +183,7 @@ class BoundaryMoments(BatchMoments):
         run = self.active
         self._serve("save")
         self._saving = path, is_best
-        with run.outcome.saving():
+        with run.report.saving():
             run.emit(ev.SavePoint())
         self._saving = None
 
@@ -199,9 +199,9 @@ class BoundaryMoments(BatchMoments):
             path, is_best = self._saving
             if path is None:
                 return
-            run.last_checkpoint = path
+            run.checkpoints.last = path
             if is_best:
-                run.best_checkpoint = path
+                run.checkpoints.best = path
             run.emit(CheckpointSaved(path, is_best))
 
         announce.__qualname__ = host

@@ -92,4 +92,4 @@ class HostedData(TrainingData):
 
     def key(self, seed: int, *, probe: bool = True) -> None:
         """Raise RuntimeError: the draws of the data are the host's."""
-        raise RuntimeError(f"run.key_draws cannot be served in {self._host}, which reads the data itself.")
+        raise RuntimeError(f"run.data.key_draws cannot be served in {self._host}, which reads the data itself.")

@@ -58,7 +58,7 @@ class HostedRun(RunContext):
     @property
     def forward(self) -> Any:
         """Raise RuntimeError: the host has the training step."""
-        raise RuntimeError(f"The training step is {self.host.name}'s: run.forward is that of heliograph's own loop.")
+        raise RuntimeError(f"The training step is {self.host.name}'s: run.stepping.forward is that of heliograph's own loop.")
 
     @forward.setter
     def forward(self, step: Any) -> None:

@@ -34,11 +34,11 @@ def capture(run: HostedRun) -> dict[str, Any]:
     control["due"] = [each for each in control["due"] if each != "save"]  # it is being served
     state = {
         "version": VERSION,
-        "training_id": run.training_id,
+        "training_id": run.checkpoints.training_id,
         "run_name": run.name,
         "progress": run.progress.state_dict(),
         "epoch_begun": run.work.has_begun,
-        "in_boundary": run.boundary_is_open and not run.outcome.finished,
+        "in_boundary": run.boundary_is_open and not run.report.finished,
         "control": control,
         "metrics": dict(run.metrics),
         "means": run.means.state_dict(),
@@ -73,12 +73,12 @@ def restore(run: HostedRun, saved: Mapping[str, Any], path: Path | None) -> None
             f"heliograph reads up to {VERSION}: update it."
         )
     own = select_rank_part({"ranks": [], **saved}, run.engine.rank, run.engine.world_size)
-    resumption = run.resumption
-    run.training_id, resumption.path = own["training_id"], path
+    resumption = run.checkpoints
+    run.checkpoints.training_id, resumption.path = own["training_id"], path
     run.progress.load_state_dict(own["progress"])
     run.origin = run.progress.copy()
-    run.work.has_begun, run.in_boundary = own["epoch_begun"], own["in_boundary"]
-    run.control.load_state_dict(own["control"], at_save_point=run.in_boundary)
+    run.work.has_begun, run.checkpoints.in_boundary = own["epoch_begun"], own["in_boundary"]
+    run.control.load_state_dict(own["control"], at_save_point=run.checkpoints.in_boundary)
     run.metrics.update(own["metrics"])
     run.means.load_state_dict(own["means"])
     run.means.totals = {name: (value, weight) for name, (value, weight) in own["totals"].items()}
@@ -107,7 +107,7 @@ def begin_at(run: HostedRun, position: Position, path: Path | None) -> None:
     run.progress.epoch, run.progress.batch = position.epoch, position.batch
     run.work.has_begun = position.batch > 0
     run.origin = run.progress.copy()
-    run.resumption.resumed_from, run.resumption.resumed_at = path, run.origin
+    run.checkpoints.resumed_from, run.checkpoints.resumed_at = path, run.origin
     run.note(f"{run.host.name} resumes {path or 'a checkpoint'}, which holds no states of plugins: they start fresh")
     if position.step is None:
         run.note(f"steps are counted from here: {run.host.name} counts iterations, of which several may make a step")
@@ -124,4 +124,4 @@ def move_to(run: HostedRun, position: Position) -> None:
     progress.epoch, progress.batch = position.epoch, position.batch
     run.work.has_begun = position.batch > 0
     run.origin = run.progress.copy()
-    run.resumption.resumed_at = run.origin
+    run.checkpoints.resumed_at = run.origin

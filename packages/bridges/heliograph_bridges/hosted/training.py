@@ -111,7 +111,7 @@ class HostedTraining(BoundaryMoments):
 
     @closes_on_error
     def _start(self, run: HostedRun, saved: Mapping[str, Any] | None, path: Path | None, position: Position) -> Leave:
-        run.outcome.started = True
+        run.report.started = True
         continues = position != Position()
         if saved is None and continues:
             begin_at(run, position, path)
@@ -121,11 +121,11 @@ class HostedTraining(BoundaryMoments):
         if saved is not None:
             restore(run, saved, path)
         self._samples_logged = run.progress.samples
-        if run.resumed_at is not None:
+        if run.checkpoints.resumed_at is not None:
             run.emit(ev.CheckpointLoaded(path))
         run.log_plan()
         leave = STAY
-        if run.control.has_boundary or run.in_boundary:
+        if run.control.has_boundary or run.checkpoints.in_boundary:
             run.control.agree()
             leave = self.close_boundary()
         if run.epoch_is_over and position == (run.progress.epoch + 1, 0, position.step):
@@ -145,7 +145,7 @@ class HostedTraining(BoundaryMoments):
     def finish(self) -> None:
         """Let plugins ask for what is left, as nothing is trained any more; `end` does it where the host has not."""
         run = self.active
-        run.outcome.finished = True
+        run.report.finished = True
         run.emit(ev.LastBoundary())
 
     @closes_on_error
@@ -156,7 +156,7 @@ class HostedTraining(BoundaryMoments):
             actions: what the host does for what is asked for at the end; see `serve`.
         """
         run = self.active
-        if not run.outcome.finished:
+        if not run.report.finished:
             self.finish()
         self.serve(actions or {})
         run.emit(ev.TrainEnd())
@@ -231,9 +231,9 @@ class HostedTraining(BoundaryMoments):
         try:
             close_run(run, error)
         finally:
-            if hasattr(run.outcome, "result"):
-                self.result = run.outcome.result
-        return run.outcome.result
+            if hasattr(run.report, "result"):
+                self.result = run.report.result
+        return run.report.result
 
 
 def engine_of(facts: Facts, host: Host) -> LoopEngine:

@@ -238,7 +238,7 @@ class AttachedPlugins(PluginOwner):
             return
         self._training.end_validation(found)
         run = self._training.active
-        is_within = run.boundary_is_open or self._in_iteration or run.window
+        is_within = run.boundary_is_open or self._in_iteration or run.stepping.window
         if not is_within:  # what plugins ask for upon it is due at once
             self._boundary(self._parts.engine)
 

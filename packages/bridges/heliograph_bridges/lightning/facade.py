@@ -30,21 +30,21 @@ class TrainerFacade(Part):
 
 
 def _max_epochs(work: Any) -> int:
-    return -1 if work.run.max_epochs is None else math.ceil(work.run.max_epochs)
+    return -1 if work.run.length.max_epochs is None else math.ceil(work.run.length.max_epochs)
 
 
 def _training_batches(work: Any) -> float:
-    length = work.run.batches_per_epoch
+    length = work.run.length.batches_per_epoch
     return math.inf if length is None else length
 
 
 def _validation_batches(work: Any) -> list[float]:
-    loaders = work.run.validation_loaders.values()
+    loaders = work.run.data.validation_loaders.values()
     return [len(each) if hasattr(each, "__len__") else math.inf for each in loaders]
 
 
 def _validation_loaders(work: Any) -> Any:
-    loaders = work.run.validation_loaders
+    loaders = work.run.data.validation_loaders
     return loaders[""] if list(loaders) == [""] else list(loaders.values()) or None
 
 
@@ -66,16 +66,16 @@ def _precision(work: Any) -> str:
 
 
 def _planned_steps(work: Any) -> float:
-    return math.inf if work.run.planned_steps is None else work.run.planned_steps
+    return math.inf if work.run.length.planned_steps is None else work.run.length.planned_steps
 
 
 TrainerFacade.readers = {
     # Where the run is.
     "global_step": lambda work: work.run.progress.steps,
     "current_epoch": lambda work: work.epoch,
-    "is_last_batch": lambda work: work.run.is_last_batch,
+    "is_last_batch": lambda work: work.run.data.is_last_batch,
     "max_epochs": _max_epochs,
-    "max_steps": lambda work: -1 if work.run.max_steps is None else work.run.max_steps,
+    "max_steps": lambda work: -1 if work.run.length.max_steps is None else work.run.length.max_steps,
     "num_training_batches": _training_batches,
     "num_val_batches": _validation_batches,
     "estimated_stepping_batches": _planned_steps,
@@ -90,12 +90,12 @@ TrainerFacade.readers = {
     "sanity_checking": lambda _: False,
     "fast_dev_run": lambda _: False,
     "barebones": lambda _: False,
-    "enable_validation": lambda work: bool(work.run.validation_sets),
+    "enable_validation": lambda work: bool(work.run.data.validation_sets),
     # EarlyStopping and others look once per epoch where both are 1, else after each validation.
-    "val_check_interval": lambda work: None if work.run.validation_sets else 1.0,
-    "check_val_every_n_epoch": lambda work: None if work.run.validation_sets else 1,
+    "val_check_interval": lambda work: None if work.run.data.validation_sets else 1.0,
+    "check_val_every_n_epoch": lambda work: None if work.run.data.validation_sets else 1,
     "should_stop": lambda work: work.run.control.should_stop,
-    "ckpt_path": lambda work: work.run.resumed_from,
+    "ckpt_path": lambda work: work.run.checkpoints.resumed_from,
     # What it measures.
     "callback_metrics": lambda work: work.metrics,
     "logged_metrics": lambda work: work.metrics,
@@ -108,7 +108,7 @@ TrainerFacade.readers = {
     "lightning_module": lambda work: work.module,
     "optimizers": lambda work: list(work.run.optimizers.values()),
     "lr_scheduler_configs": lambda work: work.schedulers,
-    "train_dataloader": lambda work: work.run.train_loader,
+    "train_dataloader": lambda work: work.run.data.train_loader,
     "val_dataloaders": _validation_loaders,
     "callbacks": lambda work: work.callbacks(),
     "fit_loop": FitLoop,

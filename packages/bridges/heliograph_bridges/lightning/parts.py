@@ -124,7 +124,7 @@ class LoggerConnector(Part):
     """When values of steps are logged: always, since a log has the last one."""
 
     label = "trainer._logger_connector"
-    readers: ClassVar[Readers] = {"should_update_logs": lambda work: work.run.tracks}
+    readers: ClassVar[Readers] = {"should_update_logs": lambda work: work.run.report.tracks}
 
 
 def _refuse(what: str) -> NoReturn:

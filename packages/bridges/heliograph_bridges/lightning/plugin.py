@@ -45,7 +45,7 @@ class LightningCallback(EvaluationHooks):
         """Call `setup`; unless a checkpoint is loaded next, `on_fit_start` and `on_train_start`."""
         self.open(run)
         self._has_begun = self._stops = self._is_epoch_end_due = False
-        if not run.is_resuming:
+        if not run.checkpoints.is_resuming:
             self._begin_training(self._work_of(run))
 
     @on(ev.CheckpointLoaded)
@@ -199,7 +199,7 @@ class LightningCallback(EvaluationHooks):
         self._callback.on_train_start(work.trainer, work.module)
         stateful = any(has(self._callback, self._flavour, each) for each in ("state_dict", "on_save_checkpoint"))
         only_records = is_shipped(self._callback, self._flavour, "LearningRateMonitor")
-        self._unsaved = None if stateful or only_records or work.run.is_replay else Unsaved(self._callback)
+        self._unsaved = None if stateful or only_records or work.run.report.is_replay else Unsaved(self._callback)
 
 
 def _scaled(run: Run, loss: Any) -> Any:

@@ -78,7 +78,7 @@ def is_shipped(callback: Any, flavour: Flavour, name: str) -> bool:
 def check_averaging(callback: Any, flavour: Flavour, run: Run) -> None:
     """At the start of a training: raise ValueError where the averaging of weights would need more than it gets here."""
     swa = is_shipped(callback, flavour, "StochasticWeightAveraging")
-    if not (swa or is_shipped(callback, flavour, "WeightAveraging")) or run.is_replay:
+    if not (swa or is_shipped(callback, flavour, "WeightAveraging")) or run.report.is_replay:
         return
     from torch.distributed.tensor import DTensor
     from torch.nn.modules.batchnorm import _BatchNorm

@@ -55,11 +55,11 @@ class Work:
         self.users: list[Any] = []
         self.trainer = TrainerFacade(self)
         self.loggers = [logger_class(flavour)(self)]
-        self.schedulers: list[Any] = [] if run.is_replay else list(_scheduler_records(self))
+        self.schedulers: list[Any] = [] if run.report.is_replay else list(_scheduler_records(self))
         self._given = tuple(self.schedulers)
         self._set: tuple[str | None, int] = None, 0
         self._sets: list[str] = []  # in the order in which they are evaluated
-        self.module: Any = Unrecorded() if run.is_replay else self._attach_module()
+        self.module: Any = Unrecorded() if run.report.is_replay else self._attach_module()
         self._rank_before = self._set_rank(run.engine.rank)
 
     @classmethod
@@ -119,7 +119,7 @@ class Work:
         if not self.users:
             _WORKS.pop(self.run, None)
             self._set_rank(self._rank_before)
-            if not self.run.is_replay:
+            if not self.run.report.is_replay:
                 self.module.trainer = None
                 del self.module.log
 

@@ -114,7 +114,7 @@ def test_what_only_our_own_loop_can_do_is_an_error() -> None:
         lambda run: run.state_dict(),
         lambda run: run.resume({}),
         lambda run: run.roll_back({}),
-        lambda run: run.key_draws(0),
+        lambda run: run.data.key_draws(0),
     ]
 
     def ask(call: Callable[[Run], Any], run: Run, event: TrainStart) -> None:
@@ -130,9 +130,9 @@ def test_what_only_our_own_loop_can_do_is_an_error() -> None:
 def test_the_training_step_is_the_hosts() -> None:
     def ask(run: Run, event: TrainStart) -> None:
         with pytest.raises(RuntimeError, match=r"The training step is other\.Trainer's: run\.forward is that of"):
-            _ = run.forward
+            _ = run.stepping.forward
         with pytest.raises(RuntimeError, match=r"The training step is other\.Trainer's"):
-            run.forward = print
+            run.stepping.forward = print
 
     loop = Loop(SaveSchedule(steps=1, at_end=False))
     loop.training.bus.on(TrainStart, ask)

@@ -168,7 +168,7 @@ def test_what_a_validation_within_a_window_asks_for_waits_for_the_step() -> None
 
         @on(ShouldStop)
         def look(self, run: Run, event: ShouldStop) -> None:
-            windows.append(run.window)
+            windows.append(run.stepping.window)
 
     engine, parts = accumulating()
     evaluator = create_supervised_evaluator(parts["model"], {"loss": Loss(parts["loss"])})
@@ -346,7 +346,7 @@ class Plans(Plugin):
 
     @on(TrainStart)
     def look(self, run: Run, event: TrainStart) -> None:
-        self.seen = run.planned_steps, run.plan().splitlines()[2].strip()
+        self.seen = run.length.planned_steps, run.report.plan().splitlines()[2].strip()
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ class TrainingBatches:
                     run.progress.samples += run.data.sum_of_all_ranks(size)
 
     def __len__(self) -> int:
-        if self.run.batches_per_epoch is None:
+        if self.run.length.batches_per_epoch is None:
             raise TypeError("The number of batches of an iterable dataset is unknown, so its iterator has no length.")
-        return self.run.batches_per_epoch
+        return self.run.length.batches_per_epoch
 
     def step(self, loss: Tensor | tuple[Tensor, int | Tensor], optimizer: int = 0) -> None:
         """Call backward on a loss and step an optimizer as the default training does: with all plugins and precisions.

@@ -263,5 +263,5 @@ class SendEpoch(Plugin):
 
     @on(EpochStart)
     def send(self, run: Run, event: EpochStart) -> None:
-        if run.queue is not None:
-            run.queue.put(event.epoch)
+        if run.report.queue is not None:
+            run.report.queue.put(event.epoch)

@@ -108,9 +108,9 @@ def test_an_exit_that_a_plugin_requests_is_raised(options: dict[str, Any]) -> No
         @h.on(h.TrainEnd)
         def leave(self, run: h.Run, event: h.TrainEnd) -> None:
             if self.status is None:
-                run.raise_when_closed(creators.OwnError("not today"))
+                run.hooks.raise_when_closed(creators.OwnError("not today"))
             else:
-                run.exit_with(self.status)
+                run.hooks.exit_with(self.status)
 
     whole = make(**options)
     whole.train()

@@ -34,8 +34,8 @@ class KillHalfWay(h.Plugin):
     def kill(self, run: h.Run, event: h.BatchEnd) -> None:
         """Kill the process halfway between two saves."""
         epoch, step = run.progress.epoch, run.progress.steps
-        is_half_way = step > EVERY and step % EVERY == EVERY // 2 and not run.window
-        if epoch >= self.epoch and is_half_way and not run.is_last_batch:
+        is_half_way = step > EVERY and step % EVERY == EVERY // 2 and not run.stepping.window
+        if epoch >= self.epoch and is_half_way and not run.data.is_last_batch:
             print(f"\n\nKilled by SIGKILL in epoch {epoch}, after step {step}.", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -135,9 +135,9 @@ class DigestCollector:
         elif self._is_single:
             number = (loss.item() or _bits(loss) or 1) if loss.is_cpu else _bits(loss)
         else:
-            number = combine(map(_bits, run.batch_losses))
+            number = combine(map(_bits, run.stepping.batch_losses))
         every = self._weights
-        weights = _weights(run) if every and progress.steps % every == 0 and not run.window else 0
+        weights = _weights(run) if every and progress.steps % every == 0 and not run.stepping.window else 0
         epoch, batch = progress.epoch, progress.batch
         if (epoch, batch) != self._next:
             self._send()

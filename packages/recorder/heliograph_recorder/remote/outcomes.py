@@ -105,7 +105,7 @@ class Outcomes:
         yield from self.follow(run)
         for each in list(self.followed):
             if each.request.verb == "stop" and status == "stopped":
-                answer = {"state": "served", "text": f"the run has stopped: {run.reason(None)}."}
+                answer = {"state": "served", "text": f"the run has stopped: {run.report.reason(None)}."}
             else:
                 answer = {"state": "unserved", "text": f"the run has ended before that, {status}."}
             yield self._settle(each, {**answer, **place_of(run)})
@@ -163,7 +163,7 @@ def check_command(run: Run, command: Command, own: str = "") -> None:
         own: the name of the plugin that took it, which does not disable itself.
     """
     word, target, plugins = command.word, command.target, run.plugins
-    if word == "validate" and not run.validation_sets:
+    if word == "validate" and not run.data.validation_sets:
         raise RefusedCommandError("the run has no validation data.")
     if word == "save" and not plugins.writes_saves():
         raise RefusedCommandError("no plugin of the run writes saves.")

@@ -103,7 +103,7 @@ class Remote(Plugin):
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Listen."""
-        if run.is_replay:
+        if run.report.is_replay:
             raise NotRecorded("what people ask for from outside, but as requests")
         try:
             self._begin(run)
@@ -137,7 +137,7 @@ class Remote(Plugin):
     @on(PluginChanged, CheckpointLoaded)
     def note_facts(self, run: Run, event: PluginChanged | CheckpointLoaded) -> None:
         """Note which plugins there are, and the length; listen, where this one was enabled in the training."""
-        if self._run is not run and run.optimizer is not None and not run.is_replay:
+        if self._run is not run and run.optimizer is not None and not run.report.is_replay:
             self._begin(run)
         self._note_facts(run)
 
@@ -243,4 +243,4 @@ class Remote(Plugin):
     def _note_facts(self, run: Run) -> None:
         """Note what is looked up in parts of the run that only its own thread may use."""
         plugins = {name: run.plugins.is_enabled(name) for name in run.plugins.names()}
-        self._facts = {"planned_steps": run.planned_steps, "max_epochs": run.max_epochs, "plugins": plugins}
+        self._facts = {"planned_steps": run.length.planned_steps, "max_epochs": run.length.max_epochs, "plugins": plugins}

@@ -111,7 +111,7 @@ class AttemptReplay:
         Args:
             length: the number of batches in an epoch of the attempt before, in case this one has no epoch.
         """
-        self.run.batches_per_epoch = self._entries.next_epoch_length(length)
+        self.run.length.batches_per_epoch = self._entries.next_epoch_length(length)
         while (entry := self._entries.next()) is not None:
             self._replay(entry)
         self._boundary.close(None)
@@ -183,8 +183,8 @@ class AttemptReplay:
         if rolls_back := self._has_begun:
             self._discard_epoch()
         run.start_from(origin)
-        run.in_boundary = entry.data["in_boundary"]
-        run.planned_steps = entry.data["planned_steps"]
+        run.checkpoints.in_boundary = entry.data["in_boundary"]
+        run.length.planned_steps = entry.data["planned_steps"]
         Filter.plan_all(run)
         snapshot = self._snapshots.find(path, run.progress.state_dict())
         if snapshot is None:
@@ -195,10 +195,10 @@ class AttemptReplay:
             self._snapshots.reset_filters(run.origin)
         else:
             self._snapshots.restore(snapshot, run, rolls_back=rolls_back)
-        run.last_checkpoint = None if path is None else Path(path)
-        run.best_checkpoint = self._snapshots.best
+        run.checkpoints.last = None if path is None else Path(path)
+        run.checkpoints.best = self._snapshots.best
         self._emit(entry)
-        self._begin(in_boundary=run.in_boundary)
+        self._begin(in_boundary=run.checkpoints.in_boundary)
 
     def _discard_epoch(self) -> None:
         run = self.run
@@ -206,11 +206,11 @@ class AttemptReplay:
         self._findings.decide("roll_back", did=True)
         for verb in (*CHANGES, "log", "validation", "save", "end_epoch"):
             self._findings.decide(verb, did=False)
-        run.window, run.loss, run.is_last_seen = 0, None, False
+        run.stepping.window, run.loss, run.is_last_seen = 0, None, False
         run.metrics.clear()
 
     def _start_epoch(self, entry: EventEntry) -> None:
-        self.run.batches_per_epoch = entry.data["batches"]
+        self.run.length.batches_per_epoch = entry.data["batches"]
         self._emit(entry)
         if not entry.data["resumed"]:
             self._boundary.open(due=self.run.control.pending or self._is_shared)
@@ -218,7 +218,7 @@ class AttemptReplay:
     def _flush(self, place: Counters) -> None:
         """Step with the gradients that the last batch of an epoch left, as the loop does."""
         run = self.run
-        if run.window and place.steps + place.skipped_steps > run.progress.steps + run.progress.skipped_steps:
+        if run.stepping.window and place.steps + place.skipped_steps > run.progress.steps + run.progress.skipped_steps:
             self._batches.close_window(place.steps, place.skipped_steps)
             run.control.close_batch()
         run.loss = None
@@ -227,8 +227,8 @@ class AttemptReplay:
         self._flush(entry.counters)
         self.run.control.close_epoch()
         self._findings.decide("end_epoch", did=True)
-        self.run.window, self.run.is_last_seen = 0, False
-        self.run.batches_per_epoch = self._entries.next_epoch_length(self.run.batches_per_epoch)
+        self.run.stepping.window, self.run.is_last_seen = 0, False
+        self.run.length.batches_per_epoch = self._entries.next_epoch_length(self.run.length.batches_per_epoch)
         self._emit(entry)
         self._boundary.open(due=True)
 
@@ -256,7 +256,7 @@ class AttemptReplay:
     def _log(self, entry: EventEntry) -> None:
         metrics = entry.data["metrics"]
         for name, optimizer in self.run.optimizers.items():
-            optimizer.group.rate = metrics.get(f"train/{self.run.label('learning_rate', name)}")
+            optimizer.group.rate = metrics.get(f"train/{self.run.stepping.label('learning_rate', name)}")
         self._emit_metrics(entry)
         for optimizer in self.run.optimizers.values():
             optimizer.group.rate = None
@@ -268,9 +268,9 @@ class AttemptReplay:
 
     def _set_checkpoint(self, entry: EventEntry) -> None:
         path = Path(entry.data["path"])
-        self.run.last_checkpoint = path
+        self.run.checkpoints.last = path
         if entry.data["is_best"]:
-            self.run.best_checkpoint = path
+            self.run.checkpoints.best = path
         self._snapshots.set_path(str(path), is_best=entry.data["is_best"])
         self._emit(entry)
 

@@ -88,7 +88,7 @@ class BatchReplay:
                 entries.in_block, run.is_last_seen = False, is_last
                 with self._failure.limit_handlers(BatchEnd):
                     batch(row, next(losses, UNREAD))
-            due = control.is_due(window=run.window, judged=bool(should_stop.chain))
+            due = control.is_due(window=run.stepping.window, judged=bool(should_stop.chain))
             if not left:
                 boundary.open(due=due, in_epoch=True)
             elif due:
@@ -99,7 +99,7 @@ class BatchReplay:
         """Replay one batch: each counter is raised where the loop raises it."""
         run, control, progress = self._run, self._run.control, self._run.progress
         steps, skipped_steps, skipped_batches, samples, window, centiseconds, tokens = row
-        run.in_hand = True
+        run.data.in_hand = True
         if self._requests.waiting:
             self._add_requests(BatchStart, progress.batch + 1)
         if self._batch_start.chain:
@@ -113,9 +113,9 @@ class BatchReplay:
         progress.tokens = tokens
         if steps > progress.steps or skipped_steps > progress.skipped_steps:
             self.close_window(steps, skipped_steps)
-        run.window = window
+        run.stepping.window = window
         progress.batch += 1
-        run.in_hand = False
+        run.data.in_hand = False
         progress.set_seconds(centiseconds / 100)
         if self._requests.waiting:
             self._add_requests(BatchEnd, progress.batch)
@@ -133,7 +133,7 @@ class BatchReplay:
             self._add_requests(ForwardEnd, run.progress.batch + 1)
         if self._forward_end.chain:
             self._forward_end.emit(run, ForwardEnd())
-        run.window += 1
+        run.stepping.window += 1
         if self._requests.waiting:
             self._add_requests(BackwardEnd, run.progress.batch + 1)
         if self._backward_end.chain:
@@ -160,12 +160,12 @@ class BatchReplay:
                 self._add_requests(StepEnd, progress.batch + 1)
             if self._step_end.chain:
                 self._step_end.emit(run, StepEnd())
-        run.window = 0
+        run.stepping.window = 0
 
     def _close_requests(self) -> None:
         """Close the requests about a batch."""
         self._findings.decide("skip_batch", did=False)  # unless it was skipped, which is noted already
-        self._findings.decide("hold_step", did=self._run.window > 0)
+        self._findings.decide("hold_step", did=self._run.stepping.window > 0)
         self._findings.decide("scale_loss", did=None)
         self._run.control.close_batch()
 
@@ -176,7 +176,7 @@ class BatchReplay:
         """Go to the end of a block at once."""
         run, losses = self._run, block.losses or (UNREAD,)
         run.move_to(block.last)
-        run.window, run.is_last_seen, run.loss = block.window[-1], is_last, losses[-1]
+        run.stepping.window, run.is_last_seen, run.loss = block.window[-1], is_last, losses[-1]
         self._requests.add_of_finished_batches()
         run.control.close_batch()
-        self._boundary.open(due=run.control.is_due(window=run.window, judged=False), in_epoch=True)
+        self._boundary.open(due=run.control.is_due(window=run.stepping.window, judged=False), in_epoch=True)

@@ -74,24 +74,24 @@ class RecordedFailure:
         """Replay what was done of the batch in which the run failed, if it failed in one."""
         if not failure.data["in_hand"]:
             return
-        run.in_hand, run.is_last_seen = True, failure.data["is_last"]
+        run.data.in_hand, run.is_last_seen = True, failure.data["is_last"]
         self._emit(run, requests, BatchStart())
         if failure.counters.skipped_batches > run.progress.skipped_batches:
             run.progress.skipped_batches = failure.counters.skipped_batches
-            if run.window:
+            if run.stepping.window:
                 self._close_window(failure, run, requests)
         elif failure.counters.samples > run.progress.samples:
             loss = failure.data["loss"]
             run.progress.samples, run.loss = failure.counters.samples, UNKNOWN_LOSS if loss is None else loss
             self._emit(run, requests, ForwardEnd())
-            if failure.data["window"] > run.window or failure.data["event"] == StepEnd.name:
-                run.window += 1
+            if failure.data["window"] > run.stepping.window or failure.data["event"] == StepEnd.name:
+                run.stepping.window += 1
                 self._emit(run, requests, BackwardEnd())
                 if not self.is_on(BackwardEnd.name):
                     self._close_window(failure, run, requests)
 
     def _close_window(self, failure: EventEntry, run: ReplayRun, requests: RecordedRequests) -> None:
-        if run.own_control.is_held and not run.is_last_batch:
+        if run.own_control.is_held and not run.data.is_last_batch:
             return
         run.progress.tokens = failure.counters.tokens
         self._emit(run, requests, GradientsReady())

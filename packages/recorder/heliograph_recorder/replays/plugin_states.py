@@ -175,7 +175,7 @@ class Snapshots:
             run: the run.
             rolls_back: whether the run rolls back, perhaps to before a plugin's error.
         """
-        run.control.load_state_dict(snapshot.control, at_save_point=run.in_boundary)
+        run.control.load_state_dict(snapshot.control, at_save_point=run.checkpoints.in_boundary)
         run.metrics.update(snapshot.metrics)
         run.is_last_seen = snapshot.is_last_seen
         for name in self._plugins.names():

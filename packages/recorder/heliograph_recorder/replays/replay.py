@@ -114,8 +114,8 @@ class ReplaySession:
         finally:
             for name, error in self._plugins.close():
                 self._findings.add_failure(name, f"{describe_error(error)} (on close, attempt {self._attempt})")
-        self._length = run.batches_per_epoch
-        for note in (*run.notes, *(f"WARNING: {warning}" for warning in run.warnings)):
+        self._length = run.length.batches_per_epoch
+        for note in (*run.report.notes, *(f"WARNING: {warning}" for warning in run.report.warnings)):
             self._findings.note(note)
         self._snapshots.forget_unwritten()
 

@@ -63,7 +63,7 @@ def fork(
 
     The new training has the same samples and the same random draws as its parent. It is one of its own: `resume="auto"`
     in the new folder continues it. Its checkpoints, their manifests and its recording name the parent and the step, as
-    does `run.forked_from`. With nothing changed it equals the parent, bit for bit; `diverge` compares the two. What
+    does `run.checkpoints.forked_from`. With nothing changed it equals the parent, bit for bit; `diverge` compares the two. What
     people asked of the parent up to that step, with `Remote`, is requested again; what they asked later is not.
 
         h.fork("runs/x", "train:make_trainer", at=1200, into="runs/y", change=lower_rate)
@@ -201,7 +201,7 @@ class Fork(Plugin):
         identity: str = run.engine.broadcast(uuid4().hex)
         run.note(f"a fork of {parent['recording']} at step {self._step}")
         if path is None:
-            run.training_id, run.forked_from = identity, {"training": "", **parent}
+            run.checkpoints.training_id, run.checkpoints.forked_from = identity, {"training": "", **parent}
             return
         state = share_state(run.engine, path, conversion.load_any(path) if run.engine.is_main else None)
         former = {"forked_from": state["forked_from"]} if "forked_from" in state else {}
@@ -252,7 +252,7 @@ class Fork(Plugin):
 
     def _check_length(self, run: Run) -> None:
         """Refuse to continue where nothing is left to train; nothing is written by then."""
-        origin, epochs, steps = self._origin, run.max_epochs, run.max_steps
+        origin, epochs, steps = self._origin, run.length.max_epochs, run.length.max_steps
         if (epochs is not None and origin.place[0] >= epochs) or (steps is not None and origin.step >= steps):
             self._refusal = ValueError(
                 f"Nothing is left to train after step {origin.step} of {self._recorded.recording.path}: give at= (--at "

@@ -95,9 +95,9 @@ class StepCheck(Plugin):
     @on(EpochStart, lane=Lane.REPORT)
     def wrap(self, run: Run, event: EpochStart) -> None:
         """Look at the forward pass from now on."""
-        if run.forward is self._forward:
+        if run.stepping.forward is self._forward:
             return
-        plain = run.forward
+        plain = run.stepping.forward
 
         def forward(of: Any, batch: Any) -> Any:
             if not self._is_due:
@@ -108,7 +108,7 @@ class StepCheck(Plugin):
             self._repetition.watch(returned)
             return returned
 
-        run.forward = self._forward = forward
+        run.stepping.forward = self._forward = forward
 
     def next_due(self, run: Run) -> Alarm:
         """Return the step before which a batch is repeated next."""
@@ -121,7 +121,7 @@ class StepCheck(Plugin):
         """Let the batch be repeated, if it is the first of a window that is due."""
         steps = run.progress.steps
         self._repetition = None
-        if not run.window and steps % self.every == 0 and steps > run.origin.steps and steps != self._last:
+        if not run.stepping.window and steps % self.every == 0 and steps > run.origin.steps and steps != self._last:
             self._is_due, self._last = not run.control.skips_batch, steps
 
     def next_comparison(self, run: Run) -> Alarm:
@@ -162,7 +162,7 @@ class StepCheck(Plugin):
         elif not self._checked and run.optimizer is not None and event.status == "completed":
             run.warn(
                 f"StepCheck has repeated no step: the run has done {run.progress.steps - run.origin.steps}, and one is "
-                f"repeated every {self.every}, where the loop calls run.forward."
+                f"repeated every {self.every}, where the loop calls run.stepping.forward."
             )
 
     def close(self) -> None:

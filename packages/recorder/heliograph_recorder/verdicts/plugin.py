@@ -163,14 +163,14 @@ class Verdicts(Plugin):
     def begin(self, run: Run, event: TrainStart) -> None:
         """Begin the first stretch."""
         run.bus.signal(Measured)  # a recorder subscribes to the custom events that there are before the first batch
-        self._training = run.training_id
+        self._training = run.checkpoints.training_id
         self._begin(run)
 
     @on(CheckpointLoaded)
     def begin_again(self, run: Run, event: CheckpointLoaded) -> None:
         """Begin a stretch where the run continues; what its parent has measured is not of a fork."""
-        if self._training not in ("", run.training_id):
-            self._training, self._start = run.training_id, self._started
+        if self._training not in ("", run.checkpoints.training_id):
+            self._training, self._start = run.checkpoints.training_id, self._started
             self._useful = self._kept = 0.0
         self._clock, self._is_starting = StepClock(), True
         self._begin(run)
@@ -183,7 +183,7 @@ class Verdicts(Plugin):
     @on(Log, lane=Lane.MEASURE, optional=True)
     def measure(self, run: Run, event: Log) -> None:
         """Add the goodput at the last look; in a replay, what the run measured is in the log already."""
-        if self._goodput is not None and not run.is_replay:
+        if self._goodput is not None and not run.report.is_replay:
             event.metrics["train/goodput"] = self._goodput
 
     def state_dict(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Verdicts(Plugin):
     def _look(self, run: Run, *, is_end: bool = False) -> None:
         """Exchange what was measured; end the stretch if it is long enough, by the clock of the main rank."""
         batches, steps = run.progress.batches - self._batches, max(1, run.progress.steps - self._steps)
-        if run.is_replay or not batches:
+        if run.report.is_replay or not batches:
             return
         engine, sums = run.engine, self._clock.sums
         own = (

@@ -104,7 +104,7 @@ def test_a_window_counts_its_batch_whoever_listens(event: type[Event], tmp_path:
 
         @h.on(event)
         def see(self, run: h.Run, event: Event) -> None:
-            self.read.append(run.window)
+            self.read.append(run.stepping.window)
 
     live, again = Reads(), Reads()
     fit([live, Recorder(tmp_path)], batches=2, epochs=1, validation=None)

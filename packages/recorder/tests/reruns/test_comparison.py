@@ -32,8 +32,8 @@ def test_both_recordings_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
         while paused.next_event() is not None:
             assert paused.comparison.first is None
         assert len(walks) == seen
-        assert paused.run.recording is not None
-        assert 0 < sum(parsed) <= Path(paused.run.recording).stat().st_size
+        assert paused.run.report.recording is not None
+        assert 0 < sum(parsed) <= Path(paused.run.report.recording).stat().st_size
         assert paused.comparison.digested == 7  # since the checkpoint of step 3
 
 

@@ -124,7 +124,7 @@ def test_a_metric_is_no_batch(tmp_path: Path) -> None:
 
         def validation_step(self, run: h.Run, batch: Any) -> dict[str, float]:
             """Return it."""
-            return {"loss": float(Path(run.recording or "").parent.name == "b")}
+            return {"loss": float(Path(run.report.recording or "").parent.name == "b")}
 
     def odd(folder: Path) -> Any:
         trainer, options = make(Program(3), folder)

@@ -307,7 +307,7 @@ def test_of_several_optimizers_it_is_before_the_first_one(tmp_path: Path) -> Non
     trained(tmp_path, pair)
     with goto(tmp_path, pair, step=5) as paused:
         for step in (5, 6):
-            place = paused.run.optimizer_name, paused.run.progress.steps, paused.run.progress.batches
+            place = paused.run.stepping.optimizer_name, paused.run.progress.steps, paused.run.progress.batches
             assert place == ("one", step - 1, step - 1)
             paused.next_step()
 

@@ -145,7 +145,7 @@ def test_a_run_that_is_too_short_is_said() -> None:
     _, _, result = trained(StepCheck())
     assert result.warnings == (
         "StepCheck has repeated no step: the run has done 6, and one is repeated every 1000, where the loop calls "
-        "run.forward.",
+        "run.stepping.forward.",
     )
 
 
@@ -305,7 +305,7 @@ def test_a_loop_of_the_users_own_must_call_forward() -> None:
         for _ in run.epochs():
             for inputs, targets in run.batches():
                 run.step(nn.functional.mse_loss(task.model(inputs), targets))
-    assert "where the loop calls run.forward" in run.result.warnings[0]
+    assert "where the loop calls run.stepping.forward" in run.result.warnings[0]
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method.* is deprecated:DeprecationWarning")

@@ -45,12 +45,12 @@ def _begins(_run: Run, event: Event) -> bool:
 
 
 def _opens_window(run: Run, _event: Event) -> bool:
-    return not run.window
+    return not run.stepping.window
 
 
 def _is_held(run: Run, _event: Event) -> bool:
     """Return whether a micro-batch left its gradients, and no step was taken with them."""
-    return run.window > 0 and not run.control.skips_batch
+    return run.stepping.window > 0 and not run.control.skips_batch
 
 
 @dataclass(frozen=True)

@@ -77,13 +77,13 @@ class TrainingState(RuleMetric):
         """Return the state; the log history in it is the same list until something is logged."""
         self._history.handle(run, event)
         self._ending.handle(event)
-        progress, engine, best = run.progress, run.engine, run.best_checkpoint
+        progress, engine, best = run.progress, run.engine, run.checkpoints.best
         return {
             "epoch": fractional_epoch(run, event),
             "global_step": progress.steps,
             "step": progress.steps,
-            "max_steps": run.max_steps,
-            "num_train_epochs": run.max_epochs,
+            "max_steps": run.length.max_steps,
+            "num_train_epochs": run.length.max_epochs,
             "log_history": self._history.entries,
             "best_model_checkpoint": None if best is None else str(best),
             "is_world_process_zero": engine.is_main,

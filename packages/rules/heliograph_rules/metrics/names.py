@@ -31,7 +31,7 @@ def under_both_names(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def fractional_epoch(run: Run, event: Event) -> float:
     """Return the finished epochs, with the part of the current one that is done, where its length is known."""
-    progress, length = run.progress, run.batches_per_epoch
+    progress, length = run.progress, run.length.batches_per_epoch
     if not length:
         return float(progress.epoch)
     done = progress.batch + isinstance(event, StepEnd)  # the batch of a step is counted when it ends

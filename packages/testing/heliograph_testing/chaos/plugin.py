@@ -115,13 +115,13 @@ class Chaos(Plugin):
     @on(CheckpointLoaded, lane=Lane.TRANSFORM, optional=True)
     def note_resume(self, run: Run, event: CheckpointLoaded) -> None:
         """Note that the training was continued; a run that rolls back was not."""
-        if self._witness is not None and run.resumed_from == event.path:
+        if self._witness is not None and run.checkpoints.resumed_from == event.path:
             self._witness.note_resume(run)
 
     @on(CheckpointSaved, lane=Lane.REPORT, optional=True)
     def note_save(self, run: Run, event: CheckpointSaved) -> None:
         """Note that there is a checkpoint from which the training can continue."""
-        if self._witness is not None and run.last_checkpoint == event.path:
+        if self._witness is not None and run.checkpoints.last == event.path:
             self._witness.note_save(event.path)
 
     @on(Log, ValidationEnd, lane=Lane.REPORT, optional=True)

@@ -52,8 +52,8 @@ class Witness:
 
     def note_batch(self, run: Run) -> None:
         """Note the losses of a batch, and whether a step boundary may follow; waits for the device."""
-        losses = [] if run.control.skips_batch else [float(each.detach()).hex() for each in run.batch_losses]
-        facts = {"batch": run.progress.batches, "losses": losses, "ends_step": not run.window}
+        losses = [] if run.control.skips_batch else [float(each.detach()).hex() for each in run.stepping.batch_losses]
+        facts = {"batch": run.progress.batches, "losses": losses, "ends_step": not run.stepping.window}
         self._journal.note("batch", training=self._training, **facts)
 
     def note_metrics(self, run: Run, event: Log | ValidationEnd) -> None:
@@ -77,11 +77,11 @@ class Witness:
 
     def note_end(self, run: Run, event: RunClosed, counts: Mapping[str, int], folder: Path) -> None:
         """Note how the training has ended, with what, and what was written outside of its folder."""
-        outside = [str(each) for each in (run.last_checkpoint, run.recording) if each and is_outside(each, folder)]
+        outside = [str(each) for each in (run.checkpoints.last, run.report.recording) if each and is_outside(each, folder)]
         if event.status != "failed":
             write_end(self.path, self._training, end_of(run))
-        last = None if run.last_checkpoint is None or outside else str(run.last_checkpoint.absolute())
-        recording = None if run.recording is None else str(run.recording.absolute())
+        last = None if run.checkpoints.last is None or outside else str(run.checkpoints.last.absolute())
+        recording = None if run.report.recording is None else str(run.report.recording.absolute())
         ended = {"status": event.status, "batch": run.progress.batches, "counts": counts, "outside": outside}
         self._journal.note("end", training=self._training, last=last, recording=recording, **ended)
 

@@ -141,7 +141,7 @@ class Watcher:
             return
         content = BytesIO()
         torch.save(run.state_dict(), content)
-        attempt.saved = SavedState(content.getvalue(), attempt.fact_count, _counters(run), run.last_checkpoint)
+        attempt.saved = SavedState(content.getvalue(), attempt.fact_count, _counters(run), run.checkpoints.last)
 
     def _kill(self, run: Run) -> None:
         self._attempt.killed = True
@@ -170,7 +170,7 @@ class Watcher:
 
     def _at_batch_end(self, run: Run, event: Event) -> None:
         self._attempt.facts.append(Fact("draws", _in_batch(run), _counters(run), generators()))
-        losses = () if run.control.skips_batch else run.batch_losses
+        losses = () if run.control.skips_batch else run.stepping.batch_losses
         self._add(run, "loss", losses[0] if len(losses) == 1 else losses, _in_batch(run))
         if run.progress.batches % self._save_every == 0:
             run.control.request_save(f"every {self._save_every} batches", by=BY)
@@ -190,7 +190,7 @@ class Watcher:
             return
         self._add_state(run, "at the end of the run")
         self._note_facts(run)
-        train = run.train_loader
+        train = run.data.train_loader
         loaders = train.loaders.values() if isinstance(train, Streams) else [train]
         self._attempt.workers = tuple(suspect for each in loaders for suspect in worker_suspects(each))
 

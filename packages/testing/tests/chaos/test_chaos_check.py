@@ -88,8 +88,8 @@ def test_what_no_checkpoint_has_makes_a_difference(tmp_path: Path) -> None:
     assert report.folder == tmp_path / "run"
     assert report.verdict == "differs", str(report)
     assert not report.is_good
-    assert report.difference.startswith("the loss of batch 15 is ")
-    assert "; by their recordings: " in report.difference
+    assert checkpoints.difference.startswith("the loss of batch 15 is ")
+    assert "; by their recordings: " in checkpoints.difference
 
 
 def test_a_training_that_never_resumes_loses_work(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_training_that_never_resumes_loses_work(tmp_path: Path) -> None:
     report = check_function(partial(train, resume=None), faults=faults, folder=tmp_path / "run")
     assert (report.verdict, report.is_good) == ("lost work", False), str(report)
     assert (report.resumed, report.restarted, report.batches_done) == (0, 1, 24 + 15)
-    assert report.difference == (
+    assert checkpoints.difference == (
         "attempt 2 began from the start, and there was a checkpoint of batch 12: Checkpoint(..., resume='auto') "
         "continues from it"
     )
@@ -215,7 +215,7 @@ def test_what_is_written_elsewhere_is_refused(tmp_path: Path) -> None:
     class Writes(h.Plugin):
         @h.on(h.TrainEnd)
         def write(self, run: h.Run, event: h.TrainEnd) -> None:
-            run.recording = tmp_path / "run.helios"
+            run.report.recording = tmp_path / "run.helios"
 
     with pytest.raises(UsageError, match=r"^The training writes outside of its folder, where the runs would meet: /"):
         check_function(partial(train, Writes, epochs=1))

@@ -210,7 +210,7 @@ class OpenTelemetry(Plugin):
                 numbers = (int(part, 16) for part in self._parent.split("-"))
                 parent = trace.SpanContext(*numbers, is_remote=True, trace_flags=trace.TraceFlags(1))
                 context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
-            facts = {"run": run.name, "training_id": run.training_id, "world_size": run.engine.world_size}
+            facts = {"run": run.name, "training_id": run.checkpoints.training_id, "world_size": run.engine.world_size}
             given = {f"hyper_parameters.{name}": each for name, each in run.hyper_parameters.items()}
             attributes = _attributes({**facts, **given})
             self._spans["run"] = self._tracer().start_span(

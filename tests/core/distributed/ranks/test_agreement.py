@@ -486,7 +486,7 @@ def train_without_a_length(asked: Asked) -> Happened:
     with run:
         for _ in run.epochs():
             for batch in run.batches():
-                run.step(run.forward(run, batch))
+                run.step(run.stepping.forward(run, batch))
     return script.happened
 
 
@@ -521,7 +521,7 @@ def leave_a_loop(leavers: tuple[int, ...]) -> tuple[str, int, int]:
     with run:
         for epoch in run.epochs():
             for index, batch in enumerate(run.batches()):
-                run.step(run.forward(run, batch))
+                run.step(run.stepping.forward(run, batch))
                 if epoch == 0 and index == 2 and engine.rank in leavers:
                     break
     return run.result.status, run.result.progress.epoch, run.result.progress.steps
@@ -543,7 +543,7 @@ def leave_a_window(leavers: tuple[int, ...]) -> str:
         with run:
             for epoch in run.epochs():
                 for index, batch in enumerate(run.batches()):
-                    run.step(run.forward(run, batch))
+                    run.step(run.stepping.forward(run, batch))
                     if epoch == 0 and index == 5 and engine.rank in leavers:
                         break
     except RuntimeError as error:

@@ -53,7 +53,7 @@ class RunArguments:
 
 
 def _plugins(run: Run, kind: type) -> list[Any]:
-    return [] if run.is_replay else [each for each in run.plugins if isinstance(each, kind)]
+    return [] if run.report.is_replay else [each for each in run.plugins if isinstance(each, kind)]
 
 
 def _checkpoint(run: Run, attribute: str) -> Any:
@@ -71,7 +71,7 @@ def _schedules(run: Run, kind: Schedule) -> list[tuple[Filter, bool]]:
 def last_flags(run: Run) -> set[str]:
     """Return what the Trainer sets at the last step: what schedules that do not count epochs ask for at the end."""
     kinds: dict[str, Schedule] = {"should_save": SaveSchedule}
-    if run.validation_sets:
+    if run.data.validation_sets:
         kinds["should_evaluate"] = ValidationSchedule
     return {
         flag
@@ -94,7 +94,7 @@ def _strategy(kind: Schedule) -> Callable[[Run], str]:
     """Return what reads by which unit something is asked for: `steps`, `epoch` or `no`."""
 
     def read(run: Run) -> str:
-        if run.is_replay:
+        if run.report.is_replay:
             return "steps"
         units = {when.unit for when, _ in _schedules(run, kind)}
         if units == {"epochs"}:
@@ -109,7 +109,7 @@ def _precision(name: str) -> Callable[[Run], bool]:
 
 
 def _batch_size(run: Run) -> int | None:
-    return None if run.is_replay else run.data.batch_size
+    return None if run.report.is_replay else run.data.batch_size
 
 
 FIXED: Mapping[str, Any] = {
@@ -123,7 +123,7 @@ FACTS: Facts = {
     "output_dir": lambda run: str(_checkpoint(run, "folder") or "trainer_output"),
     "run_name": lambda run: run.name or None,
     "num_train_epochs": epochs,
-    "max_steps": lambda run: -1 if run.max_steps is None else run.max_steps,
+    "max_steps": lambda run: -1 if run.length.max_steps is None else run.length.max_steps,
     "per_device_train_batch_size": _batch_size,
     "train_batch_size": _batch_size,
     "gradient_accumulation_steps": accumulation,
@@ -136,7 +136,7 @@ FACTS: Facts = {
     "save_steps": _interval(SaveSchedule),
     "load_best_model_at_end": lambda run: bool(_plugins(run, LoadBest)),
     "should_save": lambda run: run.engine.is_main,
-    "seed": lambda run: None if run.is_replay else run.data.seed,
+    "seed": lambda run: None if run.report.is_replay else run.data.seed,
     "device": lambda run: run.engine.device,
     "world_size": lambda run: run.engine.world_size,
     "process_index": lambda run: run.engine.rank,

@@ -108,7 +108,7 @@ class HuggingFacePlugin(Plugin):
         self._meet(run)
         self._keeper.begin(run, self._call.args)
         self._call(run, "on_init_end", self._keeper.state)
-        if not run.is_resuming:
+        if not run.checkpoints.is_resuming:
             self._begin_training(run)
 
     @on(CheckpointLoaded)
@@ -130,7 +130,7 @@ class HuggingFacePlugin(Plugin):
     @on(BatchStart)
     def begin_step(self, run: Run, event: BatchStart) -> None:
         """Call `on_step_begin` at the first micro-batch of a step."""
-        if not run.window:
+        if not run.stepping.window:
             self._call(run, "on_step_begin", self._keeper.state, BOUNDARY)
 
     @on(GradientsReady, lane=Lane.REPORT)
@@ -151,7 +151,7 @@ class HuggingFacePlugin(Plugin):
         """Call `on_step_end` after a step, `on_substep_end` after another micro-batch."""
         if run.progress.steps > self._steps:
             self._end_step(run)
-        elif run.window:
+        elif run.stepping.window:
             self._call(run, "on_substep_end", self._keeper.state)
 
     @on(EpochEnd, lane=Lane.PERSIST)
@@ -169,7 +169,7 @@ class HuggingFacePlugin(Plugin):
         self._keeper.refresh(run)
         self._call.logged_at = run.progress.steps
         logs = their_names(event.metrics)
-        measured_by = None if run.is_replay else run.plugins.declared("exclusive").get("gradient_norm")
+        measured_by = None if run.report.is_replay else run.plugins.declared("exclusive").get("gradient_norm")
         latest = None if measured_by is None else getattr(run.plugins[measured_by], "latest_norm", None)
         if GRAD_NORM in logs and latest is not None:
             logs[GRAD_NORM] = float(latest)
@@ -179,8 +179,8 @@ class HuggingFacePlugin(Plugin):
     @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd)
     def end_prediction(self, run: Run, event: ValidationBatchEnd | TestBatchEnd | PredictBatchEnd) -> None:
         """Call `on_prediction_step`."""
-        if isinstance(event, ValidationBatchEnd) and not run.is_replay:
-            self._call.keywords["eval_dataloader"] = run.validation_loaders[event.dataset]
+        if isinstance(event, ValidationBatchEnd) and not run.report.is_replay:
+            self._call.keywords["eval_dataloader"] = run.data.validation_loaders[event.dataset]
         self._call(run, "on_prediction_step", self._keeper.state)
 
     @on(ValidationEnd, optional=True)
@@ -200,8 +200,8 @@ class HuggingFacePlugin(Plugin):
     @on(CheckpointSaved)
     def save(self, run: Run, event: CheckpointSaved) -> None:
         """Call `on_save`."""
-        if run.best_checkpoint is not None:
-            self._keeper.state.best_model_checkpoint = str(run.best_checkpoint)
+        if run.checkpoints.best is not None:
+            self._keeper.state.best_model_checkpoint = str(run.checkpoints.best)
         self._call(run, "on_save", self._keeper.state, ("should_save",))
 
     @on(TrainEnd)
@@ -219,7 +219,7 @@ class HuggingFacePlugin(Plugin):
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
         """Warn of what was never called; the rest of a resumed run may be too short for it."""
-        if self._has_begun and not run.is_replay and run.resumed_at is None and ended_for_good(run, event.status):
+        if self._has_begun and not run.report.is_replay and run.checkpoints.resumed_at is None and ended_for_good(run, event.status):
             for method in self._call.uncalled(RARE):
                 run.warn(f"{self._call.kind}.{method} was never called: {RARE[method]}.")
 

@@ -37,14 +37,14 @@ class StateKeeper:
         """Make the state of a training that begins."""
         self.state = _new()
         state, engine = self.state, run.engine
-        state.max_steps, state.num_train_epochs = run.planned_steps or 0, epochs(run)
+        state.max_steps, state.num_train_epochs = run.length.planned_steps or 0, epochs(run)
         state.train_batch_size = getattr(args, "per_device_train_batch_size", None)
         state.compute_steps(args, state.max_steps)
         state.is_world_process_zero, state.is_local_process_zero = engine.is_main, engine.is_local_main
 
     def refresh(self, run: Run) -> None:
         """Take the counters of the run, at the end of a step."""
-        progress, fraction = run.progress, run.epoch_fraction
+        progress, fraction = run.progress, run.length.epoch_fraction
         self.state.global_step, self.state.num_input_tokens_seen = progress.steps, progress.tokens
         self.state.epoch = float(progress.epoch) if fraction is None else fraction
 

@@ -145,7 +145,7 @@ class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
         run = self._training.run
         if run is None or run.phase != "train":
             return
-        is_due = "loss" in (logs or {}) and not run.in_hand  # by the loop on all ranks, not by somebody on one
+        is_due = "loss" in (logs or {}) and not run.data.in_hand  # by the loop on all ranks, not by somebody on one
         self._training.log(names.of_log(logs or {}), with_tracked=is_due)
         if is_due:
             self._requests.serve("log", control)
@@ -172,7 +172,7 @@ class HeliographCallback(PluginOwner, TrainerCallback, ExportableState):
         if control.should_epoch_stop and not run.control.should_end_epoch:
             run.control.end_epoch("a callback has set should_epoch_stop", by=run.host.name)
         left = control.should_epoch_stop or control.should_training_stop
-        is_over = run.is_last_batch if run.batches_per_epoch is not None else not left
+        is_over = run.data.is_last_batch if run.length.batches_per_epoch is not None else not left
         self._requests.end_epoch(control, has_ended=self._training.end_epoch(is_over=is_over))
 
     def on_train_end(

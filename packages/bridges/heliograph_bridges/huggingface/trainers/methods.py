@@ -83,7 +83,7 @@ class Methods:
         def compute_loss(*args: Any, **options: Any) -> Any:
             result = method(*args, **options)
             run = self._training.run
-            if run is not None and run.phase == "train" and run.in_hand:
+            if run is not None and run.phase == "train" and run.data.in_hand:
                 loss = result[0] if isinstance(result, tuple) else result
                 is_part = options.get(ITEMS) is not None
                 self._training.end_forward(loss * _window(trainer) if is_part else loss)
@@ -114,7 +114,7 @@ class Methods:
             prefix = parameters.bind_partial(*args, **options).arguments.get(PREFIX, "eval")
             if training.run is None:
                 return method(*args, **options)
-            sets = training.run.validation_sets
+            sets = training.run.data.validation_sets
             if training.run.phase == "validation":  # one of several sets
                 self._dataset = prefix.removeprefix("eval_")
                 return method(*args, **options)

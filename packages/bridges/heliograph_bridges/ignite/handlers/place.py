@@ -18,11 +18,11 @@ PHASES = {"trainer": "train/", "evaluator": "validation/"}
 def begin_training(engine: RunEngine, run: Run) -> None:
     """Set what holds for the whole training: its length and its data."""
     engine.run_in_hand, state = run, engine.state
-    state.max_epochs = None if run.max_epochs is None else ceil(run.max_epochs)
+    state.max_epochs = None if run.length.max_epochs is None else ceil(run.length.max_epochs)
     state.max_iters = None
-    state.epoch_length, state.metrics = run.batches_per_epoch, {}
-    state.dataloader = Absent("the loader") if run.is_replay else run.train_loader
-    state.seed = None if run.is_replay else run.data.seed
+    state.epoch_length, state.metrics = run.length.batches_per_epoch, {}
+    state.dataloader = Absent("the loader") if run.report.is_replay else run.data.train_loader
+    state.seed = None if run.report.is_replay else run.data.seed
     begin_timing(engine)
     go_to(engine, run)
 
@@ -31,7 +31,7 @@ def begin_evaluation(engine: RunEngine, run: Run) -> None:
     """Set what holds for a validation: one epoch, from iteration 0."""
     engine.run_in_hand, state = run, engine.state
     state.epoch, state.iteration, state.max_epochs, state.max_iters = 0, 0, 1, None
-    state.epoch_length, state.metrics, state.output = run.evaluation_batches, {}, None
+    state.epoch_length, state.metrics, state.output = run.length.evaluation_batches, {}, None
     engine.should_terminate = False
     begin_timing(engine)
 
@@ -50,7 +50,7 @@ def begin_epoch(engine: RunEngine, run: Run) -> None:
 
 def batch_of(run: Run) -> Any:
     """Return the batch in hand; in a replay, what raises `NotRecorded` where it is used."""
-    return Absent("the batches themselves") if run.is_replay else run.batch
+    return Absent("the batches themselves") if run.report.is_replay else run.batch
 
 
 def leave(engine: RunEngine) -> None:

@@ -248,7 +248,7 @@ def _begin_batch(engine: RunEngine, run: Run) -> None:
     engine.fire(Events.GET_BATCH_COMPLETED)
     state.iteration += 1
     engine.fire(Events.ITERATION_STARTED)
-    if not run.is_replay:
+    if not run.report.is_replay:
         run.batch = state.batch
     state.batch = None
 

@@ -69,7 +69,7 @@ def test_what_plugins_see(tmp_path: Path) -> None:
         @on(BatchStart, ForwardEnd, BatchEnd)
         def look(self, run: Run, event: Event) -> None:
             place = seen.setdefault(event.name, [])
-            place.append((run.progress.batches, run.progress.steps, run.progress.samples, run.window))
+            place.append((run.progress.batches, run.progress.steps, run.progress.samples, run.stepping.window))
             if not isinstance(event, BatchStart):
                 seen.setdefault("losses", []).append(run.loss.item())
 
@@ -80,8 +80,8 @@ def test_what_plugins_see(tmp_path: Path) -> None:
 
         @on(EpochStart)
         def see_facts(self, run: Run, event: EpochStart) -> None:
-            seen["facts"] = (run.max_epochs, run.max_steps, run.planned_steps, run.batches_per_epoch)
-            seen["names"] = (list(run.modules), list(run.optimizers), run.name, run.validation_sets)
+            seen["facts"] = (run.length.max_epochs, run.length.max_steps, run.length.planned_steps, run.length.batches_per_epoch)
+            seen["names"] = (list(run.modules), list(run.optimizers), run.name, run.data.validation_sets)
             seen.setdefault("rate", run.optimizer.param_groups[0]["lr"])
             seen["hyper_parameters"] = run.hyper_parameters
             assert str(run.engine.device) == "cpu"

@@ -74,7 +74,7 @@ class Since:
     @classmethod
     def now(cls, run: Run) -> Since:
         """Return it for this moment."""
-        return cls(run.control.history.total, len(run.warnings), run.progress.batches)
+        return cls(run.control.history.total, len(run.report.warnings), run.progress.batches)
 
     def answer(self, run: Run) -> tuple[str, str] | None:
         """Return who has answered since, and how: by a request soon after it, or by a warning; None for nobody."""
@@ -83,4 +83,4 @@ class Since:
         for request in new if run.progress.batches - self.batches <= SOON else ():
             if request.verb in ANSWERS:
                 return request.by, f"{request.verb}: {request.reason}"
-        return ("a warning", run.warnings[self.warnings]) if len(run.warnings) > self.warnings else None
+        return ("a warning", run.report.warnings[self.warnings]) if len(run.report.warnings) > self.warnings else None

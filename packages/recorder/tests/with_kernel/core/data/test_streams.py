@@ -25,7 +25,7 @@ def test_a_replay_says_that_streams_are_not_recorded(tmp_path: Path) -> None:
                 self.errors.append(str(error))
 
     fitted({"a": Samples(4), "b": Samples(4)}, Recorder(tmp_path), loader_params=LOADING)
-    counts, stream = Asks(lambda run: run.progress.streams["a"]), Asks(lambda run: run.stream)
+    counts, stream = Asks(lambda run: run.progress.streams["a"]), Asks(lambda run: run.data.stream)
     replay(tmp_path, [counts, stream.named("stream")])
     assert counts.errors == ["A recording does not hold how many batches of each stream were read."] * 4
     assert stream.errors == ["A recording does not hold which of several streams a batch is of."] * 4
