@@ -350,7 +350,7 @@ def largest_difference(expected: Sequence[Tensor], outputs: Sequence[Tensor], to
             rtol=relative,
             atol=absolute,
             equal_nan=True,
-            msg=lambda text, number=number: f"output {number}: {text}",
+            msg=f"output {number}: {{}}".format,
         )
         if target.numel():
             largest = max(largest, float((output.double() - target.double()).abs().nan_to_num(nan=0.0).max()))
