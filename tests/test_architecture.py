@@ -67,7 +67,7 @@ PUBLIC = """
     At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE CSVLog ChangeServed Checkpoint
     CheckpointLabel CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CutMix DDPEngine DataModule
     DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart Event
-    Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
+    Every ExceptionPassThrough FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
     GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary LearningRate
     LearningRateSearch LengthGroupedSampler LoadBest LoaderParams Log LogCurve LogFile LogHistogram LogImage
     LogSchedule LogText LoopEngine Mixup NaNGuard NotRecorded Once OrderedSignal Overfitting Page Periodic
