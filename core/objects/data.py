@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from ...events import Run
-from ..data.draws.equality import set_by_epoch
+from ..data.draws.object_parts import set_by_epoch
 from ..data.streams import Streams
 from .graph import is_own
 from .values import GENERATORS, encode

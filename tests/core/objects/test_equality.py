@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws.equality import same
+from heliograph.core.objects.equality import same
 from torch import Tensor
 
 
