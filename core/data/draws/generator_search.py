@@ -110,7 +110,10 @@ class _Walk:
             return ()
         base = next((base for base in CONTAINERS if isinstance(holder, base)), None)
         parts += [] if base is None else self.contents(holder, base)
-        parts += [holder.default_factory if isinstance(holder, defaultdict) else None, kind]
+        parts += [holder.default_factory] if isinstance(holder, defaultdict) else []
+        if id(kind) not in self.seen:
+            self.seen[id(kind)] = kind
+            parts += class_parts(kind)
         if is_users(module_of(kind)):
             return parts
         kinds = map(type, parts)  # a library counts with iterators

@@ -57,8 +57,7 @@ def class_parts(kind: type) -> Iterator[object]:
     for base in kind.__mro__:
         is_own = is_users(module_of(base))
         for name, value in list(vars(base).items()):
-            is_special = name == "_abc_impl" or (name[:2] == "__" and name[-2:] == "__")
-            is_part = isinstance(value, FunctionType) and name not in MAKING if is_special else True
+            is_part = name[:2] != "__" or (isinstance(value, FunctionType) and name not in MAKING)
             if isinstance(value, KINDS) or (is_own and is_part):
                 yield value
 
@@ -69,9 +68,7 @@ def function_parts(function: FunctionType) -> Iterator[object]:
     Names of attributes are among them: a global of the same name is a part too.
     """
     yield from map(cell_content, function.__closure__ or ())
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    yield from list(function.__dict__.values())
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *function.__dict__.values())
     if is_users(str(function.__globals__.get("__name__"))):
         names, spaces = _names(function.__code__), [function.__globals__]
         for space in spaces:  # and those of the user's modules that it names or imports
