@@ -8,10 +8,12 @@ import itertools
 import logging
 import pickle
 import random
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -119,6 +121,25 @@ def test_the_order_of_what_is_found_survives_pickling() -> None:
     assert isinstance(found[0], random.Random)
     assert found[0].random() == random.Random(1).random()
     assert [type(each) for each in found] == [random.Random, random.Random, np.random.Generator]
+
+
+def test_generators_of_a_module_that_a_function_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, inner = ModuleType("users_module"), ModuleType("users_module.inner")
+    vars(module).update(rng=random.Random(1), inner=inner, unnamed=random.Random(2))
+    vars(inner)["deep"] = np.random.default_rng(3)
+    monkeypatch.setitem(sys.modules, "users_module", module)
+    monkeypatch.setitem(globals(), "by_another_name", module)
+
+    def importing() -> Any:
+        import users_module  # type: ignore[import-not-found]  # made above
+
+        return [(lambda: users_module.rng)() for _ in range(2)]
+
+    def naming() -> Any:
+        return by_another_name.inner.deep  # type: ignore[name-defined]  # noqa: F821  # made above
+
+    assert find_generators(importing) == [vars(module)["rng"]]
+    assert find_generators(naming) == [vars(inner)["deep"]]
 
 
 def test_what_holds_itself_is_looked_at_once() -> None:
