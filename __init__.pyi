@@ -15,7 +15,6 @@ from .builtin_callbacks.early_stopping import EarlyStopping as EarlyStopping
 from .builtin_callbacks.ema import EMA as EMA
 from .builtin_callbacks.epoch_means import EpochMeans as EpochMeans
 from .builtin_callbacks.exception_pass_through import ExceptionPassThrough as ExceptionPassThrough
-from .builtin_callbacks.export import Export as Export
 from .builtin_callbacks.file_log import FileLog as FileLog
 from .builtin_callbacks.gradient_accumulation import GradientAccumulation as GradientAccumulation
 from .builtin_callbacks.gradients import GradientClipping as GradientClipping

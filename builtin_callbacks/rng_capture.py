@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ..core.data.draws import rng
+from ..core.data.draws.generator_search import search
 from ..core.data.draws.generators import Generator, digest, isolated
-from ..core.data.draws.held_generators import find_generators
 from ..events import Lane, Run
 from ..events import catalogue as ev
 from ..events.checks import check_flag, check_whole_number
@@ -94,7 +94,7 @@ class RNGCapture(Plugin):
     def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Seed everything."""
         self._saved, self._rank = None, run.engine.rank
-        self._held = find_generators((run.task,))
+        self._held = search(run.task).generators
         self._found = torch.initial_seed()
         self._taken = self._choose_seed(run, self._found)
         self._seed(self._taken, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-PACKAGES: Final = ("bridges", "cli", "optuna", "ray", "recorder", "rules", "testing", "trackers")
+PACKAGES: Final = ("bridges", "cli", "export", "optuna", "ray", "recorder", "rules", "testing", "trackers")
 """The packages in this repository, by their folders in `packages/`."""
 
 DISTRIBUTIONS: Final = frozenset({"heliograph", *(f"heliograph-{name}" for name in PACKAGES)})

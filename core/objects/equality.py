@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+import pickle
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final, TypeVar
@@ -29,7 +30,10 @@ def is_scalar(value: object) -> bool:
 
 
 def same(first: object, second: object) -> bool:
-    """True if two values have the same type and the same bits: NaN equals itself, 0.0 differs from -0.0."""
+    """True if two values have the same type and the same bits: NaN equals itself, 0.0 differs from -0.0.
+
+    Other objects are the same if they are equal, or if their attributes are; if they have neither, by their pickles.
+    """
     if first is second:
         return True
     if type(first) is not type(second):
@@ -38,7 +42,10 @@ def same(first: object, second: object) -> bool:
         return _same_tensors(first, second)  # type: ignore[arg-type]
     if isinstance(first, np.ndarray | np.generic):
         assert isinstance(second, np.ndarray | np.generic)
-        return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
+        if first.dtype != second.dtype or first.shape != second.shape:
+            return False
+        is_plain = not first.dtype.hasobject
+        return first.tobytes() == second.tobytes() if is_plain else same(first.tolist(), second.tolist())
     if isinstance(first, Mapping):
         assert isinstance(second, Mapping)
         pairs = zip(first.items(), second.items(), strict=False)
@@ -48,7 +55,30 @@ def same(first: object, second: object) -> bool:
         return len(first) == len(second) and all(map(same, first, second))
     if type(first) in SCALARS:
         return scalar_bits(first) == scalar_bits(second)
-    return bool(first == second)
+    return _same_objects(first, second)
+
+
+def _same_objects(first: Any, second: Any) -> bool:
+    if callable(getattr(type(first), "equals", None)):  # a table, whose `==` compares its elements
+        return bool(first.equals(second))
+    equality: Any = type(first).__eq__
+    has_equality = equality is not object.__eq__
+    try:
+        if first == second:
+            return True
+    except (RuntimeError, TypeError, ValueError):  # tensors in them are equal in some elements
+        has_equality = False
+    state = object.__getstate__(first)  # its `__dict__` and slots
+    if state:
+        return same(state, object.__getstate__(second))
+    return not has_equality and _pickled(first) == _pickled(second)
+
+
+def _pickled(value: object) -> bytes | None:
+    try:
+        return pickle.dumps(value)
+    except Exception:  # noqa: BLE001  # any error of the user's `__reduce__`: then no difference is known
+        return None
 
 
 def scalar_bits(value: Any) -> bytes:

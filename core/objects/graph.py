@@ -17,7 +17,6 @@ import random
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.draws.generators import KINDS, is_global
+from ..data.draws.object_parts import attributes, cell_content, slot_names
 from ..data.draws.rng import generator_state
 from ..data.draws.users_code import is_ours, is_users, unwrapped
 from ..engines.options import COMPILED
@@ -192,30 +192,6 @@ FAMILIES: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
-def slot_names(kind: type) -> Iterator[str]:
-    """Yield the names of the slots of a class and its bases."""
-    for base in kind.__mro__:
-        names = vars(base).get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            if name not in ("__dict__", "__weakref__"):
-                is_private = name[:2] == "__" and name[-2:] != "__"
-                yield f"_{base.__name__.lstrip('_')}{name}" if is_private else name
-
-
-def attributes(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the attributes of an object: those of its `__dict__`, and its slots; no code of its class runs."""
-    kind = type(value)
-    own = value.__dict__ if kind.__dictoffset__ else {}
-    for name, item in list(own.items()):
-        if not (name[:2] == "__" and (name[-2:] == "__" or kind is Namespace)):
-            yield name, item
-    for name in slot_names(kind):
-        slot = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
-        if isinstance(slot, types.MemberDescriptorType):
-            with suppress(AttributeError):  # not set yet
-                yield name, slot.__get__(value)
-
-
 def inner(module: nn.Module) -> nn.Module:
     """Return the module that a compiled one wraps."""
     wrapped = module._modules.get(COMPILED)
@@ -226,14 +202,6 @@ def user_hooks(holder: Any, name: str) -> list[Any]:
     """Return the hooks that the user's code has registered; their keys come from a counter of the process."""
     hooks = (getattr(holder, name, None) or {}).values()
     return [hook for hook in hooks if isinstance(hook, types.FunctionType | types.MethodType) and is_own(hook)]
-
-
-def cell_content(cell: types.CellType) -> object:
-    """Return what a closure's cell holds; None if it is not filled yet."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
 
 
 def named_tensors(path: str, value: object) -> Iterator[tuple[str, Tensor]]:

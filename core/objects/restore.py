@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.draws.generators import KINDS
+from ..data.draws.object_parts import cell_content
 from ..data.draws.rng import set_generator_state
 from ..data.draws.users_code import unwrapped
 from .equality import EMPTY, same
@@ -26,7 +27,6 @@ from .graph import (
     Graph,
     Node,
     Roots,
-    cell_content,
     inner,
     named_tensors,
     storage_of,

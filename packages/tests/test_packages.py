@@ -31,7 +31,7 @@ PRIVATE = """
     core.checkpoint.state.ranks.select_rank_part core.checkpoint.storage.files.prepare_folder
     core.checkpoint.storage.files.write_whole core.objects.program.plugin_options
     core.objects.values.show_both core.context.LineVerbs core.context.RunContext
-    core.data.draws.generators.isolated core.data.draws.held_generators.HeldGenerators core.data.draws.memory.states
+    core.data.draws.generators.isolated core.data.draws.keyed_generators.KeyedGenerators core.data.draws.memory.states
     core.data.loaders.evaluation_loader core.data.loaders.is_dataset core.data.loaders.make_loader
     core.data.loaders.params_of_one_process core.data.order.shares.Share core.data.sources.contract.Known
     core.data.sources.contract.Sourced core.data.sources.stateless.Reading core.data.sources.stateless.Stateless

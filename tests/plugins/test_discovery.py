@@ -22,7 +22,6 @@ BUILT_IN = {
     "ema": "ema:EMA",
     "epoch_means": "epoch_means:EpochMeans",
     "exception_pass_through": "exception_pass_through:ExceptionPassThrough",
-    "export": "export:Export",
     "file_log": "file_log:FileLog",
     "gradient_accumulation": "gradient_accumulation:GradientAccumulation",
     "gradient_clipping": "gradients:GradientClipping",

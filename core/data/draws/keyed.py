@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ....events.errors import describe_error
-from .equality import outline, same
+from ...objects.equality import same
 from .generators import isolated
-from .held_generators import BEGIN, HeldGenerators, TracedLoad
+from .keyed_generators import BEGIN, KeyedGenerators, TracedLoad
+from .object_parts import outline
 
 Key = tuple[int, ...]
 ENDED = "The dataset raised StopIteration, which would look like the end of the epoch: that is for iterators only."
@@ -91,7 +92,7 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
     def __init__(self, inner: Any, collate: Any, *, per_sample: bool, has_epoch: bool = False) -> None:
         self.keyed_inner = inner
         self.keyed_collate = identity if collate is None else collate
-        self.keyed_held = HeldGenerators(inner, collate, follower=inner if has_epoch else None)
+        self.keyed_generators = KeyedGenerators(inner, collate, follower=inner if has_epoch else None)
         self.keyed_load = self._one_by_one if per_sample else self._at_once
         self.keyed_per_sample = per_sample
         self.keyed_has_begun = False
@@ -118,32 +119,32 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         if self.keyed_probe is not None and self.keyed_probe.is_due():
             return self._load_and_probe(load, chosen, self.keyed_probe)
         loaded = load(chosen)
-        return load(chosen) if self.keyed_held.look() else loaded
+        return load(chosen) if self.keyed_generators.look() else loaded
 
     def _load_and_probe(self, load: Callable[[Any], Any], chosen: Any, probe: Probe) -> Any:
         """Load the same, and compare it with another load."""
-        held, inner, again = self.keyed_held, self.keyed_inner, partial(load, chosen)
-        held.arrive(*chosen.position.key[:2])
+        generators, inner, again = self.keyed_generators, self.keyed_inner, partial(load, chosen)
+        generators.arrive(*chosen.position.key[:2])
         before, began = outline(inner), perf_counter()
-        first = held.traced(again)
-        if held.look():
-            first = held.traced(again)
+        first = generators.traced(again)
+        if generators.look():
+            first = generators.traced(again)
         if probe.limit and 3 * (perf_counter() - began) > probe.limit:
-            probe.leave_out("a second load of a batch could outlast the loader's timeout", held)
+            probe.leave_out("a second load of a batch could outlast the loader's timeout", generators)
         else:
             elsewhere = partial(load, _under_another_key(chosen)) if outline(inner) != before else None
-            probe.compare(first, again, elsewhere, held)
+            probe.compare(first, again, elsewhere, generators)
         return first.loaded
 
     def _single(self, index: KeyedIndex) -> Any:
         position = index.position
         key = (*position.key[:2], position.first) if self.keyed_per_sample else position.key
-        self.keyed_held.seed(*key)
+        self.keyed_generators.seed(*key)
         return self.keyed_collate(self.keyed_inner[index.index])
 
     def _at_once(self, batch: KeyedBatch) -> Any:
         inner = self.keyed_inner
-        self.keyed_held.seed(*batch.position.key)
+        self.keyed_generators.seed(*batch.position.key)
         fetch = getattr(inner, "__getitems__", None)
         return self.keyed_collate(fetch(list(batch)) if fetch else [inner[index] for index in batch])
 
@@ -151,9 +152,9 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         position, samples = batch.position, []
         seed, epoch = position.key[:2]
         for offset, index in enumerate(batch):
-            self.keyed_held.seed(seed, epoch, position.first + offset * position.stride)
+            self.keyed_generators.seed(seed, epoch, position.first + offset * position.stride)
             samples.append(self.keyed_inner[index])
-        self.keyed_held.seed(*position.key)  # for the collate function
+        self.keyed_generators.seed(*position.key)  # for the collate function
         return self.keyed_collate(samples)
 
 
@@ -165,7 +166,7 @@ class KeyedIterable(DatasetWrapper, IterableDataset[Any]):
 
     def __init__(self, inner: Any, collate: Any, batch_size: int, rank: int) -> None:
         self.keyed_inner = inner
-        self.keyed_held = HeldGenerators(inner, collate, follower=inner)
+        self.keyed_generators = KeyedGenerators(inner, collate, follower=inner)
         self.keyed_batch_size, self.keyed_rank = batch_size, rank
         self.keyed_clock: Tensor = torch.zeros(2, dtype=torch.int64)
         self.keyed_clock.share_memory_()  # type: ignore[no-untyped-call]  # torch has no annotation here
@@ -174,18 +175,18 @@ class KeyedIterable(DatasetWrapper, IterableDataset[Any]):
         """Set what the next pass draws by."""
         self.keyed_clock[0], self.keyed_clock[1] = seed, epoch
         with isolated():
-            self.keyed_held.begin(seed, epoch)
+            self.keyed_generators.begin(seed, epoch)
 
     def __iter__(self) -> Iterator[Any]:
         seed, epoch = self.keyed_clock.tolist()
         info = get_worker_info()
         key = (seed, epoch, self.keyed_rank, 0 if info is None else info.id)
-        held, size = self.keyed_held, self.keyed_batch_size
-        held.seed(*key, BEGIN)
+        generators, size = self.keyed_generators, self.keyed_batch_size
+        generators.seed(*key, BEGIN)
         items, count = iter(self.keyed_inner), 0
         while True:
             if count % size == 0:
-                held.seed(*key, count // size)
+                generators.seed(*key, count // size)
             try:
                 item = next(items)
             except StopIteration:
@@ -244,7 +245,11 @@ class Probe:
             self._words.share_memory_()  # type: ignore[no-untyped-call]  # torch has no annotation here
 
     def compare(
-        self, first: TracedLoad, load: Callable[[], Any], elsewhere: Callable[[], Any] | None, held: HeldGenerators
+        self,
+        first: TracedLoad,
+        load: Callable[[], Any],
+        elsewhere: Callable[[], Any] | None,
+        generators: KeyedGenerators,
     ) -> None:
         """Load a batch again.
 
@@ -252,12 +257,12 @@ class Probe:
             first: what came the first time.
             load: loads it again under the same key.
             elsewhere: loads it under another key, where the dataset was changed by the first load.
-            held: the generators of the dataset.
+            generators: those of the dataset.
         """
         began = perf_counter()
-        sentences = held.unkeyed(self._name)
+        sentences = generators.unkeyed(self._name)
         try:
-            is_pure = _is_pure(first, load, elsewhere, held)
+            is_pure = _is_pure(first, load, elsewhere, generators)
         except Exception as error:  # noqa: BLE001  # the run has its batch; what is not known is said
             sentences.append(f"{self._name} {NOT_COMPARED}: {describe_error(error)}")
         else:
@@ -269,9 +274,9 @@ class Probe:
         worker = get_worker_info()
         return worker is None or worker.id == 0
 
-    def leave_out(self, reason: str, held: HeldGenerators | None = None) -> None:
+    def leave_out(self, reason: str, generators: KeyedGenerators | None = None) -> None:
         """Say why nothing is loaded twice."""
-        known = [] if held is None else held.unkeyed(self._name)
+        known = [] if generators is None else generators.unkeyed(self._name)
         self._write(0.0, [*known, f"{self._name} {NOT_COMPARED}: {reason}"])
 
     def read(self) -> tuple[float, list[str]]:
@@ -290,12 +295,12 @@ class Probe:
 
 
 def _is_pure(
-    first: TracedLoad, load: Callable[[], Any], elsewhere: Callable[[], Any] | None, held: HeldGenerators
+    first: TracedLoad, load: Callable[[], Any], elsewhere: Callable[[], Any] | None, generators: KeyedGenerators
 ) -> bool:
     """Return whether nothing of the first load shows in a later one."""
-    again = held.traced(load)
+    again = generators.traced(load)
     if not same(first.loaded, again.loaded) or not same(first.states, again.states):
         return False
-    if elsewhere is None or not held.has_drawn(first):
+    if elsewhere is None or not generators.has_drawn(first):
         return True
     return not same(first.loaded, elsewhere())  # what is drawn each time may still have been kept from the first

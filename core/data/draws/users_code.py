@@ -1,16 +1,15 @@
-"""What the user's own classes and functions refer to; which datasets run no code of the user's."""
+"""Which modules are the user's; which datasets run no code of the user's."""
 
 from __future__ import annotations
 
-import dis
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType, NoneType
+from types import FunctionType, NoneType
 from typing import Any, Final
 
 import numpy as np
@@ -19,11 +18,9 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset,
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ....plugins.first_party import MODULES, is_first_party
-from .generators import KINDS
 
 # In a checkout, other folders are beside the rooms.
 _KERNEL: Final = ("core/", "events/", "plugins/", "builtin_callbacks/", "__init__.py", "__main__.py", "spi.py")
-_PATHS: Final = ("stdlib", "platstdlib", "purelib", "platlib")
 _DATA: Final = frozenset(
     {NoneType, bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter, np.ndarray}
     | set(np.sctypeDict.values())
@@ -31,9 +28,7 @@ _DATA: Final = frozenset(
 _NESTED: Final = frozenset({list, tuple, dict})  # none of their subclasses, which may do anything when they are read
 _ALLOWED: Final = _DATA | _NESTED
 _DEEPEST: Final = 16  # levels; what contains itself has no end
-_MANY: Final = (
-    1000  # in a longer container, what its items consist of is looked at again only when its length is another one
-)
+_MANY: Final = 1000  # items; what those of a longer container consist of is checked again only if its length changes
 _DATASETS: Final = (TensorDataset, Subset, ConcatDataset, StackDataset)
 
 
@@ -45,28 +40,15 @@ def _first_party_folders() -> Iterator[str]:
             yield from (f"{folder}/{part}" for part in _KERNEL) if name == "heliograph" else (f"{folder}/",)
 
 
-def _installed_folders(paths: Iterable[str]) -> Iterator[str]:
-    """Yield the folders of `sys.path` into which something was installed: by pip, also with `--user` or `--target`."""
-    for path in paths:
-        with suppress(OSError):
-            if path and any(found.suffix == ".dist-info" for found in Path(path).iterdir()):
-                yield f"{path.rstrip('/')}/"
-
-
-_LIBRARIES: Final = (
-    "<frozen",
-    *(f"{sysconfig.get_path(name)}/" for name in _PATHS),
-    *_first_party_folders(),
-)
-
-
 @lru_cache(maxsize=8)
 def _libraries(paths: tuple[str, ...]) -> tuple[str, ...]:
-    return (*_LIBRARIES, *_installed_folders(paths))
-
-
-_MAKING: Final = ("__init__", "__new__", "__post_init__", "__setstate__", "__del__")
-_READ: Final = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
+    """Return the beginnings of the paths of installed code; pip may install into any folder of `sys.path`."""
+    folders = [f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    for path in paths:
+        with suppress(OSError):
+            if path and any(file.suffix == ".dist-info" for file in Path(path).iterdir()):
+                folders.append(f"{path.rstrip('/')}/")
+    return ("<frozen", *folders, *_first_party_folders())
 
 
 @cache
@@ -111,86 +93,6 @@ def attributes_of(holder: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def class_parts(kind: type, *, whole: bool) -> Iterator[Any]:
-    """Yield what is on a class: of the user's all but what Python puts there, of others the generators.
-
-    Args:
-        kind: the class.
-        whole: whether its objects may still be made, so that what makes them counts.
-    """
-    for base in kind.__mro__:
-        own = is_users(module_of(base))
-        for name, value in list(vars(base).items()):
-            if isinstance(value, KINDS) or (own and (whole or name not in _MAKING) and not _is_pythons(name, value)):
-                yield value
-
-
-def function_parts(function: FunctionType) -> Iterator[Any]:
-    """Yield what a function closes over, its defaults and attributes, and the globals that the user's own names."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    yield from list(function.__dict__.values())
-    if not function.__code__.co_filename.startswith(_LIBRARIES):
-        yield from _globals(function)
-
-
-def _globals(function: FunctionType) -> Iterator[Any]:
-    names, within, imported = _names(function.__code__)
-    space = function.__globals__
-    modules = [sys.modules.get(name) for name in imported]
-    for name in names:
-        if isinstance(value := space.get(name), ModuleType):
-            modules.append(value)
-        else:
-            yield value
-    done: set[int] = set()
-    while modules:
-        module = modules.pop(0)
-        if module is None or id(module) in done or not is_users(module.__name__):
-            continue
-        done.add(id(module))
-        for value in (vars(module)[name] for name in within if name in vars(module)):
-            if isinstance(value, ModuleType):
-                modules.append(value)
-            else:
-                yield value
-
-
-def global_names(function: FunctionType) -> tuple[str, ...]:
-    """Return the names of the globals that a function reads or sets."""
-    return _names(function.__code__)[0]
-
-
-@lru_cache(maxsize=4096)
-def _names(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return the names that code reads of its globals, of what these hold, and of what it imports."""
-    found: dict[str, list[str]] = {"globals": [], "within": [], "imported": []}
-    pending = [code]
-    while pending:
-        each = pending.pop(0)
-        pending += [constant for constant in each.co_consts if isinstance(constant, CodeType)]
-        for step in dis.get_instructions(each):
-            if step.opname in _READ:
-                found["globals"].append(step.argval)
-            elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
-                found["within"].append(step.argval)
-            elif step.opname == "IMPORT_NAME":
-                found["imported"].append(step.argval)
-    unique = [tuple(dict.fromkeys(names)) for names in found.values()]
-    return unique[0], unique[1], unique[2]
-
-
-def _is_pythons(name: str, value: Any) -> bool:
-    return name == "_abc_impl" or (
-        name.startswith("__") and name.endswith("__") and not isinstance(value, FunctionType)
-    )
-
-
 class Plainness:
     """Whether a dataset is nothing but data, so that no code runs that could draw when it is read and collated.
 
@@ -224,12 +126,11 @@ class Plainness:
         if kind is TensorDataset:
             return _is_data([dataset.tensors])
         if kind is Subset:
-            return self._are_indices(dataset.indices) and self._is_plain(dataset.dataset)
+            indices = dataset.indices
+            is_data = type(indices) is range or (type(indices) in (list, tuple) and self._holds_data(indices))
+            return is_data and self._is_plain(dataset.dataset)
         inner = dataset.datasets
         return type(inner) in _NESTED and all(map(self._is_plain, inner.values() if type(inner) is dict else inner))
-
-    def _are_indices(self, indices: Any) -> bool:
-        return type(indices) is range or (type(indices) in (list, tuple) and self._holds_data(indices))
 
     def _holds_data(self, items: Any) -> bool:
         holder, length = self._former.get(id(items), (None, 0))

@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
-from ..draws.equality import same
+from ...objects.equality import same
 from ..draws.users_code import is_users, module_of
 from .dealt import DealtBatches, DealtSamples, OpaqueOrder, Order, SeekableOrder, SingleOrder, knows_ranks
 from .samplers import DistributedSampler, RandomSampler, SeekableSampler, SequentialSampler, is_seekable

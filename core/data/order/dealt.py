@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
-from ..draws.held_generators import BEGIN, HeldGenerators
 from ..draws.keyed import KeyedBatch, KeyedIndex, KeyedPosition, keyed_batch
+from ..draws.keyed_generators import BEGIN, KeyedGenerators
 from ..draws.users_code import is_users, module_of
 from .samplers import (
     DistributedSampler,
@@ -193,15 +193,15 @@ class OpaqueSampler(RankOrder):
         super().__init__(share.rank, share.world_size)
         self.inner = inner
         self.unknown = _unknown(inner)
-        self.held = HeldGenerators(inner)
+        self.generators = KeyedGenerators(inner)
         self.kind = _facts(inner)
 
     def iterate_keyed(self, inner: Iterable[Any], block: int = 1) -> Iterator[Any]:
         """Yield what it yields in the epoch, asked for so many at a time, each time under a key."""
-        self.held.seed(self.seed, self.epoch, BEGIN)
+        self.generators.seed(self.seed, self.epoch, BEGIN)
         chosen = iter(inner)
         for number in count():
-            self.held.seed(self.seed, self.epoch, AHEAD - number)
+            self.generators.seed(self.seed, self.epoch, AHEAD - number)
             asked = list(islice(chosen, block))
             yield from asked
             if len(asked) < block:

@@ -36,7 +36,7 @@ class SampleCounter:
                 return sizes.pop()
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError):  # it is another kind of batch
             pass
-        from ..draws.equality import find_samples  # loaded for batches of another form
+        from .first_dimensions import find_samples  # loaded for batches of another form
 
         size, self._tensors[kind], doubt = find_samples(batch)
         if doubt and self._warn is not None:

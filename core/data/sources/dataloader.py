@@ -17,10 +17,10 @@ import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from ...system.extras import kind_of
-from ..draws.equality import outline
 from ..draws.generators import isolated
-from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
 from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, Probe, identity
+from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
+from ..draws.object_parts import outline
 from ..draws.users_code import Plainness
 from ..order.choice import order_differs
 from ..order.dealt import Order, RankOrder, Unkeyed
@@ -96,7 +96,7 @@ class MapSource(Rewired):
         is_keyed = not (self._may_be_plain and self._is_plain())
         if is_keyed:
             with isolated():
-                self.dataset.keyed_held.begin(reading.seed, reading.epoch)  # for the workers, too
+                self.dataset.keyed_generators.begin(reading.seed, reading.epoch)  # for the workers, too
             self._arm(reading)
         self.order.begin(reading.seed, reading.epoch, 0 if self._its_own_way else reading.batch)
         if isinstance(self.order, RankOrder):
@@ -105,7 +105,7 @@ class MapSource(Rewired):
             return start_iterator(copy_loader(self.loader, **{self._sampler: Unkeyed(self.order)}), reading)
         batches = self._begun(reading, self.dataset)
         if self._its_own_way:
-            return read_again(apart(batches, reading, HeldGenerators(), self.share.rank), reading)
+            return read_again(apart(batches, reading, KeyedGenerators(), self.share.rank), reading)
         return apart(batches) if self._here else batches
 
     def hidden(self) -> tuple[float, list[str]]:
@@ -130,7 +130,7 @@ class MapSource(Rewired):
             with isolated():
                 self._of_order = order_differs(self.order, self.loader, reading.seed, reading.epoch, reading.batch)
         elif self._probe is not None:
-            self._probe.leave_out(LEFT_OUT, self.dataset.keyed_held)
+            self._probe.leave_out(LEFT_OUT, self.dataset.keyed_generators)
 
     def certainty(self) -> Certainty:
         """Return that it is seeked, unless it has its own iteration or sampler, or workers deliver in any order."""
@@ -193,8 +193,10 @@ class OpaqueSource(Stateless):
         set_epoch(self.loader, reading.epoch)
         if not reading.apart:
             return read_again(iter(self.loader), reading)
-        held, rank = HeldGenerators(self.loader), self.share.rank
-        return read_again(apart(start_iterator(self.loader, reading, held, rank), reading, held, rank), reading)
+        generators, rank = KeyedGenerators(self.loader), self.share.rank
+        return read_again(
+            apart(start_iterator(self.loader, reading, generators, rank), reading, generators, rank), reading
+        )
 
     def certainty(self) -> Certainty:
         """Return that it is read again."""
@@ -213,13 +215,13 @@ def copy_loader(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
 
 
 def start_iterator(
-    loader: Iterable[Any], reading: Reading, held: HeldGenerators | None = None, rank: int = 0
+    loader: Iterable[Any], reading: Reading, generators: KeyedGenerators | None = None, rank: int = 0
 ) -> Iterator[Any]:
     """Return an iterator; making it draws nothing from the training's random stream."""
     with isolated():
-        if held is not None:
-            held.seed(reading.seed, reading.epoch, rank, BEGIN)
-        if isinstance(loader, DataLoader) and isinstance(loader.generator, torch.Generator) and held is None:
+        if generators is not None:
+            generators.seed(reading.seed, reading.epoch, rank, BEGIN)
+        if isinstance(loader, DataLoader) and isinstance(loader.generator, torch.Generator) and generators is None:
             loader.generator.manual_seed((reading.seed + reading.epoch) & MASK)
         return iter(loader)
 
@@ -227,7 +229,7 @@ def start_iterator(
 def apart(
     batches: Iterator[Any],
     reading: Reading | None = None,
-    held: HeldGenerators | None = None,
+    generators: KeyedGenerators | None = None,
     rank: int = 0,
     first: int = 0,
 ) -> Iterator[Any]:
@@ -238,8 +240,8 @@ def apart(
     isolation = isolated()
     for batch in count(first):
         with isolation:
-            if reading is not None and held is not None:
-                held.seed(reading.seed, reading.epoch, rank, batch)
+            if reading is not None and generators is not None:
+                generators.seed(reading.seed, reading.epoch, rank, batch)
             try:
                 loaded = next(batches)
             except StopIteration:

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
 
+from ...objects.equality import same
 from ...system.extras import kind_of
-from ..draws.equality import same
 from ..draws.generators import isolated
-from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
 from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, Probe, keyed_batch
+from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
 from ..draws.users_code import Plainness
 from ..order.shares import ALONE, Share
 from .dataloader import apart, start_iterator
@@ -29,8 +29,8 @@ class StatefulSource(Stateless):
         super().__init__(loader, {"source": "stateful", "loader": type(loader).__name__}, share)
         # Generators that a loader saves the state of must not get new keys within an epoch, or its state is wrong.
         known = isinstance(loader, DataLoader)
-        self._at_begin = HeldGenerators(loader) if known else HeldGenerators()
-        self._at_batch = HeldGenerators(loader.dataset, loader.collate_fn) if known else HeldGenerators()
+        self._at_begin = KeyedGenerators(loader) if known else KeyedGenerators()
+        self._at_batch = KeyedGenerators(loader.dataset, loader.collate_fn) if known else KeyedGenerators()
         self._probe: Probe | None = None
         self._exhausted = False
         self._given: Mapping[str, Any] | None = None
@@ -64,8 +64,8 @@ class StatefulSource(Stateless):
         if given is not None and not reading.batch:
             with isolated():
                 self.loader.state_dict()  # torchdata's puts a loaded state in place only now, over the keys
-        held = HeldGenerators() if reading.batch else self._at_begin
-        batches = start_iterator(self.loader, reading, held, self.share.rank)
+        generators = KeyedGenerators() if reading.batch else self._at_begin
+        batches = start_iterator(self.loader, reading, generators, self.share.rank)
         batches = apart(batches, reading, self._at_batch, self.share.rank, first=reading.batch)
         return self._follow(batches, reading, loaded)
 

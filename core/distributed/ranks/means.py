@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ....events import Engine
-from ...data.draws.equality import same
 from ...metrics.means import Computed, Means, Measured, Totals, added, check_scalar, compute_values, fresh_copy
+from ...objects.equality import same
 
 
 class SharedMeans(Means):

@@ -10,7 +10,7 @@ from typing import Any
 
 from heliograph import Engine
 from heliograph.core.data.draws.generators import isolated
-from heliograph.core.data.draws.held_generators import HeldGenerators
+from heliograph.core.data.draws.keyed_generators import KeyedGenerators
 from heliograph.core.data.order.shares import Share
 from heliograph.core.data.sources.contract import Sourced
 from heliograph.core.data.sources.stateless import Reading, Stateless
@@ -77,7 +77,10 @@ class StreamSource(Stateless):
         super().__init__(loader, kind if loader.collate_fn is None else {**kind, "draws_per": "batch"}, share)
         self.batch_size = self._size = loader.batch_size
         self._dataset, self._fills_up, self._engine = loader.dataset, fills_up, engine
-        self._collate, self._held = make_batcher(loader.columns, loader.collate_fn), HeldGenerators(loader.collate_fn)
+        self._collate, self._generators = (
+            make_batcher(loader.columns, loader.collate_fn),
+            KeyedGenerators(loader.collate_fn),
+        )
         self._unseeded = find_unseeded(loader.dataset)
         self._distributor: Any = None
         self._passes = 0
@@ -184,7 +187,7 @@ class StreamSource(Stateless):
                 if rows is None:
                     return
                 if reading.apart:
-                    self._held.seed(reading.seed, reading.epoch, number, self.share.rank)
+                    self._generators.seed(reading.seed, reading.epoch, number, self.share.rank)
                 batch = self._collate(rows)
             yield batch
 

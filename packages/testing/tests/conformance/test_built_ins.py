@@ -12,6 +12,7 @@ import optuna
 import pytest
 import torch
 from heliograph.plugins import discover
+from heliograph_export import Export
 from heliograph_optuna import Optuna
 from heliograph_ray import RayReport
 from heliograph_recorder import Recorder, Remote, StepCheck, Verdicts
@@ -59,7 +60,7 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "early_stopping": lambda folder: h.EarlyStopping(patience=1, min_delta=0.5),
     "ema": lambda folder: h.EMA(0.9),
     "exception_pass_through": lambda folder: h.ExceptionPassThrough(),
-    "export": lambda folder: h.Export(folder / "model.pt2", overwrite=True),
+    "export": lambda folder: Export(folder / "model.pt2", overwrite=True),
     "file_log": lambda folder: h.FileLog(folder),
     "gradient_accumulation": lambda folder: h.GradientAccumulation(2),
     "gradient_clipping": lambda folder: h.GradientClipping(1.0, value=0.5),

@@ -8,16 +8,19 @@ import itertools
 import logging
 import pickle
 import random
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws.held_generators import Search, find_generators
+from heliograph.core.data.draws.generator_search import search
+from heliograph.core.data.draws.keyed_generators import KeyedGenerators
 from heliograph.core.data.training_data import TrainingData
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
@@ -54,6 +57,10 @@ class Pictures(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return index
+
+
+def find_generators(root: object) -> list[Any]:
+    return search(root).generators
 
 
 def closing_over(generator: Any) -> Callable[[], Any]:
@@ -116,6 +123,25 @@ def test_the_order_of_what_is_found_survives_pickling() -> None:
     assert [type(each) for each in found] == [random.Random, random.Random, np.random.Generator]
 
 
+def test_generators_of_a_module_that_a_function_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, inner = ModuleType("users_module"), ModuleType("users_module.inner")
+    vars(module).update(rng=random.Random(1), inner=inner, unnamed=random.Random(2))
+    vars(inner)["deep"] = np.random.default_rng(3)
+    monkeypatch.setitem(sys.modules, "users_module", module)
+    monkeypatch.setitem(globals(), "by_another_name", module)
+
+    def importing() -> Any:
+        import users_module  # type: ignore[import-not-found]  # made above
+
+        return [(lambda: users_module.rng)() for _ in range(2)]
+
+    def naming() -> Any:
+        return by_another_name.inner.deep  # type: ignore[name-defined]  # noqa: F821  # made above
+
+    assert find_generators(importing) == [vars(module)["rng"]]
+    assert find_generators(naming) == [vars(inner)["deep"]]
+
+
 def test_what_holds_itself_is_looked_at_once() -> None:
     holder: Any = Holder(rng=np.random.default_rng(1))
     holder.again = holder.many = [holder, holder]
@@ -128,9 +154,7 @@ def test_a_library_keeps_its_own_affairs() -> None:
     logger = logging.getLogger("test")
     logger.rng = random.Random(1)  # type: ignore[attr-defined]
 
-    search = Search([pool, logger, threading.Thread(), TrainingData([])])
-    assert not search.look()
-    assert (search.found, search.odd) == ([], [])
+    assert search(pool, logger, threading.Thread(), TrainingData([])) == ([], [], [])
 
 
 def test_the_global_generators_are_seeded_already() -> None:
@@ -155,16 +179,37 @@ MODULES_OWN = random.Random(1)
 def test_among_much_data() -> None:
     rng = random.Random(2)
     data = boxes(1200)
-    search = Search([data, dict(enumerate(data)), rng])
+    generators = KeyedGenerators(data, dict(enumerate(data)), rng)
 
-    assert search.look()
-    assert search.found == [rng, MODULES_OWN]
-    assert not search.look()
-    assert search.found == [rng, MODULES_OWN]
+    assert generators.look()
+    assert find_generators([data, dict(enumerate(data)), rng]) == [rng, MODULES_OWN]
+    assert not generators.look()
     data[7]["rng"] = other = random.Random(3)
     data.append(1)
-    assert search.look()
-    assert search.found == [rng, other, MODULES_OWN] or search.found == [rng, MODULES_OWN, other]
+    assert generators.look()
+    assert find_generators([data, rng]) == [rng, other, MODULES_OWN]
+
+
+@pytest.mark.parametrize("place", [7, -1])
+def test_of_very_much_data_the_first_items_and_one_of_each_type_are_searched(place: int) -> None:
+    rng, last = random.Random(1), random.Random(2)
+    data: list[Any] = [(number, "name") for number in range(50_000)]
+    data[place] = [rng] if place < 0 else (rng, "name")
+    data[-2] = (last, "name")
+    rows = [*data, None]
+
+    assert find_generators(rows) == ([last, rng] if place < 0 else [rng, last])
+    rows[place - 1 if place < 0 else place] = (0, "name")
+    assert find_generators(rows) == []
+
+
+def test_very_much_data_that_holds_itself() -> None:
+    rng = random.Random(1)
+    data: list[Any] = [(number, "name") for number in range(50_000)]
+    data[0] = Holder(dataset=data, rng=rng)
+    data.append([data, rng])
+
+    assert find_generators(data) == [rng]
 
 
 def test_large_data_is_looked_through_without_keeping_it() -> None:
@@ -173,10 +218,10 @@ def test_large_data_is_looked_through_without_keeping_it() -> None:
 
     holder = [Weighed(range(5000))]
     gone = weakref.ref(holder[0])
-    search = Search(holder)
-    search.look()
+    generators = KeyedGenerators(holder)
+    generators.look()
     holder[0] = Weighed()
-    search.look()
+    generators.look()
     gc.collect()
 
     assert gone() is None
@@ -187,22 +232,17 @@ def test_large_data_is_looked_through_without_keeping_it() -> None:
 )
 def test_in_sets_and_among_many(hiding: Any) -> None:
     rng = random.Random(1)
-    search = Search(hiding(rng))
-    search.look()
-
-    assert (search.found, search.in_sets, search.odd) == ([rng], [], [])
+    assert search(hiding(rng)) == ([rng], [], [])
 
 
 def test_what_no_key_reaches_is_distinguished() -> None:
     system, counter = random.SystemRandom(), itertools.count()
-    search = Search(
-        [system, {"counter": counter}, {random.Random(1), (random.Random(2),), frozenset([random.Random(3)])}]
-    )
-    search.look()
+    several = {random.Random(1), (random.Random(2),), frozenset([random.Random(3)])}
+    findings = search(system, {"counter": counter}, several)
 
-    assert search.odd == [system, counter]
-    assert search.in_sets == [3]
-    assert len(search.found) == 3
+    assert findings.unseedable == [system, counter]
+    assert findings.in_sets == [3]
+    assert len(findings.generators) == 3
 
 
 def test_reading_a_list_of_one_s_own_loads_nothing() -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws.held_generators import set_epoch
+from heliograph.core.data.draws.keyed_generators import set_epoch
 from heliograph.core.data.last_batch import with_last
 from heliograph.core.data.order.sizes import SampleCounter, count_samples, length_of, size_counter
 from heliograph.core.engines.device import DeviceEngine

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.data.draws import generators, held_generators
+from heliograph.core.data.draws import generators, keyed_generators
 from heliograph.core.data.draws.users_code import Plainness
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.stateless import Reading
@@ -85,7 +85,7 @@ def unkeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*key: int) -> None:
         raise AssertionError(f"seeded by {key}")
 
-    monkeypatch.setattr(held_generators, "seed_all", refuse)
+    monkeypatch.setattr(keyed_generators, "seed_all", refuse)
 
 
 @pytest.mark.parametrize("how", HOW)

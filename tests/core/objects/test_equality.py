@@ -1,4 +1,4 @@
-"""Batches of any kind are compared to the last bit."""
+"""Values of any kind are compared to the last bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws.equality import same
+from heliograph.core.objects.equality import same
 from torch import Tensor
 
 
@@ -18,6 +18,11 @@ from torch import Tensor
 class Sample:
     image: Tensor
     name: str
+
+
+@dataclass(slots=True)
+class SlottedSample:
+    image: Tensor
 
 
 class Plain:
@@ -61,6 +66,9 @@ def test_batches_of_any_kind_are_compared(kind: str) -> None:
         (np.zeros(2), [0.0, 0.0]),
         ({"a": 1}, {"b": 1}),
         ([1, 2], [1]),
+        ([1, 2], (1, 2)),
+        (1, 1.0),
+        (0.0, -0.0),
         ("a", b"a"),
         (Plain(torch.zeros(2)), Plain(torch.ones(2))),
         (Sample(torch.zeros(2), "a"), Plain(torch.zeros(2))),
@@ -98,6 +106,8 @@ def test_what_has_no_equality_of_its_own() -> None:
     assert not same(Table([1, 2]), Table([1, 3]))
     assert same(Slotted(1), Slotted(1))
     assert not same(Slotted(1), Slotted(2))
+    assert same(SlottedSample(torch.zeros(2)), SlottedSample(torch.zeros(2)))
+    assert not same(SlottedSample(torch.zeros(2)), SlottedSample(torch.ones(2)))
 
 
 def test_of_what_nothing_can_be_compared_nothing_is_known_to_differ() -> None:

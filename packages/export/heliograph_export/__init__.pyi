@@ -1,0 +1,1 @@
+from .plugin import Export as Export
