@@ -22,8 +22,8 @@ class GradientAccumulation(Plugin):
 
     Where a loss is not a mean over all samples of its batch (tokens that are left out, samples of unequal length), a
     task returns the sum and its count; see `Task.training_step`. For one that returns means, such as `Supervised`, give
-    the `weight` of each batch, which is then given to `run.stepping.weigh`: the gradient is the weighted mean over the window,
-    of all ranks, as if it had been one batch. A window whose weights are all zero is not stepped.
+    the `weight` of each batch, which is then given to `run.stepping.weigh`: the gradient is the weighted mean over the
+    window, of all ranks, as if it had been one batch. A window whose weights are all zero is not stepped.
 
     Of several optimizers each has a window of its own. In the last micro-batch of a window a loss sees the step of the
     optimizer before it, in the others none: with n micro-batches adversarial training is not what it is with one large

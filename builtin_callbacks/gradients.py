@@ -57,7 +57,9 @@ class GradientNorm(Plugin):
         for name, module in run.modules.items() if self.per_module else ():
             ours = [each for each in module.parameters() if id(each) in known]
             if any(each.grad is not None for each in ours):
-                run.track(run.stepping.label(f"gradient_norm/{name}"), run.engine.clip_gradients(ours, None, self.norm_type))
+                run.track(
+                    run.stepping.label(f"gradient_norm/{name}"), run.engine.clip_gradients(ours, None, self.norm_type)
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often each optimizer was about to step."""

@@ -114,7 +114,9 @@ class RollBack(Plugin):
         run.roll_back(state, path)
 
     def _last_good(self, run: Run, what: str) -> tuple[dict[str, Any], Path]:
-        if run.report.is_replay and self._paths:  # there are no weights to look at: whether it was good, the recording shows
+        if (
+            run.report.is_replay and self._paths
+        ):  # there are no weights to look at: whether it was good, the recording shows
             return {}, self._paths[-1]
         passed_over = []
         for path in [path for path in reversed(self._paths) if path.exists()]:

@@ -363,6 +363,10 @@ class RunContext(LineVerbs, ABC):
         if done == batches:
             self.note(f"read {what}")
 
+    @abstractmethod
+    def describe(self) -> str:
+        """Return what will happen, in a few lines."""
+
     def log_plan(self) -> None:
         """Log what will happen, on the main rank, where anybody reads it."""
         if self.engine.is_main and logger.isEnabledFor(logging.INFO):

@@ -35,7 +35,9 @@ def current_host() -> Host | None:
 def is_preempted(run: Run) -> bool:
     """Return whether a plugin has stopped a run because its process or machine is to be taken away."""
     stops = [each for each in run.control.history if each.verb == "stop"]
-    if run.report.is_replay:  # a recording does not hold what plugins declare: who stops, and saves or cuts, is taken for it
+    if (
+        run.report.is_replay
+    ):  # a recording does not hold what plugins declare: who stops, and saves or cuts, is taken for it
         acts = {(one.by, one.step, one.reason) for one in run.control.history if one.verb in ("save", "cut_validation")}
         return any((each.by, each.step, each.reason) in acts for each in stops)
     by = run.plugins.declared("exclusive").get("preemption") if stops else None

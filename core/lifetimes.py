@@ -183,9 +183,8 @@ class Report:
 
     def plan(self) -> str:
         """Return what will happen, in a few lines."""
-        from .plan import plan_of
-
-        return plan_of(self.run)
+        text: str = self.run.describe()
+        return text
 
     def reason(self, error: BaseException | None) -> str:
         """Return why the run ends, in words; its status is known by then."""

@@ -50,7 +50,9 @@ def _length(run: RunContext) -> str:
     parts = [count(run.length.max_epochs, "epoch", "epochs")] if run.length.max_epochs is not None else []
     if run.length.max_steps is not None:
         parts += [
-            f"at most {count(run.length.max_steps, 'step', 'steps')}" if parts else count(run.length.max_steps, "step", "steps")
+            f"at most {count(run.length.max_steps, 'step', 'steps')}"
+            if parts
+            else count(run.length.max_steps, "step", "steps")
         ]
     elif run.length.planned_steps is not None:
         parts += [count(run.length.planned_steps, "step", "steps")]

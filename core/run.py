@@ -91,6 +91,12 @@ class TrainRun(RunContext):
 
         return snapshot.capture_weights(self) if weights_only else snapshot.capture(self, shards)
 
+    def describe(self) -> str:
+        """Return what will happen, in a few lines."""
+        from .plan import plan_of
+
+        return plan_of(self)
+
     def epochs(self) -> Iterator[int]:
         """Yield the index of each epoch; the run's and the epochs' events are emitted around them."""
         if not self._entered:

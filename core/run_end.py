@@ -109,7 +109,9 @@ def _status(run: RunContext, error: BaseException | None) -> Status:
 def _resume(run: RunContext) -> ResumeReport:
     facts, resumption, at = run.data.resume_facts(), run.checkpoints, run.checkpoints.resumed_at
     report = ResumeReport(
-        dict(facts.untracked), tuple(text for text in facts.differences if text != run.checkpoints.difference), facts.position
+        dict(facts.untracked),
+        tuple(text for text in facts.differences if text != run.checkpoints.difference),
+        facts.position,
     )
     if at is None:
         return report

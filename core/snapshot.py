@@ -172,7 +172,9 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     run.means.totals = {name: (value, weight) for name, (value, weight) in (state or {}).get("totals", {}).items()}
     # A return may be to what the run was resumed from.
     resumption.batch_change = saved.get("batch_change", resumption.batch_change)
-    run.checkpoints.batch_note = apply_batch_change(run, saved["world"], resumption.batch_change, may_refuse=resumption.is_resume)
+    run.checkpoints.batch_note = apply_batch_change(
+        run, saved["world"], resumption.batch_change, may_refuse=resumption.is_resume
+    )
     found = run.plugins.load_state_dict(
         saved["plugins"], saved.get("plugin_versions"), resumption.path, goes_back=not resumption.is_resume
     )

@@ -131,7 +131,9 @@ class ConditionGate:
 
     def _for_window(self, run: Run, event: Event) -> bool:
         self._begin(run)
-        earlier = max(0, run.stepping.window - (type(event) in AFTER_BACKWARD))  # micro-batches, each of a batch of its own
+        earlier = max(
+            0, run.stepping.window - (type(event) in AFTER_BACKWARD)
+        )  # micro-batches, each of a batch of its own
         if self._window is None or self._used < run.progress.batches - earlier:
             self._window = self._for_one(run, event)
         self._used = run.progress.batches

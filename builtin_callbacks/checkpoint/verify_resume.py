@@ -230,7 +230,9 @@ class VerifyResume(Plugin):
         if former == replace(owner, returns=former.returns) and run.checkpoints.batch_note is None:
             self._other_path = former.returns, rows
         if former.returns == owner.returns and any(row.steps > run.progress.steps for row in rows):
-            run.note(f"the steps that are done again were not compared: {_other(former, owner, run.checkpoints.batch_note)}")
+            run.note(
+                f"the steps that are done again were not compared: {_other(former, owner, run.checkpoints.batch_note)}"
+            )
         self._begin_file(run)
 
     def _expect(self, run: Run, rows: Iterable[Row]) -> None:
@@ -241,7 +243,9 @@ class VerifyResume(Plugin):
 
     def _owner(self, run: Run) -> Owner:
         layout = blake2b(repr(run.data.layouts).encode(), digest_size=16).digest()
-        return Owner(bytes.fromhex(run.checkpoints.training_id), layout, run.engine.rank, run.engine.world_size, self._returns)
+        return Owner(
+            bytes.fromhex(run.checkpoints.training_id), layout, run.engine.rank, run.engine.world_size, self._returns
+        )
 
     def _path(self, run: Run) -> Path:
         assert self._saver is not None

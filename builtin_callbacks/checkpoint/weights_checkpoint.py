@@ -58,7 +58,9 @@ class WeightsCheckpoint(Saver):
 
         def look() -> tuple[str, list[str]]:
             self._files.open(run, self.folder)
-            notes = [] if run.checkpoints.is_resuming or waits else self._claim(run, run.name, run.checkpoints.training_id)
+            notes = (
+                [] if run.checkpoints.is_resuming or waits else self._claim(run, run.name, run.checkpoints.training_id)
+            )
             return self._files.name, notes
 
         self.file_name, notes = on_main(run.engine, look)

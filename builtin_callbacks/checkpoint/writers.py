@@ -275,7 +275,10 @@ class BackgroundWriter(Writer):
         """Take note of what was done meanwhile; stop listening when there is nothing to wait for."""
         if self._engine is None or self._awaited is None:
             self._worker.poll()
-        elif run.report.ranks_meet and not self._engine.vote([float(not (self._listens_only or self._worker.is_done))])[0]:
+        elif (
+            run.report.ranks_meet
+            and not self._engine.vote([float(not (self._listens_only or self._worker.is_done))])[0]
+        ):
             self._report(None) if self._listens_only else self._worker.poll()
         if self._waits_for_step and self.is_idle and not run.stepping.window and run.progress.steps > run.origin.steps:
             self._waits_for_step = False

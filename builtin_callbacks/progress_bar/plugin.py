@@ -435,7 +435,12 @@ class Bars:
             }
             self._epochs = self._bar(EPOCHS, position=0, **facts)
         if self._batches is None and not finished:
-            facts = {"total": run.length.batches_per_epoch, "initial": progress.batch, "unit": "batch", "desc": "batches"}
+            facts = {
+                "total": run.length.batches_per_epoch,
+                "initial": progress.batch,
+                "unit": "batch",
+                "desc": "batches",
+            }
             self._batches = self._bar(BATCHES, position=1, **facts)
         if self._batches is not None:
             _move(self._batches, progress.batches - self._before_epoch, beside)

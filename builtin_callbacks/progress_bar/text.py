@@ -115,7 +115,9 @@ class Pace:
         batches, steps = self._speeds(self._looks[0])
         left = [
             (run.length.max_steps - run.progress.steps) / steps if run.length.max_steps is not None and steps else None,
-            _batches_left(run) / batches if run.length.max_epochs is not None and run.length.batches_per_epoch and batches else None,
+            _batches_left(run) / batches
+            if run.length.max_epochs is not None and run.length.batches_per_epoch and batches
+            else None,
         ]
         known = [each for each in left if each is not None]
         return [*_speed(steps), *([f"ETA {duration(min(known))}"] if known and min(known) > 0 else [])]
@@ -144,7 +146,9 @@ def _counts(run: Run) -> tuple[float, int, int]:
 
 def _batches_left(run: Run) -> float:
     progress = run.progress
-    return max(0, ((run.length.max_epochs or 0) - progress.epoch) * (run.length.batches_per_epoch or 0) - progress.batch)
+    return max(
+        0, ((run.length.max_epochs or 0) - progress.epoch) * (run.length.batches_per_epoch or 0) - progress.batch
+    )
 
 
 def _speed(steps: float) -> list[str]:

@@ -73,7 +73,7 @@ class TrainingData:
         validation_loaders: Mapping[str, Any] = MappingProxyType({}),
         run: ReadingRun | None = None,
     ) -> None:
-        self.validation_loaders, self._run = validation_loaders, run
+        self.validation_loaders, self._reader = validation_loaders, run
         self.stream: str | None = None
         self._note, self._noted = note, set[str]()
         self._engine = engine if engine is not None and engine.world_size > 1 else None
@@ -119,12 +119,12 @@ class TrainingData:
     @property
     def in_hand(self) -> bool:
         """Whether a batch is being processed."""
-        return self._run is not None and bool(self._run.work.in_hand)
+        return self._reader is not None and bool(self._reader.work.in_hand)
 
     @property
     def is_last_batch(self) -> bool:
         """Whether the current batch is the last of its epoch."""
-        return self._run is not None and self._run.is_last_batch()
+        return self._reader is not None and self._reader.is_last_batch()
 
     @property
     def batch_size(self) -> int | None:
@@ -157,9 +157,7 @@ class TrainingData:
             RuntimeError: no handler of `TrainStart` runs.
         """
         if not is_within(TrainStart.name):
-            raise RuntimeError(
-                "run.data.key_draws is for handlers of TrainStart: elsewhere it would have no effect."
-            )
+            raise RuntimeError("run.data.key_draws is for handlers of TrainStart: elsewhere it would have no effect.")
         self.key(seed, probe=probe)
 
     def key(self, seed: int, *, probe: bool = True) -> None:

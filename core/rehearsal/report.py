@@ -182,7 +182,9 @@ def _short(run: Any, phases: int) -> dict[str, int | None]:
 def _totals(run: Any, window: int | None, samples: int | None) -> dict[str, float]:
     batches = run.length.batches_per_epoch if len(run.settings.train) == 1 else None
     a_step = None if window is None or batches is None else ceil(batches / min(window, batches))
-    totals: dict[str, float] = {} if run.length.planned_steps is None else {"steps": run.length.planned_steps, "fraction": 1.0}
+    totals: dict[str, float] = (
+        {} if run.length.planned_steps is None else {"steps": run.length.planned_steps, "fraction": 1.0}
+    )
     if run.length.max_epochs is not None and (run.length.max_steps is None or a_step):
         totals["epochs"] = run.length.max_epochs
     if "steps" in totals and a_step and batches is not None:

@@ -41,14 +41,14 @@ def weigh(run: Any, count: Any) -> None:
     """Note what the losses of the batch in hand are means over; see `heliograph.Run`."""
     if run.phase == "train" and not run.data.in_hand:
         raise RuntimeError(
-            "run.stepping.weigh(count) is for the batch in hand: call it in training_step, before run.step(loss), or in a "
-            "handler of BatchStart."
+            "run.stepping.weigh(count) is for the batch in hand: call it in training_step, before run.step(loss), or in "
+            "a handler of BatchStart."
         )
     given = weight_of(run)
     if given is not None and not given.is_used:
         raise RuntimeError(
-            "run.stepping.weigh(count) was called twice for one loss. GradientAccumulation(weight=...) calls it too: leave that "
-            "out, or the call in the step."
+            "run.stepping.weigh(count) was called twice for one loss. GradientAccumulation(weight=...) calls it too: "
+            "leave that out, or the call in the step."
         )
     run.work.weight = Weight(_place(run), check_count("What run.stepping.weigh is given", count))
     run.stepping.checked = None
@@ -95,7 +95,7 @@ def take_loss(run: Any, window: Any, loss: Any) -> Tensor:
 
 
 def add_value(run: Any, name: str, value: Any, size: int) -> None:
-    """Add a value of a validation or test to its mean: a pair of a sum and its count, or what `run.stepping.weigh` was for."""
+    """Add a value of a validation or test to its mean: a pair of a sum and its count, or a weighed value."""
     if value.__class__ is tuple:
         total, count = check_pair(f"{run.phase}_step", value, name)
         run.means.add_sum(name, total, count)
@@ -231,8 +231,8 @@ def check_unweighed(given: Weight | None) -> None:
     """Raise RuntimeError where a loss that came as a pair was weighed, too."""
     if given is not None and not given.is_used:
         raise RuntimeError(
-            "A loss came as a pair of its sum and count, and run.stepping.weigh(count) was called for it: do one of the two. "
-            "GradientAccumulation(weight=...) calls it: leave weight= out."
+            "A loss came as a pair of its sum and count, and run.stepping.weigh(count) was called for it: do one of the "
+            "two. GradientAccumulation(weight=...) calls it: leave weight= out."
         )
 
 

@@ -113,7 +113,10 @@ def test_a_run_knows_its_planned_steps_and_which_part_is_done() -> None:
     seen = []
     trainer = trainer_of()
     trainer.bus.on(
-        BatchEnd, lambda run, event: seen.append((run.length.planned_steps, run.length.fraction, run.length.epoch_fraction, run.length.max_epochs))
+        BatchEnd,
+        lambda run, event: seen.append(
+            (run.length.planned_steps, run.length.fraction, run.length.epoch_fraction, run.length.max_epochs)
+        ),
     )
     fit(trainer, train=class_batches(4), epochs=1.5)
     assert seen == [(6, step / 6, step / 4, 1.5) for step in range(1, 7)]
@@ -142,7 +145,10 @@ def test_a_skipped_step_is_a_part_of_a_run_by_epochs_but_not_of_one_by_steps() -
 def test_neither_part_is_known_without_a_length() -> None:
     seen = []
     trainer = trainer_of()
-    trainer.bus.on(StepEnd, lambda run, event: seen.append((run.length.planned_steps, run.length.fraction, run.length.epoch_fraction)))
+    trainer.bus.on(
+        StepEnd,
+        lambda run, event: seen.append((run.length.planned_steps, run.length.fraction, run.length.epoch_fraction)),
+    )
     fit(trainer, train=DataLoader(Unsized(), batch_size=None), epochs=1)
     assert set(seen) == {(None, None, None)}
 

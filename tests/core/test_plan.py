@@ -179,7 +179,7 @@ def test_a_repl_shows_plans_as_lines() -> None:
     options: dict[str, Any] = {"optimizer": sgd(), "epochs": 1}
     handlers = trainer.plan()
     whole = trainer.plan(linear_classifier(), BATCHES, validation=BATCHES, **options)
-    of_run = trainer.run(linear_classifier(), BATCHES, validation=BATCHES, **options).plan()
+    of_run = trainer.run(linear_classifier(), BATCHES, validation=BATCHES, **options).report.plan()
 
     assert repr(handlers).splitlines()[0] == "train_start"
     assert repr(of_run).splitlines()[0] == "run 'run'"

@@ -136,7 +136,7 @@ class Export(Plugin):
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Refuse what would fail at the end; without an example, wait for the first batch."""
-        if run.is_replay:
+        if run.report.is_replay:
             raise NotRecorded("the weights of the model")
         self.close()
         name = self._module_name(run)

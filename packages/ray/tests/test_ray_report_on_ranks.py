@@ -52,7 +52,9 @@ def train(session: FakeSession, folder: Path, *plugins: Any, **options: Any) -> 
     checkpoint = Checkpoint(folder / str(rank()), background=options.pop("background", False))
     trainer = Trainer([RNGCapture(3), RayReport(0.0), checkpoint, *plugins], engine=DDPEngine(device="cpu"))
     outcome: dict[str, Any] = {}
-    trainer.bus.on(RunClosed, lambda run, event: outcome.update(status=event.status, notes=run.report.notes), lane=Lane.REPORT)
+    trainer.bus.on(
+        RunClosed, lambda run, event: outcome.update(status=event.status, notes=run.report.notes), lane=Lane.REPORT
+    )
     with on_ray(session):
         try:
             trainer.fit(

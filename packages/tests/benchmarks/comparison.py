@@ -67,7 +67,7 @@ class Clock(h.Plugin):
     @h.on(h.SavePoint)
     def measure(self, run: h.Run, event: h.SavePoint) -> None:
         """Look at everything, again and again."""
-        objects = cast("RunContext", run).resumption.objects
+        objects = cast("RunContext", run).checkpoints.objects
         assert objects is not None
         for _ in range(REPEATS):
             begin = perf_counter()

@@ -15,12 +15,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import heliograph as h
 from heliograph.core.checkpoint import storage
-from heliograph.core.run import TrainRun
 from heliograph.packages.tests.torture.files import WatchedFiles
 from heliograph_recorder.demo import training
 
@@ -119,7 +118,7 @@ class _Beginning(h.Plugin):
         reporter, self._reporter = self._reporter, None
         if reporter is None:
             return
-        path, notes = cast(TrainRun, run).resumed_from, cast(TrainRun, run).notes
+        path, notes = run.checkpoints.resumed_from, run.report.notes
         entry = None if path is None else storage.read_manifest(path)
         reporter.report(
             "began",

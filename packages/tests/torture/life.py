@@ -89,7 +89,7 @@ class Killer:
         if self._batches < 0:
             self._batches = self._saved = run.progress.batches
             with self._edited.open("a") as file:
-                edited = cast(TrainRun, run).resumption.edited
+                edited = cast(TrainRun, run).checkpoints.edited
                 file.writelines(f"{path}\n" for path in edited if not path.startswith("module __main__"))
 
     def _note(self, run: h.Run, event: h.BatchEnd) -> None:

@@ -316,7 +316,9 @@ class Folder:
         def was_replaced(training: str) -> bool:
             its_names = {each.run_name for each in self.good[training]}
             return (
-                on_existing == "replace" and run.checkpoints.training_id in look(self.path) and its_names == {checkpoint.file_name}
+                on_existing == "replace"
+                and run.checkpoints.training_id in look(self.path)
+                and its_names == {checkpoint.file_name}
             )
 
         self.check(was_replaced)
@@ -344,7 +346,9 @@ class Folder:
         if resume == "auto" and known:
             newest = max(known, key=lambda each: each.order).path.name
             assert run.saved is not None, f"it starts fresh beside {newest}"
-            assert run.checkpoints.resumed_from.name == newest, f"it skipped {newest}, and continued from {run.checkpoints.resumed_from}"
+            assert run.checkpoints.resumed_from.name == newest, (
+                f"it skipped {newest}, and continued from {run.checkpoints.resumed_from}"
+            )
 
     def _save(self, checkpoint: Checkpoint, run: FakeRun) -> None:
         if run.saved is not None:

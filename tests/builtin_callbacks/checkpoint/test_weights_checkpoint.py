@@ -200,7 +200,9 @@ def test_inspect_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_plan_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = kit.make_run(Trainer([SaveSchedule(Every(epochs=1)), WeightsCheckpoint(Path("w"))], device="cpu")).plan()
+    plan = kit.make_run(
+        Trainer([SaveSchedule(Every(epochs=1)), WeightsCheckpoint(Path("w"))], device="cpu")
+    ).report.plan()
     assert "  weights_checkpoint: writes weights to w, keeps the last 1\n" in plan
 
 

@@ -294,7 +294,9 @@ def test_phases_are_distinguished_by_the_run(drawing: Make, fit: Make) -> None:
     class Look(Plugin):
         @on(BatchEnd)
         def look(self, run: Run, event: BatchEnd) -> None:
-            seen.append((run.data.phase, run.length.batches_per_epoch, run.data.train_loader is phases.loaders[run.data.phase]))
+            seen.append(
+                (run.data.phase, run.length.batches_per_epoch, run.data.train_loader is phases.loaders[run.data.phase])
+            )
 
     phases = Phases(easy(drawing), hard(drawing))
     fit(phases, plugins=[Look(), Advance(StepEnd, 3)])

@@ -220,7 +220,9 @@ def test_the_run_that_was_to_begin_fails(where: str, drawing: Make, noisy: Make,
     plugins: list[Any] = [ValidationSchedule(Every(epochs=1)), FileLog(tmp_path), ExceptionPassThrough()]
     trainer = Trainer(plugins, device="cpu")
     trainer.bus.on(RunFailed, lambda run, event: events.append((event.phase, str(event.error), run.name)))
-    trainer.bus.on(RunClosed, lambda run, event: events.append((event.status, list(module.diary), run.data.train_loader)))
+    trainer.bus.on(
+        RunClosed, lambda run, event: events.append((event.status, list(module.diary), run.data.train_loader))
+    )
     with pytest.raises(TrainingError, match=f"train failed at epoch 0, step 0: ArithmeticError: {where} is broken"):
         trainer.fit(noisy(), module, epochs=1, optimizer=torch.optim.SGD, name="mine")
     diary = ["prepare", *RUN[: RUN.index(where) + 1], "tear_down"] if where != "prepare" else ["prepare"]

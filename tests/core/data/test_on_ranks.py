@@ -120,7 +120,9 @@ def trained(
         reported["batches"].append([round(row[0] * 10) for row in run.batch[0].tolist()])
         reported["samples"].append(progress.samples)
         reported["steps"].append(progress.steps)
-        reported["places"].append((progress.epoch, progress.batch, run.length.batches_per_epoch, run.data.is_last_batch))
+        reported["places"].append(
+            (progress.epoch, progress.batch, run.length.batches_per_epoch, run.data.is_last_batch)
+        )
 
     def keep(run: Run, event: SavePoint) -> None:
         file = BytesIO()

@@ -716,7 +716,11 @@ def weighed(run: Run, count: Any, result: Any) -> Any:
         (lambda run, loss: weighed(run, True, loss), TypeError, "got True"),
         (lambda run, loss: weighed(run, torch.ones(2), loss), TypeError, r"got torch.float32 of shape \[2\]"),
         (lambda run, loss: (loss, 0), ValueError, "'loss' has the count 0, but its sum is [0-9.]+: of nothing"),
-        (lambda run, loss: weighed(run, -1, loss), ValueError, "What run.stepping.weigh is given is a finite number, at least"),
+        (
+            lambda run, loss: weighed(run, -1, loss),
+            ValueError,
+            "What run.stepping.weigh is given is a finite number, at least",
+        ),
         (lambda run, loss: weighed(run, 0, loss * math.nan), ValueError, "the count 0, but its sum is nan"),
         (lambda run, loss: weighed(run, 3, (loss, 3)), RuntimeError, "and run.stepping.weigh.count. was called for it"),
         (lambda run, loss: weighed(run, 3, weighed(run, 3, loss)), RuntimeError, "called twice for one loss"),

@@ -74,10 +74,11 @@ class HostedData(TrainingData):
         facts: what the host says of them.
         engine: connects the ranks.
         host: the name of the host.
+        run: the run.
     """
 
-    def __init__(self, facts: Facts, engine: LoopEngine, host: str) -> None:
-        super().__init__((), engine)
+    def __init__(self, facts: Facts, engine: LoopEngine, host: str, run: Any) -> None:
+        super().__init__((), engine, validation_loaders=facts.validation, run=run)
         self._facts, self._host = facts, host
 
     @property
@@ -90,6 +91,16 @@ class HostedData(TrainingData):
         untracked = {"data and random generators": f"{self._host} resumes them itself, and nothing here checks it"}
         return ResumeFacts(untracked, (), "unknown")
 
-    def key(self, seed: int, *, probe: bool = True) -> None:
+    @property
+    def train_loader(self) -> Any:
+        """What the host reads."""
+        return self._facts.loader
+
+    @property
+    def length(self) -> int | None:
+        """The micro-batches in an epoch; None if they are unknown."""
+        return self._facts.batches
+
+    def key_draws(self, seed: int, *, probe: bool = True) -> None:
         """Raise RuntimeError: the draws of the data are the host's."""
         raise RuntimeError(f"run.data.key_draws cannot be served in {self._host}, which reads the data itself.")

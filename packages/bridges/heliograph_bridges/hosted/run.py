@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
+from math import inf
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from heliograph import Bus, Control, LoopEngine, Plugins
@@ -32,7 +35,6 @@ class HostedRun(RunContext):
         engine: the hardware, in the process of the host.
     """
 
-    scheduler_steps: Mapping[str, int] = {}
     boundary_is_open = False  # what is saved meanwhile continues within it
 
     def __init__(self, facts: Facts, host: Host, bus: Bus, plugins: Plugins, engine: LoopEngine) -> None:
@@ -50,50 +52,19 @@ class HostedRun(RunContext):
         self.facts, self.host = facts, host
         super().__init__(settings, bus, plugins, engine)
         self.settings = replace(settings, train=(facts.loader,))  # only now: the data are read by the host
-        self.data = HostedData(facts, engine, host.name)
+        self.data = HostedData(facts, engine, host.name, self)
+        self.stepping.is_hosted = True
+        self.stepping.refusal = (
+            f"The training step is {host.name}'s: run.stepping.forward is that of heliograph's own loop."
+        )
         self.control = self._make_control()
         if facts.optimizer is None:
             self.note(f"{host.name} does not show its optimizer: plugins see no parameter groups")
 
-    @property
-    def forward(self) -> Any:
-        """Raise RuntimeError: the host has the training step."""
-        raise RuntimeError(f"The training step is {self.host.name}'s: run.stepping.forward is that of heliograph's own loop.")
-
-    @forward.setter
-    def forward(self, step: Any) -> None:
-        """Raise RuntimeError: the host would not call another step."""
-        _ = self.forward
-
-    @property
-    def train_loader(self) -> Any:
-        """What the host reads."""
-        return self.facts.loader
-
-    @property
-    def batches_per_epoch(self) -> int | None:
-        """The micro-batches in an epoch, None where that is unknown."""
-        return self.facts.batches
-
-    @property
-    def planned_steps(self) -> int | None:  # type: ignore[override]  # the base has a property too
-        """The optimizer steps from the first beginning to the end, as the host plans them."""
-        return self.facts.steps
-
-    @property
-    def unknown_length(self) -> str:  # type: ignore[override]
-        """Why the number of steps is not known, and the mend; empty where it is known."""
-        return "" if self.facts.steps is not None else f"{self.host.name} does not say it: {self.host.mend('length')}"
-
-    @property
-    def epoch_fraction(self) -> float | None:  # type: ignore[override]
-        """How many epochs are done."""
-        return self.progress.epochs_done(self.facts.batches)
-
-    @property
-    def fraction(self) -> float | None:  # type: ignore[override]
-        """Which part of the planned steps is done."""
-        return self.progress.part_done(self.facts.steps, skips=True)
+    @cached_property
+    def length(self) -> Any:
+        """The length that the host plans."""
+        return HostedLength(self)
 
     @property
     def has_epochs(self) -> bool:
@@ -112,17 +83,19 @@ class HostedRun(RunContext):
         with self.isolating():
             yield
 
-    def plan(self) -> str:
+    def describe(self) -> str:
         """Return what will happen, in a few lines."""
-        engine = self.engine
+        facts, engine = self.facts, self.engine
         processes = "1 process" if engine.world_size == 1 else f"{engine.world_size} processes"
-        epochs, steps = self.facts.epochs, self.facts.steps
+        epochs, steps = facts.epochs, facts.steps
         length = [] if epochs is None else [count(epochs, "epoch", "epochs")]
         length += [] if steps is None else [f"{'at most ' if length else ''}{count(steps, 'step', 'steps')}"]
         lines = [f"run {self.name!r} in {self.host.name}", f"  hardware: {engine.device}, {processes}"]
         lines += [f"  length: {', '.join(length) or 'unknown'}"]
         lines += [f"  {name}: {text}" for name, text in self.plugins.descriptions(self).items()]
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes), *(f"  WARNING: {w}" for w in self.warnings)])
+        return "\n".join(
+            [*lines, *(f"  {note}" for note in self.report.notes), *(f"  WARNING: {w}" for w in self.report.warnings)]
+        )
 
     def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
         """Raise RuntimeError: the host saves weights and optimizers."""
@@ -145,3 +118,35 @@ class HostedRun(RunContext):
         from .ranks import HostedSharedControl
 
         return HostedSharedControl(self, self.host)
+
+
+class HostedLength:
+    """`run.length` of a hosted run: what the host says of it.
+
+    Args:
+        run: the run.
+    """
+
+    scheduler_steps: Mapping[str, int] = MappingProxyType({})
+    last_batch = inf
+
+    def __init__(self, run: HostedRun) -> None:
+        self._run, facts = run, run.facts
+        self.max_epochs, self.max_steps, self.planned_steps = facts.epochs, facts.steps, facts.steps
+        self.batches_per_epoch, self.evaluation_batches = facts.batches, None
+
+    @property
+    def unknown(self) -> str:
+        """Why the number of steps is not known, and how to change that; empty if it is known."""
+        host = self._run.host
+        return "" if self.planned_steps is not None else f"{host.name} does not say it: {host.mend('length')}"
+
+    @property
+    def epoch_fraction(self) -> float | None:
+        """How many epochs are done."""
+        return self._run.progress.epochs_done(self.batches_per_epoch)
+
+    @property
+    def fraction(self) -> float | None:
+        """Which part of the planned steps is done."""
+        return self._run.progress.part_done(self.planned_steps, skips=True)

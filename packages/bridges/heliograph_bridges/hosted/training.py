@@ -233,7 +233,8 @@ class HostedTraining(BoundaryMoments):
         finally:
             if hasattr(run.report, "result"):
                 self.result = run.report.result
-        return run.report.result
+        result: RunResult = run.report.result
+        return result
 
 
 def engine_of(facts: Facts, host: Host) -> LoopEngine:

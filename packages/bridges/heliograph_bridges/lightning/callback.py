@@ -183,7 +183,7 @@ class HeliographCallback(PluginOwner, Callback):  # type: ignore[misc]  # its ba
         if self._is_validating:
             self._is_validating = False
             self._training.end_validation(self._measured.of_validation(trainer))
-            if not self._training.active.window:
+            if not self._training.active.stepping.window:
                 self._boundary(trainer)
 
     # A boundary.

@@ -149,8 +149,8 @@ class RayLauncher:
             fn: what each worker calls, in a thread of its process.
             args: its positional arguments.
             on_message: called in this thread with (rank, object) for each object that a rank puts into its queue
-                (`run.report.queue`), while the workers run; if it raises, they are asked to end. By default, messages are
-                kept in the returned `RayValues`.
+                (`run.report.queue`), while the workers run; if it raises, they are asked to end. By default, messages
+                are kept in the returned `RayValues`.
             kwargs: its keyword arguments.
 
         Raises:

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import heliograph as h
 import torch
@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 if TYPE_CHECKING:
-    from heliograph.core.run import TrainRun
+    pass
 
 Line = dict[str, Any]
 
@@ -46,7 +46,7 @@ class TrainLog(h.Plugin):
 
     @h.on(h.RunClosed)
     def log_end(self, run: h.Run, event: h.RunClosed) -> None:
-        self._write(run, {"closed": event.status, "step": run.progress.steps, "notes": cast("TrainRun", run).notes})
+        self._write(run, {"closed": event.status, "step": run.progress.steps, "notes": run.report.notes})
 
     def _write(self, run: h.Run, line: Line) -> None:
         if run.engine.is_main:

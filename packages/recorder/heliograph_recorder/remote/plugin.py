@@ -243,4 +243,8 @@ class Remote(Plugin):
     def _note_facts(self, run: Run) -> None:
         """Note what is looked up in parts of the run that only its own thread may use."""
         plugins = {name: run.plugins.is_enabled(name) for name in run.plugins.names()}
-        self._facts = {"planned_steps": run.length.planned_steps, "max_epochs": run.length.max_epochs, "plugins": plugins}
+        self._facts = {
+            "planned_steps": run.length.planned_steps,
+            "max_epochs": run.length.max_epochs,
+            "plugins": plugins,
+        }

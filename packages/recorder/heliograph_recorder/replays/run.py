@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from heliograph import Bus, Control, NotRecorded, Progress, Request, TrainStart
@@ -23,7 +23,7 @@ COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skip
 
 
 class ReplayRun(LineVerbs):
-    """One attempt of a recorded run; the protocol `heliograph.Run` documents it.
+    """One attempt of a recorded run; the protocol `heliograph.Run` documents it. All of its parts but the data are it.
 
     Whatever is not recorded raises `NotRecorded`.
 
@@ -47,11 +47,10 @@ class ReplayRun(LineVerbs):
     queue = None
     verified_steps = 0  # a recording has only the event of the comparison
     difference: str | None = None
-    checkpoint_source: CheckpointSource | None = None
+    source: CheckpointSource | None = None
     batch_note: Any = Unrecorded("how the global batch changed")
     resumed_from: Any = Unrecorded("what the run was resumed from")
     resumed_at: Any = Unrecorded("where the run was resumed")
-    epoch_begun: Any = Unrecorded("whether an epoch had begun")
     has_left_group = False
     is_resuming = False
     ranks_meet = False
@@ -59,17 +58,14 @@ class ReplayRun(LineVerbs):
     forked_from: Any = Unrecorded("what the training is a fork of")
     plugins: Any = Unrecorded("the plugins of the run")
     window_count: Any = Unrecorded("the counts of the losses")
-    validation_loaders: Any = Unrecorded("the validation loaders")
     batch_losses: Any = Unrecorded("the losses of a batch, each by itself")
     task: Any = Unrecorded("the task")
     modules: Any = Unrecorded("the modules")
     schedulers: Any = Unrecorded("the schedulers")
     scheduler: Any = Unrecorded("the scheduler")
     scheduler_steps: Any = Unrecorded("the steps that schedulers were made for")
-    train_loader: Any = Unrecorded("the loader")
     batch: Any = Unrecorded("the batches themselves")
     forward: Any = Unrecorded("the training step")
-    stream: Any = Unrecorded("which of several streams a batch is of")
     collected: Any = Unrecorded("what an evaluation has collected")
     outputs: Any = Unrecorded("the outputs of the task's step")
     plugin_seconds: Any = Unrecorded("the time of each plugin so far", "`explain` shows the times at the end.")
@@ -97,21 +93,28 @@ class ReplayRun(LineVerbs):
         self.optimizer_name = next(iter(attempt.optimizers), "")
         self.optimizer: Any = self.optimizers.get(self.optimizer_name)
         self.is_named = self.trains and tuple(attempt.optimizers) != ("optimizer",)
-        self.engine, self.data = RecordedEngine(attempt.world_size), RecordedData()
+        self.engine = RecordedEngine(attempt.world_size)
+        self.data = RecordedData(attempt.validation_sets, self.is_last_batch)
         self.max_epochs, self.max_steps = attempt.max_epochs, attempt.max_steps
         self.planned_steps = attempt.planned_steps
-        self.validation_sets = attempt.validation_sets
         self.batches_per_epoch: int | None = None
         self.evaluation_batches: int | None = None
         self.window = 0
-        self.best_checkpoint: Path | None = None
-        self.last_checkpoint: Path | None = None
+        self.best: Path | None = None
+        self.last: Path | None = None
         self.notes: list[str] = []
         self.warnings: list[str] = []
-        self.in_hand = self.is_last_seen = self.started = self.finished = self.in_boundary = False
+        self.is_last_seen = self.started = self.finished = self.in_boundary = False
         self.loss = None
         self._rolls_back_to = rolls_back_to
         self._settling: list[Callable[[], None]] = []
+
+    @property
+    def length(self) -> Self:
+        """This run: `run.length.max_steps` is `run.max_steps`."""
+        return self
+
+    stepping = checkpoints = hooks = report = length
 
     @property
     def loss(self) -> Any:
@@ -139,7 +142,7 @@ class ReplayRun(LineVerbs):
         return {self.optimizer_name: self.window}
 
     @property
-    def unknown_length(self) -> str:
+    def unknown(self) -> str:
         """Why the number of planned steps is not known."""
         return "" if self.planned_steps is not None else "the recording does not say it: record a run with steps="
 
@@ -153,17 +156,16 @@ class ReplayRun(LineVerbs):
         """Which part of the planned steps is done."""
         return self.progress.part_done(self.planned_steps, skips=self.max_epochs is not None)
 
-    @property
     def is_last_batch(self) -> bool:
-        """Whether the current batch is the last of its epoch."""
+        """Return whether the current batch is the last of its epoch."""
         if self.batches_per_epoch is None:
             return self.is_last_seen
-        return self.progress.batch + self.in_hand >= self.batches_per_epoch
+        return self.progress.batch + self.data.in_hand >= self.batches_per_epoch
 
     @property
     def epoch_is_over(self) -> bool:
         """Whether an epoch's last batch is done and its end not yet emitted."""
-        return self.progress.batch > 0 and (self.is_last_batch or self.control.should_end_epoch)
+        return self.progress.batch > 0 and (self.is_last_batch() or self.control.should_end_epoch)
 
     def label(self, name: str, optimizer: str | None = None) -> str:
         """Return the name to track a value by."""
@@ -250,10 +252,6 @@ class ReplayRun(LineVerbs):
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Raise `NotRecorded`."""
         raise NotRecorded("a training that could continue from another state")
-
-    def key_draws(self, seed: int, *, probe: bool = True) -> None:
-        """Raise `NotRecorded`."""
-        raise NotRecorded("the data, whose draws are to be keyed")
 
     def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
         """Raise `NotRecorded`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -134,12 +134,32 @@ class RecordedEngine:
 
 
 class RecordedData:
-    """The training data, of which a recording has only the number of batches."""
+    """The data of a recorded run, of which a recording has only the number of batches.
 
+    Args:
+        validation_sets: the names of the validation sets.
+        is_last_batch: returns whether the current batch is the last of its epoch.
+    """
+
+    train_loader: Any = Unrecorded("the loader")
+    validation_loaders: Any = Unrecorded("the validation loaders")
+    stream: Any = Unrecorded("which of several streams a batch is of")
     seed: Any = Unrecorded("the seed of the data")
     phase: Any = Unrecorded("which phase of the data was read")
     batch_size: Any = Unrecorded("the batch size of the loader")
     layouts: Any = Unrecorded("how the samples were distributed over batches")
+
+    def __init__(self, validation_sets: tuple[str, ...], is_last_batch: Callable[[], bool]) -> None:
+        self.validation_sets, self._is_last_batch, self.in_hand = validation_sets, is_last_batch, False
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the current batch is the last of its epoch."""
+        return self._is_last_batch()
+
+    def key_draws(self, seed: int, *, probe: bool = True) -> None:
+        """Raise `NotRecorded`."""
+        raise NotRecorded("the data, whose draws are to be keyed")
 
     def resume_facts(self) -> ResumeFacts:
         """Raise `NotRecorded`."""

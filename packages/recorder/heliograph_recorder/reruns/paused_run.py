@@ -240,7 +240,7 @@ class PausedRun:
         if reasons and is_resumed:
             raise NotExact(reasons)
         if (first := self.comparison.first) is not None:
-            edited = cast("RunContext", self.run).resumption.edited
+            edited = cast("RunContext", self.run).checkpoints.edited
             raise NotExact((*reasons, *(f"the program sets {path} differently" for path in edited)), first)
 
 

@@ -119,7 +119,7 @@ def test_a_run_that_was_stopped_would_have_continued(tmp_path: Path) -> None:
     replayed = replay(tmp_path, [stopping(5)])
     assert not replayed.asked
     assert not replayed.ends
-    assert replayed.report.notes == (
+    assert replayed.notes == (
         "attempt 1 was stopped at epoch 1 batch 0 step 8: with the replayed plugins it would have continued, but what "
         "would have followed is not recorded",
     )
@@ -132,7 +132,7 @@ def test_the_same_plugin_ends_the_run_as_it_did(tmp_path: Path) -> None:
     (end,) = replayed.ends
     assert (end.epoch, end.batch, end.step, end.did) == (1, 4, 12, True)
     assert [each.did for each in replayed.asked] == [True]
-    assert not replayed.report.notes
+    assert not replayed.notes
 
 
 def test_requests_of_others_are_in_the_control(rising: Recording) -> None:
@@ -270,7 +270,7 @@ def test_an_observer_is_forgiven(recording: Recording, caplog: pytest.LogCapture
 
     replayed = replay(recording, [Watches()])
     assert not replayed.ends
-    (note,) = replayed.report.notes
+    (note,) = replayed.notes
     assert note.startswith("WARNING: Plugin 'watches' was switched off after 3 errors: log at step ")
 
 
@@ -380,7 +380,7 @@ def test_a_checkpoint_of_another_run_leaves_plugins_without_a_state(tmp_path: Pa
     )
     replayed = replay(tmp_path, [h.LogSchedule(h.Every(steps=5))])
     assert [request.step for request in replayed.requests("log_schedule")] == [10, 15]
-    (note,) = replayed.report.notes
+    (note,) = replayed.notes
     assert note.startswith("attempt 1 continued from ")
     assert note.endswith("whose save is not recorded: there the replayed plugins had no state to continue from")
 
@@ -423,7 +423,7 @@ def test_a_notice_in_the_last_validation_is_known_by_its_cut(tmp_path: Path) -> 
     assert [each.by for each in result.history if each.verb == "save"] == ["save_schedule", "preemption"]
     assert len(list((tmp_path / "saved").glob("*.pth"))) == 1
     replayed = replay(tmp_path, [h.EarlyStopping("validation/loss")])
-    assert not [note for note in replayed.report.notes if note.startswith("WARNING")]
+    assert not [note for note in replayed.notes if note.startswith("WARNING")]
 
 
 def test_a_plugin_is_toggled_as_in_the_run(tmp_path: Path) -> None:
@@ -452,7 +452,7 @@ def test_damage_is_noted() -> None:
         EventEntry("train_start", 0.0, Counters()), damage=("line 7: no JSON",), plan={"train_start": ("recorder",)}
     )
     replayed = replay(Recording(Path("x.recording"), (damaged,)), [h.LogSchedule(h.Every(steps=2))])
-    assert replayed.report.notes == ("attempt 1 is damaged: line 7: no JSON",)
+    assert replayed.notes == ("attempt 1 is damaged: line 7: no JSON",)
     assert replayed.recorded[0].status is None
     assert "attempt 1 was killed, or is running, at epoch 0, batch 0, step 0" in str(replayed)
 
@@ -478,7 +478,7 @@ def test_a_recording_that_is_not_a_path_is_refused(given: Any) -> None:
 
 def test_an_empty_recording_is_noted() -> None:
     replayed = replay(Recording(Path("x.recording"), ()), [h.LogSchedule(h.Every(steps=2))])
-    assert replayed.report.notes == ("nothing is recorded: the run was killed before it started",)
+    assert replayed.notes == ("nothing is recorded: the run was killed before it started",)
 
 
 def test_what_is_no_list_of_plugins_is_refused(recording: Recording) -> None:

@@ -62,7 +62,7 @@ def test_saves_in_the_background(tmp_path: Path) -> None:
         for number, result in enumerate((first, second), 1):
             own = [made.request for made in replayed.asked if made.attempt == number]
             assert facts(own, each.name) == facts(list(result.history), each.name)
-    assert not replayed.report.notes
+    assert not replayed.notes
 
 
 class Sums(h.Task):

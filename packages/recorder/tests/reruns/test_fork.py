@@ -185,7 +185,7 @@ def test_its_lineage_is_in_its_state_its_manifests_and_its_recording(tmp_path: P
     assert f"a fork of {child.recording} at step 9" in grandchild.notes
     story = "".join(grandchild.explain().split())  # paths are wrapped
     for run, step in ((child, 9), (parent, 6)):
-        assert f"aforkof{run.report.recording}atstep{step}" in story
+        assert f"aforkof{run.recording}atstep{step}" in story
 
 
 def test_it_is_resumed_as_any_training(tmp_path: Path) -> None:

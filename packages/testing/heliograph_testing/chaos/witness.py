@@ -77,7 +77,9 @@ class Witness:
 
     def note_end(self, run: Run, event: RunClosed, counts: Mapping[str, int], folder: Path) -> None:
         """Note how the training has ended, with what, and what was written outside of its folder."""
-        outside = [str(each) for each in (run.checkpoints.last, run.report.recording) if each and is_outside(each, folder)]
+        outside = [
+            str(each) for each in (run.checkpoints.last, run.report.recording) if each and is_outside(each, folder)
+        ]
         if event.status != "failed":
             write_end(self.path, self._training, end_of(run))
         last = None if run.checkpoints.last is None or outside else str(run.checkpoints.last.absolute())

@@ -88,8 +88,8 @@ def test_what_no_checkpoint_has_makes_a_difference(tmp_path: Path) -> None:
     assert report.folder == tmp_path / "run"
     assert report.verdict == "differs", str(report)
     assert not report.is_good
-    assert checkpoints.difference.startswith("the loss of batch 15 is ")
-    assert "; by their recordings: " in checkpoints.difference
+    assert report.difference.startswith("the loss of batch 15 is ")
+    assert "; by their recordings: " in report.difference
 
 
 def test_a_training_that_never_resumes_loses_work(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_training_that_never_resumes_loses_work(tmp_path: Path) -> None:
     report = check_function(partial(train, resume=None), faults=faults, folder=tmp_path / "run")
     assert (report.verdict, report.is_good) == ("lost work", False), str(report)
     assert (report.resumed, report.restarted, report.batches_done) == (0, 1, 24 + 15)
-    assert checkpoints.difference == (
+    assert report.difference == (
         "attempt 2 began from the start, and there was a checkpoint of batch 12: Checkpoint(..., resume='auto') "
         "continues from it"
     )

@@ -219,7 +219,12 @@ class HuggingFacePlugin(Plugin):
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
         """Warn of what was never called; the rest of a resumed run may be too short for it."""
-        if self._has_begun and not run.report.is_replay and run.checkpoints.resumed_at is None and ended_for_good(run, event.status):
+        if (
+            self._has_begun
+            and not run.report.is_replay
+            and run.checkpoints.resumed_at is None
+            and ended_for_good(run, event.status)
+        ):
             for method in self._call.uncalled(RARE):
                 run.warn(f"{self._call.kind}.{method} was never called: {RARE[method]}.")
 

@@ -88,7 +88,7 @@ class Requests:
         self._close_if_done(control)
 
     def _close_if_done(self, control: TrainerControl) -> None:
-        if not (self._left or self._training.active.outcome.finished):
+        if not (self._left or self._training.active.report.finished):
             self._leave(self._training.close_boundary(), control)
             self._end_if_over(control)
 

@@ -80,7 +80,12 @@ def test_what_plugins_see(tmp_path: Path) -> None:
 
         @on(EpochStart)
         def see_facts(self, run: Run, event: EpochStart) -> None:
-            seen["facts"] = (run.length.max_epochs, run.length.max_steps, run.length.planned_steps, run.length.batches_per_epoch)
+            seen["facts"] = (
+                run.length.max_epochs,
+                run.length.max_steps,
+                run.length.planned_steps,
+                run.length.batches_per_epoch,
+            )
             seen["names"] = (list(run.modules), list(run.optimizers), run.name, run.data.validation_sets)
             seen.setdefault("rate", run.optimizer.param_groups[0]["lr"])
             seen["hyper_parameters"] = run.hyper_parameters
