@@ -124,6 +124,8 @@ class RunContext(LineVerbs, ABC):
     # Read several times in every step: a slot is found in a third of the time that an entry of `__dict__` takes.
     __slots__ = ("bus", "control", "hot", "loss", "origin", "outputs", "progress", "size_of", "stepping", "work")
 
+    report: Report
+
     def __init__(
         self, settings: Settings, bus: Bus, plugins: Plugins, engine: LoopEngine, phase: Phase = "train"
     ) -> None:
@@ -207,8 +209,7 @@ class RunContext(LineVerbs, ABC):
     @property
     def result(self) -> RunResult:
         """How the run went, once it is closed."""
-        result: RunResult = self.report.result
-        return result
+        return self.report.result
 
     @property
     def last_step(self) -> float:

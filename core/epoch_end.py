@@ -12,7 +12,7 @@ def check_exhausted(run: RunContext) -> None:
     """
     if run.progress.batch >= run.last_batch:
         return
-    batch, expected, is_shared = run.progress.batch, run.length.batches_per_epoch, run.control.is_shared
+    batch, expected, is_shared = run.progress.batch, run.data.length, run.control.is_shared
     if batch == 0 and run.progress.batches and (expected is None or not is_shared):
         _stop_without_data(run)
         return
@@ -67,7 +67,7 @@ def _stop_without_data(run: RunContext) -> None:
     progress = run.progress
     run.control.stop(f"the data ended: the train loader yielded no batch in epoch {progress.epoch}", by="the loop")
     run.control.decide()
-    planned = ((progress.steps, run.length.max_steps, "steps"), (progress.epoch, run.length.max_epochs, "epochs"))
+    planned = ((progress.steps, run.settings.steps, "steps"), (progress.epoch, run.settings.epochs, "epochs"))
     done = [f"{number} of {whole} {unit} were done" for number, whole, unit in planned if whole is not None]
     run.warn(
         f"The train loader yielded no batch in epoch {progress.epoch}, so the run ended early: "

@@ -68,7 +68,7 @@ class Evaluation:
             if dataset not in self._limits and (samples := left_out(loader)):
                 run.data.note_once(f"the {self._called(dataset)} leaves out {samples}: give it drop_last=False")
         lengths = self._lengths.values()
-        run.length.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
+        run.data.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
         run.progress.evaluated = 0
         kind = run.engine.device.type
         with run.engine.autocast():

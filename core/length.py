@@ -41,14 +41,10 @@ class Length:
         data: which it trains on.
         plugins: one of them may accumulate gradients.
         progress: where the run is.
-
-    Attributes:
-        evaluation_batches: those of the running or last evaluation, of all its sets; None if they are unknown.
     """
 
     def __init__(self, settings: Settings, data: TrainingData, plugins: Plugins, progress: Progress) -> None:
         self._data, self._progress, self._planned = data, progress, dict[str, Planned]()
-        self.evaluation_batches: int | None = None
         self._more = 0  # than epochs as they are now would have: those before a resume may have been of other lengths
         self._epochs, self._max_steps = settings.epochs, settings.steps
         self._whole = int(settings.epochs or 0)

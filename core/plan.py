@@ -44,15 +44,15 @@ def _hardware(run: RunContext) -> str:
 
 def _length(run: RunContext) -> str:
     factors = batch_factors(run)
-    batches, window = run.length.batches_per_epoch, factors["accumulation"]
+    batches, window = run.data.length, factors["accumulation"]
     if batches is not None and window is not None:
         window = min(window, batches)  # it ends with the epoch
-    parts = [count(run.length.max_epochs, "epoch", "epochs")] if run.length.max_epochs is not None else []
-    if run.length.max_steps is not None:
+    parts = [count(run.settings.epochs, "epoch", "epochs")] if run.settings.epochs is not None else []
+    if run.settings.steps is not None:
         parts += [
-            f"at most {count(run.length.max_steps, 'step', 'steps')}"
+            f"at most {count(run.settings.steps, 'step', 'steps')}"
             if parts
-            else count(run.length.max_steps, "step", "steps")
+            else count(run.settings.steps, "step", "steps")
         ]
     elif run.length.planned_steps is not None:
         parts += [count(run.length.planned_steps, "step", "steps")]

@@ -38,13 +38,7 @@ class CheckpointSource(Protocol):
 
 
 class RunLength(Protocol):
-    """How long a run is, and how much of it is done: `run.length`, valid in every event.
-
-    Attributes:
-        evaluation_batches: batches of the running validation, test or prediction, of all its sets; None if unknown.
-    """
-
-    evaluation_batches: int | None
+    """How long a run is, and how much of it is done: `run.length`, valid in every event."""
 
     @property
     def max_epochs(self) -> float | None:
@@ -90,11 +84,13 @@ class RunData(Protocol):
         seed: the key of the order of samples and of the draws of loading; None until it is decided.
         phase: which of several training phases is read, from 0.
         stream: of a training on weighted streams, the name of the stream that the current or last batch is of.
+        evaluation_batches: batches of the running validation, test or prediction, of all its sets; None if unknown.
     """
 
     seed: int | None
     phase: int
     stream: str | None
+    evaluation_batches: int | None
 
     @property
     def train_loader(self) -> Any:

@@ -22,7 +22,7 @@ OF_SENTENCES = re.compile(
 )
 NOT_OURS = re.compile(r'"\w+"|\.tell\(\)')  # keys of saved files, and where a file is read
 NAME_PARTS = re.compile(r"_|(?<=[a-z0-9])(?=[A-Z])")
-PARTS = "settings|work|stepping|outcome|hooks|resumption|hot"
+PARTS = "settings|work|hot|means|modes"
 DOOR = re.compile(rf'\brun\.({PARTS})\b|\bcast\("?(RunContext|LoopEngine)\b')
 PRIVATE = {"heliograph.core.context.RunContext", "heliograph.core.loop"}
 MINIMAL = """

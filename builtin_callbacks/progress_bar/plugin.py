@@ -160,7 +160,7 @@ class ProgressBar(Plugin):
     @on(ev.ValidationStart, ev.TestStart, ev.PredictStart, lane=Lane.REPORT, optional=True)
     def start_evaluation(self, run: Run, event: ev.ValidationStart | ev.TestStart | ev.PredictStart) -> None:
         """Begin the bar of a validation, test or prediction."""
-        self._display.begin_pass(run, event.name.split("_")[0], run.length.evaluation_batches)
+        self._display.begin_pass(run, event.name.split("_")[0], run.data.evaluation_batches)
 
     @on(ev.ValidationBatchEnd, ev.TestBatchEnd, ev.PredictBatchEnd, lane=Lane.REPORT, optional=True)
     def advance_evaluation(self, run: Run, event: ev.ValidationBatchEnd | ev.TestBatchEnd | ev.PredictBatchEnd) -> None:

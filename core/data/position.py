@@ -12,6 +12,7 @@ from .order.shares import Layout
 from .sources.contract import Compound, Source, nested
 
 Report = Callable[[str], None]
+UNCOMPARED = "nothing is read again between two epochs, so whether the loader repeats its order was not compared"
 
 
 def resumed_progress(
@@ -240,3 +241,38 @@ def _check_same(facts: Sequence[Facts]) -> None:
                 f"The train loaders of rank 0 and rank {rank} differ: {differences}. A run deals the data out itself: "
                 f"give every rank all of them, in batches of one size, or an iterable dataset that shares them out."
             )
+
+
+def load(data: Any, state: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
+    """Let training data continue from a saved position; see `TrainingData.load_state_dict`."""
+    if not 0 <= state["phase"] < max(1, len(data.lengths)):
+        raise ValueError(
+            f"The checkpoint is of training phase {state['phase']}, there are {len(data.lengths)}: resume with "
+            f"the phases that it was written with."
+        )
+    data.phase, data.advances, before = state["phase"], state["advances"], state["source"]
+    data.seed = data.seed if state["seed"] is None else state["seed"]
+    for text in state["facts"]["differences"]:  # a run that continues a changed one differs, too
+        data.report_difference(text)
+    for text in state["facts"]["hidden"]:  # another attempt may begin at a batch that does not show it
+        data.report_hidden(text)
+    if data.source is None:
+        return dict(progress)
+    counters, data.expected = dict(progress), None
+    if before is None:
+        data.report_difference("the order of samples: the checkpoint is of Helios, which saves none")
+    else:
+        layout = Layout(**state["layout"])
+        now = data.source.kind, data.source.layout, data.source.cuts_batches
+        counters, within = resumed_progress(
+            progress, (before, layout, state.get("within", 0)), now, data.report_difference
+        )
+        data.within = counters["epoch"], counters["batch"], within
+        if layout == data.source.layout:  # else the position is another process's, or another batch
+            data.expected = state["last_batch"]
+            data.last.set_position(progress["batch"], data.expected)
+    if progress["epoch"] and not progress["batch"] and data.is_replayed:
+        data.report_hidden(UNCOMPARED)
+    if before is not None and before["source"] == data.source.kind["source"]:
+        data.source.load_state_dict(state["state"])
+    return counters

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...events import Engine, Progress, TrainStart
 from ...events.bus import is_within
 from ...events.resume_facts import ResumeFacts
-from .order.shares import Layout, Share
+from .order.shares import Share
 from .sources.choice import source_of
 from .sources.stateless import SEEKED, Reading
 
@@ -24,22 +24,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("heliograph")
 OTHERS = "when the loader was read again, the last batch before the checkpoint was another one than it had been"
-UNCOMPARED = "nothing is read again between two epochs, so whether the loader repeats its order was not compared"
 LONG = 0.5  # seconds of a probe that are worth a note
 GENERATORS = "random generators"
 UNCAPTURED = "no plugin saves their state: add RNGCapture()"
 LOADER = "train loader"
-
-
-class ReadingRun(Protocol):
-    """The run that reads the data."""
-
-    @property
-    def work(self) -> Any:
-        """The work of the epoch."""
-
-    def is_last_batch(self) -> bool:
-        """Return whether the current batch is the last of its epoch."""
 
 
 class TrainingData:
@@ -59,6 +47,7 @@ class TrainingData:
         seed: of the order and of the draws; None until the first epoch begins.
         phase: which of the loaders is read, from 0.
         stream: the one of several streams that the current batch is of; None if it is of all, or there is one.
+        evaluation_batches: those of the running or last evaluation, of all its sets; None if they are unknown.
         advances: whether the next epoch reads the next phase's loader.
         together: samples of the batches that all ranks have in hand, where these may differ in size; else None.
     """
@@ -71,10 +60,11 @@ class TrainingData:
         *,
         per_sample: bool = False,
         validation_loaders: Mapping[str, Any] = MappingProxyType({}),
-        run: ReadingRun | None = None,
+        run: Any = None,
     ) -> None:
         self.validation_loaders, self._reader = validation_loaders, run
         self.stream: str | None = None
+        self.evaluation_batches: int | None = None
         self._note, self._noted = note, set[str]()
         self._engine = engine if engine is not None and engine.world_size > 1 else None
         rank, world_size = (0, 1) if self._engine is None else (self._engine.rank, self._engine.world_size)
@@ -93,8 +83,8 @@ class TrainingData:
         self._untracked: dict[str, str] = {}
         self._hidden: list[str] = []  # what the loader does not repeat, in sentences
         self._differences: list[str] = []
-        self._expected: bytes | None = None  # the digest of the last batch before the snapshot
-        self._within = 0, 0, 0  # an epoch, a batch in it, and how many samples of that were consumed with other batches
+        self.expected: bytes | None = None  # the digest of the last batch before the snapshot
+        self.within = 0, 0, 0  # an epoch, a batch in it, and how many samples of that were consumed with other batches
 
     @property
     def source(self) -> Source | None:
@@ -124,7 +114,7 @@ class TrainingData:
     @property
     def is_last_batch(self) -> bool:
         """Whether the current batch is the last of its epoch."""
-        return self._reader is not None and self._reader.is_last_batch()
+        return self._reader is not None and bool(self._reader.is_last_batch())
 
     @property
     def batch_size(self) -> int | None:
@@ -203,7 +193,7 @@ class TrainingData:
             self.seed % 2**63, *place, self._captured, report, is_over, checker, self._probes, ahead, within
         )
         batches = self.source.open(reading)
-        return self._last.follow(batches, progress, self.source) if self._is_replayed else batches
+        return self.last.follow(batches, progress, self.source) if self.is_replayed else batches
 
     def agree_on_seed(self) -> None:
         """Choose a seed where none is given; on several ranks it is the main rank's, and this is a collective."""
@@ -252,7 +242,7 @@ class TrainingData:
         """See `heliograph.events.run.RunData`."""
         if path == LOADER:  # of another rank
             for text in kind.split("; "):
-                self._report_hidden(text)
+                self.report_hidden(text)
         else:
             self._untracked[path] = kind
 
@@ -279,7 +269,7 @@ class TrainingData:
         if self.source is None:
             return {**place, "source": None, "layout": None, "state": {}}
         own = self.source.state_dict(progress.batch)
-        last = self._last.digest(progress.batch) if self._is_replayed and progress.batch else None
+        last = self.last.digest(progress.batch) if self.is_replayed and progress.batch else None
         kind, layout = dict(self.source.kind), self.source.layout.state_dict()
         within = {"within": consumed} if (consumed := self._consumed_of(progress)) else {}
         return {**place, "source": kind, "layout": layout, "state": own, "last_batch": last, **within}
@@ -290,39 +280,9 @@ class TrainingData:
         Raises:
             ValueError: the phase does not exist, or the position is within an epoch of other data, or within a batch.
         """
-        if not 0 <= state["phase"] < max(1, len(self._sources)):
-            raise ValueError(
-                f"The checkpoint is of training phase {state['phase']}, there are {len(self._sources)}: resume with "
-                f"the phases that it was written with."
-            )
-        self.phase, self.advances, before = state["phase"], state["advances"], state["source"]
-        self.seed = self.seed if state["seed"] is None else state["seed"]
-        for text in state["facts"]["differences"]:  # a run that continues a changed one differs, too
-            self.report_difference(text)
-        for text in state["facts"]["hidden"]:  # another attempt may begin at a batch that does not show it
-            self._report_hidden(text)
-        if self.source is None:
-            return dict(progress)
-        counters, self._expected = dict(progress), None
-        if before is None:
-            self.report_difference("the order of samples: the checkpoint is of Helios, which saves none")
-        else:
-            layout = Layout(**state["layout"])
-            from .position import resumed_progress
+        from .position import load
 
-            now = self.source.kind, self.source.layout, self.source.cuts_batches
-            counters, within = resumed_progress(
-                progress, (before, layout, state.get("within", 0)), now, self.report_difference
-            )
-            self._within = counters["epoch"], counters["batch"], within
-            if layout == self.source.layout:  # else the position is another process's, or another batch
-                self._expected = state["last_batch"]
-                self._last.set_position(progress["batch"], self._expected)
-        if progress["epoch"] and not progress["batch"] and self._is_replayed:
-            self._report_hidden(UNCOMPARED)
-        if before is not None and before["source"] == self.source.kind["source"]:
-            self.source.load_state_dict(state["state"])
-        return counters
+        return load(self, state, progress)
 
     def close(self) -> None:
         """Let worker processes go."""
@@ -338,34 +298,34 @@ class TrainingData:
         return EvaluationData(self._share, self.note_once, self._engine)
 
     @cached_property
-    def _last(self) -> LastBatch:
+    def last(self) -> LastBatch:
         from .last_batch import LastBatch
 
         return LastBatch()
 
     def _consumed_of(self, progress: Progress) -> int:
         """Return how many samples of the batch at the position are consumed."""
-        *place, within = self._within
+        *place, within = self.within
         return within if place == [progress.epoch, progress.batch] else 0
 
     @property
-    def _is_replayed(self) -> bool:
+    def is_replayed(self) -> bool:
         """Whether a position is reached by reading again."""
         return self.source is not None and self.source.certainty()[0] == "replayed"
 
     def _checker(self, progress: Progress) -> Callable[[Any], None]:
         """Return what compares the last batch that is read again with the last one before the snapshot."""
-        expected, number = self._expected, progress.batch
-        self._expected = None
+        expected, number = self.expected, progress.batch
+        self.expected = None
 
         def check(batch: Any) -> None:
-            found = self._last.read_again(number, batch)
+            found = self.last.read_again(number, batch)
             if expected is not None and found != expected:
                 self.report_difference(OTHERS)
 
         return check
 
-    def _report_hidden(self, text: str) -> None:
+    def report_hidden(self, text: str) -> None:
         if text not in self._hidden:
             self._hidden.append(text)
 
@@ -374,7 +334,7 @@ class TrainingData:
         for source in self._sources:
             seconds, sentences = source.hidden()
             for text in sentences:
-                self._report_hidden(text)
+                self.report_hidden(text)
             if seconds > LONG:
                 self.note_once(
                     f"the first batch was loaded a second time and compared, to find hidden state: {seconds:.1f} s "

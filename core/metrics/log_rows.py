@@ -23,7 +23,7 @@ def add_row(run: Any, metrics: Mapping[str, float], *, by_the_clock: bool = Fals
         metrics: by name.
         by_the_clock: whether they are of this process, and not of the training: no checkpoint holds them.
     """
-    outcome, progress, length = run.report, run.progress, run.length.batches_per_epoch
+    outcome, progress, length = run.report, run.progress, run.data.length
     if outcome.rows is None:
         outcome.rows = LogRows()
     epoch = progress.epoch + (min(1.0, progress.batch / length) if length else 0.0)

@@ -41,8 +41,8 @@ def weigh(run: Any, count: Any) -> None:
     """Note what the losses of the batch in hand are means over; see `heliograph.Run`."""
     if run.phase == "train" and not run.data.in_hand:
         raise RuntimeError(
-            "run.stepping.weigh(count) is for the batch in hand: call it in training_step, before run.step(loss), or in "
-            "a handler of BatchStart."
+            "run.stepping.weigh(count) is for the batch in hand: call it in training_step, before run.step(loss), or "
+            "in a handler of BatchStart."
         )
     given = weight_of(run)
     if given is not None and not given.is_used:
@@ -231,8 +231,8 @@ def check_unweighed(given: Weight | None) -> None:
     """Raise RuntimeError where a loss that came as a pair was weighed, too."""
     if given is not None and not given.is_used:
         raise RuntimeError(
-            "A loss came as a pair of its sum and count, and run.stepping.weigh(count) was called for it: do one of the "
-            "two. GradientAccumulation(weight=...) calls it: leave weight= out."
+            "A loss came as a pair of its sum and count, and run.stepping.weigh(count) was called for it: do one of "
+            "the two. GradientAccumulation(weight=...) calls it: leave weight= out."
         )
 
 

@@ -71,8 +71,7 @@ class Windows:
         by_name: every window, by the name of its optimizer.
         first: the first of them.
         in_hand: the one that is stepped now.
-        is_hosted: whether the training step is another program's.
-        refusal: why there is no training step.
+        forward: the training step, as the engine runs it.
         is_named: whether the optimizers have names, and a training step yields a loss for each.
         is_first_loss: whether the loss in hand is the first of its batch.
         has_stepped: whether a step of this round was counted.
@@ -95,30 +94,12 @@ class Windows:
         }
         self.first = next(iter(self.by_name.values()), OptimizerWindow("", "loss", None, None))
         self.in_hand: OptimizerWindow | None = None
-        self.refusal, self.is_hosted = "There is no training step outside of a training.", False
-        self._forward: Callable[..., Any] | None = None
+        self.forward: Callable[..., Any]
 
     @property
     def current(self) -> OptimizerWindow:
         """The window in hand, elsewhere the first."""
         return self.in_hand or self.first
-
-    @property
-    def forward(self) -> Callable[..., Any]:
-        """The training step, as the engine runs it.
-
-        Raises:
-            RuntimeError: there is none.
-        """
-        if self._forward is None:
-            raise RuntimeError(self.refusal)
-        return self._forward
-
-    @forward.setter
-    def forward(self, step: Callable[..., Any]) -> None:
-        if self.is_hosted:
-            raise RuntimeError(self.refusal)
-        self._forward = step
 
     @property
     def optimizer_name(self) -> str:

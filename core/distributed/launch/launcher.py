@@ -367,7 +367,7 @@ def launch(
         args: its positional arguments.
         nprocs: how many processes; by default, one for each GPU that is visible.
         on_message: called in this thread with rank and object for everything that a rank puts into its queue
-            (`run.report.queue`), while the ranks run; when it raises, they get a SIGTERM. By default, messages are kept.
+            (`run.report.queue`), while the ranks run; when it raises, they get a SIGTERM. By default, they are kept.
         grace: seconds that the others have to close and report when a rank has failed, and that all have to exit when
             they have reported; who has not ended then is killed.
         max_failures: how many times all ranks are started again because one died without a report (killed, out of

@@ -171,7 +171,7 @@ class Recorder(Plugin):
         """Note the number of batches."""
         self._subscribe(run)
         self._sets.clear()
-        self._note(run, event, {"batches": run.length.evaluation_batches})
+        self._note(run, event, {"batches": run.data.evaluation_batches})
 
     @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd, lane=Lane.TRANSFORM, optional=True)
     def count_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd | PredictBatchEnd) -> None:

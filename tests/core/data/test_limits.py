@@ -120,7 +120,7 @@ def test_limits_of_streams() -> None:
 def validated(*plugins: Any, validation: Any, epochs: int = 4, **options: Any) -> tuple[h.RunResult, list[Any]]:
     read: list[Any] = []
     trainer = h.Trainer([h.RNGCapture(1), *plugins, h.ValidationSchedule(h.Every(epochs=1))], device="cpu")
-    trainer.bus.on(h.ValidationStart, lambda run, event: read.append([run.length.evaluation_batches]))
+    trainer.bus.on(h.ValidationStart, lambda run, event: read.append([run.data.evaluation_batches]))
     trainer.bus.on(h.ValidationBatchEnd, lambda run, event: read[-1].append(event.dataset))
     trainer.bus.on(h.ValidationEnd, lambda run, event: read[-1].append(sorted(event.metrics)))
     given: dict[str, Any] = {"optimizer": sgd(0.01), "epochs": epochs} | options

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ class Seen(Plugin):
 
     @on(GradientsReady, StepEnd, lane=Lane.REPORT)
     def write(self, run: Run, event: Event) -> None:
-        self.seen.append((event.name, run.stepping.optimizer_name, *(getattr(run, fact) for fact in self.facts)))
+        self.seen.append((event.name, run.stepping.optimizer_name, *(attrgetter(fact)(run) for fact in self.facts)))
 
 
 # Equal to a loop written by hand.
@@ -266,7 +267,7 @@ def test_windows_end_for_all_of_them_together() -> None:
 
 
 def test_a_round_counts_as_one_step() -> None:
-    seen = Seen("window")
+    seen = Seen("stepping.window")
     counts: list[tuple[int, ...]] = []
     trainer = Trainer([GradientAccumulation(2), seen], device="cpu")
 
@@ -362,7 +363,7 @@ def test_an_optimizer_without_a_loss_is_not_stepped() -> None:
 
 
 def test_gradients_that_are_left_are_stepped_with_where_the_window_ends() -> None:
-    task, seen = Gan(), Seen("window")
+    task, seen = Gan(), Seen("stepping.window")
     task.leave_out = lambda run, name: name == "generator" and run.progress.batch != 0
     norms: list[float] = []
 
@@ -401,7 +402,7 @@ class SkipBatch(Plugin):
 
 
 def test_a_skipped_batch_still_ends_the_windows_that_it_should_have_ended() -> None:
-    seen = Seen("window")
+    seen = Seen("stepping.window")
     _, result = train(SkipBatch(2), GradientAccumulation(3), seen, train=data(4), epochs=1)
     assert seen.seen == [(event, name, size) for size in (2, 1) for name in NAMES for event in EVENTS]
     assert (result.progress.steps, result.progress.skipped_batches, result.progress.samples) == (2, 1, 12)
@@ -624,7 +625,7 @@ def test_a_loop_of_ones_own_does_the_same(window: int) -> None:
 
 
 def test_leaving_it_during_a_window_steps_with_what_there_is() -> None:
-    task, seen = Gan(), Seen("window")
+    task, seen = Gan(), Seen("stepping.window")
     trainer = Trainer([GradientAccumulation(3), seen], device="cpu")
     with trainer.run(task, data(), optimizer=dict.fromkeys(NAMES, adam()), epochs=1) as run:
         for _ in run.epochs():
@@ -848,7 +849,7 @@ def test_a_critic_that_steps_several_times_per_batch_equals_a_loop_written_by_ha
 
 
 def test_each_of_its_steps_has_events_a_loss_and_a_schedule() -> None:
-    seen, losses = Seen("window"), list[int]()
+    seen, losses = Seen("stepping.window"), list[int]()
 
     class Count(Plugin):
         @on(BatchEnd)

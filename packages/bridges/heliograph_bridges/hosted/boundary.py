@@ -119,7 +119,7 @@ class BoundaryMoments(BatchMoments):
         run = self.active
         self.leave_validation()
         self._serve("validation")
-        run.phase, run.progress.evaluated, run.length.evaluation_batches = "validation", 0, batches
+        run.phase, run.progress.evaluated, run.data.evaluation_batches = "validation", 0, batches
         self._means = run.means
         del run.means  # new ones are made when they are used
         run.emit(ev.ValidationStart())

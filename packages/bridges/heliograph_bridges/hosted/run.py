@@ -53,10 +53,7 @@ class HostedRun(RunContext):
         super().__init__(settings, bus, plugins, engine)
         self.settings = replace(settings, train=(facts.loader,))  # only now: the data are read by the host
         self.data = HostedData(facts, engine, host.name, self)
-        self.stepping.is_hosted = True
-        self.stepping.refusal = (
-            f"The training step is {host.name}'s: run.stepping.forward is that of heliograph's own loop."
-        )
+        _refuse_forward(self.stepping, host)
         self.control = self._make_control()
         if facts.optimizer is None:
             self.note(f"{host.name} does not show its optimizer: plugins see no parameter groups")
@@ -133,7 +130,7 @@ class HostedLength:
     def __init__(self, run: HostedRun) -> None:
         self._run, facts = run, run.facts
         self.max_epochs, self.max_steps, self.planned_steps = facts.epochs, facts.steps, facts.steps
-        self.batches_per_epoch, self.evaluation_batches = facts.batches, None
+        self.batches_per_epoch = facts.batches
 
     @property
     def unknown(self) -> str:
@@ -150,3 +147,14 @@ class HostedLength:
     def fraction(self) -> float | None:
         """Which part of the planned steps is done."""
         return self._run.progress.part_done(self.planned_steps, skips=True)
+
+
+def _refuse_forward(stepping: Any, host: Host) -> None:
+    """Let `run.stepping.forward` be an error: the host has the training step, and would not call another."""
+    text = f"The training step is {host.name}'s: run.stepping.forward is that of heliograph's own loop."
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError(text)
+
+    kind = type(stepping)
+    stepping.__class__ = type(kind.__name__, (kind,), {"forward": property(refuse, refuse)})

@@ -46,7 +46,7 @@ class Evaluations:
     def start(self, entry: EventEntry) -> None:
         """Start one."""
         self._run.phase = _phase_of(entry.event)
-        self._run.length.evaluation_batches = entry.data["batches"]
+        self._run.data.evaluation_batches = entry.data["batches"]
         self._run.control.is_evaluating = True
         self._emit(entry)
 

@@ -98,7 +98,6 @@ class ReplayRun(LineVerbs):
         self.max_epochs, self.max_steps = attempt.max_epochs, attempt.max_steps
         self.planned_steps = attempt.planned_steps
         self.batches_per_epoch: int | None = None
-        self.evaluation_batches: int | None = None
         self.window = 0
         self.best: Path | None = None
         self.last: Path | None = None

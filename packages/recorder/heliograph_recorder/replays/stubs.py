@@ -151,6 +151,7 @@ class RecordedData:
 
     def __init__(self, validation_sets: tuple[str, ...], is_last_batch: Callable[[], bool]) -> None:
         self.validation_sets, self._is_last_batch, self.in_hand = validation_sets, is_last_batch, False
+        self.evaluation_batches: int | None = None
 
     @property
     def is_last_batch(self) -> bool:

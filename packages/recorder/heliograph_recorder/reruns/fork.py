@@ -64,7 +64,7 @@ def fork(
     The new training has the same samples and the same random draws as its parent. It is one of its own: `resume="auto"`
     in the new folder continues it. Its checkpoints, their manifests and its recording name the parent and the step, as
     does `run.checkpoints.forked_from`. With nothing changed it equals the parent, bit for bit; `diverge` compares the
-    two. What people asked of the parent up to that step, with `Remote`, is requested again; what they asked later is not.
+    two. What people asked of the parent up to that step, with `Remote`, is requested again; later requests are not.
 
         h.fork("runs/x", "train:make_trainer", at=1200, into="runs/y", change=lower_rate)
 

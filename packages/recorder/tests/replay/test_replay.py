@@ -167,15 +167,15 @@ def test_a_veto_of_a_replayed_plugin_postpones_the_stop(rising: Recording) -> No
         ("task", "A recording does not hold the task."),
         ("modules", "A recording does not hold the modules."),
         ("batch", "A recording does not hold the batches themselves."),
-        ("forward", "A recording does not hold the training step."),
+        ("stepping.forward", "A recording does not hold the training step."),
         ("outputs", "A recording does not hold the outputs of the task's step."),
         ("loss", "A recording does not hold the losses here. Record them with Recorder(..., losses=True)."),
         ("schedulers", "A recording does not hold the schedulers."),
-        ("train_loader", "A recording does not hold the loader."),
+        ("data.train_loader", "A recording does not hold the loader."),
         ("engine.device", "A recording does not hold the device."),
         ("data.seed", "A recording does not hold the seed of the data."),
         (
-            "plugin_seconds",
+            "report.plugin_seconds",
             "A recording does not hold the time of each plugin so far. `explain` shows the times at the end.",
         ),
         ("optimizer.state", "A recording does not hold the optimizer's state."),
@@ -196,14 +196,14 @@ def test_a_plugin_that_reads_what_is_not_recorded_is_switched_off_and_the_others
     ("what", "value"),
     [
         ("name", "run"),
-        ("max_epochs", 2),
-        ("batches_per_epoch", 8),
-        ("validation_sets", ("",)),
+        ("length.max_epochs", 2),
+        ("length.batches_per_epoch", 8),
+        ("data.validation_sets", ("",)),
         ("engine.world_size", 1),
-        ("is_replay", True),
-        ("optimizer_name", "optimizer"),
-        ("queue", None),
-        ("tracks", False),
+        ("report.is_replay", True),
+        ("stepping.optimizer_name", "optimizer"),
+        ("report.queue", None),
+        ("report.tracks", False),
         ("hyper_parameters", {}),
     ],
 )
@@ -400,7 +400,7 @@ def test_a_validation_without_a_training_is_replayed(tmp_path: Path) -> None:
         @h.on(h.ValidationBatchEnd)
         def count(self, run: h.Run, event: h.ValidationBatchEnd) -> None:
             self.batches.append((event.dataset, run.progress.evaluated))
-            assert run.length.evaluation_batches == 4
+            assert run.data.evaluation_batches == 4
             assert run.optimizer is None
             if len(self.batches) == 2:
                 run.control.cut_validation("enough")

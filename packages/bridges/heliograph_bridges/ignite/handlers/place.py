@@ -31,7 +31,7 @@ def begin_evaluation(engine: RunEngine, run: Run) -> None:
     """Set what holds for a validation: one epoch, from iteration 0."""
     engine.run_in_hand, state = run, engine.state
     state.epoch, state.iteration, state.max_epochs, state.max_iters = 0, 0, 1, None
-    state.epoch_length, state.metrics, state.output = run.length.evaluation_batches, {}, None
+    state.epoch_length, state.metrics, state.output = run.data.evaluation_batches, {}, None
     engine.should_terminate = False
     begin_timing(engine)
 
