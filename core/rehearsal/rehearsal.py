@@ -69,7 +69,7 @@ def rehearse(
             planned = _plan(trainer, task, train, options)
         runs = _Runs(trainer, fit, (task, train, options), planned, former, place)
         whole, result = runs.go("whole")
-        resumed, again = runs.go("resumed") if whole.saved is not None else (None, None)
+        resumed, again = runs.go("resumed") if whole.facts else (None, None)
         report = _report(runs, (whole, result), (resumed, again), watch)
         names = tuple(name for name in trainer.plugins.names() if trainer.plugins[name] in leave)
         former.restore()
@@ -126,7 +126,6 @@ class _Runs:
         return Script(
             self.place / "whole",
             self.place / "resumed",
-            [name for name in plugins.names() if _counts(plugins[name])],
             logs="log" in plugins.declared("asks"),
             saves=plugins.writes_saves(),
             keeps_own=not keeps_states_itself(plugins),
@@ -137,11 +136,6 @@ def _shorter(limit: float | None, engine: LoopEngine) -> int:
     """Return how many batches of a set are read, of all ranks together: no more than the run itself would read."""
     few = STEPS * engine.world_size
     return min(limit, few) if isinstance(limit, int) else few
-
-
-def _counts(plugin: Any) -> bool:
-    """Return whether a plugin's state is one that the training depends on."""
-    return getattr(plugin, "policy", "") != "observer" and getattr(plugin, "affects_training", True)
 
 
 def _plan(trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any]) -> Planned:

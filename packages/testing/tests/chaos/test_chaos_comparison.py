@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heliograph.core.checkpoint.state.leaves import leaves
+from heliograph.core.rehearsal.trace import leaves
 from heliograph_testing.chaos import ChaosReport, Fault
 from heliograph_testing.chaos.comparison import Story, first_difference, story_of, varying
 from heliograph_testing.chaos.journal import Journal, write_end
