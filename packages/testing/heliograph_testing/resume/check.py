@@ -136,7 +136,7 @@ class _Check:
         else:
             kills = [find_moment(each, whole.moments) for each in points]
         twin = self._attempt("again")
-        varies = _varying(whole.facts, twin.facts) - ignored
+        varies = varying(whole.facts, twin.facts) - ignored
         names = "one uninterrupted run", "the other"
         first, draws = _compare(Difference.between(whole.facts, twin.facts, names=names, aside=ignored | varies))
         check = ResumeCheck(twin.position, twin.reasons)
@@ -222,7 +222,7 @@ def _compare(differences: Iterator[Difference]) -> Found:
     return None, draws
 
 
-def _varying(one: Sequence[Fact], other: Sequence[Fact]) -> Aside:
+def varying(one: Sequence[Fact], other: Sequence[Fact]) -> Aside:
     """Return (what, path) of the metrics and plugin states that differ between two runs."""
     differences = [each for each in Difference.between(one, other) if each.what.split()[0] in MAY_VARY]
     return frozenset((each.what, path) for each in differences for path in each.paths)
