@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -39,25 +39,6 @@ ASIDE = frozenset((part, "") for part in ("metrics", "means", "draws", "at_save_
 
 
 @dataclass(slots=True)
-class Script:
-    """What a rehearsal does, and where.
-
-    Attributes:
-        folder: where the plugins write.
-        copied: where what they have written by the first save is copied to, for the run that resumes from there.
-        logs: whether a log is planned.
-        saves: whether a save is.
-        keeps_own: whether the state is saved apart from the plugins, since none of them resumes.
-    """
-
-    folder: Path
-    copied: Path
-    logs: bool = False
-    saves: bool = False
-    keeps_own: bool = False
-
-
-@dataclass(slots=True)
 class Seen:
     """What happened in a run of a rehearsal.
 
@@ -82,12 +63,17 @@ class Director:
     """Requests a log, a validation and a save after the first step, and ends each epoch after the second.
 
     Args:
-        script: what to do.
+        folder: where the plugins write.
+        copied: where what they have written by the first save is copied to, for the run that resumes from there.
+        logs: whether a log is planned.
+        saves: whether a save is.
+        keeps_own: whether the state is saved apart from the plugins, since none of them resumes.
         resumes: whether the run is to begin at the first save.
     """
 
-    def __init__(self, script: Script, *, resumes: bool = False) -> None:
-        self.script, self.resumes, self.seen = script, resumes, Seen()
+    def __init__(self, folder: Path, copied: Path, *, logs: bool, saves: bool, keeps_own: bool, resumes: bool) -> None:
+        self._folder, self._copied, self._logs, self._saves = folder, copied, logs, saves
+        self._keeps_own, self.resumes, self.seen = keeps_own, resumes, Seen()
         self._tracer = Tracer(self.seen.facts.append)
         self._is_staged = self._is_copied = resumes
         self._windows = int(resumes)
@@ -97,7 +83,9 @@ class Director:
     @contextmanager
     def subscribed(self, bus: Bus) -> Iterator[None]:
         """Handle the events of a bus within this context; nothing at a save is handled as by one that writes then."""
+        known = dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())])
         handlers: list[tuple[type[Event], Callable[[Any, Any], None], Lane]] = [
+            *((event, self.note, Lane.MEASURE if event is SavePoint else Lane.REPORT) for event in known),
             (TrainStart, self.begin, Lane.REPORT),
             (CheckpointLoaded, self.compare, Lane.REPORT),
             (EpochStart, self.begin_epoch, Lane.REPORT),
@@ -108,16 +96,10 @@ class Director:
             (ShouldStop, self.end_boundary, Lane.TRANSFORM),
             (EpochEnd, self.end_epoch, Lane.REPORT),
         ]
-        known = dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())])
-        handles = [
-            bus.on(event, self.note, lane=Lane.MEASURE if event is SavePoint else Lane.REPORT) for event in known
-        ]
-        handles += [bus.on(event, handler, lane=lane) for event, handler, lane in handlers]
-        try:
+        with ExitStack() as stack:
+            for event, handler, lane in handlers:
+                stack.callback(bus.on(event, handler, lane=lane).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def note(self, run: Any, event: Event) -> None:
         """Note the event and, after the first save, its facts; the time that they take is not the run's."""
@@ -129,8 +111,8 @@ class Director:
 
     def begin(self, run: Any, event: TrainStart) -> None:
         """Resume, where no plugin does."""
-        path = self.script.folder / OWN
-        if self.resumes and self.script.keeps_own and not run.is_resuming:
+        path = self._folder / OWN
+        if self.resumes and self._keeps_own and not run.is_resuming:
             content = run.engine.broadcast(path.read_bytes() if run.engine.is_main else b"")
             run.resume(torch.load(BytesIO(content), weights_only=True), path)
 
@@ -153,11 +135,11 @@ class Director:
         self.seen.steps.append(_now(run) - self._clock)
         if not self._is_staged:
             self._is_staged = True
-            if self.script.logs:
+            if self._logs:
                 run.control.request_log("a log is planned", by=BY)
             if run.validation_sets:
                 run.control.request_validation("a validation is planned", by=BY)
-            if self.script.saves:
+            if self._saves:
                 run.control.request_save("a save is planned", by=BY)
         if self._windows >= STEPS:
             run.control.end_epoch(f"{STEPS} steps of each epoch are rehearsed", by=BY)
@@ -176,11 +158,11 @@ class Director:
         self._save_began = _now(run)
         if self._is_staged and not self.seen.facts and not self.resumes:
             self._tracer.state(run, AT_SAVE)
-            if self.script.keeps_own:
+            if self._keeps_own:
                 state = run.state_dict()
                 if run.engine.is_main:
-                    self.script.folder.mkdir(parents=True, exist_ok=True)
-                    torch.save(state, self.script.folder / OWN)
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    torch.save(state, self._folder / OWN)
             self._aside = _now(run) - self._save_began
 
     def end_boundary(self, run: Any, event: ShouldStop) -> None:
@@ -194,7 +176,7 @@ class Director:
             run.engine.barrier()
             if run.engine.is_main:
                 self.seen.bytes = _size(run.last_checkpoint)
-                shutil.copytree(self.script.folder, self.script.copied, copy_function=_link_or_copy)
+                shutil.copytree(self._folder, self._copied, copy_function=_link_or_copy)
         self._clock = _now(run)
 
     def end_epoch(self, run: Any, event: EpochEnd) -> None:

@@ -19,7 +19,7 @@ from ...plugins import Plugins
 from ...plugins.filters import Filter
 from ...plugins.plugin import Plugin
 from ..engines.contract import LoopEngine
-from .director import STEPS, Director, Script, Seen, compare_runs
+from .director import STEPS, Director, Seen, compare_runs
 from .objects import Former, KeptObjects, restored
 from .report import Planned, Rehearsal, plan_of, predict
 
@@ -107,7 +107,14 @@ class _Runs:
         plugins, resumes = self.trainer.plugins, what == "resumed"
         self.targets = plugins.redirect(self.place / what)
         shorten(self.former.objects)
-        director = Director(self._script(), resumes=resumes)
+        director = Director(
+            self.place / "whole",
+            self.place / "resumed",
+            logs="log" in plugins.declared("asks"),
+            saves=plugins.writes_saves(),
+            keeps_own=not keeps_states_itself(plugins),
+            resumes=resumes,
+        )
         device = self.trainer.engine.device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -120,16 +127,6 @@ class _Runs:
         if device.type == "cuda" and not resumes:
             self.gpu_bytes = torch.cuda.max_memory_allocated(device)
         return director.seen, run.result_or_raise(exits=False)
-
-    def _script(self) -> Script:
-        plugins = self.trainer.plugins
-        return Script(
-            self.place / "whole",
-            self.place / "resumed",
-            logs="log" in plugins.declared("asks"),
-            saves=plugins.writes_saves(),
-            keeps_own=not keeps_states_itself(plugins),
-        )
 
 
 def _shorter(limit: float | None, engine: LoopEngine) -> int:

@@ -22,14 +22,7 @@ SAMPLE = 4096  # numbers of a tensor
 SCALARS = (bool, int, float, complex, str, bytes, NoneType, np.generic)
 NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 RUNS = ("the uninterrupted run", "the interrupted one")
-WORDS = {
-    "draws": "random state",
-    "modules": "weights",
-    "means": "running means",
-    "data": "loader's position",
-    "task": "task's own state",
-    "control": "pending requests",
-}
+WORDS = {"draws": "random state", "modules": "weights", "means": "running means", "data": "loader's position"}
 # Parts of a state that name a process, a file or the time. Each rank has a trace of its own, metrics are facts.
 OF_THE_PROCESS = "objects schema saved_at versions run_name training_id world ranks log_history".split()  # noqa: SIM905
 CLOCKS = ("earlier_seconds", "facts")  # of the progress and of the data, whose facts are sentences of a report
