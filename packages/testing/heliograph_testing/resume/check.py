@@ -81,7 +81,8 @@ def check_resume(
     random state, each loss, all metrics, and at each epoch's end weights, optimizer, scheduler, plugins and the rest of
     the state must be equal, bit for bit. A resumed attempt starts with other seeds, as another process would. Metrics
     and plugin states that differ between the two uninterrupted runs depend on the clock and are not compared, nor are
-    the strings in plugin states, which are often files and dates. In a test::
+    the strings in plugin states, which are often files and dates, and plugins with `affects_training = False` and
+    observers. In a test::
 
         def make_trainer():
             torch.manual_seed(0)
