@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from .operators import OperatorDifference, first_difference
-from .outcome import Outcome, differences
 
 if TYPE_CHECKING:
     from heliograph import Run
 
-    from .repetition import Repetition
+    from .repetition import Outcome, Repetition
 
 MOST_NAMED = 2
 
@@ -43,14 +42,14 @@ def diagnose(
         names_operator: whether to look for the operator that makes the difference; the same on all ranks.
     """
     own = repetition.outcome()
-    own = own if run.engine.world_size == 1 else _kept(own)  # DDP may write to the memory of the gradients again
     with repetition.repeating() as repeat:
-        found = differences(own, repeat_kept := _kept(repeat()))
+        second = repeat()
+        found = [name for name, value in own.items() if second[name] != value]
         if not run.engine.vote([float(bool(found))])[0]:
             return Diagnosis()
-        third = _kept(repeat())
+        third = repeat()
         operator = first_difference(repeat) if names_operator else known
-        cause, kind = _cause(own, repeat_kept, third, operator) if found else ("", "")
+        cause, kind = _cause(own, second, third, operator) if found else ("", "")
     earlier = " (seen at an earlier step)" if operator is not None and not names_operator else ""
     text = f"{_named(found)}; {cause}{earlier}" if found else ""
     if run.engine.world_size == 1:
@@ -71,9 +70,9 @@ def _cause(own: Outcome, second: Outcome, third: Outcome, operator: OperatorDiff
 
 
 def _cause_by_outcomes(own: Outcome, second: Outcome, third: Outcome) -> str:
-    if not differences(second, third):
+    if second == third:
         return "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
-    if not differences(own, third):
+    if own == third:
         return (
             "another repetition equals the step of the training: the repetition was computed wrongly (data corruption)"
         )
@@ -83,9 +82,3 @@ def _cause_by_outcomes(own: Outcome, second: Outcome, third: Outcome) -> str:
 def _named(found: list[str]) -> str:
     more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     return ", ".join(found[:MOST_NAMED]) + more
-
-
-def _kept(outcome: Outcome) -> Outcome:
-    """Return an outcome whose gradients no later backward pass writes to."""
-    copies = {name: None if each is None else each.clone() for name, each in outcome.gradients.items()}
-    return Outcome(outcome.loss.clone(), copies)
