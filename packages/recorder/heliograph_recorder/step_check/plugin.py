@@ -46,8 +46,8 @@ class StepCheck(Plugin):
 
     The first micro-batch of a window is repeated. On several ranks all repeat at the same step, with the same exchange
     of gradients, and the main one reports for all. A repetition takes the time of the two passes, waits for the device,
-    copies buffers, gradients and the batch, and computes digests of the gradients on the CPU. What changes between two
-    steps, such as a flipped bit in a weight, is not seen: both times the pass begins with it.
+    and copies gradients, buffers and the batch. What changes between two steps, such as a flipped bit in a weight, is
+    not seen: both times the pass begins with it.
 
     Args:
         every: optimizer steps from one check to the next; the first step of a run is not checked, as it may set things

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from heliograph.core.rehearsal.objects import KeptObjects
-from heliograph.spi import capture, leaves, restore
+from heliograph.spi import capture, restore
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from .outcome import Outcome
 from .quiet_run import QuietRun
 
 if TYPE_CHECKING:
     from heliograph import Run
-
-Outcome = Mapping[str, object]  # the loss and each gradient, by name, down to the last bit
 
 
 class Repetition:
@@ -59,7 +58,7 @@ class Repetition:
     def outcome(self) -> Outcome:
         """Return the outcome of the passes that the training has done."""
         assert self.loss is not None  # the passes are over
-        return self._outcome(self.loss)
+        return Outcome.now(self.loss, self.parameters)
 
     @contextmanager
     def repeating(self) -> Iterator[Callable[..., Outcome]]:
@@ -89,11 +88,7 @@ class Repetition:
         with watch or nullcontext(), torch.enable_grad():
             loss = _loss_of(self._forward(QuietRun(self._run), batch))
             torch.autograd.backward(loss, self._loss_gradient[0])
-        return self._outcome(loss)
-
-    def _outcome(self, loss: Tensor) -> Outcome:
-        gradients = {f"the gradient of {name}": each.grad for name, each in self.parameters.items()}
-        return leaves({"the loss": loss, **gradients})
+        return Outcome.now(loss, self.parameters)
 
     def _keep(self) -> Callable[[], None]:
         """Keep what the passes may change, but for gradients and parameters; return what puts it back."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from .operators import OperatorDifference, first_difference
+from .outcome import Outcome, differences
 
 if TYPE_CHECKING:
     from heliograph import Run
 
-    from .repetition import Outcome, Repetition
+    from .repetition import Repetition
 
 MOST_NAMED = 2
 
@@ -42,14 +43,14 @@ def diagnose(
         names_operator: whether to look for the operator that makes the difference; the same on all ranks.
     """
     own = repetition.outcome()
+    own = own if run.engine.world_size == 1 else _kept(own)  # DDP may write to the memory of the gradients again
     with repetition.repeating() as repeat:
-        second = repeat()
-        found = [name for name, value in own.items() if second[name] != value]
+        found = differences(own, repeat_kept := _kept(repeat()))
         if not run.engine.vote([float(bool(found))])[0]:
             return Diagnosis()
-        third = repeat()
+        third = _kept(repeat())
         operator = first_difference(repeat) if names_operator else known
-        cause, kind = _cause(own, second, third, operator) if found else ("", "")
+        cause, kind = _cause(own, repeat_kept, third, operator) if found else ("", "")
     earlier = " (seen at an earlier step)" if operator is not None and not names_operator else ""
     text = f"{_named(found)}; {cause}{earlier}" if found else ""
     if run.engine.world_size == 1:
@@ -70,9 +71,9 @@ def _cause(own: Outcome, second: Outcome, third: Outcome, operator: OperatorDiff
 
 
 def _cause_by_outcomes(own: Outcome, second: Outcome, third: Outcome) -> str:
-    if second == third:
+    if not differences(second, third):
         return "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
-    if own == third:
+    if not differences(own, third):
         return (
             "another repetition equals the step of the training: the repetition was computed wrongly (data corruption)"
         )
@@ -82,3 +83,9 @@ def _cause_by_outcomes(own: Outcome, second: Outcome, third: Outcome) -> str:
 def _named(found: list[str]) -> str:
     more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     return ", ".join(found[:MOST_NAMED]) + more
+
+
+def _kept(outcome: Outcome) -> Outcome:
+    """Return an outcome whose gradients no later backward pass writes to."""
+    copies = {name: None if each is None else each.clone() for name, each in outcome.gradients.items()}
+    return Outcome(outcome.loss.clone(), copies)
