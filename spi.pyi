@@ -4,8 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from .builtin_callbacks.trackers.tracker import Rates as Rates
-from .core.checkpoint.state.leaves import Leaf as Leaf
-from .core.checkpoint.state.leaves import leaves as leaves
 from .core.checkpoint.state.rates import scale_optimizer as scale_optimizer
 from .core.checkpoint.state.rates import scale_scheduler as scale_scheduler
 from .core.checkpoint.state.schema import as_plain as as_plain
@@ -34,12 +32,15 @@ from .core.objects.values import encode as encode
 from .core.program import TrainerFactory as TrainerFactory
 from .core.program import UsageError as UsageError
 from .core.program import find_function as find_function
+from .core.rehearsal.trace import Difference as Difference
+from .core.rehearsal.trace import Fact as Fact
+from .core.rehearsal.trace import Tracer as Tracer
+from .core.rehearsal.trace import leaves as leaves
 from .core.system.extras import printable_lines as printable_lines
 from .core.system.extras import require as require
 from .core.system.extras import version as version
 from .core.system.extras import with_article as with_article
 from .events.alarms import Alarm as Alarm
-from .events.bus import Probe as Probe
 from .events.bus import Receiver as Receiver
 from .events.bus import Subscription as Subscription
 from .events.bus import current_owner as current_owner
@@ -56,7 +57,6 @@ from .events.checks import printable as printable
 from .events.control import CHANGES as CHANGES
 from .events.errors import count as count
 from .events.errors import describe_error as describe_error
-from .events.recorder import EventRecorder as EventRecorder
 from .plugins.discovery import check_options as check_options
 from .plugins.discovery import find as find
 from .plugins.first_party import is_first_party as is_first_party

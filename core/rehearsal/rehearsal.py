@@ -19,7 +19,7 @@ from ...plugins import Plugins
 from ...plugins.filters import Filter
 from ...plugins.plugin import Plugin
 from ..engines.contract import LoopEngine
-from .director import STEPS, Director, Script, Seen, compare_runs
+from .director import STEPS, Director, Seen, compare_runs
 from .objects import Former, KeptObjects, restored
 from .report import Planned, Rehearsal, plan_of, predict
 
@@ -69,7 +69,7 @@ def rehearse(
             planned = _plan(trainer, task, train, options)
         runs = _Runs(trainer, fit, (task, train, options), planned, former, place)
         whole, result = runs.go("whole")
-        resumed, again = runs.go("resumed") if whole.saved is not None else (None, None)
+        resumed, again = runs.go("resumed") if whole.facts else (None, None)
         report = _report(runs, (whole, result), (resumed, again), watch)
         names = tuple(name for name in trainer.plugins.names() if trainer.plugins[name] in leave)
         former.restore()
@@ -107,7 +107,14 @@ class _Runs:
         plugins, resumes = self.trainer.plugins, what == "resumed"
         self.targets = plugins.redirect(self.place / what)
         shorten(self.former.objects)
-        director = Director(self._script(), resumes=resumes)
+        director = Director(
+            self.place / "whole",
+            self.place / "resumed",
+            logs="log" in plugins.declared("asks"),
+            saves=plugins.writes_saves(),
+            keeps_own=not keeps_states_itself(plugins),
+            resumes=resumes,
+        )
         device = self.trainer.engine.device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -121,27 +128,11 @@ class _Runs:
             self.gpu_bytes = torch.cuda.max_memory_allocated(device)
         return director.seen, run.result_or_raise(exits=False)
 
-    def _script(self) -> Script:
-        plugins = self.trainer.plugins
-        return Script(
-            self.place / "whole",
-            self.place / "resumed",
-            [name for name in plugins.names() if _counts(plugins[name])],
-            logs="log" in plugins.declared("asks"),
-            saves=plugins.writes_saves(),
-            keeps_own=not keeps_states_itself(plugins),
-        )
-
 
 def _shorter(limit: float | None, engine: LoopEngine) -> int:
     """Return how many batches of a set are read, of all ranks together: no more than the run itself would read."""
     few = STEPS * engine.world_size
     return min(limit, few) if isinstance(limit, int) else few
-
-
-def _counts(plugin: Any) -> bool:
-    """Return whether a plugin's state is one that the training depends on."""
-    return getattr(plugin, "policy", "") != "observer" and getattr(plugin, "affects_training", True)
 
 
 def _plan(trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any]) -> Planned:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 
 from heliograph import (
@@ -23,11 +23,12 @@ from heliograph import (
     ValidationBatchStart,
 )
 from heliograph.events import CATALOGUE, Event
-from heliograph.spi import Probe, Receiver
+from heliograph.spi import Receiver
 
 from .format.plain import NAME, shorten
 from .format.records import HandlerTime, TimesEntry
 
+Probe = Callable[[Iterator[Receiver], Mapping[int, str]], Iterator[Receiver]]
 HOT = (BatchStart, ForwardEnd, BackwardEnd, GradientsReady, StepEnd, BatchEnd, ShouldStop)
 EVALUATION = (
     ValidationBatchStart, ValidationBatchEnd, TestBatchStart, TestBatchEnd, PredictBatchStart, PredictBatchEnd,

@@ -7,8 +7,8 @@ from typing import Any
 
 import heliograph as h
 import torch
-from heliograph.core.checkpoint.state.leaves import leaves
 from heliograph.core.data.draws import rng
+from heliograph.core.rehearsal.trace import leaves
 from torch import Tensor, nn
 
 FACTS: list[Any] = []  # of the module, and so out of reach of what is put back

@@ -16,8 +16,8 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.state.leaves import Leaf, leaves
 from heliograph.core.data.draws import rng
+from heliograph.core.rehearsal.trace import Leaf, leaves
 from heliograph.tests.core.rehearsal.pair import FACTS, Facts, Pair
 from heliograph.tests.kit import adam, random_batches, sgd
 from torch import Tensor, nn

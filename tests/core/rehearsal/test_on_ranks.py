@@ -9,8 +9,8 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.checkpoint.state.leaves import leaves
 from heliograph.core.data.draws import rng
+from heliograph.core.rehearsal.trace import leaves
 from heliograph.tests.core.rehearsal.pair import FACTS, Facts, Pair
 from heliograph.tests.kit import adam, class_batches, random_batches, sgd
 from heliograph.tests.ranks_pool import Pool

@@ -250,7 +250,7 @@ def test_state_that_no_checkpoint_holds_is_a_problem(tmp_path: Path) -> None:
     found = rehearse(planned(tmp_path, growing))
     assert not found.ok
     assert found.problems[0].startswith(
-        "a resumed run does not equal an uninterrupted one: modules.model.weight is another one at the end"
+        "a resumed run does not equal an uninterrupted one: the weights (model.weight) differ at the end of epoch 0: "
     )
     assert "plugins.growing.numbers (itertools.count)" in found.problems[0]
     assert growing.factor == 1.0
@@ -261,7 +261,7 @@ def test_draws_that_are_not_kept_are_a_problem(tmp_path: Path) -> None:
     torch.manual_seed(0)
     task = Supervised(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), nn.functional.cross_entropy)
     (problem,) = rehearse(planned(tmp_path)[1:], task).problems
-    assert "the first loss after the resume that differs" in problem
+    assert "the loss differs in epoch 0, batch 2, step 2: " in problem
     assert "untracked: random generators" in problem
 
 

@@ -23,8 +23,8 @@ class Call:
 
     operator: str
     values: tuple[str, ...]
-    inputs: tuple[bytes, ...]
-    outputs: tuple[bytes, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,5 +122,5 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
-def _digests(tensors: list[Tensor]) -> tuple[bytes, ...]:
+def _digests(tensors: list[Tensor]) -> tuple[str, ...]:
     return tuple(leaf.digest for each in tensors for leaf in leaves(each).values())

@@ -12,8 +12,8 @@ import pytest
 import torch
 from heliograph.builtin_callbacks.checkpoint.command import describe
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.leaves import Leaf, leaves
 from heliograph.core.program import UsageError
+from heliograph.core.rehearsal.trace import Leaf, leaves
 from heliograph.packages.recorder.tests.mutated_programs import Program, make
 from heliograph.packages.recorder.tests.reruns.failing import Failing
 from heliograph.packages.recorder.tests.reruns.varied import OF_THE_FILES, varied

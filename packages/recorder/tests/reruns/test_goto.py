@@ -14,9 +14,9 @@ from typing import Any, cast
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.checkpoint.state.leaves import leaves
 from heliograph.core.data.draws import rng
 from heliograph.core.program import UsageError
+from heliograph.core.rehearsal.trace import leaves
 from heliograph.events import BatchEnd
 from heliograph.packages.recorder.tests.mutated_programs import Program, make
 from heliograph.packages.recorder.tests.reruns.varied import State, state_of, varied

@@ -9,9 +9,9 @@ from typing import Any
 
 import heliograph as h
 import torch
-from heliograph.core.checkpoint.state.leaves import Leaf, leaves
 from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.core.data.draws import rng
+from heliograph.core.rehearsal.trace import Leaf, leaves
 from heliograph_recorder import Digests, Recorder
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR

@@ -10,14 +10,15 @@ from tempfile import mkdtemp
 
 from heliograph.spi import UsageError, check_whole_number, known_names
 
+from ..resume.check import varying
 from .attempts import Training
-from .comparison import Story, varying
+from .comparison import Story
 from .faults.fault import HARMLESS, KINDS, Fault
 from .faults.plan import draw_faults
 from .processes import Start, function_starter, script_starter
 from .reference import check_saves, read_reference
 from .report import ChaosReport
-from .rounds import Round, close_round, first_difference_of_ranks
+from .rounds import Aside, Round, close_round, first_difference_of_ranks
 from .summary import report_of
 from .workspace import copy_folder
 
@@ -166,7 +167,7 @@ class _Check:
         """
         pair = [self._train(name, (), PATIENCE, 1) for name in ("reference", "again")]
         expected, again = (read_reference(training) for training in pair)
-        aside = [varying(one, other) for one, other in zip(expected, again, strict=True)]
+        aside = [varying(one.in_order, other.in_order) for one, other in zip(expected, again, strict=True)]
         if difference := first_difference_of_ranks(expected, again, aside):
             raise UsageError(
                 f"The training differs from run to run without any fault, so nothing can be said: {difference}. "
@@ -197,7 +198,7 @@ class _Check:
         plan: Sequence[Fault],
         patience: float,
         expected: Sequence[Story],
-        aside: Sequence[set[str]],
+        aside: Sequence[Aside],
     ) -> Round:
         """Let a training meet faults, until it ends."""
         name = "chaos" if number == 1 else f"chaos-{number}"

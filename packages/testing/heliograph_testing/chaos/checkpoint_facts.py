@@ -3,50 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from heliograph.spi import Store, leaves, read_manifest
+from heliograph.spi import Fact, Store, leaves, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from heliograph.spi import Leaf
-
-CHECKPOINTS = "checkpoints"
-LAST = "last_checkpoint."
-NAMES = (
-    f"{CHECKPOINTS}.",
-    f"{LAST}name",
-)  # others where saves were asked for or lost, or a training began again
+AT_THE_END = "at the end of the run"
 PARTS = ("modules", "optimizers", "schedulers", "control", "epoch_begun", "at_save_point")
 OF_A_PROCESS = (".lock", ".holder", ".steps")  # files that stay when it was killed
 
 
-def facts_of(last: Path) -> dict[str, Leaf]:
-    """Return what must be equal of a folder of checkpoints, by its path.
+def facts_of(last: Path) -> list[Fact]:
+    """Return what must be equal of a folder of checkpoints.
 
     Args:
         last: the last checkpoint that was written there.
     """
     names = sorted(path.name for path in last.parent.iterdir())
     hidden = [name for name in names if name.startswith(".") and not name.endswith(OF_A_PROCESS)]
-    found = leaves({"leftovers": hidden or "none"})
-    for name in names:
-        if name.endswith(".pth") and not name.startswith("."):
-            found |= leaves({CHECKPOINTS: {name: quality_of(last.with_name(name))}})
+    whole = [name for name in names if name.endswith(".pth") and not name.startswith(".")]
+    found: dict[str, Any] = {"leftovers": hidden or "none"}
+    found["checkpoints"] = {name: quality_of(last.with_name(name)) for name in whole}
     try:
         state = Store(last.parent, last.stem).load(last)
     except (OSError, ValueError) as error:
-        return found | leaves({"last_checkpoint": str(error).replace(str(last.parent), "")})  # alike in every copy
-    progress = {name: value for name, value in state["progress"].items() if "seconds" not in name}
-    compared = {part: state[part] for part in PARTS if part in state}
-    return found | leaves({"last_checkpoint": {"name": last.name, "progress": progress, **compared}})
+        found["last_checkpoint"] = str(error).replace(str(last.parent), "")  # alike in every copy
+    else:
+        progress = {name: value for name, value in state["progress"].items() if "seconds" not in name}
+        compared = {part: state[part] for part in PARTS if part in state}
+        found["last_checkpoint"] = {"name": last.name, "progress": progress, **compared}
+    return [Fact(what, AT_THE_END, (0, 0, 0), leaves(value)) for what, value in found.items()]
 
 
-def is_of_end(facts: Mapping[str, Leaf]) -> bool:
+def is_of_end(facts: Mapping[str, Fact]) -> bool:
     """Return whether the last checkpoint of a training, by what it ended with, is of its end."""
-    counters = ("epoch", "batch", "earlier_batches")
-    return all(facts.get(f"{LAST}progress.{name}") == facts.get(f"progress.{name}") for name in counters)
+    if "last_checkpoint" not in facts:
+        return False
+    ended, saved = facts["progress"].leaves, facts["last_checkpoint"].leaves
+    return all(saved.get(f"progress.{name}") == ended[name] for name in ("epoch", "batch", "earlier_batches"))
 
 
 def quality_of(path: Path) -> str:

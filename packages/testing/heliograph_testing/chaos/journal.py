@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heliograph.spi import Leaf
+    from heliograph.spi import Fact
 
 Entry = dict[str, Any]
 
@@ -60,22 +62,14 @@ def refusal_in(paths: Iterable[Path]) -> str:
     return next((entry["text"] for path in paths for entry in read(path) if entry["what"] == "refused"), "")
 
 
-def write_end(path: Path, training: int, facts: Mapping[str, Leaf]) -> None:
-    """Write what a training ended with beside a journal.
-
-    Args:
-        path: of the journal.
-        training: which of the process, counted from 0.
-        facts: by their paths.
-    """
-    _end_path(path, training).write_bytes(pickle.dumps(dict(facts)))
+def pack(fact: Fact) -> str:
+    """Return a fact as text; of arrays the digests are enough."""
+    values = fact.leaves.items()
+    small = {path: replace(leaf, sample=None) if hasattr(leaf.sample, "shape") else leaf for path, leaf in values}
+    return b64encode(pickle.dumps(replace(fact, leaves=small))).decode()
 
 
-def read_end(path: Path, training: int) -> dict[str, Leaf]:
-    """Return what a training ended with; written by a process of ours."""
-    found: dict[str, Leaf] = pickle.loads(_end_path(path, training).read_bytes())  # noqa: S301
-    return found
-
-
-def _end_path(path: Path, training: int) -> Path:
-    return path.with_suffix(f".end-{training}")
+def unpack(text: str) -> Fact:
+    """Return the fact that `pack` made text, in a process of ours."""
+    fact: Fact = pickle.loads(b64decode(text))  # noqa: S301
+    return fact

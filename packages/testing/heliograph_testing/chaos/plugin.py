@@ -128,7 +128,7 @@ class Chaos(Plugin):
     def note_metrics(self, run: Run, event: Log | ValidationEnd) -> None:
         """Note what was measured."""
         if self._witness is not None:
-            self._witness.note_metrics(run, event)
+            self._witness.tracer.metrics(run, event)
 
     @on(*EVENTS, lane=Lane.TRANSFORM, optional=True)
     def arrive(self, run: Run, event: Event) -> None:

@@ -34,7 +34,7 @@ def read_reference(training: Training) -> list[Story]:
             "The training continued from a checkpoint that was there before: leave its folder out, as in --leave-out "
             "runs."
         )
-    if not any(story.losses for story in stories):
+    if not any(story.done for story in stories):
         raise UsageError("The training has no batch: no `heliograph.Trainer` has trained in it.")
     for story in stories:
         if story.lost:

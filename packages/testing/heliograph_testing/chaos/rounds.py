@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from heliograph_recorder import diverge
 
 from .attempts import Training
-from .checkpoint_facts import LAST, NAMES, is_of_end
+from .checkpoint_facts import AT_THE_END, is_of_end
 from .comparison import Story, first_difference, story_of
 from .faults.fault import KINDS, Fault
 from .reference import describe_failure
 from .report import Met, Verdict
 
+Aside = frozenset[tuple[str, str]]
 OTHER_SAVES = frozenset({"preempt", "lost-notice", "lost-request"})  # faults by which other checkpoints are written
 MILD = frozenset({"preempt", "lost-request", "slow", "slow-disk", "clock-jump"})  # by which nothing need fail
 
@@ -48,16 +49,14 @@ class Round:
         return any(KINDS[each.fault.kind].changes_numbers for each in self.met if each.where)
 
 
-def close_round(
-    training: Training, plan: Sequence[Fault], expected: Sequence[Story], aside: Sequence[set[str]]
-) -> Round:
+def close_round(training: Training, plan: Sequence[Fault], expected: Sequence[Story], aside: Sequence[Aside]) -> Round:
     """Read what a training did, and compare it.
 
     Args:
         training: which has ended.
         plan: the faults that it was to meet.
         expected: what each rank of a training without faults did.
-        aside: for each rank, the paths of values that are not compared.
+        aside: for each rank, the values that are not compared.
     """
     stories = [story_of(path) for path in training.journals]
     met = _met(plan, stories)
@@ -67,7 +66,7 @@ def close_round(
 
 
 def first_difference_of_ranks(
-    expected: Sequence[Story], others: Sequence[Story], aside: Sequence[set[str]], *, only_last: bool = False
+    expected: Sequence[Story], others: Sequence[Story], aside: Sequence[Aside], *, only_last: bool = False
 ) -> str | None:
     """Return the first difference of any rank; see `first_difference`."""
     for rank, (one, other, names) in enumerate(zip(expected, others, aside, strict=True)):
@@ -81,12 +80,12 @@ def _judge(
     stories: Sequence[Story],
     kinds: set[str],
     expected: Sequence[Story],
-    aside: Sequence[set[str]],
+    aside: Sequence[Aside],
 ) -> tuple[Verdict, str]:
     if not training.attempts[-1].completed:
         return "did not end", describe_failure(training.attempts[-1], training.attempts)
     if kinds & OTHER_SAVES or not any(story.resumed for story in stories):
-        other = _names_of_saves(expected, stories)
+        other = _names_of_saves(expected)
         aside = [one | other for one in aside]
     changed = any(KINDS[kind].changes_numbers for kind in kinds)
     if difference := first_difference_of_ranks(expected, stories, aside, only_last=changed):
@@ -95,12 +94,14 @@ def _judge(
     return ("lost work", lost) if lost else ("equal", "")
 
 
-def _names_of_saves(expected: Sequence[Story], stories: Sequence[Story]) -> set[str]:
-    """Return the paths of what is another one where saves were at other places."""
-    all_facts = [facts for story in (*expected, *stories) for facts in story.facts.values()]
-    ends_saved = all(is_of_end(facts) for story in expected for facts in story.facts.values())
-    prefixes = NAMES if ends_saved else (*NAMES, LAST)
-    return {path for facts in all_facts for path in facts if path.startswith(prefixes)}
+def _names_of_saves(expected: Sequence[Story]) -> Aside:
+    """Return what is another one where saves were at other places."""
+    ends = [
+        {what: facts[-1] for (which, what, when), facts in story.facts.items() if (which, when) == (number, AT_THE_END)}
+        for story in expected
+        for number in story.ends
+    ]
+    return frozenset({("checkpoints", ""), ("last_checkpoint", "name" if all(map(is_of_end, ends)) else "")})
 
 
 def _needless_failure(training: Training) -> str:

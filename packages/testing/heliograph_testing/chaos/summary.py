@@ -34,7 +34,7 @@ def report_of(rounds: Sequence[Round], expected: Story, seed: int, seconds: floa
         hung=sum(attempt.hung for attempt in attempts),
         resumed=sum(story.resumed for story in stories),
         restarted=sum(story.restarted for story in stories),
-        batches=len(expected.losses),
+        batches=len(expected.done),
         batches_done=sum(story.batches_done for story in stories),
         seconds=seconds,
         seconds_spent=sum(attempt.seconds for attempt in attempts),

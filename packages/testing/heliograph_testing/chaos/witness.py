@@ -9,14 +9,16 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from heliograph.spi import Tracer, read_manifest
+
 from .checkpoint_facts import quality_of
-from .facts import batches_of, end_of
 from .faults.acts import Act
-from .journal import Journal, of_rank, read, write_end
+from .journal import Journal, of_rank, pack, read
 from .workspace import is_outside
 
 if TYPE_CHECKING:
-    from heliograph import Log, Run, RunClosed, ValidationEnd
+    from heliograph import Run, RunClosed
+    from heliograph.spi import Fact
 
 
 class Witness:
@@ -29,11 +31,13 @@ class Witness:
     Attributes:
         met: the numbers of the faults that had acted before, in other processes.
         path: of the journal of this rank.
+        tracer: notes facts.
     """
 
     def __init__(self, path: Path, run: Run) -> None:
         self.path = of_rank(path, run.engine.rank)
         self.met = {entry["number"] for entry in read(self.path) if entry["what"] == "fault"}
+        self.tracer = Tracer(self._note_fact)
         self._journal, self._training = Journal(self.path), next(_trainings(os.getpid()))
         from heliograph import Checkpoint  # the run has loaded it, if it has one
 
@@ -47,24 +51,14 @@ class Witness:
     def note_save(self, checkpoint: Path) -> None:
         """Note that a checkpoint was announced, from which the training can continue, and whether it is intact."""
         quality = quality_of(checkpoint)
-        batch = 0 if quality == "without a manifest" else batches_of(checkpoint)
+        at = {} if quality == "without a manifest" else read_manifest(checkpoint).progress
+        batch = int(at.get("earlier_batches", 0) + at.get("batch", 0))
         self._journal.note("saved", training=self._training, batch=batch, name=checkpoint.name, quality=quality)
 
     def note_batch(self, run: Run) -> None:
         """Note the losses of a batch, and whether a step boundary may follow; waits for the device."""
-        losses = [] if run.control.skips_batch else [float(each.detach()).hex() for each in run.stepping.batch_losses]
-        facts = {"batch": run.progress.batches, "losses": losses, "ends_step": not run.stepping.window}
-        self._journal.note("batch", training=self._training, **facts)
-
-    def note_metrics(self, run: Run, event: Log | ValidationEnd) -> None:
-        """Note the metrics of a log or a validation."""
-        metrics = {name: float(value).hex() for name, value in event.metrics.items()}
-        self._journal.note(
-            "metrics",
-            training=self._training,
-            at=[event.name, run.progress.epoch, run.progress.batches],
-            values=metrics,
-        )
+        self.tracer.losses(run)
+        self._journal.note("batch", training=self._training, batch=run.progress.batches, ends_step=not run.window)
 
     def note_act(self, number: int, act: Act) -> None:
         """Note that a fault acts now."""
@@ -77,15 +71,15 @@ class Witness:
 
     def note_end(self, run: Run, event: RunClosed, counts: Mapping[str, int], folder: Path) -> None:
         """Note how the training has ended, with what, and what was written outside of its folder."""
-        outside = [
-            str(each) for each in (run.checkpoints.last, run.report.recording) if each and is_outside(each, folder)
-        ]
-        if event.status != "failed":
-            write_end(self.path, self._training, end_of(run))
-        last = None if run.checkpoints.last is None or outside else str(run.checkpoints.last.absolute())
-        recording = None if run.report.recording is None else str(run.report.recording.absolute())
+        outside = [str(each) for each in (run.last_checkpoint, run.recording) if each and is_outside(each, folder)]
+        self.tracer.record(run, event)
+        last = None if run.last_checkpoint is None or outside else str(run.last_checkpoint.absolute())
+        recording = None if run.recording is None else str(run.recording.absolute())
         ended = {"status": event.status, "batch": run.progress.batches, "counts": counts, "outside": outside}
         self._journal.note("end", training=self._training, last=last, recording=recording, **ended)
+
+    def _note_fact(self, fact: Fact) -> None:
+        self._journal.note("fact", training=self._training, fact=pack(fact))
 
     def close(self) -> None:
         """Close the file."""

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from heliograph import Lane, Log, Run, SavePoint, Streams, Trainer, ValidationEnd
+from heliograph import Lane, Run, SavePoint, Streams, Trainer
 from heliograph.events import CATALOGUE, Event, Position
-from heliograph.spi import Leaf, leaves
+from heliograph.spi import Fact, Tracer
 
-from .facts import Fact
 from .moments import AFTER_THE_END, Moment, MomentCounter
 from .suspects import worker_suspects
 
-OF_THE_PROCESS = ("objects", "schema", "saved_at", "versions", "run_name", "training_id", "world")
 BY = "the resume check"
 
 
@@ -56,7 +52,6 @@ class CheckedAttempt:
         killed: whether it was killed.
         resumed_by_itself: whether it resumed a checkpoint that the check did not give it.
         saved: the newest state that it saved.
-        metrics: the names of the metrics that were logged.
         workers: what may make the loader's workers differ.
         position: how the data reach their position.
         reasons: what the run itself reports that may make a resume differ.
@@ -68,7 +63,6 @@ class CheckedAttempt:
     killed: bool = False
     resumed_by_itself: bool = False
     saved: SavedState | None = None
-    metrics: set[str] = field(default_factory=set)
     workers: tuple[str, ...] = ()
     position: Position = "seeked"
     reasons: tuple[str, ...] = ()
@@ -97,6 +91,7 @@ def run_attempt(
         kill: when to kill it.
     """
     attempt = CheckedAttempt(origin)
+    Tracer(attempt.facts.append).subscribe(trainer.bus)
     Watcher(attempt, trainer, save_every, kill).subscribe()
     try:
         trainer.fit(**{**options, "on_interrupt": "raise"})
@@ -109,7 +104,7 @@ def run_attempt(
 
 
 class Watcher:
-    """Handles all events of an attempt, after all other handlers."""
+    """Kills an attempt at its moment, after all other handlers; requests saves, and keeps what they would hold."""
 
     def __init__(self, attempt: CheckedAttempt, trainer: Trainer, save_every: int, kill: Moment | None) -> None:
         self._attempt, self._trainer, self._save_every, self._kill_at = attempt, trainer, save_every, kill
@@ -123,7 +118,7 @@ class Watcher:
         bus.on(SavePoint, self.save, lane=Lane.PERSIST)
 
     def handle(self, run: Run, event: Event) -> None:
-        """Note what is compared, request saves, and kill the run at its moment."""
+        """Request saves, and kill the run at its moment."""
         react = getattr(self, f"_at_{event.name}", None)
         if react is not None:
             react(run, event)
@@ -141,7 +136,8 @@ class Watcher:
             return
         content = BytesIO()
         torch.save(run.state_dict(), content)
-        attempt.saved = SavedState(content.getvalue(), attempt.fact_count, _counters(run), run.checkpoints.last)
+        counters = run.progress.epoch, run.progress.batch, run.progress.steps
+        attempt.saved = SavedState(content.getvalue(), attempt.fact_count, counters, run.last_checkpoint)
 
     def _kill(self, run: Run) -> None:
         self._attempt.killed = True
@@ -165,73 +161,17 @@ class Watcher:
             self._attempt.resumed_by_itself = True
             self._kill(run)
 
-    def _at_batch_start(self, run: Run, event: Event) -> None:
-        self._add(run, "batch", run.batch, _in_batch(run, 1), begun=1)
-
     def _at_batch_end(self, run: Run, event: Event) -> None:
-        self._attempt.facts.append(Fact("draws", _in_batch(run), _counters(run), generators()))
-        losses = () if run.control.skips_batch else run.stepping.batch_losses
-        self._add(run, "loss", losses[0] if len(losses) == 1 else losses, _in_batch(run))
         if run.progress.batches % self._save_every == 0:
             run.control.request_save(f"every {self._save_every} batches", by=BY)
 
-    def _at_log(self, run: Run, event: Log) -> None:
-        self._add_metrics(run, event.metrics, "in the log")
-
-    def _at_validation_end(self, run: Run, event: ValidationEnd) -> None:
-        self._add_metrics(run, event.metrics, "in the validation")
-
     def _at_epoch_end(self, run: Run, event: Event) -> None:
-        self._add_state(run, f"at the end of epoch {run.progress.epoch - 1}")
         run.control.request_save("an epoch's end", by=BY)
 
     def _at_run_closed(self, run: Run, event: Event) -> None:
         if self._attempt.killed:
             return
-        self._add_state(run, "at the end of the run")
         self._note_facts(run)
-        train = run.data.train_loader
+        train = run.train_loader
         loaders = train.loaders.values() if isinstance(train, Streams) else [train]
         self._attempt.workers = tuple(suspect for each in loaders for suspect in worker_suspects(each))
-
-    def _add_metrics(self, run: Run, metrics: Mapping[str, float], where: str) -> None:
-        self._attempt.metrics |= metrics.keys()
-        self._add(run, "metrics", metrics, "{} at epoch {}, batch {}, step {}".format(where, *_counters(run)))
-
-    def _add_state(self, run: Run, when: str) -> None:
-        state = run.state_dict()
-        del state["progress"]["earlier_seconds"]
-        del state["data"]["facts"]  # the reasons report them
-        for name in OF_THE_PROCESS:
-            del state[name]
-        state.pop("log_history", None)  # of metrics, which are compared one by one, and of the clock
-        for name, own in state.pop("plugins").items():
-            state[f"plugin {name}"] = own
-        for what, value in state.items():
-            self._add(run, what, value, when)
-
-    def _add(self, run: Run, what: str, value: Any, when: str, *, begun: int = 0) -> None:
-        found = leaves(value)
-        if what.startswith("plugin "):  # their strings are files and dates, which differ between runs
-            found = {path: leaf for path, leaf in found.items() if leaf.kind != "str"}
-        self._attempt.facts.append(Fact(what, when, _counters(run, begun), found))
-
-
-def generators() -> dict[str, Leaf]:
-    """Return the states of the global random generators, by name."""
-    state = {
-        "python": repr(random.getstate()),
-        "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-    return {path: replace(leaf, sample=None) for path, leaf in leaves(state).items()}
-
-
-def _counters(run: Run, begun: int = 0) -> tuple[int, int, int]:
-    """Return finished epochs, batches of the epoch with those that have begun, and steps."""
-    return run.progress.epoch, run.progress.batch + begun, run.progress.steps
-
-
-def _in_batch(run: Run, begun: int = 0) -> str:
-    return "in epoch {}, batch {}, step {}".format(*_counters(run, begun))

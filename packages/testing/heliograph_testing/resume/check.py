@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from heliograph import Trainer
 from heliograph.events import Position
-from heliograph.spi import TrainerFactory, UsageError, capture, known_names, restore, seed_all
+from heliograph.spi import Difference, Fact, TrainerFactory, UsageError, capture, known_names, restore, seed_all
 
 from .attempts import CheckedAttempt, SavedState, run_attempt
-from .causes import cause_without_kill, causes_after_resume
-from .differences import Comparison, compare, varying
 from .moments import KillPoint, Moment, choose_moments, find_moment, list_kill_points
 from .report import InterruptedAttempt, ResumeCheck
 
 Aside = frozenset[tuple[str, str]]
+Found = tuple[Difference | None, Difference | None]  # the first difference that counts, and that of the random state
+MAY_VARY = ("metrics", "means", "plugin")
+WITHOUT_KILL = {
+    "batch": "what is loaded depends on more than the seed: on os.urandom, the clock, an unseeded generator, or an "
+    "object that two calls of make_trainer share",
+    "order": "something depends on the clock, such as Every(seconds=...)",
+}
+OTHERS_WITHOUT_KILL = (
+    "the task, a plugin or the model draws from an unseeded generator or depends on the clock, or a kernel is not "
+    "deterministic: see torch.use_deterministic_algorithms"
+)
+AFTER_RESUME = {
+    "batch": "what is loaded depends on more than the seed and the position: the data was built from draws that "
+    "make_trainer does not seed, or the dataset has state of its own, such as a counter or a generator",
+    "order": "a plugin that makes requests does not keep its state: give it state_dict and load_state_dict",
+    "modules": "a plugin or the task changes gradients or weights by state that no checkpoint holds, or a kernel is "
+    "not deterministic: see torch.use_deterministic_algorithms",
+    "optimizers": "something changes the optimizer by state that no checkpoint holds",
+    "schedulers": "the scheduler is stepped by state that no checkpoint holds, or its state_dict is not complete",
+    "data": "the loader's state_dict does not restore its position",
+}
+OTHERS_AFTER_RESUME = (
+    "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict; or the data have "
+    "changed"
+)
 
 
 def assert_resume_exact(
@@ -58,7 +81,8 @@ def check_resume(
     random state, each loss, all metrics, and at each epoch's end weights, optimizer, scheduler, plugins and the rest of
     the state must be equal, bit for bit. A resumed attempt starts with other seeds, as another process would. Metrics
     and plugin states that differ between the two uninterrupted runs depend on the clock and are not compared, nor are
-    the strings in plugin states, which are often files and dates. In a test::
+    the strings in plugin states, which are often files and dates, and plugins with `affects_training = False` and
+    observers. In a test::
 
         def make_trainer():
             torch.manual_seed(0)
@@ -98,29 +122,6 @@ def check_resume(
         restore(before)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    """The uninterrupted run, with which every attempt is compared."""
-
-    run: CheckedAttempt
-    aside: Aside
-    workers: tuple[str, ...]
-
-    def compare(self, attempt: CheckedAttempt) -> Comparison:
-        """Compare an attempt with the part of the uninterrupted run that it should repeat."""
-        facts = self.run.facts[attempt.origin.facts if attempt.origin else 0 :]
-        names = "the uninterrupted run", "the interrupted one"
-        return compare(facts, attempt.facts, names=names, whole=not attempt.killed, aside=self.aside)
-
-    def causes(self, attempt: CheckedAttempt, comparison: Comparison) -> tuple[str, ...]:
-        """Return the likely causes of a difference."""
-        return causes_after_resume(
-            comparison,
-            reasons=attempt.reasons,
-            workers=self.workers,
-        )
-
-
 class _Check:
     """The attempts of one check."""
 
@@ -137,33 +138,37 @@ class _Check:
             kills = [find_moment(each, whole.moments) for each in points]
         twin = self._attempt("again")
         varies = varying(whole.facts, twin.facts) - ignored
-        found = compare(whole.facts, twin.facts, names=("one uninterrupted run", "the other"), aside=ignored | varies)
+        names = "one uninterrupted run", "the other"
+        first, draws = _compare(Difference.between(whole.facts, twin.facts, names=names, aside=ignored | varies))
         check = ResumeCheck(twin.position, twin.reasons)
-        if found.first is not None:
-            cause = cause_without_kill(found.first)
-            return replace(check, is_deterministic=False, difference=found.first, draws=found.draws, causes=(cause,))
+        if first is not None:
+            cause = WITHOUT_KILL.get(first.what, OTHERS_WITHOUT_KILL)
+            return replace(check, is_deterministic=False, difference=first, draws=draws, causes=(cause,))
         check = replace(check, set_aside=tuple(sorted({_name(*each) for each in varies})))
-        return self._interrupted(check, _Reference(whole, ignored | varies, twin.workers), kills)
+        return self._interrupted(check, whole.facts, ignored | varies, twin.workers, kills)
 
-    def _interrupted(self, check: ResumeCheck, reference: _Reference, kills: Sequence[Moment]) -> ResumeCheck:
+    def _interrupted(
+        self, check: ResumeCheck, whole: Sequence[Fact], aside: Aside, workers: Sequence[str], kills: Sequence[Moment]
+    ) -> ResumeCheck:
         saved: SavedState | None = None
         for kill in (*kills, None):
             attempt = self._attempt("interrupted", number=len(check.attempts), origin=saved, kill=kill)
-            found = reference.compare(attempt)
+            expected = whole[attempt.origin.facts if attempt.origin else 0 :]
+            if attempt.killed:
+                expected = expected[: len(attempt.facts)]
+            first, draws = _compare(Difference.between(expected, attempt.facts, aside=aside))
             entry = InterruptedAttempt(saved.counters if saved else None, kill if attempt.killed else None)
             check = replace(
                 check,
                 attempts=(*check.attempts, entry),
-                batches=check.batches + found.batches,
-                draws=check.draws or found.draws,
-                difference=found.first,
+                batches=check.batches + sum(fact.what == "loss" for fact in attempt.facts),
+                draws=check.draws or draws,
+                difference=first,
+                position=max(check.position, attempt.position, key=get_args(Position).index),
+                reasons=tuple(dict.fromkeys((*check.reasons, *attempt.reasons))),
             )
-            reasons = tuple(dict.fromkeys((*check.reasons, *attempt.reasons)))
-            check = replace(
-                check, position=max(check.position, attempt.position, key=get_args(Position).index), reasons=reasons
-            )
-            if found.first is not None:
-                return replace(check, causes=reference.causes(attempt, found))
+            if first is not None:
+                return replace(check, causes=_causes(first, attempt.reasons, workers))
             if kill is not None and not attempt.killed:
                 raise UsageError(
                     f"Attempt {len(check.attempts)} ({entry}) never reached {kill}: each kill point must be after the "
@@ -200,11 +205,36 @@ class _Check:
 
 def _ignored(names: Collection[str], whole: CheckedAttempt) -> Aside:
     plugins = {fact.what.removeprefix("plugin ") for fact in whole.facts if fact.what.startswith("plugin ")}
+    metrics = {name for fact in whole.facts if fact.what == "metrics" for name in fact.leaves}
     for name in names:
-        if name not in plugins | whole.metrics:
-            known = known_names(name, plugins | whole.metrics)
+        if name not in plugins | metrics:
+            known = known_names(name, plugins | metrics)
             raise UsageError(f"ignore= names {name!r}, which is neither a plugin with a state nor a metric.{known}")
-    return frozenset(("metrics", name) if name in whole.metrics else (f"plugin {name}", "") for name in names)
+    return frozenset(("metrics", name) if name in metrics else (f"plugin {name}", "") for name in names)
+
+
+def _compare(differences: Iterator[Difference]) -> Found:
+    """Return the first difference that counts: one of the random state does not, but later facts may follow from it."""
+    draws: Difference | None = None
+    for difference in differences:
+        if difference.what != "draws":
+            return difference, draws
+        draws = draws or difference
+    return None, draws
+
+
+def varying(one: Sequence[Fact], other: Sequence[Fact]) -> Aside:
+    """Return (what, path) of the metrics and plugin states that differ between two runs."""
+    differences = [each for each in Difference.between(one, other) if each.what.split()[0] in MAY_VARY]
+    return frozenset((each.what, path) for each in differences for path in each.paths)
+
+
+def _causes(difference: Difference, reasons: Sequence[str], workers: Sequence[str]) -> tuple[str, ...]:
+    """Return the likely causes of a difference after a resume, the likeliest first."""
+    causes = dict.fromkeys([*reasons, *(workers if difference.what == "batch" else ())])
+    if difference.what.startswith("plugin ") and not causes:
+        return (f"{difference.what} does not continue from what load_state_dict gives it",)
+    return tuple(causes or [AFTER_RESUME.get(difference.what, OTHERS_AFTER_RESUME)])
 
 
 def _name(what: str, path: str) -> str:

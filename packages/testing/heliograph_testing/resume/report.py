@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from heliograph.events import Position
+from heliograph.spi import Difference
 
-from .differences import Difference
 from .moments import Moment
 
 
@@ -41,7 +41,7 @@ class ResumeCheck:
         causes: its likely causes.
         is_deterministic: whether two uninterrupted runs are equal; if not, nothing was killed.
         attempts: those of the interrupted run, up to the first difference.
-        batches: how many of its batches were compared.
+        batches: how many batches they trained on.
         draws: the first difference of the random state, with or without a later difference.
         set_aside: what was not compared, since it differs even without a kill.
     """

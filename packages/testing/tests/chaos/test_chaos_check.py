@@ -88,7 +88,7 @@ def test_what_no_checkpoint_has_makes_a_difference(tmp_path: Path) -> None:
     assert report.folder == tmp_path / "run"
     assert report.verdict == "differs", str(report)
     assert not report.is_good
-    assert report.difference.startswith("the loss of batch 15 is ")
+    assert report.difference.startswith("the loss differs in epoch 1, batch 7, step 7: ")
     assert "; by their recordings: " in report.difference
 
 

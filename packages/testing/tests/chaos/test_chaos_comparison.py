@@ -6,17 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heliograph.core.checkpoint.state.leaves import leaves
+from heliograph.core.rehearsal.trace import Fact, leaves
 from heliograph_testing.chaos import ChaosReport, Fault
-from heliograph_testing.chaos.comparison import Story, first_difference, story_of, varying
-from heliograph_testing.chaos.journal import Journal, write_end
+from heliograph_testing.chaos.comparison import Story, first_difference, story_of
+from heliograph_testing.chaos.journal import Journal, pack
 from heliograph_testing.chaos.report import Met
+from heliograph_testing.resume.check import varying
 
 BEGIN = ("begin", {"resumes": True})
 
 
-def batch(number: int, loss: float = 0.5, *, window: int = 1) -> tuple[str, dict[str, Any]]:
-    return "batch", {"batch": number, "losses": [loss.hex()], "ends_step": number % window == 0}
+def fact(what: str, when: str, value: Any) -> tuple[str, dict[str, Any]]:
+    return "fact", {"fact": pack(Fact(what, when, (0, 0, 0), leaves(value)))}
+
+
+def batch(number: int, *, window: int = 1) -> tuple[str, dict[str, Any]]:
+    return "batch", {"batch": number, "ends_step": number % window == 0}
+
+
+def loss(number: int, value: float = 0.5) -> tuple[str, dict[str, Any]]:
+    return fact("loss", f"in batch {number}", value)
 
 
 def saved(number: int, quality: str = "intact") -> tuple[str, dict[str, Any]]:
@@ -46,9 +55,10 @@ def written(path: Path, *entries: tuple[str, dict[str, Any]], weight: float = 1.
     journal = Journal(path)
     for what, facts in entries:
         journal.note(what, **{"training": 0, **facts})
+        if what == "end":
+            for part, value in (("modules", {"model": {"weight": weight}}), ("metrics", {"speed": weight})):
+                journal.note("fact", training=0, **fact(part, "at the end of the run", value)[1])
     journal.close()
-    for training in (0, 1):
-        write_end(path, training, leaves({"modules": {"model": {"weight": weight}}, "metrics": {"speed": weight}}))
     return story_of(path)
 
 
@@ -67,31 +77,40 @@ def test_a_line_that_a_kill_has_cut_short_is_not_read(tmp_path: Path) -> None:
 
 
 def test_the_first_difference(tmp_path: Path) -> None:
-    one = written(tmp_path / "a.jsonl", BEGIN, batch(1), batch(2), end(2))
-    wrong = written(tmp_path / "b.jsonl", BEGIN, batch(1), batch(2, 0.25), BEGIN, resumed(1), batch(2), end(2))
-    assert first_difference(one, wrong) == "the loss of batch 2 is 0.25 instead of 0.5"
+    one = written(tmp_path / "a.jsonl", BEGIN, loss(1), loss(2), end(2))
+    wrong = written(tmp_path / "b.jsonl", BEGIN, loss(1), loss(2, 0.25), BEGIN, resumed(1), loss(2), end(2))
+    text = "the loss differs in batch 2: 0.5 in the reference, 0.25 in the other run"
+    assert first_difference(one, wrong) == text
     assert first_difference(one, wrong, only_last=True) is None
-    short = written(tmp_path / "c.jsonl", BEGIN, batch(1), end(1))
-    assert first_difference(one, short) == "batch 2 was not done"
-    assert first_difference(short, one) == "batch 2 was done, and not without faults"
-    heavy = written(tmp_path / "d.jsonl", BEGIN, batch(1), batch(2), end(2), weight=2.0)
-    assert first_difference(one, heavy) == "at the end modules.model.weight is 2.0 instead of 1.0"
-    assert varying(one, heavy) == {"metrics.speed"}
-    assert first_difference(one, heavy, {"modules.model.weight", "metrics.speed"}) is None
+    short = written(tmp_path / "c.jsonl", BEGIN, loss(1), end(1))
+    for pair in ((one, short), (short, one)):
+        assert "has the loss in batch 2" in (first_difference(*pair) or "")
+    heavy = written(tmp_path / "d.jsonl", BEGIN, loss(1), loss(2), end(2), weight=2.0)
+    text = "the weights (model.weight) differ at the end of the run: 1.0 in the reference, 2.0 in the other run"
+    assert first_difference(one, heavy) == text
+    assert varying(one.in_order, heavy.in_order) == {("metrics", "speed")}
+    assert first_difference(one, heavy, frozenset({("modules", "model.weight"), ("metrics", "speed")})) is None
 
 
 def log(number: int, **values: float) -> tuple[str, dict[str, Any]]:
-    return "metrics", {"at": ["log", 0, number], "values": {name: value.hex() for name, value in values.items()}}
+    return fact("metrics", f"in the log after batch {number}", values)
+
+
+def test_of_several_ends_the_last_counts(tmp_path: Path) -> None:
+    one = written(tmp_path / "a.jsonl", BEGIN, loss(1), loss(2), end(2))
+    early = fact("modules", "at the end of the run", {"model": {"weight": 9.0}})
+    assert first_difference(one, written(tmp_path / "b.jsonl", BEGIN, loss(1), early, BEGIN, loss(2), end(2))) is None
 
 
 def test_a_metric_that_differs(tmp_path: Path) -> None:
-    one = written(tmp_path / "a.jsonl", BEGIN, batch(1), log(1, loss=0.5), log(1, mean=2.0), end(1))
-    same = written(tmp_path / "b.jsonl", BEGIN, batch(1), log(1, mean=2.0), end(1))
+    one = written(tmp_path / "a.jsonl", BEGIN, loss(1), log(1, loss=0.5), log(1, mean=2.0), end(1))
+    same = written(tmp_path / "b.jsonl", BEGIN, loss(1), log(1, mean=2.0), end(1))
     assert first_difference(one, same) is None
-    other = written(tmp_path / "c.jsonl", BEGIN, batch(1), log(1, loss=0.25), log(1, mean=2.0), end(1))
-    assert first_difference(one, other) == "loss in the log after batch 1 is 0.25 instead of 0.5"
-    assert varying(one, other) == {"metrics.loss"}
-    assert first_difference(one, other, {"metrics.loss"}) is None
+    other = written(tmp_path / "c.jsonl", BEGIN, loss(1), log(1, loss=0.25), log(1, mean=2.0), end(1))
+    text = "the metrics (loss) differ in the log after batch 1: 0.5 in the reference, 0.25 in the other run"
+    assert first_difference(one, other) == text
+    assert varying(one.in_order, other.in_order) == {("metrics", "loss")}
+    assert first_difference(one, other, frozenset({("metrics", "loss")})) is None
 
 
 def test_work_that_was_lost(tmp_path: Path) -> None:

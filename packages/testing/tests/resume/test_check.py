@@ -162,7 +162,7 @@ def test_finds_that_no_plugin_saves_the_random_state() -> None:
     assert check.difference is not None
     assert check.draws is not None
     assert check.difference.what == "loss"
-    assert (check.difference.epoch, check.difference.batch, check.difference.step) == (0, 4, 4)
+    assert check.difference.place == (0, 4, 4)
     assert check.draws.text == "the random state (python, numpy, torch) differs in epoch 0, batch 4, step 4"
     assert check.causes == ("untracked: random generators (no plugin saves their state: add RNGCapture())",)
     with pytest.raises(AssertionError) as caught:
@@ -242,8 +242,8 @@ def test_finds_a_dataset_that_counts(workers: int) -> None:
         lambda: training(h.RNGCapture(), train=DataLoader(Counting(), batch_size=4, num_workers=workers))
     )
     assert check.difference is not None
-    assert (check.difference.what, check.difference.path, check.difference.epoch) == ("batch", "[0]", 0)
-    assert check.difference.batch == 4
+    assert (check.difference.what, check.difference.paths, check.difference.place[0]) == ("batch", ("[0]",), 0)
+    assert check.difference.place[1] == 4
     assert check.reasons
     assert "Counting loads the same batch differently each time" in check.causes[0]
     if not workers:
@@ -320,7 +320,7 @@ class Growing(h.Plugin):
 def test_finds_a_plugin_that_ignores_that_an_epoch_was_resumed() -> None:
     check = check_resume(lambda: training(h.RNGCapture(), Growing(again=True)), kill_at=5)
     assert check.difference is not None
-    assert (check.difference.what, check.difference.batch) == ("loss", 4)
+    assert (check.difference.what, check.difference.place[1]) == ("loss", 4)
     assert check.causes == (
         "after EpochStart, which growing handled again: model.0.weight changed when the epoch was resumed",
     )
@@ -399,7 +399,7 @@ def test_finds_weights_that_are_changed_after_the_loss() -> None:
 
     check = check_resume(lambda: training(h.RNGCapture(), Decay()), kill_at=("epoch_start", 2))
     assert check.difference is not None
-    assert (check.difference.what, check.difference.path) == ("modules", "model.0.bias")
+    assert (check.difference.what, check.difference.paths[0]) == ("modules", "model.0.bias")
     assert check.difference.text.startswith("the weights (model.0.bias) differ at the end of epoch 1: by up to ")
     assert check.causes == ("untracked: plugins.decay._factor (builtins.list_iterator)",)
 
@@ -438,7 +438,7 @@ def test_a_program_that_is_not_deterministic() -> None:
     assert not check.is_deterministic
     assert check.attempts == ()
     assert check.difference is not None
-    assert (check.difference.what, check.difference.epoch, check.difference.batch) == ("loss", 0, 1)
+    assert (check.difference.what, *check.difference.place[:2]) == ("loss", 0, 1)
     assert str(check).startswith("NOT deterministic: two uninterrupted runs differ, so a resume cannot be checked")
     assert check.causes[0].startswith("the task, a plugin or the model draws from an unseeded generator")
 

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.state.leaves import leaves
-from heliograph_testing.resume.differences import compare, varying
-from heliograph_testing.resume.facts import Fact
+from heliograph.core.rehearsal.trace import Difference, Fact, leaves
 
 NAMES = ("one", "the other")
 
@@ -22,10 +20,14 @@ def fact(value: Any, what: str = "batch") -> Fact:
     return Fact(what, "in epoch 0, batch 2, step 1", (0, 2, 1), leaves(value))
 
 
+def first_of(one: list[Fact], other: list[Fact], **options: Any) -> Difference | None:
+    return next(Difference.between(one, other, names=NAMES, **options), None)
+
+
 def sentence(one: Any, other: Any, what: str = "batch") -> str:
-    found = compare([fact(one, what)], [fact(other, what)], names=NAMES).first
+    found = first_of([fact(one, what)], [fact(other, what)])
     assert found is not None
-    assert (found.epoch, found.batch, found.step) == (0, 2, 1)
+    assert found.place == (0, 2, 1)
     return found.text
 
 
@@ -145,21 +147,20 @@ def test_differences_in_words() -> None:
 
 def test_one_run_that_does_more_than_the_other() -> None:
     longer, shorter = [fact(1), fact(2, "loss")], [fact(1)]
-    whole = compare(longer, shorter, names=NAMES).first
+    whole = first_of(longer, shorter)
     assert whole is not None
-    assert whole.text == ("what happens differs: one has the loss in epoch 0, batch 2, step 1, the other has ended")
-    assert compare(longer, shorter, names=NAMES, whole=False).first is None
-    beyond = compare(shorter, longer, names=NAMES, whole=False).first
+    assert whole.text == ("what happens differs: one has the loss in epoch 0, batch 2, step 1, the other has the end of the run")
+    beyond = first_of(shorter, longer)
     assert beyond is not None
-    assert beyond.text.startswith("what happens differs: one has ended, the other has the loss in epoch 0")
+    assert beyond.text.startswith("what happens differs: one has the end of the run, the other has the loss in epoch 0")
 
 
 def test_values_that_are_set_aside() -> None:
     one = [fact({"a": 1, "b": 2}, "plugin toy"), fact({"train/speed": 1.0}, "metrics"), fact(1, "loss")]
     other = [fact({"a": 1, "b": 3}, "plugin toy"), fact({"train/speed": 2.0}, "metrics"), fact(2, "loss")]
-    aside = varying(one, other)
-    assert aside == {("plugin toy", "b"), ("metrics", "train/speed")}
-    found = compare(one, other, names=NAMES, aside=aside).first
-    assert found is not None
-    assert found.what == "loss"
-    assert compare(one[:1], other[:1], names=NAMES, aside={("plugin toy", "")}).first is None
+    found = [(each.what, each.paths) for each in Difference.between(one, other)]
+    assert found == [("plugin toy", ("b",)), ("metrics", ("train/speed",)), ("loss", ("",))]
+    first = first_of(one, other, aside=frozenset({("plugin toy", "b"), ("metrics", "train/speed")}))
+    assert first is not None
+    assert first.what == "loss"
+    assert first_of(one[:1], other[:1], aside=frozenset({("plugin toy", "")})) is None
