@@ -112,7 +112,7 @@ class Director:
     def begin(self, run: Any, event: TrainStart) -> None:
         """Resume, where no plugin does."""
         path = self._folder / OWN
-        if self.resumes and self._keeps_own and not run.is_resuming:
+        if self.resumes and self._keeps_own and not run.checkpoints.is_resuming:
             content = run.engine.broadcast(path.read_bytes() if run.engine.is_main else b"")
             run.resume(torch.load(BytesIO(content), weights_only=True), path)
 
@@ -129,7 +129,7 @@ class Director:
 
     def direct(self, run: Any, event: BatchEnd) -> None:
         """Request what is planned after the first step, and end the epoch after the second."""
-        if run.window:
+        if run.stepping.window:
             return
         self._windows += 1
         self.seen.steps.append(_now(run) - self._clock)
@@ -137,7 +137,7 @@ class Director:
             self._is_staged = True
             if self._logs:
                 run.control.request_log("a log is planned", by=BY)
-            if run.validation_sets:
+            if run.data.validation_sets:
                 run.control.request_validation("a validation is planned", by=BY)
             if self._saves:
                 run.control.request_save("a save is planned", by=BY)
@@ -172,10 +172,10 @@ class Director:
             self._save_began = self._aside = 0.0
         if self.seen.facts and not self._is_copied:
             self._is_copied = True
-            run.settle()
+            run.hooks.settle()
             run.engine.barrier()
             if run.engine.is_main:
-                self.seen.bytes = _size(run.last_checkpoint)
+                self.seen.bytes = _size(run.checkpoints.last)
                 shutil.copytree(self._folder, self._copied, copy_function=_link_or_copy)
         self._clock = _now(run)
 

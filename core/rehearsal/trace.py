@@ -153,7 +153,7 @@ class Tracer:
 
     def losses(self, run: Run) -> None:
         """Record the losses of the batch that has ended."""
-        losses = () if run.control.skips_batch else run.batch_losses
+        losses = () if run.control.skips_batch else run.stepping.batch_losses
         self._add(run, "loss", leaves(losses[0] if len(losses) == 1 else losses))
 
     def metrics(self, run: Run, event: Log | ValidationEnd) -> None:

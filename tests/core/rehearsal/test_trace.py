@@ -149,7 +149,9 @@ def test_one_run_that_does_more_than_the_other() -> None:
     longer, shorter = [fact(1), fact(2, "loss")], [fact(1)]
     whole = first_of(longer, shorter)
     assert whole is not None
-    assert whole.text == ("what happens differs: one has the loss in epoch 0, batch 2, step 1, the other has the end of the run")
+    assert whole.text == (
+        "what happens differs: one has the loss in epoch 0, batch 2, step 1, the other has the end of the run"
+    )
     beyond = first_of(shorter, longer)
     assert beyond is not None
     assert beyond.text.startswith("what happens differs: one has the end of the run, the other has the loss in epoch 0")

@@ -58,7 +58,9 @@ class Witness:
     def note_batch(self, run: Run) -> None:
         """Note the losses of a batch, and whether a step boundary may follow; waits for the device."""
         self.tracer.losses(run)
-        self._journal.note("batch", training=self._training, batch=run.progress.batches, ends_step=not run.window)
+        self._journal.note(
+            "batch", training=self._training, batch=run.progress.batches, ends_step=not run.stepping.window
+        )
 
     def note_act(self, number: int, act: Act) -> None:
         """Note that a fault acts now."""
@@ -71,10 +73,12 @@ class Witness:
 
     def note_end(self, run: Run, event: RunClosed, counts: Mapping[str, int], folder: Path) -> None:
         """Note how the training has ended, with what, and what was written outside of its folder."""
-        outside = [str(each) for each in (run.last_checkpoint, run.recording) if each and is_outside(each, folder)]
+        outside = [
+            str(each) for each in (run.checkpoints.last, run.report.recording) if each and is_outside(each, folder)
+        ]
         self.tracer.record(run, event)
-        last = None if run.last_checkpoint is None or outside else str(run.last_checkpoint.absolute())
-        recording = None if run.recording is None else str(run.recording.absolute())
+        last = None if run.checkpoints.last is None or outside else str(run.checkpoints.last.absolute())
+        recording = None if run.report.recording is None else str(run.report.recording.absolute())
         ended = {"status": event.status, "batch": run.progress.batches, "counts": counts, "outside": outside}
         self._journal.note("end", training=self._training, last=last, recording=recording, **ended)
 

@@ -137,7 +137,7 @@ class Watcher:
         content = BytesIO()
         torch.save(run.state_dict(), content)
         counters = run.progress.epoch, run.progress.batch, run.progress.steps
-        attempt.saved = SavedState(content.getvalue(), attempt.fact_count, counters, run.last_checkpoint)
+        attempt.saved = SavedState(content.getvalue(), attempt.fact_count, counters, run.checkpoints.last)
 
     def _kill(self, run: Run) -> None:
         self._attempt.killed = True
@@ -172,6 +172,6 @@ class Watcher:
         if self._attempt.killed:
             return
         self._note_facts(run)
-        train = run.train_loader
+        train = run.data.train_loader
         loaders = train.loaders.values() if isinstance(train, Streams) else [train]
         self._attempt.workers = tuple(suspect for each in loaders for suspect in worker_suspects(each))
