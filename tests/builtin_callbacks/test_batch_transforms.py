@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import heliograph as h
@@ -94,7 +95,7 @@ def test_cutmix_weights_targets_by_what_is_left_of_the_area() -> None:
 def test_targets_that_are_numbers_are_mixed_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributions.Beta, "sample", lambda self: torch.tensor(0.5))
     plugin, batch = h.Mixup(), (torch.ones(2, 1), torch.tensor([[0.0], [4.0]]))
-    run: Any = type("Run", (), {"is_replay": False, "batch": batch})()
+    run: Any = SimpleNamespace(report=SimpleNamespace(is_replay=False), batch=batch)
     plugin.apply(run, h.BatchStart())
     assert run.batch[1].tolist() == [[2.0], [2.0]]
 

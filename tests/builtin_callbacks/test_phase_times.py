@@ -154,7 +154,7 @@ class Waiting(h.DeviceEngine):
 
 def test_how_long_a_rank_waits_is_counted_from_the_start_of_the_run() -> None:
     plugin, engine = h.PhaseTimes(), Waiting(device="cpu")
-    run: Any = SimpleNamespace(engine=engine, is_replay=False)
+    run: Any = SimpleNamespace(engine=engine, report=SimpleNamespace(is_replay=False))
     engine.world_size = 2
     waits = []
     plugin.begin(run, h.EpochStart(0, resumed=False))
@@ -187,7 +187,7 @@ def test_an_option_that_is_not_a_flag_is_refused() -> None:
 
 def test_a_replay_leaves_the_log_as_it_is(clock: Clock) -> None:
     plugin = h.PhaseTimes()
-    run = type("Run", (), {"is_replay": True})()
+    run = SimpleNamespace(report=SimpleNamespace(is_replay=True))
     metrics = {"train/loss": 1.0}
     plugin.measure(run, h.Log(metrics))
     assert metrics == {"train/loss": 1.0}

@@ -180,7 +180,7 @@ def test_a_resumed_run_is_as_one_that_was_not() -> None:
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_a_weight_is_a_finite_number(weight: float) -> None:
-    with pytest.raises(ValueError, match=r"What run\.weigh is given is a finite number, at least 0; got"):
+    with pytest.raises(ValueError, match=r"What run\.stepping\.weigh is given is a finite number, at least 0; got"):
         trained_on(token_batches(COUNTS), GradientAccumulation(4, weight=lambda batch: weight))
 
 

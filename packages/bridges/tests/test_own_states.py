@@ -34,7 +34,8 @@ class Asked:
     """Stands for a run: notes what is asked of it."""
 
     def __init__(self, *, is_replay: bool = False) -> None:
-        self.is_replay, self.stops, self.untracked = is_replay, list[str](), dict[str, str]()
+        self.stops, self.untracked = list[str](), dict[str, str]()
+        self.report = SimpleNamespace(is_replay=is_replay)
         self.control = SimpleNamespace(stop=self.stops.append)
         self.data = SimpleNamespace(report_untracked=self.untracked.__setitem__)
 

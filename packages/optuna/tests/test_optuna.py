@@ -484,4 +484,4 @@ def test_a_pruning_leaves_launch_as_it_is(tmp_path: Path) -> None:
 
 def test_a_replay_has_no_trial() -> None:
     with pytest.raises(NotRecorded, match="the trial of a study"):
-        Optuna(study().ask()).begin(SimpleNamespace(is_replay=True), TrainStart())
+        Optuna(study().ask()).begin(SimpleNamespace(report=SimpleNamespace(is_replay=True)), TrainStart())

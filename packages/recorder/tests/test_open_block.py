@@ -68,8 +68,8 @@ class Recording:
 
     def __init__(self, optimizers: int, now: list[float]) -> None:
         self.progress, self.hundredths, self.now = Progress(_since=0.0), 0, now
-        facts: dict[str, Any] = {"progress": self.progress, "window": 0, "optimizers": dict.fromkeys(range(optimizers))}
-        self.run = SimpleNamespace(**facts, engine=SimpleNamespace(world_size=1))
+        facts: dict[str, Any] = {"progress": self.progress, "optimizers": dict.fromkeys(range(optimizers))}
+        self.run = SimpleNamespace(**facts, engine=SimpleNamespace(world_size=1), stepping=SimpleNamespace(window=0))
         self.block, self.tail, self.expected = OpenBlock(cast("Run", self.run)), Tail(None), list[list[int]]()
         self.block.offset = 0.0
         self.tail.begin("a1", 1, Counters(), 0.0)

@@ -86,7 +86,7 @@ def test_the_older_ones_stay_if_the_newest_was_moved_away(
     tmp_path: Path, opened: Make, state: Make, is_new: bool
 ) -> None:
     folder = CheckpointFolder(Retention(1, 0, None))
-    store = folder.open(cast(Run, SimpleNamespace(name="run", checkpoint_source=None)), tmp_path)
+    store = folder.open(cast(Run, SimpleNamespace(name="run", checkpoints=SimpleNamespace(source=None))), tmp_path)
     first, _ = folder.write("a.pth", None, state(1), None, read_back=False)
     second, _ = folder.write("b.pth", None, state(2), None, read_back=False)
     second.rename(tmp_path / "elsewhere")

@@ -75,7 +75,7 @@ def run_of(**facts: Any) -> Any:
     progress = Progress()
     progress.set_seconds(0.0)
     length = {"max_epochs": None, "max_steps": None, "batches_per_epoch": 10}
-    return SimpleNamespace(progress=progress, **length | facts)
+    return SimpleNamespace(progress=progress, length=SimpleNamespace(**length | facts))
 
 
 def move(run: Any, seconds: float, batch: int, steps: int, epoch: int = 0) -> Any:

@@ -68,7 +68,9 @@ def test_each_loss_of_several_optimizers_is_copied_once(window: int, seen: list[
 
 def test_a_host_without_the_moment_before_the_backward_pass_copies_after_it(seen: list[str]) -> None:
     losses = window_losses.WindowLosses()
-    run = SimpleNamespace(optimizer_name="optimizer", progress=SimpleNamespace(batch=0), window=0)
+    run = SimpleNamespace(
+        progress=SimpleNamespace(batch=0), stepping=SimpleNamespace(optimizer_name="optimizer", window=0)
+    )
     for number, value in enumerate((1.0, math.inf)):
         run.progress.batch = number
         losses.open_batch(cast("h.Run", run))

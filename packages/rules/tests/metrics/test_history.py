@@ -20,7 +20,7 @@ Make = Callable[..., Any]
 
 
 def place(step: int = 0) -> Any:
-    return SimpleNamespace(progress=Progress(batch=step, steps=step), batches_per_epoch=10)
+    return SimpleNamespace(progress=Progress(batch=step, steps=step), length=SimpleNamespace(batches_per_epoch=10))
 
 
 def log(metric: HistoryBasedMetric, step: int, **losses: float) -> Any:
