@@ -396,6 +396,7 @@ class RunContext(LineVerbs, ABC):
         """Count the epoch, which has ended, and begin the work of another."""
         self.control.close_epoch()
         self._begin_work()
+        self.data.stream = None
         self.progress.end_epoch()
         self.data.advance()
 
@@ -409,6 +410,7 @@ class RunContext(LineVerbs, ABC):
         self.hooks.settle()  # so that nothing of it is emitted later
         self.control.discard_epoch()
         self._begin_work()
+        self.data.stream = None
         self.metrics.clear()
         self.stepping.clear()
         for optimizer in self.optimizers.values():

@@ -439,6 +439,8 @@ class Walk:
 
     def instance(self, value: Any, path: str, depth: int) -> object:
         items = [(f".{name}", item) for name, item in attributes(value)]
+        if type(value) is Namespace:  # such variables of a module are of `torch.compile`, not of the user
+            items = [(key, item) for key, item in items if key[:3] != ".__"]
         return self.add(value, path, "object", depth, items + self.own_class(value))
 
     def own_class(self, value: object) -> list[tuple[str, object]]:
