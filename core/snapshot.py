@@ -189,8 +189,6 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
         run.note(f"plugins that {what}, the checkpoint has no state of them: {', '.join(resumption.fresh_plugins)}")
     if resumption.unclaimed_states:
         run.note(f"states in the checkpoint that no plugin claims, left out: {', '.join(resumption.unclaimed_states)}")
-    for change in saved.get("migrated", ()):
-        run.note(f"the checkpoint was migrated in memory, {change}")
     for change in find_differences(run, saved, versions(), resumption.fresh_plugins):
         run.data.report_difference(change)
     resumption.before = saved["world"]["size"], saved["world"].get("workers")

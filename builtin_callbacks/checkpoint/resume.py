@@ -9,11 +9,10 @@ from errno import errorcode
 from functools import partial
 from pathlib import Path
 
-from ...core.checkpoint import conversion, storage
+from ...core.checkpoint import storage
 from ...core.checkpoint.state.compatibility import CHANGES, BatchChange
 from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
-from ...core.checkpoint.storage.manifest import MissingManifestError
 from ...core.checkpoint.storage.reader import OfOthers, newest_training
 from ...core.checkpoint.weights import share
 from ...core.settings import DEFAULTS
@@ -149,11 +148,7 @@ def read(path: Path) -> None:
 
 
 def _given(path: Path, notes: list[str]) -> ResumePoint:
-    state = conversion.load_any(path)
-    try:
-        manifest = storage.read_manifest(path)
-    except MissingManifestError:
-        return ResumePoint(path, state, state["run_name"], state["run_name"], notes)
+    state, manifest = storage.load(path), storage.read_manifest(path)
     return ResumePoint(path, state, manifest.run_name, manifest.family, notes, sha256=manifest.sha256)
 
 
@@ -179,12 +174,10 @@ def _find_newer(store: storage.Store, point: ResumePoint) -> None:
 
 def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
     entry, state, passed_over = store.newest()
-    older = None if entry is not None else conversion.newest_of_helios(store.files_without_manifest(), store.run_name)
     for line in passed_over:
-        if older is None or str(older[0]) not in line:
-            notes.append(f"skipped: {line}")
-            level = logging.INFO if isinstance(line, OfOthers) else logging.WARNING
-            logger.log(level, "resume skipped: %s", line)
+        notes.append(f"skipped: {line}")
+        level = logging.INFO if isinstance(line, OfOthers) else logging.WARNING
+        logger.log(level, "resume skipped: %s", line)
     if entry is not None:
         entries, _ = store.entries("recent")
         damaged = [each.path for each in entries if each.order > entry.order and each.training == entry.training]
@@ -192,8 +185,6 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
         damaged += [path for path, head in lost if head.training == entry.training and head.saved_at > entry.saved_at]
         notes += _several(store, entries, entry)
         return ResumePoint(entry.path, state, entry.run_name, entry.family, notes, damaged, _newer(entry, damaged))
-    if older is not None:
-        return ResumePoint(*older, store.run_name, store.run_name, notes)
     _refuse_another_s_name(store)
     _refuse_unsaved_fork(store.folder)
     if unusable := _unusable(store):
@@ -302,7 +293,7 @@ def share_state(engine: Engine, path: Path, state: State | None) -> State:
     Raises:
         ValueError: a rank cannot read it; on all of them.
     """
-    shared, is_sent = share(engine, path, state, partial(conversion.load_any, path, with_shards=False))
+    shared, is_sent = share(engine, path, state, partial(storage.load, path, with_shards=False))
     if is_sent and "shards" in shared:
         raise ValueError(f"Not every rank sees the checkpoint {path}: its shards must lie where all ranks read.")
     return shared

@@ -137,44 +137,6 @@ def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
         raise ValueError(f"{path} is not a checkpoint that can be migrated: {error}") from error
 
 
-def load_any(path: Path, *, with_shards: bool = True) -> State:
-    """Return the state in a checkpoint, or in one of Helios, in the present schema; see `load`.
-
-    A checkpoint of Helios, which has no manifest, is verified by the checksums in the file. The file is not changed.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        OSError: it cannot be read.
-        ValueError: it is damaged, no checkpoint, or has another schema.
-    """
-    try:
-        return reader.load(path, with_shards=with_shards)
-    except MissingManifestError:
-        found = read_any(path)
-        return {**found.state, "migrated": found.changes}
-
-
-def newest_of_helios(paths: Iterable[Path], run_name: str) -> tuple[Path, State] | None:
-    """Return the newest checkpoint that Helios wrote of a run, and its state in the present schema.
-
-    Args:
-        paths: files without a manifest that are named like those of the run.
-        run_name: the name of the run.
-    """
-    newest: tuple[tuple[int, float], Path, Upgraded] | None = None
-    for path in paths:
-        try:
-            found = read_any(path)
-        except ValueError:
-            continue  # listed as without a manifest
-        if found.state["run_name"] != run_name:
-            continue
-        order = found.sequence, found.state["saved_at"]
-        if newest is None or order > newest[0]:
-            newest = order, path, found
-    return None if newest is None else (newest[1], {**newest[2].state, "migrated": newest[2].changes})
-
-
 def _upgrade(saved: Any, path: Path) -> Upgraded:
     if not helios.is_ancestor(saved):
         raise ValueError("it has no manifest, and was not written by Helios.")

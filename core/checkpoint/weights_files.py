@@ -17,7 +17,6 @@ from torch import Tensor
 from ...events.checks import known_names
 from ..engines.weights import EXTRA_STATE, measured_average
 from ..system.extras import kind_of, require, version
-from . import conversion, helios
 from .foreign_files import as_plain, read_with_stand_ins
 from .state.compaction import compacted
 from .state.frozen import FROZEN
@@ -132,7 +131,7 @@ def read_weights(path: Path) -> WeightsFile:
     """Return the weights in a file, verified by the manifest of a checkpoint, else by the checksums in the file.
 
     Args:
-        path: a checkpoint, with or without shards; one of Helios; a `.safetensors` file, or the index of several; or a
+        path: a checkpoint, with or without shards; a `.safetensors` file, or the index of several; or a
             file of `torch.save` with a module's `state_dict`, alone or in a dict.
 
     Raises:
@@ -147,12 +146,11 @@ def read_weights(path: Path) -> WeightsFile:
         return WeightsFile(path, {UNNAMED: _read_parts(path)})
     if path.suffix != SUFFIX or not _has_manifest(path):
         reader.check_is_there(path)
-        content = as_plain(read_with_stand_ins(path, helios.RECORDS, helios.TEXTS))
+        content = as_plain(read_with_stand_ins(path))
         check_content(content, path)
-        is_foreign = not isinstance(content, Mapping) or not ("schema" in content or helios.is_ancestor(content))
-        if path.suffix != SUFFIX or is_foreign:
+        if path.suffix != SUFFIX or not isinstance(content, Mapping) or "schema" not in content:
             return WeightsFile(path, _states_in(content, path))
-    state = conversion.load_any(path)
+    state = reader.load(path)
     modules = join_weights(state, path)
     facts = state["metrics"], state["progress"]["steps"], state["run_name"]
     return WeightsFile(path, modules, state["plugins"], *facts, frozen=state.get(FROZEN, {}))

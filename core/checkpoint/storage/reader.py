@@ -18,7 +18,7 @@ from ..state.ranks import INDEX, read_index
 from ..state.schema import check_schema
 from .files import SYSTEM, Files, WatchedReader
 from .folder import FoundFile, Manifests
-from .manifest import SUFFIX, Entry, MissingManifestError, SchemaError, read_entry, run_part
+from .manifest import SUFFIX, Entry, SchemaError, read_entry, run_part
 from .untrusted_files import UnreadableError, check_archive, check_content, refuse_unread
 
 State = dict[str, Any]
@@ -247,12 +247,6 @@ def lost(folder: Path | Manifests, run_name: str, scope: Scope = "run") -> list[
     """Return the damaged files that were checkpoints of a run, as their beginning says."""
     found = _files_of(_manifests(folder), run_name, scope)
     return [each for each in found if each.head is not None and each.head.run_name == run_name]
-
-
-def files_without_manifest(manifests: Manifests, run_name: str) -> list[Path]:
-    """Return the files that are named like checkpoints of a run, and have no manifest."""
-    found = manifests.look(lambda name: _is_named_after(run_name, name))
-    return [each.path for each in found if isinstance(each.problem, MissingManifestError)]
 
 
 def highest_sequence(found: Iterable[FoundFile], run_name: str) -> int:

@@ -297,10 +297,6 @@ class Store:
         """Return the damaged files that were checkpoints of this run's name, as their beginning says."""
         return reader.lost(self._manifests, self.run_name, scope)
 
-    def files_without_manifest(self) -> list[Path]:
-        """Return the files that are named like checkpoints of this run, and have no manifest."""
-        return reader.files_without_manifest(self._manifests, self.run_name)
-
     def newest(self) -> tuple[Entry | None, reader.State | None, list[str]]:
         """Return the newest intact checkpoint, its state, and a sentence for each one that was skipped."""
         return reader.newest(self._manifests, self.run_name)

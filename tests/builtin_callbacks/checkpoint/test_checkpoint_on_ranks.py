@@ -41,7 +41,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.core.checkpoint import conversion, storage
+from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint import weights as weights_module
 from heliograph.core.checkpoint.storage import Files
 from heliograph.events import CheckpointPruned
@@ -562,7 +562,7 @@ def read_only_on_main(folder: Path, hidden: bool) -> dict[str, Any]:
             def refuse(path: Path, **options: Any) -> Any:
                 raise ValueError("this rank cannot read")
 
-            patch.setattr(conversion, "load_any", refuse)
+            patch.setattr("heliograph.core.checkpoint.storage.load", refuse)
         results: list[Any] = []
         error = caught(lambda: results.append(train(Checkpoint(folder, resume="auto"), batch_size=4, steps=4)))
     return {"error": error, "weights": results[0][1] if results else None}

@@ -21,6 +21,7 @@ import pytest
 import torch
 from heliograph import load_weights
 from heliograph.core.checkpoint import foreign_files, helios
+from heliograph.core.checkpoint.conversion import migrate
 from heliograph.core.checkpoint.state.schema import check_schema
 from heliograph.core.data.draws import rng
 from torch import nn
@@ -262,11 +263,14 @@ def test_without_an_optimizer_only_the_weights_serve(tmp_path: Path) -> None:
     assert "0 optimizers: the file serves load_weights only, it cannot be resumed" in notes
 
 
-def test_load_weights_reads_it_as_it_is(tmp_path: Path) -> None:
+def test_load_weights_reads_what_was_migrated(tmp_path: Path) -> None:
     path, user = tmp_path / "n_epoch_2_iter_6.pth", user_part()
     (name,) = [each for each, state in user.items() if isinstance(state, dict) and "weight" in state]
     layer = nn.Linear(*reversed(user[name]["weight"].shape))
     write(path, version_1(model=user))
+    with pytest.raises(ValueError, match=r"checkpoint migrate"):
+        load_weights(layer, path)
+    migrate(path)
 
     assert load_weights(layer, path).modules == (name,)
     assert torch.equal(layer.weight, user[name]["weight"])

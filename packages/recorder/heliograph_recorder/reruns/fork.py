@@ -29,8 +29,7 @@ from heliograph import (
     on,
 )
 from heliograph.builtin_callbacks.checkpoint.resume import share_state
-from heliograph.core.checkpoint import conversion
-from heliograph.spi import TrainerFactory, UsageError, check_flag, check_path, describe, on_main
+from heliograph.spi import Store, TrainerFactory, UsageError, check_flag, check_path, describe, on_main
 
 from ..divergence.report import Difference
 from ..explain.lineage import BETWEEN, CHANGE, PARENT
@@ -203,7 +202,7 @@ class Fork(Plugin):
         if path is None:
             run.checkpoints.training_id, run.checkpoints.forked_from = identity, {"training": "", **parent}
             return
-        state = share_state(run.engine, path, conversion.load_any(path) if run.engine.is_main else None)
+        state = share_state(run.engine, path, Store(path.parent, path.stem).load(path) if run.engine.is_main else None)
         former = {"forked_from": state["forked_from"]} if "forked_from" in state else {}
         origin = {"training": state["training_id"], **parent, **former}
         pages = [each.name for each in run.plugins if isinstance(each, PAGES)]  # they are its parent's
