@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from textwrap import fill, indent
 from typing import NoReturn
 
-from heliograph.core.publishing.command import indented
 from heliograph.core.system.extras import ROOT, version
 from heliograph.events import CATALOGUE
 from heliograph.events.checks import did_you_mean, known_names
@@ -25,7 +25,6 @@ GROUP = "heliograph.commands"
 KERNEL = {  # these work in a checkout that is not installed, too
     "checkpoint": EntryPoint("checkpoint", "heliograph.builtin_callbacks.checkpoint.command:main", GROUP),
     "events": EntryPoint("events", "heliograph.__main__:events", GROUP),
-    "plugins": EntryPoint("plugins", "heliograph.core.publishing.command:plugins", GROUP),
     "run": EntryPoint("run", "heliograph.__main__:run", GROUP),
 }
 
@@ -120,7 +119,7 @@ def event_list() -> str:
             f"{name}: {kind}" for name, kind in event.__annotations__.items() if not kind.startswith("ClassVar")
         )
         lines.append(f"{event.__name__}({fields})")
-        lines += indented(str(event.__doc__))
+        lines.append(indent(fill(str(event.__doc__), 96, break_on_hyphens=False), "    "))
     return "\n".join(lines)
 
 

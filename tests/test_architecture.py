@@ -54,7 +54,6 @@ LAYERS = [
     "core.checkpoint",
     "core.outputs",
     "core.stepping",
-    "core.publishing",
     "core.rehearsal",
     "core",
     "builtin_callbacks",

@@ -27,6 +27,10 @@ class Checkpoint(Saver):
     and leaves the previous checkpoints as they were. While the run lasts, no other process may write checkpoints of its
     name to the folder.
 
+    On several ranks the main rank (0) holds the folder and writes, one file for all, unless the engine's `state` is
+    `"sharded"`; every rank is informed at the same step, and a save that fails raises on all of them. A file that not
+    every rank can see is sent by the main rank.
+
     Args:
         folder: where to write; created if it is missing.
         every: when to save, such as `Every(epochs=1)`, `Every(seconds=600)` or `At(fraction=[0.5, 0.9])`; and at the
@@ -45,10 +49,6 @@ class Checkpoint(Saver):
             waits, and the result notes for how long. `CheckpointSaved` is emitted when the file is durable, at the end
             of a later batch, and `CheckpointPruned` when older ones are gone; an error of the writing is raised there,
             too. Takes as much memory again as the state.
-
-    On several ranks the main rank (0) holds the folder and writes, one file for all, unless the engine's `state` is
-    `"sharded"`; every rank is informed at the same step, and a save that fails raises on all of them. A file that not
-    every rank can see is sent by the main rank.
 
     Attributes:
         is_branch: whether the run continues from a checkpoint that is not the newest of its training.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import pytest
 from heliograph import CATALOGUE
 from heliograph.__main__ import main
 from heliograph.packages.recorder.tests.recordings import attempt, write
-from heliograph.plugins.discovery import discover, find
+from heliograph.plugins.discovery import find
 from heliograph_recorder.format.records import Counters, EventEntry
 
 
@@ -29,50 +30,16 @@ def test_events_reports_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert "CheckpointSaved(path: Path, is_best: bool)" in capsys.readouterr().out
 
 
-def test_plugins_has_one_line_each_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plugins"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split(maxsplit=1) == ["NAME", "WHAT IT DOES"]
-    assert [line.split()[0] for line in lines[1:]] == [each.name for each in discover()]
-    row = next(line for line in lines if line.startswith("gradient_clipping "))
-    assert row.split(maxsplit=1)[1] == "Clip the gradients, and log their norm."
-
-
-def test_plugins_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "60")
-    assert main(["plugins"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 60
-    cut = next(line for line in lines if line.startswith("ema "))
-    assert cut.endswith("Keep an exponential moving averag...")
-
-
-def test_plugins_verbose_lists_package_version_state_class_and_events(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plugins", "-v"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    start = lines.index(f"checkpoint (package heliograph {heliograph.__version__}, available)")
-    assert lines[start + 1 : start + 5] == [
-        "    Save the state of a run in files, and resume from them.",
-        "    class: heliograph.builtin_callbacks.checkpoint.plugin:Checkpoint",
-        "    events: batch_end, checkpoint_loaded, epoch_end, last_boundary, log, run_closed, run_failed,",
-        "    save_point, train_end, train_start, validation_end",
-    ]
-    assert max(map(len, lines)) <= 100
-
-
-def test_plugins_says_where_heliograph_itself_is_not_installed(
+def test_a_checkout_that_is_not_installed_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkout that is imported because Python was started beside it."""
     monkeypatch.setattr("heliograph.plugins.discovery.distributions", list)
-    assert main(["plugins"]) == 1
-    said = capsys.readouterr()
-    assert said.out == "NAME  WHAT IT DOES\n"
-    root = Path(heliograph.__file__).parent
-    expected = "heliograph plugins: Heliograph is imported but not installed, so that nothing is found by name, "
-    assert said.err == f"{expected}not even its own plugins. Run `pip install -e {root}`.\n"
-    with pytest.raises(LookupError, match=r"No installed plugin is named 'ema'\. Heliograph is imported but not inst"):
+    assert main(["plugins"]) == 2
+    expected = "heliograph has no command 'plugins'. It is in heliograph-cli: pip install ./packages/cli\n"
+    assert capsys.readouterr().err == expected
+    root = re.escape(str(Path(heliograph.__file__).parent))
+    with pytest.raises(LookupError, match=rf"Heliograph is imported but not installed, .*`pip install -e {root}`"):
         find("ema")
 
 

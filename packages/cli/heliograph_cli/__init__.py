@@ -1,1 +1,1 @@
-"""Trainings from a configuration file: `python -m heliograph fit config.yaml`."""
+"""Trainings from a configuration file, `python -m heliograph fit config.yaml`, and the list of plugins."""

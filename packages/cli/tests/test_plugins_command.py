@@ -1,4 +1,4 @@
-"""`python -m heliograph plugins`: plugins of other packages, their versions and their health."""
+"""`python -m heliograph plugins`: the lists of plugins, those of other packages and their health, a page for each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import heliograph
 import pytest
 from heliograph.__main__ import main
-from heliograph.core.publishing.command import argument_texts
-from heliograph.plugins.discovery import Discovered, discover
+from heliograph.plugins import Discovered, discover
+from heliograph_cli.plugins_command import argument_texts
 
 WELL = '''
 from heliograph import EpochEnd, Plugin, on
@@ -80,6 +80,38 @@ def table(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0) ->
     ]
 
 
+def test_plugins_has_one_line_each_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split(maxsplit=1) == ["NAME", "WHAT IT DOES"]
+    assert [line.split()[0] for line in lines[1:]] == [each.name for each in discover()]
+    row = next(line for line in lines if line.startswith("gradient_clipping "))
+    assert row.split(maxsplit=1)[1] == "Clip the gradients, and log their norm."
+
+
+def test_plugins_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["plugins"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    cut = next(line for line in lines if line.startswith("ema "))
+    assert cut.endswith("Keep an exponential moving averag...")
+
+
+def test_plugins_verbose_lists_package_version_state_class_and_events(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "-v"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index(f"checkpoint (package heliograph {heliograph.__version__}, available)")
+    assert lines[start + 1 : start + 5] == [
+        "    Save the state of a run in files, and resume from them.",
+        "    class: heliograph.builtin_callbacks.checkpoint.plugin:Checkpoint",
+        "    events: batch_end, checkpoint_loaded, epoch_end, last_boundary, log, run_closed, run_failed,",
+        "    save_point, train_end, train_start, validation_end",
+    ]
+    assert max(map(len, lines)) <= 100
+
+
 def test_without_others_there_is_one_table_and_nothing_to_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins"]) == 0
     said = capsys.readouterr().out
@@ -107,7 +139,7 @@ def test_nothing_of_others_is_imported_unless_that_is_asked_for(
     [
         ("raise RuntimeError('it rains')", "broken: RuntimeError: it rains"),
         ("import no_such_module", "broken: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("import sys; sys.exit(0)", "broken: it calls sys.exit(0) when it is imported"),
+        ("import sys; sys.exit(0)", "broken: SystemExit: 0"),
         ("other = 1", "broken: AttributeError: module 'acme_plugin' has no attribute 'Weather'"),
         (MISFIT, "is not a plugin: register an object with methods marked @on"),
         (NOT_A_PLUGIN, "No event calls Weather.on_epoch_end"),
@@ -198,12 +230,12 @@ class Weather(Sky):
 
     Twice a day.
 
+    It draws nothing.
+
     Args:
         where: the window, to look
             out of.
         **others: what else.
-
-    It draws nothing.
 
     Raises:
         ValueError: it rains.
@@ -291,7 +323,7 @@ def test_every_option_of_ours_has_a_text(plugin: Discovered) -> None:
 def test_an_unknown_name_names_the_nearest(lay: Lay, capsys: pytest.CaptureFixture[str]) -> None:
     for given, sentence in (
         ("early_stoping", "No installed plugin is named 'early_stoping'. Did you mean 'early_stopping'? Known: "),
-        ("EarlyStoping", "No installed plugin is of a class 'EarlyStoping'. Did you mean 'EarlyStopping'? Known: "),
+        ("EarlyStoping", "No installed plugin is named 'EarlyStoping'. Did you mean 'early_stopping'? Known: "),
         ("acme:weather", "No installed plugin is named 'acme:weather'."),
     ):
         assert main(["plugins", given]) == 2

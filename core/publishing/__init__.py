@@ -1,1 +1,0 @@
-"""Plugins as packages: a new one from a template, the installed ones and their health."""
