@@ -143,7 +143,6 @@ class RunContext(LineVerbs, ABC):
             engine,
             self.note,
             per_sample=settings.per_sample,
-            validation_loaders=settings.evaluations.get("validation", {}),
             run=self,
         )
         self.hooks.closing.callback(self.data.close)

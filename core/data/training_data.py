@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +39,6 @@ class TrainingData:
         engine: connects the ranks; None for a process of its own.
         note: takes a line that the result shows.
         per_sample: whether draws are keyed by sample instead of by batch.
-        validation_loaders: by the names of their sets.
         run: the run that reads; None if nothing is read.
 
     Attributes:
@@ -59,10 +57,9 @@ class TrainingData:
         note: Callable[[str], None] = logger.info,
         *,
         per_sample: bool = False,
-        validation_loaders: Mapping[str, Any] = MappingProxyType({}),
         run: Any = None,
     ) -> None:
-        self.validation_loaders, self._reader = validation_loaders, run
+        self._reader = run
         self.stream: str | None = None
         self.evaluation_batches: int | None = None
         self._note, self._noted = note, set[str]()
@@ -100,6 +97,11 @@ class TrainingData:
     def length(self) -> int | None:
         """The batches of an epoch; None if they are unknown."""
         return None if self.source is None else self.source.length
+
+    @property
+    def validation_loaders(self) -> Mapping[str, Any]:
+        """The validation loaders, by the names of their sets."""
+        return {} if self._reader is None else self._reader.settings.evaluations.get("validation", {})
 
     @property
     def validation_sets(self) -> tuple[str, ...]:

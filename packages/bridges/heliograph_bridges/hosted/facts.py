@@ -78,7 +78,7 @@ class HostedData(TrainingData):
     """
 
     def __init__(self, facts: Facts, engine: LoopEngine, host: str, run: Any) -> None:
-        super().__init__((), engine, validation_loaders=facts.validation, run=run)
+        super().__init__((), engine, run=run)
         self._facts, self._host = facts, host
 
     @property
