@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import isfinite
 
 from ..events import Progress
 from ..events import catalogue as ev
@@ -134,10 +135,13 @@ def no_step(run: RunContext) -> str:
 
 
 def left_undone(run: RunContext) -> Iterator[str]:
-    """Yield what plugins left undone, and what was skipped."""
+    """Yield what plugins left undone, what was skipped, and what was lost."""
     yield from _disabled(run)
     yield from _uncalled(run)
     yield from _skipped(run)
+    yield from _unread_validation(run)
+    yield from _not_finite(run)
+    yield from _unwritten(run)
 
 
 def _disabled(run: RunContext) -> Iterator[str]:
@@ -179,3 +183,27 @@ def _skipped(run: RunContext) -> Iterator[str]:
             by["the engine"] = number - by.total()
             names = ", ".join(f"{name} ({times})" for name, times in by.most_common() if times > 0)
             yield f"{number} of {of} {what} were skipped, by {names}."
+
+
+def _unread_validation(run: RunContext) -> Iterator[str]:
+    if run.settings.evaluations and not run.progress.validations:
+        by = run.plugins.declared("asks").get("validation")
+        mend = (
+            "" if by is None else f" Plugin {by!r} asks for it: let it do so earlier, as ValidationSchedule(steps=10)."
+        )
+        yield f"The validation set was never read: no validation was due before the run ended.{mend}"
+
+
+def _not_finite(run: RunContext) -> Iterator[str]:
+    lost = [
+        f"{name} is {value}" for name, value in run.metrics.items() if name.endswith("loss") and not isfinite(value)
+    ]
+    if lost:
+        yield f"At the end, {' and '.join(lost)}: the training is lost. Find where it began with NaNGuard('raise')."
+
+
+def _unwritten(run: RunContext) -> Iterator[str]:
+    if ev.SavePoint in run.report.emitted and not run.plugins.writes_saves():
+        from .snapshot import unwritten
+
+        yield from unwritten(run)

@@ -183,8 +183,7 @@ class Report:
 
     def plan(self) -> str:
         """Return what will happen, in a few lines."""
-        text: str = self.run.describe()
-        return text
+        return str(self.run.describe())
 
     def reason(self, error: BaseException | None) -> str:
         """Return why the run ends, in words; its status is known by then."""

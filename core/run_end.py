@@ -217,18 +217,14 @@ def warn_of_shortfall(run: RunContext) -> None:
         run.warn(no_step(run))
     if ev.EpochStart not in run.report.emitted or is_preempted(run):  # which a resumed run continues
         return
-    if len(run.plugins) or run.progress.skipped_steps or run.progress.skipped_batches:
+    losses = [value for name, value in run.metrics.items() if name.endswith("loss")]
+    skipped, saved = run.progress.skipped_steps or run.progress.skipped_batches, ev.SavePoint in run.report.emitted
+    if len(run.plugins) or skipped or saved or run.settings.evaluations or not all(map(isfinite, losses)):
         from .early_end import left_undone
 
         for sentence in left_undone(run):
             run.warn(sentence)
-    for sentence in (
-        *_unread_validation(run),
-        *_not_finite(run),
-        *_unwritten(run),
-        *_without_gradient(run),
-        *_without_optimizer(run),
-    ):
+    for sentence in (*_without_gradient(run), *_without_optimizer(run)):
         run.warn(sentence)
 
 
@@ -239,30 +235,6 @@ def warn_of_closing(run: RunContext) -> None:
     for name, errors in run.plugins.errors().items():
         if not any(f"Plugin {name!r}" in said for said in run.report.warnings):
             run.warn(f"Plugin {name!r} failed, and the run continued: {errors[-1].removesuffix('.')}.")
-
-
-def _unread_validation(run: RunContext) -> Iterator[str]:
-    if run.settings.evaluations and not run.progress.validations:
-        by = run.plugins.declared("asks").get("validation")
-        mend = (
-            "" if by is None else f" Plugin {by!r} asks for it: let it do so earlier, as ValidationSchedule(steps=10)."
-        )
-        yield f"The validation set was never read: no validation was due before the run ended.{mend}"
-
-
-def _not_finite(run: RunContext) -> Iterator[str]:
-    lost = [
-        f"{name} is {value}" for name, value in run.metrics.items() if name.endswith("loss") and not isfinite(value)
-    ]
-    if lost:
-        yield f"At the end, {' and '.join(lost)}: the training is lost. Find where it began with NaNGuard('raise')."
-
-
-def _unwritten(run: RunContext) -> Iterator[str]:
-    if ev.SavePoint in run.report.emitted and not run.plugins.writes_saves():
-        from .snapshot import unwritten
-
-        yield from unwritten(run)
 
 
 def _due(run: RunContext) -> Iterator[str]:

@@ -384,17 +384,8 @@ class Trainer:
         from .rehearsal.range_test import find_learning_rate
 
         check_step(task, "training_step")
-        return find_learning_rate(
-            self,
-            loop.fit,
-            (task, train, options),
-            lowest=lowest,
-            highest=highest,
-            steps=steps,
-            ramp=ramp,
-            smoothing=smoothing,
-            diverging=diverging,
-        )
+        given = (task, train, options)
+        return find_learning_rate(self, loop.fit, given, lowest, highest, steps, ramp, smoothing, diverging)
 
     def find_batch_size(self, task: Any, train: Any, *, largest: int, smallest: int = 1, **options: Any) -> int:
         """Find the largest batch of which two steps fit into memory, and put everything back as it was.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from heliograph.core.checkpoint.conversion import files_in, migrate_file
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store
 from heliograph.core.checkpoint.storage.files import SYSTEM
@@ -116,3 +117,8 @@ def old(tmp_path: Path) -> Path:
         }
         torch.save(saved, tmp_path / f"golden_epoch_1_iter_{steps}.pth")
     return tmp_path
+
+
+def migrate(path: Path, **options: Any) -> list[str]:
+    """Convert a checkpoint of Helios, or all in a folder."""
+    return [line for file in files_in(path) for line in migrate_file(file, **options)]

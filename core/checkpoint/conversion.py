@@ -41,37 +41,6 @@ class Upgraded:
     sequence: int
 
 
-def migrate(
-    path: Path | str, *, keep_backup: bool = True, dry_run: bool = False, as_data: Collection[str] = ()
-) -> list[str]:
-    """Convert a checkpoint of Helios, or all in a folder, to the present schema, and write its manifest.
-
-    The former file is kept as `<name>.pth.backup`. The new one replaces it in one step, as every save does, so nothing
-    is lost if the process is killed: run it again. A checkpoint that is up to date is not changed.
-
-    Args:
-        path: a data file or a folder.
-        keep_backup: keep the former file.
-        dry_run: change nothing, only return what would be done.
-        as_data: full names of classes whose objects are read as their attributes, if a file is refused because of them.
-
-    Returns:
-        What was done, line by line.
-
-    Raises:
-        FileNotFoundError: there is no such file, or no checkpoint in the folder.
-        ValueError: a file is damaged or no checkpoint, or another process writes this run's checkpoints.
-        OSError: the new file could not be written; the former is as it was.
-    """
-    lines: list[str] = []
-    files = files_in(Path(path))
-    if not files:
-        raise FileNotFoundError(f"There is no checkpoint in {path}.")
-    for each in files:
-        lines += migrate_file(each, keep_backup=keep_backup, dry_run=dry_run, as_data=as_data)
-    return lines
-
-
 def files_in(path: Path) -> list[Path]:
     """Return a file, or the files in a folder that are named like checkpoints."""
     return sorted(each for each in path.glob(f"*{SUFFIX}") if not each.is_dir()) if path.is_dir() else [path]
@@ -80,7 +49,26 @@ def files_in(path: Path) -> list[Path]:
 def migrate_file(
     path: Path, *, keep_backup: bool = True, dry_run: bool = False, as_data: Collection[str] = ()
 ) -> list[str]:
-    """Migrate one file; see `migrate`."""
+    """Convert a checkpoint of Helios to the present schema, and write its manifest.
+
+    The former file is kept as `<name>.pth.backup`. The new one replaces it in one step, as every save does, so nothing
+    is lost if the process is killed: run it again. A checkpoint that is up to date is not changed.
+
+    Args:
+        path: a data file.
+        keep_backup: keep the former file.
+        dry_run: change nothing, only return what would be done.
+        as_data: full names of classes whose objects are read as their attributes, if the file is refused because of
+            them.
+
+    Returns:
+        What was done, line by line.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged or no checkpoint, or another process writes this run's checkpoints.
+        OSError: the new file could not be written; the former is as it was.
+    """
     if is_current(path):
         return [f"{path}: up to date (schema {SCHEMA})"]
     found = read_any(path, as_data)

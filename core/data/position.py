@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...events import Engine
+from ...events import Engine, Progress
 from ..system.extras import kind_of
 from .batch_size import prefer_saved
 from .order.shares import Layout
@@ -276,3 +276,17 @@ def load(data: Any, state: Mapping[str, Any], progress: Mapping[str, Any]) -> di
     if before is not None and before["source"] == data.source.kind["source"]:
         data.source.load_state_dict(state["state"])
     return counters
+
+
+def save(data: Any, progress: Progress) -> dict[str, Any]:
+    """Return the position of training data, as plain types; see `TrainingData.state_dict`."""
+    data.collect()
+    facts = {"hidden": list(data.hidden), "differences": list(data.differences)}
+    place = {"seed": data.seed, "phase": data.phase, "advances": data.advances, "facts": facts}
+    if data.source is None:
+        return {**place, "source": None, "layout": None, "state": {}}
+    own = data.source.state_dict(progress.batch)
+    last = data.last.digest(progress.batch) if data.is_replayed and progress.batch else None
+    kind, layout = dict(data.source.kind), data.source.layout.state_dict()
+    within = {"within": consumed} if (consumed := data.consumed_of(progress)) else {}
+    return {**place, "source": kind, "layout": layout, "state": own, "last_batch": last, **within}

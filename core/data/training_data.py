@@ -78,8 +78,8 @@ class TrainingData:
         self.together: int | None = None
         self._captured = self._probes = self._seed_is_agreed = False
         self._untracked: dict[str, str] = {}
-        self._hidden: list[str] = []  # what the loader does not repeat, in sentences
-        self._differences: list[str] = []
+        self.hidden: list[str] = []  # what the loader does not repeat, in sentences
+        self.differences: list[str] = []
         self.expected: bytes | None = None  # the digest of the last batch before the snapshot
         self.within = 0, 0, 0  # an epoch, a batch in it, and how many samples of that were consumed with other batches
 
@@ -189,7 +189,7 @@ class TrainingData:
         self.agree_on_seed()
         assert self.seed is not None
         place = progress.epoch, progress.batch
-        checker, within = self._checker(progress), self._consumed_of(progress)
+        checker, within = self._checker(progress), self.consumed_of(progress)
         ahead = ahead and self.source.length is None
         reading = Reading(
             self.seed % 2**63, *place, self._captured, report, is_over, checker, self._probes, ahead, within
@@ -250,31 +250,24 @@ class TrainingData:
 
     def report_difference(self, text: str) -> None:
         """See `heliograph.events.run.RunData`."""
-        if text not in self._differences:
-            self._differences.append(text)
+        if text not in self.differences:
+            self.differences.append(text)
 
     def resume_facts(self) -> ResumeFacts:
         """See `heliograph.events.run.RunData`."""
-        self._collect()
+        self.collect()
         position, sentences = SEEKED if self.source is None else self.source.certainty()
-        loader = "; ".join(dict.fromkeys((*sentences, *self._hidden)))
+        loader = "; ".join(dict.fromkeys((*sentences, *self.hidden)))
         untracked = ({LOADER: loader} if loader else {}) | self._untracked
         if not self._captured:
             untracked[GENERATORS] = UNCAPTURED
-        return ResumeFacts(untracked, tuple(self._differences), position)
+        return ResumeFacts(untracked, tuple(self.differences), position)
 
     def state_dict(self, progress: Progress) -> dict[str, Any]:
         """Return the position, as plain types."""
-        self._collect()
-        facts = {"hidden": list(self._hidden), "differences": list(self._differences)}
-        place = {"seed": self.seed, "phase": self.phase, "advances": self.advances, "facts": facts}
-        if self.source is None:
-            return {**place, "source": None, "layout": None, "state": {}}
-        own = self.source.state_dict(progress.batch)
-        last = self.last.digest(progress.batch) if self.is_replayed and progress.batch else None
-        kind, layout = dict(self.source.kind), self.source.layout.state_dict()
-        within = {"within": consumed} if (consumed := self._consumed_of(progress)) else {}
-        return {**place, "source": kind, "layout": layout, "state": own, "last_batch": last, **within}
+        from .position import save
+
+        return save(self, progress)
 
     def load_state_dict(self, state: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
         """Continue from a saved position; return the saved progress in batches of this run.
@@ -305,7 +298,7 @@ class TrainingData:
 
         return LastBatch()
 
-    def _consumed_of(self, progress: Progress) -> int:
+    def consumed_of(self, progress: Progress) -> int:
         """Return how many samples of the batch at the position are consumed."""
         *place, within = self.within
         return within if place == [progress.epoch, progress.batch] else 0
@@ -328,10 +321,10 @@ class TrainingData:
         return check
 
     def report_hidden(self, text: str) -> None:
-        if text not in self._hidden:
-            self._hidden.append(text)
+        if text not in self.hidden:
+            self.hidden.append(text)
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         """Take what was found when the first batches were loaded, perhaps by workers."""
         for source in self._sources:
             seconds, sentences = source.hidden()

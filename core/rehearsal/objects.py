@@ -23,7 +23,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..data.draws import rng
 from ..data.draws.generators import KINDS
-from ..data.draws.users_code import attributes_of
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, NoneType, type(Ellipsis), range, slice})
 CLOSED = (type, ModuleType, Enum, np.generic)
@@ -142,8 +141,7 @@ class KeptObjects:
         kind = type(value)
         if _is_closed(kind):
             return
-        held = attributes_of(value)
-        if isinstance(held, dict):
+        if kind.__dictoffset__ and isinstance(held := value.__dict__, dict):
             items = list(held.items())
             self._undo.append(partial(_restore_dict, held, items))
             yield from (each for _, each in items)

@@ -159,7 +159,6 @@ def find_learning_rate(
     trainer: Trainer,
     fit: Fit,
     given: tuple[Any, Any, Mapping[str, Any]],
-    *,
     lowest: float,
     highest: float,
     steps: int,

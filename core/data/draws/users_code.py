@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -82,15 +82,6 @@ def unwrapped(value: Any) -> Any:
 def module_of(kind: type) -> str:
     """Return the name of the module of a class; some have none."""
     return str(kind.__module__)
-
-
-def attributes_of(holder: Any) -> Mapping[str, Any]:
-    """Return what an object has in its `__dict__`; nothing where it has none, or one that cannot be read."""
-    try:
-        found = getattr(holder, "__dict__", None)
-    except Exception:  # noqa: BLE001  # a proxy may raise anything
-        return {}
-    return found if isinstance(found, Mapping) else {}
 
 
 class Plainness:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.conversion import migrate
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.tests.stores import migrate
 
 BORDER, MIDDLE = "golden_epoch_1_iter_4.pth", "golden_epoch_1_iter_6.pth"
 
@@ -102,8 +102,6 @@ def test_what_is_no_checkpoint_is_an_error(tmp_path: Path, names: Names, content
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"There is no checkpoint .*a\.pth"):
         migrate(tmp_path / "a.pth")
-    with pytest.raises(FileNotFoundError, match="There is no checkpoint in"):
-        migrate(tmp_path)
 
 
 def test_a_run_that_is_training_there_is_not_disturbed(old: Path, opened: Make) -> None:

@@ -21,9 +21,9 @@ import pytest
 import torch
 from heliograph import load_weights
 from heliograph.core.checkpoint import foreign_files, helios
-from heliograph.core.checkpoint.conversion import migrate
 from heliograph.core.checkpoint.state.schema import check_schema
 from heliograph.core.data.draws import rng
+from heliograph.tests.stores import migrate
 from torch import nn
 
 COUNTS = {
