@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from heliograph import Run
 
 DROPPED = frozenset(
-    "collect emit log_curve log_figure log_file log_histogram log_image log_text note track warn weigh".split()  # noqa: SIM905
+    "collect emit log_curve log_figure log_file log_histogram log_image log_text note track warn".split()  # noqa: SIM905
 )
 
 
@@ -28,7 +28,7 @@ class QuietRun:
         if name in DROPPED:
             return _do_nothing
         value = getattr(self._run, name)
-        return QuietControl(value) if name == "control" else value
+        return PARTS[name](value) if name in PARTS else value
 
     def __setattr__(self, name: str, value: object) -> None:
         """Drop it: the outputs are those of the step itself."""
@@ -47,6 +47,23 @@ class QuietControl:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._control, name)
         return _do_nothing if callable(value) else value
+
+
+class QuietStepping:
+    """Reads what `run.stepping` has, and drops the weight of a batch.
+
+    Args:
+        stepping: that of the run.
+    """
+
+    def __init__(self, stepping: Any) -> None:
+        self._stepping = stepping
+
+    def __getattr__(self, name: str) -> Any:
+        return _do_nothing if name == "weigh" else getattr(self._stepping, name)
+
+
+PARTS: dict[str, type[Any]] = {"control": QuietControl, "stepping": QuietStepping}
 
 
 def _do_nothing(*args: object, **options: object) -> None:

@@ -328,3 +328,17 @@ def test_the_bits_of_nan_equal_themselves() -> None:
     assert not has_same_bits(nan, None)
     assert has_same_bits(None, None)
     assert not has_same_bits(nan, nan.double())
+
+
+def test_a_step_that_weighs_its_batch_is_repeated() -> None:
+    class Weighed(h.Supervised):
+        def training_step(self, run: h.Run, batch: Any) -> Tensor:
+            run.stepping.weigh(len(batch[0]))
+            return super().training_step(run, batch)
+
+    seen = Seen()
+    task = Weighed(model(), nn.functional.mse_loss)
+    result = fit(StepCheck(every=1), seen, task=task, train=random_batches(3), optimizer=adam(), epochs=1)
+    assert len(seen.checks) > 1
+    assert not any(seen.checks)
+    assert not result.warnings
