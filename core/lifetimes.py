@@ -183,7 +183,8 @@ class Report:
 
     def plan(self) -> str:
         """Return what will happen, in a few lines."""
-        return str(self.run.describe())
+        lines: str = self.run.describe()
+        return lines
 
     def reason(self, error: BaseException | None) -> str:
         """Return why the run ends, in words; its status is known by then."""

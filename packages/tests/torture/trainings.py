@@ -177,18 +177,14 @@ class Engine:
 class FakeRun(SimpleNamespace):
     """As much of a run as `Checkpoint` needs."""
 
-    @property
-    def is_resuming(self) -> bool:
-        return self.saved is not None
-
     def resume(self, state: dict[str, Any], path: Path) -> None:
-        self.saved, self.resumed_from = state, path
+        self.saved, self.checkpoints.resumed_from, self.checkpoints.is_resuming = state, path, True
 
     def note(self, text: str) -> None:
-        self.notes.append(text)
+        self.report.notes.append(text)
 
     def warn(self, text: str) -> None:
-        self.notes.append(text)
+        self.report.notes.append(text)
 
     def emit(self, event: object) -> None: ...
 
@@ -202,14 +198,18 @@ class FakePlugins(list[Any]):
 
 def make_run(name: str, random: Random) -> FakeRun:
     progress = SimpleNamespace(epoch=0, steps=0, skipped_steps=0, batches=0)
+    training = f"{random.getrandbits(128):032x}"
+    unset = dict.fromkeys(("source", "resumed_from", "resumed_at", "last", "best", "batch_note"))
     run = FakeRun(
-        name=name, engine=Engine(), is_replay=False, checkpoint_source=None, saved=None, resumed_from=None, notes=[]
+        name=name,
+        engine=Engine(),
+        saved=None,
+        report=SimpleNamespace(is_replay=False, notes=[], has_left_group=False),
+        checkpoints=SimpleNamespace(training_id=training, is_resuming=False, **unset),
+        data=SimpleNamespace(validation_sets=("",)),
+        metrics={"validation/loss": 1.0},
     )
-    run.checkpoints.training_id, run.progress, run.task = f"{random.getrandbits(128):032x}", progress, None
-    run.checkpoints.last = run.checkpoints.best = run.checkpoints.batch_note = None
-    run.report.has_left_group = False
-    run.data.validation_sets, run.metrics = ("",), {"validation/loss": 1.0}
-    run.checkpoints.resumed_at, run.origin = None, progress  # nothing to compare: it keeps no losses
+    run.progress, run.task, run.origin = progress, None, progress
     run.bus = SimpleNamespace(
         on=lambda *arguments, **options: SimpleNamespace(remove=lambda: None),
         signal=lambda event: SimpleNamespace(listeners=lambda: iter(())),

@@ -44,14 +44,12 @@ from torch.optim.lr_scheduler import StepLR
 Make = Callable[..., Any]
 
 
-def place(**more: Any) -> Any:
+def place(batches_per_epoch: int | None = 4, **more: Any) -> Any:
     """Return what metrics read of a run, where it stands in its first batch of four."""
     reported: dict[str, Any] = {
         "progress": Progress(),
-        "batches_per_epoch": 4,
-        "max_steps": None,
-        "max_epochs": 3,
-        "best_checkpoint": None,
+        "length": SimpleNamespace(batches_per_epoch=batches_per_epoch, max_steps=None, max_epochs=3),
+        "checkpoints": SimpleNamespace(best=None),
         "engine": SimpleNamespace(rank=2, is_main=False, is_local_main=True),
         "metrics": {},
     }

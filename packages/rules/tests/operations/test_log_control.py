@@ -42,10 +42,11 @@ STATE = {"epoch": 1.6, "global_step": 8, "is_final": False}
 def place(**more: Any) -> Any:
     reported = {
         "hyper_parameters": {"lr": 0.1, "sizes": [4, (2, Path("x"))]},
-        "best_checkpoint": None,
+        "checkpoints": SimpleNamespace(best=None),
+        "length": SimpleNamespace(batches_per_epoch=None),
         "progress": Progress(steps=8),
     }
-    return SimpleNamespace(**reported, batches_per_epoch=None, **more)
+    return SimpleNamespace(**reported, **more)
 
 
 def line(text: str, event: Event, caplog: pytest.LogCaptureFixture, **metrics: Any) -> str:
