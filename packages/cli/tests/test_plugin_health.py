@@ -63,7 +63,7 @@ def state() -> State:
         ("raise RuntimeError('it rains')", ("broken", "RuntimeError: it rains", [])),
         ("raise LookupError", ("broken", "LookupError", [])),
         ("import sys; sys.exit(0)", ("broken", "SystemExit: 0", [])),
-        ("import sys; sys.exit()", ("broken", "SystemExit", [])),
+        ("raise SystemExit", ("broken", "SystemExit", [])),
         ("Weather = 7", ("broken", "Plugin 'weather' of package weather is not a class or factory: 7.", [])),
     ],
     ids=[
