@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from ...events import Engine, Progress
 from ..system.extras import kind_of
-from .batch_size import prefer_saved
 from .order.shares import Layout
 from .sources.contract import Compound, Source, nested
 
@@ -39,6 +38,8 @@ def resumed_progress(
     (kind_before, layout_before, within), (kind, layout, cuts_batches) = before, now
     kind_before, kind = _without_limit(kind_before, kind, report)
     if layout_before.world_size == layout.world_size:
+        from .batch_size import prefer_saved  # needed at a resume only: each save loads this module
+
         prefer_saved(layout_before.batch_size, layout.batch_size)
         if not layout_before.shares_order(layout):
             kind_before = {**kind_before, "batch_size": layout_before.batch_size}
