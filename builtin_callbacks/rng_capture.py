@@ -57,7 +57,7 @@ class RNGCapture(Plugin):
             seed = check_whole_number("seed", seed, at_least=0, less_than=2**64, or_else="None")
         check_flag("isolate_validation", isolate_validation)
         check_flag("probe", probe)
-        self._given_seed = seed  # a resumed run keeps that of its checkpoint
+        self._given_seed = seed  # a resumed run keeps the seed of its checkpoint
         self.isolate_validation, self.probe = isolate_validation, probe
         self._generator: np.random.Generator | None = None
         self._held: list[Generator] = []

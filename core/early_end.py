@@ -188,10 +188,10 @@ def _skipped(run: RunContext) -> Iterator[str]:
 def _unread_validation(run: RunContext) -> Iterator[str]:
     if run.settings.evaluations and not run.progress.validations:
         by = run.plugins.declared("asks").get("validation")
-        mend = (
+        remedy = (
             "" if by is None else f" Plugin {by!r} asks for it: let it do so earlier, as ValidationSchedule(steps=10)."
         )
-        yield f"The validation set was never read: no validation was due before the run ended.{mend}"
+        yield f"The validation set was never read: no validation was due before the run ended.{remedy}"
 
 
 def _not_finite(run: RunContext) -> Iterator[str]:

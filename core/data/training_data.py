@@ -45,7 +45,7 @@ class TrainingData:
         seed: of the order and of the draws; None until the first epoch begins.
         phase: which of the loaders is read, from 0.
         stream: the one of several streams that the current batch is of; None if it is of all, or there is one.
-        evaluation_batches: those of the running or last evaluation, of all its sets; None if they are unknown.
+        evaluation_batches: batches of the running or last evaluation, of all its sets; None if unknown.
         advances: whether the next epoch reads the next phase's loader.
         together: samples of the batches that all ranks have in hand, where these may differ in size; else None.
     """

@@ -183,7 +183,7 @@ def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, Value]:
 
     Args:
         run: the run.
-        only_by_epoch: only those that `set_epoch` sets, and sets again before anything is read.
+        only_by_epoch: only the attributes that `set_epoch` sets: it sets them again before anything is read.
     """
     sets, train = run.data.validation_loaders, run.data.train_loader
     loaders = (

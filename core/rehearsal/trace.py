@@ -23,7 +23,7 @@ SCALARS = (bool, int, float, complex, str, bytes, NoneType, np.generic)
 NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 RUNS = ("the uninterrupted run", "the interrupted one")
 WORDS = {"draws": "random state", "modules": "weights", "means": "running means", "data": "loader's position"}
-# Parts of a state that name a process, a file or the time. Each rank has a trace of its own, metrics are facts.
+# Parts of a state that name a process, a file or the time. Each rank has its own trace; metrics are facts.
 OF_THE_PROCESS = "objects schema saved_at versions run_name training_id world ranks log_history".split()  # noqa: SIM905
 CLOCKS = ("earlier_seconds", "facts")  # of the progress and of the data, whose facts are sentences of a report
 
@@ -105,7 +105,7 @@ class Difference:
 
         Args:
             expected: the facts of a run.
-            found: those of a run that should equal it.
+            found: the facts of a run that should equal it.
             names: what to call the two runs.
             aside: (what, path) of values that are not compared; an empty path is all of them.
         """
