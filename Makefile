@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 PEERS := .venv/peers/ready
 PACKAGES := recorder ray optuna rules bridges trackers export testing cli
-SOURCES := $(addprefix .venv/src/heliograph/,__init__.pyi __main__.py spi.pyi builtin_callbacks core events plugins)
+SOURCES := $(addprefix .venv/src/heliograph/,__init__.pyi __main__.py spi.pyi tuning.py builtin_callbacks core events plugins)
 
 # The tests often wait. Types and documentation are checked meanwhile.
 MAKEFLAGS += --jobs=2

@@ -36,4 +36,4 @@ def __dir__() -> list[str]:
 
 
 def _event_names() -> set[str]:
-    return {"CATALOGUE", "Event", *(kind.__name__ for kind in _import_module(".events", __name__).CATALOGUE)}
+    return {"Event", *(kind.__name__ for kind in _import_module(".events", __name__).CATALOGUE)}

@@ -1,5 +1,40 @@
 """The public names, and the module that each is imported from when it is first used: `__init__.py` reads them here."""
 
+# isort: off
+
+# Train, evaluate, predict
+from .builtin_callbacks.standard import standard as standard
+from .core.checkpoint.weights import load_weights as load_weights
+from .core.distributed.launch import launch as launch
+from .core.metrics.means import accuracy as accuracy
+from .core.outputs.files import read_prediction_batches as read_prediction_batches
+from .core.outputs.files import read_predictions as read_predictions
+from .core.run import TrainRun as TrainRun
+from .core.stepping.schedulers import warmup_cosine as warmup_cosine
+from .core.stepping.schedulers import warmup_linear as warmup_linear
+from .core.task import Supervised as Supervised
+from .core.task import Task as Task
+from .core.trainer import Trainer as Trainer
+
+# Engines
+from .core.engines.device import DeviceEngine as DeviceEngine
+from .core.engines.parallel.data_parallel import DataParallelEngine as DataParallelEngine
+from .core.engines.parallel.ddp import DDPEngine as DDPEngine
+from .core.engines.sharded.fsdp import FSDPEngine as FSDPEngine
+
+# Data
+from .core.data.loaders import LoaderParams as LoaderParams
+from .core.data.loaders import Phases as Phases
+from .core.data.module import DataModule as DataModule
+from .core.data.order.lengths import LengthGroupedSampler as LengthGroupedSampler
+from .core.data.order.lengths import TokenBudgetBatchSampler as TokenBudgetBatchSampler
+from .core.data.order.samplers import DistributedSampler as DistributedSampler
+from .core.data.order.samplers import RandomSampler as RandomSampler
+from .core.data.order.samplers import SequentialSampler as SequentialSampler
+from .core.data.run_loaders import Periodic as Periodic
+from .core.data.streams import Streams as Streams
+
+# Plugins
 from .builtin_callbacks.batch_transforms import BatchTransform as BatchTransform
 from .builtin_callbacks.batch_transforms import CutMix as CutMix
 from .builtin_callbacks.batch_transforms import Mixup as Mixup
@@ -32,75 +67,34 @@ from .builtin_callbacks.roll_back import RollBack as RollBack
 from .builtin_callbacks.schedules import LogSchedule as LogSchedule
 from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
 from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
-from .builtin_callbacks.standard import standard as standard
 from .builtin_callbacks.trackers.csv_log import CSVLog as CSVLog
 from .builtin_callbacks.trackers.tensorboard import TensorBoard as TensorBoard
-from .builtin_callbacks.trackers.tracker import Page as Page
-from .builtin_callbacks.trackers.tracker import Place as Place
-from .builtin_callbacks.trackers.tracker import Tracker as Tracker
-from .core.checkpoint.weights import load_weights as load_weights
-from .core.data.batch_size import find_batch_size as find_batch_size
-from .core.data.loaders import LoaderParams as LoaderParams
-from .core.data.loaders import Phases as Phases
-from .core.data.module import DataModule as DataModule
-from .core.data.order.lengths import LengthGroupedSampler as LengthGroupedSampler
-from .core.data.order.lengths import TokenBudgetBatchSampler as TokenBudgetBatchSampler
-from .core.data.order.samplers import DistributedSampler as DistributedSampler
-from .core.data.order.samplers import RandomSampler as RandomSampler
-from .core.data.order.samplers import SeekableSampler as SeekableSampler
-from .core.data.order.samplers import SequentialSampler as SequentialSampler
-from .core.data.run_loaders import Periodic as Periodic
-from .core.data.streams import Streams as Streams
-from .core.distributed.launch import launch as launch
-from .core.engines.choice.engine_choice import choose_engine as choose_engine
-from .core.engines.contract import LoopEngine as LoopEngine
-from .core.engines.device import DeviceEngine as DeviceEngine
-from .core.engines.movers import register_mover as register_mover
-from .core.engines.parallel.data_parallel import DataParallelEngine as DataParallelEngine
-from .core.engines.parallel.ddp import DDPEngine as DDPEngine
-from .core.engines.sharded.fsdp import FSDPEngine as FSDPEngine
-from .core.metrics.means import accuracy as accuracy
-from .core.outputs.files import read_prediction_batches as read_prediction_batches
-from .core.outputs.files import read_predictions as read_predictions
-from .core.rehearsal.first_batches import Overfitting as Overfitting
-from .core.rehearsal.range_test import LearningRateSearch as LearningRateSearch
-from .core.rehearsal.report import Rehearsal as Rehearsal
-from .core.result import ResumeReport as ResumeReport
-from .core.result import RunResult as RunResult
-from .core.result import StrictError as StrictError
-from .core.run import TrainRun as TrainRun
-from .core.stepping.schedulers import warmup_cosine as warmup_cosine
-from .core.stepping.schedulers import warmup_linear as warmup_linear
-from .core.system.errors import NotRecorded as NotRecorded
-from .core.system.errors import RankFailed as RankFailed
-from .core.system.errors import ResumeDiffers as ResumeDiffers
-from .core.system.errors import TrainingError as TrainingError
-from .core.task import Supervised as Supervised
-from .core.task import Task as Task
-from .core.trainer import Trainer as Trainer
-from .events import Bus as Bus
-from .events import Control as Control
-from .events import Engine as Engine
-from .events import Handle as Handle
-from .events import History as History
-from .events import Lane as Lane
-from .events import OrderedSignal as OrderedSignal
-from .events import Progress as Progress
-from .events import Request as Request
-from .events import Run as Run
-from .events.catalogue import *  # noqa: F403  # an event is named where it is declared and emitted, nowhere else
-from .events.payloads import LogCurve as LogCurve
-from .events.payloads import LogFile as LogFile
-from .events.payloads import LogHistogram as LogHistogram
-from .events.payloads import LogImage as LogImage
-from .events.payloads import LogText as LogText
 from .plugins import Plugin as Plugin
 from .plugins import Plugins as Plugins
 from .plugins import on as on
+
+# Filters
 from .plugins.filters import At as At
 from .plugins.filters import Between as Between
 from .plugins.filters import Every as Every
 from .plugins.filters import Filter as Filter
 from .plugins.filters import Once as Once
+
+# Events and what a handler is given: each event is named where it is declared and emitted, nowhere else
+from .events import Bus as Bus
+from .events import Control as Control
+from .events import Lane as Lane
+from .events import Progress as Progress
+from .events import Run as Run
+from .events.catalogue import *  # noqa: F403
+
+# Results and errors
+from .core.result import ResumeReport as ResumeReport
+from .core.result import RunResult as RunResult
+from .core.result import StrictError as StrictError
+from .core.system.errors import NotRecorded as NotRecorded
+from .core.system.errors import RankFailed as RankFailed
+from .core.system.errors import ResumeDiffers as ResumeDiffers
+from .core.system.errors import TrainingError as TrainingError
 
 __version__: str

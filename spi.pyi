@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from .builtin_callbacks.trackers.tracker import Page as Page
+from .builtin_callbacks.trackers.tracker import Place as Place
 from .builtin_callbacks.trackers.tracker import Rates as Rates
+from .builtin_callbacks.trackers.tracker import Tracker as Tracker
 from .core.checkpoint.state.rates import scale_optimizer as scale_optimizer
 from .core.checkpoint.state.rates import scale_scheduler as scale_scheduler
 from .core.checkpoint.state.schema import as_plain as as_plain
@@ -15,11 +18,15 @@ from .core.checkpoint.storage.store import Store as Store
 from .core.data.draws.rng import capture as capture
 from .core.data.draws.rng import restore as restore
 from .core.data.draws.rng import seed_all as seed_all
+from .core.data.order.samplers import SeekableSampler as SeekableSampler
 from .core.distributed.ranks.exchange import average_gradients as average_gradients
 from .core.distributed.ranks.failure import error_chain as error_chain
 from .core.distributed.ranks.failure import is_broken_collective as is_broken_collective
 from .core.distributed.ranks.failure import on_main as on_main
 from .core.distributed.ranks.membership import membership as membership
+from .core.engines.choice.engine_choice import choose_engine as choose_engine
+from .core.engines.contract import LoopEngine as LoopEngine
+from .core.engines.movers import register_mover as register_mover
 from .core.engines.parallel.ddp import ProcessEngine as ProcessEngine
 from .core.host import Host as Host
 from .core.host import current_host as current_host
@@ -40,11 +47,6 @@ from .core.system.extras import printable_lines as printable_lines
 from .core.system.extras import require as require
 from .core.system.extras import version as version
 from .core.system.extras import with_article as with_article
-from .events.alarms import Alarm as Alarm
-from .events.bus import Receiver as Receiver
-from .events.bus import Subscription as Subscription
-from .events.bus import current_owner as current_owner
-from .events.bus import is_within as is_within
 from .events.checks import check_flag as check_flag
 from .events.checks import check_number as check_number
 from .events.checks import check_path as check_path
@@ -54,13 +56,10 @@ from .events.checks import is_number as is_number
 from .events.checks import is_whole_number as is_whole_number
 from .events.checks import known_names as known_names
 from .events.checks import printable as printable
-from .events.control import CHANGES as CHANGES
 from .events.errors import count as count
 from .events.errors import describe_error as describe_error
 from .plugins.discovery import check_options as check_options
 from .plugins.discovery import find as find
 from .plugins.first_party import is_first_party as is_first_party
-from .plugins.marks import marked_methods as marked_methods
-from .plugins.plugin import snake_case as snake_case
 
 def lazy_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]: ...

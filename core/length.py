@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -12,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..events import Progress
 from ..plugins import Plugins
-from .data.module import DataModule
-from .data.module_life import open_module
 from .data.training_data import TrainingData
-from .settings import Settings, check_length, training_loaders
+from .settings import Settings
 from .stepping.schedulers import Planned
 
 if TYPE_CHECKING:
-    from .engines.contract import LoopEngine
+    pass
 
 ENDLESS = "the run has no length: pass epochs= or steps="
 UNSIZED = "a train loader has no length: pass steps= instead of epochs=, or give the loader __len__"
@@ -189,23 +186,3 @@ def _windows(plugin: Any, epochs: int) -> dict[int, int]:
     schedule = getattr(plugin, "schedule", None)
     firsts = schedule if isinstance(schedule, Mapping) else range(max(1, epochs))
     return {first: max(1, int(number(first))) for first in firsts}
-
-
-def count_steps(
-    engine: LoopEngine, plugins: Plugins, train: Any, epochs: object, steps: object, options: Mapping[str, Any]
-) -> int:
-    """Return the steps that a `fit` plans; see `Trainer.planned_steps`."""
-    given = check_length(epochs, steps)
-    with ExitStack() as life:
-        life.enter_context(engine.process())
-        if isinstance(train, DataModule):
-            module = open_module(train, life, engine)
-            train, options = (
-                module.train(),
-                {**options, "loader_params": options["loader_params"] or module.loader_params},
-            )
-        loaders = training_loaders(train, options, engine.world_size)[0]
-        data = TrainingData(loaders, engine)
-        life.callback(data.close)
-        settings = Settings("run", None, loaders, epochs=given[0], steps=given[1])
-        return Length(settings, data, plugins, Progress()).steps_or_raise("planned_steps")

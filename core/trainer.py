@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, Unpack
 
 from ..events import Bus
@@ -17,17 +16,13 @@ from . import loop, settings
 from .data.module import DataModule
 from .engines.choice.engine_choice import make_engine
 from .engines.options import EngineOptions
-from .host import current_host, hosted_by
+from .host import current_host
 from .result import RunResult
 from .run import TrainRun, apart_from_others
-from .task import can_validate, check_step
+from .task import check_step
 
 if TYPE_CHECKING:
-    from .data.loaders import LoaderParams
     from .engines.contract import LoopEngine
-    from .rehearsal.first_batches import Overfitting
-    from .rehearsal.range_test import LearningRateSearch
-    from .rehearsal.report import Rehearsal
 
 
 @explains_attributes(OF_RUN)
@@ -175,36 +170,6 @@ class Trainer:
             run.hooks.closing.push(life.pop_all())
         return run
 
-    def planned_steps(
-        self,
-        train: Any,
-        *,
-        epochs: float | None = None,
-        steps: int | None = None,
-        limit_train: float | Mapping[str, float] | None = None,
-        loader_params: LoaderParams | Mapping[str, Any] | None = None,
-    ) -> int:
-        """Return how many optimizer steps a `fit` with these arguments plans, from its first beginning to its end.
-
-        Gradient accumulation, the ranks, a last window that is shorter and a batch that is left out are counted. Steps
-        that are skipped, and epochs that end early, are not foreseen. Of several optimizers by name, their rounds are
-        counted, in each of which every one may step once. On several ranks a collective.
-
-        Args:
-            train: see `fit`; a `DataModule` is prepared, set up and torn down.
-            epochs: see `fit`.
-            steps: see `fit`.
-            limit_train: see `fit`.
-            loader_params: see `fit`.
-
-        Raises:
-            ValueError: the number is not known before the run: a loader has no length, or phases are not equally long.
-        """
-        from .length import count_steps
-
-        options = {"loader_params": loader_params, "limit_train": limit_train}
-        return count_steps(self.engine, self.plugins, train, epochs, steps, options)
-
     @explains_arguments
     @settings.shows_options(settings.EvaluationOptions)
     def validate(self, task: Any, validation: Any, **options: Unpack[settings.EvaluationOptions]) -> RunResult:
@@ -288,128 +253,6 @@ class Trainer:
         from .evaluation_run import each_batch
 
         return each_batch(partial(self._evaluation, task, data, "predict", options))
-
-    def rehearse(
-        self, task: Any, train: Any, *, folder: str | Path | None = None, **options: Unpack[settings.FitOptions]
-    ) -> Rehearsal:
-        """Try everything that a long training would do in a short one, and put everything back as it was.
-
-        Two steps of each phase of the data, two batches of each validation set, a log, a save, the events of the end,
-        with all plugins; then a run that resumes from the save, which is compared bit by bit. Filters such as
-        `Every(epochs=10)` are due at the first occasion. Files go to a temporary folder, which is removed. Weights,
-        gradients, modes, optimizers, plugins, datasets and random generators are afterwards what they were, after an
-        error and after Ctrl-C too. On several ranks each must call it.
-
-        Args:
-            task: see `fit`.
-            train: see `fit`.
-            folder: where to make the temporary folder, by default where Python makes them; on the disk of the
-                checkpoints, the seconds of a save are those of that disk. Several machines need one that all see.
-            **options: the other arguments of `fit`.
-
-        Returns:
-            What would happen, how long it would last, how large it would be, and what would go wrong. An error of the
-            training or of a plugin leaves as it would leave `fit`, with a note on where it came up.
-
-        Raises:
-            ValueError: the data can be read only once; and as `fit`.
-        """
-        from .rehearsal.rehearsal import rehearse
-
-        check_step(task, "training_step")
-        with hosted_by(None):
-            return rehearse(self, loop.fit, task, train, options, folder)
-
-    def overfit(
-        self, task: Any, train: Any, *, batches: int = 1, steps: int = 100, validate: bool = True, **options: Any
-    ) -> Overfitting:
-        """Train on the first batches over and over, and put everything back: a loss that stays up shows a mistake.
-
-        Plugins that log, validate, save, stop or only look on take no part; the others do. A task that validates does
-        so at the end, on the same batches, unless these are of several streams by name.
-
-        Args:
-            task: see `fit`.
-            train: see `fit`.
-            batches: how many batches.
-            steps: how many optimizer steps.
-            validate: False where the task's validation step takes other batches than its training step.
-            **options: the other arguments of `fit`, without `epochs`, `validation` and `limit_validation`.
-
-        Returns:
-            The loss of every step, and the metrics at the end.
-        """
-        from .rehearsal.first_batches import overfit
-
-        check_step(task, "training_step")
-        check_flag("validate=", validate)
-        validates = validate and can_validate(task)
-        return overfit(self, loop.fit, (task, train, options), batches=batches, steps=steps, validates=validates)
-
-    def find_learning_rate(
-        self,
-        task: Any,
-        train: Any,
-        *,
-        lowest: float = 1e-7,
-        highest: float = 10.0,
-        steps: int = 100,
-        ramp: Literal["log", "linear"] = "log",
-        smoothing: float = 0.9,
-        diverging: float = 4.0,
-        **options: Any,
-    ) -> LearningRateSearch:
-        """Train with learning rates that rise step by step, look at the loss, and put everything back as it was.
-
-        The range test of L. N. Smith, "Cyclical Learning Rates for Training Neural Networks" (WACV 2017), section 3.3.
-        Plugins that log, validate, save, stop or only look on take no part; the others do.
-
-        Args:
-            task: see `fit`.
-            train: see `fit`; read again where it has fewer batches.
-            lowest: the first learning rate. Parameter groups keep their proportions; this is that of the largest.
-            highest: the last one.
-            steps: how many optimizer steps.
-            ramp: whether rates rise by a factor (`log`) or by a difference (`linear`).
-            smoothing: the share of the former mean in the exponential mean of the losses.
-            diverging: the test ends when the smoothed loss is so many times the smallest one, or is not a number.
-            **options: the other arguments of `fit`, without `epochs`, `validation`, `limit_validation` and `scheduler`.
-
-        Returns:
-            The rates, the losses, and a suggestion.
-
-        Raises:
-            ValueError: an argument is out of its range; there is a scheduler, or several optimizers.
-        """
-        from .rehearsal.range_test import find_learning_rate
-
-        check_step(task, "training_step")
-        given = (task, train, options)
-        return find_learning_rate(self, loop.fit, given, lowest, highest, steps, ramp, smoothing, diverging)
-
-    def find_batch_size(self, task: Any, train: Any, *, largest: int, smallest: int = 1, **options: Any) -> int:
-        """Find the largest batch of which two steps fit into memory, and put everything back as it was.
-
-        The batch is halved until a rehearsal fits: two steps, two batches of a validation, a save. With the function
-        `heliograph.find_batch_size` it is the training itself that begins again with half the batch. On several ranks
-        each must call it.
-
-        Args:
-            task: see `fit`.
-            train: a dataset, or several in `Phases`.
-            largest: the samples in a batch to begin with; of a dataset that has fewer, all of them.
-            smallest: the fewest to try.
-            **options: the other arguments of `fit`; `loader_params` without the batch size. `epochs` and `steps` may be
-                left out.
-
-        Raises:
-            RuntimeError: the smallest batch does not fit.
-            TypeError: the training data are batches already.
-            ValueError: the sizes are not positive, or the wrong way round.
-        """
-        from .data.batch_size import find_by_rehearsing
-
-        return find_by_rehearsing(partial(self.rehearse, task, train), train, largest, smallest, options)
 
     def plan(self, task: Any = None, train: Any = None, **options: Unpack[settings.FitOptions]) -> str:
         """Return the handlers of each event, in the order in which they run.

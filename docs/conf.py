@@ -74,7 +74,7 @@ class EventTable(TableDirective):
         """Return a row for each event."""
         return [
             [f"`{kind.__name__}`", ", ".join(map(_field, fields(kind))) or "none", _one_line(kind)]  # type: ignore[arg-type]
-            for kind in heliograph.CATALOGUE
+            for kind in heliograph.events.CATALOGUE
         ]
 
 

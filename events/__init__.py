@@ -10,25 +10,47 @@ from .control import Control, History, Pending, Request, Verb
 from .progress import Progress
 
 if TYPE_CHECKING:
+    from .alarms import Alarm as Alarm
+    from .bus import Receiver as Receiver
+    from .bus import Subscription as Subscription
+    from .bus import current_owner as current_owner
+    from .bus import is_within as is_within
+    from .control import CHANGES as CHANGES
     from .engine import Engine as Engine
     from .engine import Reduction as Reduction
+    from .payloads import LogCurve as LogCurve
+    from .payloads import LogFile as LogFile
+    from .payloads import LogHistogram as LogHistogram
+    from .payloads import LogImage as LogImage
+    from .payloads import LogText as LogText
     from .resume_facts import Position as Position
     from .resume_facts import ResumeFacts as ResumeFacts
     from .run import CheckpointSource as CheckpointSource
     from .run import Run as Run
 
 __all__ = [kind.__name__ for kind in CATALOGUE]
-__all__ += ["CATALOGUE", "Bus", "CheckpointSource", "Control", "Engine", "Event", "FunctionName", "Handle", "History"]  # fmt: skip  # noqa: E501, F405
-__all__ += ["Lane", "OrderedSignal", "Pending", "Phase", "PluginName", "Position", "Progress", "Reduction", "Request", "ResumeFacts", "Run", "Status", "Verb"]  # fmt: skip  # noqa: E501
+__all__ += ["CATALOGUE", "CHANGES", "Alarm", "Bus", "CheckpointSource", "Control", "Engine", "Event", "FunctionName", "Handle", "History"]  # fmt: skip  # noqa: E501, F405
+__all__ += ["Lane", "LogCurve", "LogFile", "LogHistogram", "LogImage", "LogText", "OrderedSignal", "Pending", "Phase", "PluginName", "Position", "Progress", "Receiver", "Reduction", "Request", "ResumeFacts", "Run", "Status", "Subscription", "Verb", "current_owner", "is_within"]  # fmt: skip  # noqa: E501
 
 # Protocols and types that a run itself does not need: imported when they are first used.
 _LAZY = {
+    "CHANGES": "control",
+    "Alarm": "alarms",
     "CheckpointSource": "run",
     "Engine": "engine",
+    "LogCurve": "payloads",
+    "LogFile": "payloads",
+    "LogHistogram": "payloads",
+    "LogImage": "payloads",
+    "LogText": "payloads",
     "Position": "resume_facts",
+    "Receiver": "bus",
     "Reduction": "engine",
     "ResumeFacts": "resume_facts",
     "Run": "run",
+    "Subscription": "bus",
+    "current_owner": "bus",
+    "is_within": "bus",
 }
 
 

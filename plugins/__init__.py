@@ -8,13 +8,23 @@ from .manager import Plugins
 if TYPE_CHECKING:
     from .discovery import Discovered as Discovered
     from .discovery import discover as discover
+    from .marks import marked_methods as marked_methods
     from .marks import on as on
     from .plugin import Plugin as Plugin
     from .plugin import Policy as Policy
+    from .plugin import snake_case as snake_case
 
-_HOMES = {"Discovered": "discovery", "discover": "discovery", "on": "marks", "Plugin": "plugin", "Policy": "plugin"}
+_HOMES = {
+    "Discovered": "discovery",
+    "Plugin": "plugin",
+    "Policy": "plugin",
+    "discover": "discovery",
+    "marked_methods": "marks",
+    "on": "marks",
+    "snake_case": "plugin",
+}
 
-__all__ = ["Discovered", "Plugin", "Plugins", "Policy", "discover", "on"]
+__all__ = ["Discovered", "Plugin", "Plugins", "Policy", "discover", "marked_methods", "on", "snake_case"]
 
 
 def __getattr__(name: str) -> Any:

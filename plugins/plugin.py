@@ -47,7 +47,7 @@ class Plugin:
             registered. One that you register later takes its place; it is unregistered with the plugin that brought it.
         state_version: of the form of its state; raise it when that changes, and write `migrate_state`.
         condition: what `when` was given; None where its handlers are always called.
-        rehearses: False for one that is left out of `trainer.rehearse`, since what it does cannot be taken back, such
+        rehearses: False for one that is left out of `tuning.rehearse`, since what it does cannot be taken back, such
             as a report to another program.
     """
 

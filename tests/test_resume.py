@@ -18,6 +18,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
+from heliograph import tuning
 from heliograph.core.checkpoint.storage import Files
 from heliograph.core.task import Loss
 from heliograph.tests import kit
@@ -541,7 +542,7 @@ def run_attempt(
         "steps": scenario.steps,
     }
     if rehearse:
-        h.Trainer(trained_with, device="cpu").rehearse(task, **arguments)
+        tuning.rehearse(h.Trainer(trained_with, device="cpu"), task, **arguments)
     try:
         h.Trainer(plugins, device="cpu").fit(task, **arguments)
     except Killed:

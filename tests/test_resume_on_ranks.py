@@ -15,6 +15,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
+from heliograph import tuning
 from heliograph.core.checkpoint.state.compatibility import BatchChange
 from heliograph.core.engines.options import PrecisionName
 from heliograph.core.task import Losses
@@ -209,7 +210,7 @@ def run_attempt(
     }
     try:
         if rehearse:
-            h.Trainer(trained_with, device="cpu", precision=scenario.precision).rehearse(task, **arguments)
+            tuning.rehearse(h.Trainer(trained_with, device="cpu", precision=scenario.precision), task, **arguments)
         report = h.Trainer(plugins, device="cpu", precision=scenario.precision).fit(task, **arguments).resume
     except (alone.Killed, h.RankFailed) as failure:
         error = failure

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -14,36 +14,34 @@ from ...events.checks import check_whole_number
 from ...events.errors import error_text
 from ..system.errors import RankFailed, TrainingError
 from .draws import rng
-from .loaders import samples_at_most
 
 T = TypeVar("T")
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 logger = logging.getLogger("heliograph")
 
 
-def find_batch_size(attempt: Callable[[int], T], largest: int, *, smallest: int = 1) -> tuple[int, T]:
-    """Call `attempt(batch_size)` with half the batch after every out-of-memory error, until it fits.
+def find_executable_batch_size(attempt: Callable[[int], T], largest: int, *, smallest: int = 1) -> tuple[int, T]:
+    """Call `attempt(batch_size)` with half the batch size after each out-of-memory error.
 
-    Each attempt should begin with a new task and optimizer, as in
-    `find_batch_size(lambda size: trainer.fit(make_task(), data, loader_params={"batch_size": size}, ...), 512)`; with
-    `GradientAccumulation(512 // size)` the batch of an optimizer step stays the same. On several ranks all of them try
-    the smaller batch as soon as one of them runs out of memory. Every attempt begins with the random numbers that the
-    first one began with.
+    Each attempt should make a new task and optimizer, for example `find_executable_batch_size(lambda size:
+    trainer.fit(make_task(), data, loader_params={"batch_size": size}, ...), 512)`. With `GradientAccumulation(512 //
+    size)` the batch of an optimizer step keeps its size. On several ranks all ranks try the smaller batch as soon as
+    one of them runs out of memory. Every attempt starts with the random state of the first one.
 
-    An attempt that resumes a run of another batch size is left before its first batch, and the size of that run is the
-    first to try: where it fits, the resume is as exact as one without a search.
+    If an attempt resumes a run that had another batch size, the attempt ends before its first batch, and the batch
+    size of that run is tried first.
 
     Args:
-        attempt: what to try, given the samples in a batch.
-        largest: the batch size to begin with.
+        attempt: a function of the batch size.
+        largest: the batch size to start with, in samples.
         smallest: the smallest batch size to try.
 
     Returns:
         The batch size that fits, and what `attempt` returned.
 
     Raises:
-        ValueError: the sizes are not positive, or the wrong way round.
-        RuntimeError: the smallest batch does not fit, or `attempt` failed otherwise.
+        ValueError: the sizes are not positive, or `smallest` is more than `largest`.
+        RuntimeError: the smallest batch does not fit, or `attempt` failed for another reason.
     """
     for name, size in (("largest", largest), ("smallest", smallest)):
         check_whole_number(name, size, of="samples", at_least=1)
@@ -69,19 +67,6 @@ def find_batch_size(attempt: Callable[[int], T], largest: int, *, smallest: int 
         gc.collect()  # what the failed attempt held, tracebacks included
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def find_by_rehearsing(
-    rehearse: Callable[..., object], train: Any, largest: int, smallest: int, options: Mapping[str, Any]
-) -> int:
-    """Find the largest batch that a rehearsal fits with; see `Trainer.find_batch_size`."""
-    length = {"steps": 1_000_000} if options.get("epochs") is options.get("steps") is None else {}  # a few are made
-
-    def attempt(size: int) -> None:
-        params = {**(options.get("loader_params") or {}), "batch_size": size}
-        rehearse(**{**options, **length, "loader_params": params})
-
-    return find_batch_size(attempt, samples_at_most(train, largest), smallest=smallest)[0]
 
 
 _FIRST_TRY: ContextVar[tuple[int, range]] = ContextVar("first try", default=(0, range(0)))

@@ -9,14 +9,15 @@ from itertools import cycle, islice
 from typing import Any
 
 from ...events import Engine
-from ...events.checks import check_whole_number, printable
+from ...events.checks import check_flag, check_whole_number, printable
 from ...events.errors import count
 from ..data.order.shares import Share
 from ..data.sources.contract import Source, Sourced
 from ..data.sources.stateless import Reading, Stateless
 from ..data.streams import Streams
+from ..task import can_validate, check_step
+from ..trainer import Trainer
 from .probe import Probe, refuse
-from .rehearsal import Fit, Trainer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -107,30 +108,40 @@ class FirstBatches(Sourced):
 
 def overfit(
     trainer: Trainer,
-    fit: Fit,
-    given: tuple[Any, Any, Mapping[str, Any]],
+    task: Any,
+    train: Any,
     *,
-    batches: int,
-    steps: int,
-    validates: bool,
+    batches: int = 1,
+    steps: int = 100,
+    validate: bool = True,
+    **options: Any,
 ) -> Overfitting:
-    """Train on the first batches over and over; see `Trainer.overfit`.
+    """Train on the first batches again and again; a loss that stays high shows a mistake.
+
+    Plugins that log, validate, save, stop or only observe do not take part. At the end a task with a validation step
+    is validated on the same batches, unless these come from several streams by name. Everything is restored
+    afterwards.
 
     Args:
-        trainer: with its plugins.
-        fit: trains a run.
-        given: the task, the data, and the other arguments of `fit`.
+        trainer: the trainer with its plugins.
+        task: see `Trainer.fit`.
+        train: see `Trainer.fit`.
         batches: how many batches.
         steps: how many optimizer steps.
-        validates: whether to validate on the batches at the end.
+        validate: False if the task's validation step takes other batches than its training step.
+        **options: the other arguments of `Trainer.fit`, without `epochs`, `validation` and `limit_validation`.
+
+    Returns:
+        The loss of every step, and the metrics at the end.
     """
+    check_step(task, "training_step")
+    check_flag("validate=", validate)
     batches = check_whole_number("batches=", batches, at_least=1)
-    task, train, options = given
     refuse(options, "overfit", "steps= of the first batches, on which it is validated, too")
     first = FirstBatches(batches)
-    validation = first if validates else None
+    validation = first if validate and can_validate(task) else None
     short = {**options, "epochs": None, "steps": steps, "validation": validation}
-    probe = Probe(trainer, fit, (task, train, short), "while the first batches were overfitted")
+    probe = Probe(trainer, (task, train, short), "while the first batches were overfitted")
     with probe.begun([]) as run:
         if any(isinstance(getattr(each, "loader", each), Streams) for each in run.settings.train):
             run.settings = replace(run.settings, evaluations={})  # the validation step takes no dict of batches

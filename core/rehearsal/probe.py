@@ -10,8 +10,10 @@ from ...events import BatchEnd, Event, Lane, LastBoundary, Log, Run
 from ...plugins import Plugins
 from ...plugins.marks import on
 from ...plugins.plugin import Plugin
+from .. import loop
+from ..trainer import Trainer
 from .objects import restored
-from .rehearsal import Fit, Trainer, ours, placed, refuse_iterators
+from .rehearsal import ours, placed, refuse_iterators
 
 LEFT_OUT: Set[str] = {"stop", "validation", "validation data", "save", "log"}
 
@@ -50,13 +52,12 @@ class Probe:
     Args:
         trainer: with its plugins; those that request or need a log, a validation, a save or a stop, those that write
             files, and observers, are left out.
-        fit: trains a run.
         given: the task, the data, and the other arguments of `fit`.
         purpose: what for, as in errors.
     """
 
-    def __init__(self, trainer: Trainer, fit: Fit, given: tuple[Any, Any, Mapping[str, Any]], purpose: str) -> None:
-        self._trainer, self._fit, self._purpose = trainer, fit, purpose
+    def __init__(self, trainer: Trainer, given: tuple[Any, Any, Mapping[str, Any]], purpose: str) -> None:
+        self._trainer, self._purpose = trainer, purpose
         self._task, self._train, self._options = given
         self.losses: dict[str, list[float]] = {}
         refuse_iterators([self._train])
@@ -87,7 +88,7 @@ class Probe:
     def train(self, run: Any) -> Any:
         """Train; return the result."""
         with run:
-            self._fit(run)
+            loop.fit(run)
         return run.result_or_raise(exits=False)
 
     def _read(self, run: Any, event: Any) -> None:

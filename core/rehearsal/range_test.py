@@ -15,8 +15,9 @@ from ...events import BatchStart, Log
 from ...events.checks import check_number, check_path, check_whole_number
 from ...events.errors import count
 from ..system.extras import require
+from ..task import check_step
+from ..trainer import Trainer
 from .probe import Probe, refuse
-from .rehearsal import Fit, Trainer
 
 BY = "the search for a learning rate"
 ROUNDING = 1e-6
@@ -157,16 +158,43 @@ class Ramp:
 
 def find_learning_rate(
     trainer: Trainer,
-    fit: Fit,
-    given: tuple[Any, Any, Mapping[str, Any]],
-    lowest: float,
-    highest: float,
-    steps: int,
-    ramp: Literal["log", "linear"],
-    smoothing: float,
-    diverging: float,
+    task: Any,
+    train: Any,
+    *,
+    lowest: float = 1e-7,
+    highest: float = 10.0,
+    steps: int = 100,
+    ramp: Literal["log", "linear"] = "log",
+    smoothing: float = 0.9,
+    diverging: float = 4.0,
+    **options: Any,
 ) -> LearningRateSearch:
-    """Make a range test; see `Trainer.find_learning_rate` for the arguments, and `overfit` for the first three."""
+    """Train with a rising learning rate and suggest the one at which the loss falls fastest.
+
+    This is the range test of L. N. Smith, "Cyclical Learning Rates for Training Neural Networks" (WACV 2017), section
+    3.3. Plugins that log, validate, save, stop or only observe do not take part. Everything is restored afterwards.
+
+    Args:
+        trainer: the trainer with its plugins.
+        task: see `Trainer.fit`.
+        train: see `Trainer.fit`; read again if it has fewer batches than `steps`.
+        lowest: the first learning rate, that of the parameter group with the largest one. The groups keep their
+            proportions.
+        highest: the last learning rate.
+        steps: how many optimizer steps.
+        ramp: `log` multiplies the rate by a factor at each step, `linear` adds a difference.
+        smoothing: the weight of the previous mean in the exponential mean of the losses.
+        diverging: the test ends when the smoothed loss is this many times the smallest one, or not a number.
+        **options: the other arguments of `Trainer.fit`, without `epochs`, `validation`, `limit_validation` and
+            `scheduler`.
+
+    Returns:
+        The rates, the losses, and a suggestion.
+
+    Raises:
+        ValueError: an argument is out of its range; there is a scheduler, or there are several optimizers.
+    """
+    check_step(task, "training_step")
     steps = check_whole_number("steps=", steps, at_least=2)
     lowest = check_number("lowest=", lowest, more_than=0)
     highest = check_number("highest=", highest, more_than=lowest)
@@ -175,7 +203,6 @@ def find_learning_rate(
         raise ValueError(f"smoothing= is a share of the former mean, at least 0 and less than 1; got {smoothing!r}.")
     if ramp not in ("log", "linear"):
         raise ValueError(f"ramp= is 'log' or 'linear', got {ramp!r}.")
-    task, train, options = given
     refuse(options, "find_learning_rate", "steps=, and nothing is validated")
     if options.get("scheduler") is not None:
         raise ValueError("The search sets the learning rates itself: leave scheduler= out.")
@@ -184,7 +211,7 @@ def find_learning_rate(
     spaced = np.geomspace if ramp == "log" else np.linspace
     climb = Ramp(spaced(lowest, highest, steps).tolist(), smoothing, diverging)
     short = {**options, "epochs": None, "steps": steps, "validation": None}
-    probe = Probe(trainer, fit, (task, train, short), "while a learning rate was searched for")
+    probe = Probe(trainer, (task, train, short), "while a learning rate was searched for")
     with probe.begun([(BatchStart, climb.set), (Log, climb.read)]) as run:
         probe.train(run)
     if not climb.used:

@@ -4,56 +4,96 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, Unpack
 
 import torch
 
-from ...events import Bus
-from ...plugins import Plugins
 from ...plugins.filters import Filter
 from ...plugins.plugin import Plugin
+from .. import loop
+from ..data.batch_size import find_executable_batch_size
+from ..data.loaders import samples_at_most
 from ..engines.contract import LoopEngine
+from ..host import hosted_by
+from ..settings import FitOptions
+from ..task import check_step
+from ..trainer import Trainer
 from .director import STEPS, Director, Seen, compare_runs
 from .objects import Former, KeptObjects, restored
 from .report import Planned, Rehearsal, plan_of, predict
 
-Fit = Callable[[Any], None]
 MOST_FILES = 10_000  # of a folder that is watched
 Listing = dict[Path, tuple[int, int]]
 
 
-class Trainer(Protocol):
-    """What is needed of a trainer."""
-
-    bus: Bus
-    plugins: Plugins
-    engine: LoopEngine
-    strict: bool
-
-    @property
-    def run(self) -> Callable[..., Any]:
-        """Return a run."""
-
-
 def rehearse(
-    trainer: Trainer, fit: Fit, task: Any, train: Any, options: Mapping[str, Any], folder: str | Path | None
+    trainer: Trainer, task: Any, train: Any, *, folder: str | Path | None = None, **options: Unpack[FitOptions]
 ) -> Rehearsal:
-    """Rehearse a training; see `Trainer.rehearse`.
+    """Run a short version of a training that does everything the long one will do.
+
+    The rehearsal makes two steps of each phase of the data, two batches of each validation set, a log, a save and the
+    events of the end, with all plugins. Then a second run resumes from the save and is compared bit by bit. Filters
+    such as `Every(epochs=10)` fire at the first occasion. Files go to a temporary folder, which is removed. Weights,
+    gradients, modes, optimizers, plugins, datasets and random generators are restored afterwards, also after an error
+    and after Ctrl-C. On several ranks, call it on each rank.
 
     Args:
-        trainer: with its plugins.
-        fit: trains a run.
-        task: of the run.
-        train: its data.
-        options: the other arguments of its `fit`.
-        folder: where the temporary folder is made.
+        trainer: the trainer with its plugins.
+        task: see `Trainer.fit`.
+        train: see `Trainer.fit`.
+        folder: where to make the temporary folder; by default where Python makes them. Use the disk of the checkpoints
+            to measure how long a save takes. Several machines need a folder that all of them see.
+        **options: the other arguments of `Trainer.fit`.
+
+    Returns:
+        What would happen, how long it would last, how large it would be, and what would go wrong.
+
+    Raises:
+        ValueError: the data can be read only once. Errors of the training or of a plugin leave as they would leave
+            `fit`, with a note that says where they happened.
     """
+    check_step(task, "training_step")
+    with hosted_by(None):
+        return _rehearse(trainer, task, train, options, folder)
+
+
+def find_batch_size(trainer: Trainer, task: Any, train: Any, *, largest: int, smallest: int = 1, **options: Any) -> int:
+    """Find the largest batch size that fits into memory, without training.
+
+    The batch size is halved until a rehearsal fits: two steps, two batches of a validation, a save. Everything is
+    restored afterwards. On several ranks, call it on each rank. `find_executable_batch_size` starts the training
+    itself again with half the batch instead.
+
+    Args:
+        trainer: the trainer with its plugins.
+        task: see `Trainer.fit`.
+        train: a dataset, or several in `Phases`.
+        largest: the batch size to start with, in samples; at most the length of the dataset.
+        smallest: the smallest batch size to try.
+        **options: the other arguments of `Trainer.fit`; `loader_params` without the batch size. `epochs` and `steps`
+            are optional.
+
+    Raises:
+        RuntimeError: the smallest batch does not fit.
+        TypeError: the training data are batches already.
+        ValueError: the sizes are not positive, or `smallest` is more than `largest`.
+    """
+    length = {"steps": 1_000_000} if options.get("epochs") is options.get("steps") is None else {}  # only two are made
+
+    def attempt(size: int) -> None:
+        params = {**(options.get("loader_params") or {}), "batch_size": size}
+        rehearse(trainer, task, train, **{**options, **length, "loader_params": params})
+
+    return find_executable_batch_size(attempt, samples_at_most(train, largest), smallest=smallest)[0]
+
+
+def _rehearse(trainer: Trainer, task: Any, train: Any, options: FitOptions, folder: str | Path | None) -> Rehearsal:
     data = [train, options.get("validation")]
     refuse_iterators(data)
     leave = [plugin for plugin in trainer.plugins if not getattr(plugin, "rehearses", True)]
@@ -67,7 +107,7 @@ def rehearse(
         watch = Watch(trainer.plugins)
         with placed("while the run was planned"):
             planned = _plan(trainer, task, train, options)
-        runs = _Runs(trainer, fit, (task, train, options), planned, former, place)
+        runs = _Runs(trainer, (task, train, options), planned, former, place)
         whole, result = runs.go("whole")
         resumed, again = runs.go("resumed") if whole.facts else (None, None)
         report = _report(runs, (whole, result), (resumed, again), watch)
@@ -83,7 +123,6 @@ class _Runs:
     def __init__(
         self,
         trainer: Trainer,
-        fit: Fit,
         given: tuple[Any, Any, Mapping[str, Any]],
         planned: Planned,
         former: Former,
@@ -92,7 +131,7 @@ class _Runs:
         self.trainer, self.planned, self.former, self.place = trainer, planned, former, place
         self.targets: dict[str, list[Path]] = {}
         self.gpu_bytes: int | None = None
-        self._fit, (self._task, self._train, options) = fit, given
+        self._task, self._train, options = given
         self._options = {**options, **planned.short}
         if self._options.get("steps") is None:
             self._options.pop("steps", None)
@@ -123,7 +162,7 @@ class _Runs:
             limits = {name: _shorter(run.settings.limits.get(name), run.engine) for name in run.data.validation_loaders}
             run.settings, run.report.is_strict = replace(run.settings, limits=limits), False  # warnings are reported
             with run:
-                self._fit(run)
+                loop.fit(run)
         if device.type == "cuda" and not resumes:
             self.gpu_bytes = torch.cuda.max_memory_allocated(device)
         return director.seen, run.result_or_raise(exits=False)

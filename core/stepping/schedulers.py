@@ -208,7 +208,7 @@ def warmup_cosine(warmup: int | float, *, end: float = 0.0) -> Warmup:
     The plugin `LearningRate("step")` steps it. With w steps of warm-up the i-th step, from 1, has i / (w + 1) of the
     optimizer's own rate; after that the rate falls from that to its end after the last step: Loshchilov and Hutter,
     "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, without restarts. The length is that which is planned,
-    as `Trainer.planned_steps` says. A run that resumes and is longer (`epochs=5` after 3) takes the rate that the new
+    as `tuning.planned_steps` says. A run that resumes and is longer (`epochs=5` after 3) takes the rate that the new
     length has at that step, and the result notes it.
 
     Args:

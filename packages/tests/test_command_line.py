@@ -12,8 +12,8 @@ from pathlib import Path
 
 import heliograph
 import pytest
-from heliograph import CATALOGUE
 from heliograph.__main__ import main
+from heliograph.events import CATALOGUE
 from heliograph.packages.recorder.tests.recordings import attempt, write
 from heliograph.plugins.discovery import find
 from heliograph_recorder.format.records import Counters, EventEntry

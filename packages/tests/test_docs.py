@@ -168,7 +168,7 @@ def test_every_builtin_has_a_section_with_its_options() -> None:
 def test_every_public_name_is_documented() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     documented = set(re.findall(r"^\.\. auto\w+:: heliograph\.(\w+)(?:\.\w+)?$", text, re.MULTILINE))
-    documented |= {event.__name__ for event in heliograph.CATALOGUE}  # by the directive `event-table`
+    documented |= {event.__name__ for event in heliograph.events.CATALOGUE}  # by the directive `event-table`
     assert "{event-table}" in text
     assert set(dir(heliograph)) <= documented
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from heliograph import (
-    CATALOGUE,
     At,
     BatchEnd,
     Every,
@@ -29,6 +28,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
+from heliograph.events import CATALOGUE
 from numpy.random import mtrand
 
 Make = Callable[..., Any]

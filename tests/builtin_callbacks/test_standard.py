@@ -23,6 +23,7 @@ from heliograph import (
     Trainer,
     on,
     standard,
+    tuning,
 )
 from heliograph.core.checkpoint.storage import read_manifest
 from heliograph.tests import kit
@@ -330,8 +331,8 @@ def test_on_two_ranks(ranks: Pool, tmp_path: Path) -> None:
 def test_a_rehearsal_leaves_nothing(tmp_path: Path) -> None:
     trainer = Trainer(standard(tmp_path / "x"), device="cpu")
     for validation in (None, BATCHES[:2]):
-        report = trainer.rehearse(
-            kit.linear_classifier(), BATCHES, optimizer=kit.sgd(), epochs=50, validation=validation
+        report = tuning.rehearse(
+            trainer, kit.linear_classifier(), BATCHES, optimizer=kit.sgd(), epochs=50, validation=validation
         )
         assert report.problems == ()
         assert not (tmp_path / "x").exists()

@@ -30,6 +30,7 @@ from heliograph import (
     TrainEnd,
     Trainer,
     on,
+    tuning,
 )
 from heliograph.tests import kit
 from heliograph.tests.kit import Losses, class_batches, fit, linear_classifier, make_run
@@ -78,7 +79,7 @@ def test_a_run_makes_as_many_steps_as_are_planned(
     params: Any = {"batch_size": min(size, batch_size), "drop_last": drop_last, "shuffle": True}
     trainer, data = trainer_of(accumulation), dataset(size)
 
-    planned = trainer.planned_steps(data, epochs=epochs, steps=steps, loader_params=params)
+    planned = tuning.planned_steps(trainer, data, epochs=epochs, steps=steps, loader_params=params)
     result = fit(trainer, train=data, epochs=epochs, steps=steps, loader_params=params)
 
     assert result.progress.steps == planned
@@ -100,13 +101,13 @@ def test_a_run_makes_as_many_steps_as_are_planned(
 def test_windows_and_schedules_of_accumulation_are_counted(
     accumulation: Schedule, options: dict[str, Any], steps: int
 ) -> None:
-    assert trainer_of(accumulation).planned_steps(class_batches(7), **options) == steps
+    assert tuning.planned_steps(trainer_of(accumulation), class_batches(7), **options) == steps
 
 
 def test_a_switched_off_accumulation_does_not_count() -> None:
     trainer = trainer_of(4)
     trainer.plugins.disable("gradient_accumulation")
-    assert trainer.planned_steps(class_batches(7), epochs=1) == 7
+    assert tuning.planned_steps(trainer, class_batches(7), epochs=1) == 7
 
 
 def test_a_run_knows_its_planned_steps_and_which_part_is_done() -> None:
@@ -166,12 +167,12 @@ def test_an_unknown_number_is_refused_with_the_mend(train: Any, options: dict[st
     with pytest.raises(
         ValueError, match=rf"^planned_steps needs to know the optimizer steps of the run, and .*{words}"
     ):
-        trainer_of().planned_steps(train, **options)
+        tuning.planned_steps(trainer_of(), train, **options)
 
 
 def test_phases_that_are_equally_long_or_cut_by_steps_are_counted() -> None:
-    assert trainer_of().planned_steps(Phases(class_batches(3), class_batches(3)), epochs=2) == 6
-    assert trainer_of().planned_steps(Phases(class_batches(3), class_batches(5)), epochs=2, steps=6) == 6
+    assert tuning.planned_steps(trainer_of(), Phases(class_batches(3), class_batches(3)), epochs=2) == 6
+    assert tuning.planned_steps(trainer_of(), Phases(class_batches(3), class_batches(5)), epochs=2, steps=6) == 6
 
 
 class Accumulates(Plugin):
@@ -188,14 +189,14 @@ def test_an_accumulation_on_a_condition_is_refused() -> None:
     accumulation = GradientAccumulation(4).when(Between(epochs=(2, 5)))
     trainer = Trainer([accumulation], device="cpu")
     with pytest.raises(ValueError, match="accumulates gradients on a condition: give it a schedule by epochs instead"):
-        trainer.planned_steps(class_batches(8), epochs=4)
-    assert trainer.planned_steps(class_batches(8), steps=4) == 4
+        tuning.planned_steps(trainer, class_batches(8), epochs=4)
+    assert tuning.planned_steps(trainer, class_batches(8), steps=4) == 4
 
 
 def test_a_plugin_of_others_that_accumulates_is_asked_for_its_number() -> None:
-    assert Trainer([Accumulates(2)], device="cpu").planned_steps(class_batches(5), epochs=2) == 6
+    assert tuning.planned_steps(Trainer([Accumulates(2)], device="cpu"), class_batches(5), epochs=2) == 6
     with pytest.raises(ValueError, match=r"'accumulates' accumulates gradients .*: give it number\(epoch\)"):
-        Trainer([Accumulates(None)], device="cpu").planned_steps(class_batches(5), epochs=2)
+        tuning.planned_steps(Trainer([Accumulates(None)], device="cpu"), class_batches(5), epochs=2)
 
 
 def test_a_data_module_is_set_up_and_torn_down_for_it() -> None:
@@ -214,13 +215,13 @@ def test_a_data_module_is_set_up_and_torn_down_for_it() -> None:
         def train(self) -> Dataset[Any]:
             return dataset(10)
 
-    assert trainer_of().planned_steps(Digits(), epochs=2) == 6
+    assert tuning.planned_steps(trainer_of(), Digits(), epochs=2) == 6
     assert calls == ["set up", "torn down"]
 
 
 def plan_and_fit(size: int, accumulation: Schedule, epochs: float, params: Any) -> list[int]:
     trainer = Trainer([GradientAccumulation(accumulation)], engine="ddp", device="cpu")
-    planned = trainer.planned_steps(dataset(size), epochs=epochs, loader_params=params)
+    planned = tuning.planned_steps(trainer, dataset(size), epochs=epochs, loader_params=params)
     result = fit(trainer, train=dataset(size), epochs=epochs, loader_params=params)
     return [planned, result.progress.steps, result.progress.batches]
 
@@ -276,8 +277,8 @@ def test_a_fraction_that_rounds_up_to_the_whole_ends_the_epoch() -> None:
 
 def test_the_error_of_a_float_is_not_rounded_up() -> None:
     """1.1 x 10 is 11.000000000000002."""
-    assert trainer_of().planned_steps(class_batches(10), epochs=1.1) == 11
-    assert trainer_of().planned_steps(class_batches(3), epochs=7 / 3) == 7
+    assert tuning.planned_steps(trainer_of(), class_batches(10), epochs=1.1) == 11
+    assert tuning.planned_steps(trainer_of(), class_batches(3), epochs=7 / 3) == 7
 
 
 def test_epochs_that_are_a_whole_float_are_whole() -> None:

@@ -38,6 +38,7 @@ from heliograph import (
     ValidationSchedule,
     accuracy,
     on,
+    tuning,
 )
 from heliograph.tests.kit import Batch, class_batches, fit, linear_classifier, sgd
 from torch import Tensor, nn
@@ -358,9 +359,9 @@ def test_a_step_that_does_not_take_run_and_batch_is_refused_before_the_first_bat
     untrained, trainer = type("Own", (Bare,), {"training_step": step})(), Trainer(device="cpu")
     with pytest.raises(TypeError, match=sentence("training_step")):
         fit(trainer, task=untrained)
-    for method in (trainer.rehearse, trainer.overfit, trainer.find_learning_rate):
+    for function in (tuning.rehearse, tuning.overfit, tuning.find_learning_rate):
         with pytest.raises(TypeError, match=sentence("training_step")):
-            method(untrained, class_batches(4), optimizer=torch.optim.SGD, steps=2)
+            function(trainer, untrained, class_batches(4), optimizer=torch.optim.SGD, steps=2)
     task = type("Own", (Bare,), {"validation_step": step, "predict_step": step})()
     with pytest.raises(TypeError, match=sentence("validation_step")):
         fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), task=task, validation=class_batches(1))

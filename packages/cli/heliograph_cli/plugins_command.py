@@ -14,16 +14,8 @@ from typing import Any
 
 from docstring_parser import parse
 from heliograph import Bus
-from heliograph.plugins import Discovered, Plugins, discover
-from heliograph.spi import (
-    describe_error,
-    find,
-    is_first_party,
-    marked_methods,
-    printable,
-    printable_lines,
-    version,
-)
+from heliograph.plugins import Discovered, Plugins, discover, marked_methods
+from heliograph.spi import describe_error, find, is_first_party, printable, printable_lines, version
 from packaging.requirements import Requirement
 
 NOT_IMPORTED = "not imported"

@@ -15,7 +15,8 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import torch
-from heliograph import BatchStart, Handle, Lane, NotRecorded, Plugin, Run, RunClosed, TrainStart, on
+from heliograph import BatchStart, Lane, NotRecorded, Plugin, Run, RunClosed, TrainStart, on
+from heliograph.events import Handle
 from heliograph.spi import (
     capture,
     check_flag,

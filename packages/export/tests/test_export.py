@@ -32,6 +32,7 @@ from heliograph import (
     Task,
     Trainer,
     ValidationSchedule,
+    tuning,
 )
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
@@ -341,8 +342,12 @@ class TestRefused:
         with pytest.raises(ValueError, match="is there already: give another path"):
             train(Export(path))
         with pytest.raises(ValueError, match="is there already: give another path"):
-            Trainer([Export(path)], device="cpu").rehearse(
-                linear_classifier(), class_batches(2), optimizer=kit.adam(), epochs=1
+            tuning.rehearse(
+                Trainer([Export(path)], device="cpu"),
+                linear_classifier(),
+                class_batches(2),
+                optimizer=kit.adam(),
+                epochs=1,
             )
         assert path.read_bytes() == b"precious"
 

@@ -12,7 +12,6 @@ from heliograph import (
     Bus,
     ForwardEnd,
     GradientsReady,
-    OrderedSignal,
     PredictBatchEnd,
     PredictBatchStart,
     ShouldStop,
@@ -22,8 +21,7 @@ from heliograph import (
     ValidationBatchEnd,
     ValidationBatchStart,
 )
-from heliograph.events import CATALOGUE, Event
-from heliograph.spi import Receiver
+from heliograph.events import CATALOGUE, Event, OrderedSignal, Receiver
 
 from .format.plain import NAME, shorten
 from .format.records import HandlerTime, TimesEntry

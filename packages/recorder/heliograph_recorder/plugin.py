@@ -44,8 +44,8 @@ from heliograph import (
     Verdict,
     on,
 )
-from heliograph.events import Event
-from heliograph.spi import Receiver, check_flag, check_path, check_whole_number, current_owner, is_within
+from heliograph.events import Event, Receiver, current_owner, is_within
+from heliograph.spi import check_flag, check_path, check_whole_number
 
 from . import attempt_facts
 from .attempt_recorder import AttemptRecorder, counters_of

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heliograph import ChangeServed, History, Request
+from heliograph import ChangeServed
+from heliograph.events import History, Request
 
 from .format.plain import NAME, shorten
 from .format.records import RepeatEntry, RequestEntry, change_of

@@ -6,9 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from heliograph import Lane, Log, OrderedSignal, Run
-from heliograph.events import CATALOGUE, Event, PluginName
-from heliograph.spi import Receiver, Subscription
+from heliograph import Lane, Log, Run
+from heliograph.events import CATALOGUE, Event, OrderedSignal, PluginName, Receiver, Subscription
 
 
 class ExtraSubscriptions:

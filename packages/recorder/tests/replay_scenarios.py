@@ -10,6 +10,7 @@ from typing import Any
 
 import heliograph as h
 import torch
+from heliograph.events import CATALOGUE, Request
 from heliograph.tests.kit import sgd
 from heliograph_recorder import Recorder
 from heliograph_recorder.format.reader import read
@@ -101,7 +102,7 @@ def _make_options(options: Mapping[str, Any]) -> dict[str, Any]:
 class LiveAttempt:
     """The requests and events of an attempt, and how it ended."""
 
-    requests: tuple[h.Request, ...]
+    requests: tuple[Request, ...]
     killed: bool
     error: BaseException | None
     events: list[tuple[Any, ...]]
@@ -209,7 +210,7 @@ def _attempt(scenario: Scenario, folder: Path, end: End | None) -> LiveAttempt:
     trainer = h.Trainer([recorder, *others] if scenario.first else [*others, recorder], device="cpu")
     runs: list[h.Run] = []
     trainer.bus.on(h.TrainStart, lambda run, event: runs.append(run), lane=h.Lane.TRANSFORM)
-    requests: list[h.Request] = []
+    requests: list[Request] = []
     if end is not None:
         trainer.bus.on(end.event, _make_ending(end, folder, requests), lane=h.Lane.REPORT)
     error: BaseException | None = None
@@ -227,7 +228,7 @@ def _attempt(scenario: Scenario, folder: Path, end: End | None) -> LiveAttempt:
     return LiveAttempt(tuple(requests if is_killed else runs[0].control.history), is_killed, error, listener.events)
 
 
-def _make_ending(end: End, folder: Path, requests: list[h.Request]) -> Callable[..., None]:
+def _make_ending(end: End, folder: Path, requests: list[Request]) -> Callable[..., None]:
     count = 0
 
     def end_it(run: h.Run, event: h.Event) -> None:
@@ -258,7 +259,7 @@ def _fit(trainer: h.Trainer, scenario: Scenario) -> None:
     )
 
 
-def facts(requests: Sequence[h.Request], plugin: str) -> list[Facts]:
+def facts(requests: Sequence[Request], plugin: str) -> list[Facts]:
     """Return what the tests compare of a plugin's requests."""
     return [
         (each.verb, each.by, each.reason, each.epoch, each.batch, each.step, each.times, each.event)
@@ -350,7 +351,7 @@ class Listener(h.Plugin):
 # Where the recorder is called among the last, and during a batch, where events of plugins may come.
 UNTIMED = (h.RunClosed, h.BatchStart, h.GradientsReady, h.StepEnd)
 LISTENED: list[type[h.Event]] = [
-    kind for kind in h.CATALOGUE if kind not in (h.Replay, h.PluginChanged, h.PluginFailed, h.CheckpointPruned)
+    kind for kind in CATALOGUE if kind not in (h.Replay, h.PluginChanged, h.PluginFailed, h.CheckpointPruned)
 ]
 for _kind in LISTENED:
 

@@ -34,6 +34,7 @@ from heliograph.packages.tests.benchmarks.harness import (
     sgd,
     tiny_model,
 )
+from heliograph.spi import choose_engine
 from heliograph_ray import RayLauncher, RayReport
 from heliograph_ray.session import current_session
 from torch import nn
@@ -254,7 +255,7 @@ def reading_together(folder: str) -> Iterator[Row]:
 
 def read_together(dataset: Any, split: list[Any]) -> tuple[float, float]:
     """Return the milliseconds of a batch on a worker, read as `fit` does and as Ray Train does."""
-    engine = h.choose_engine()
+    engine = choose_engine()
     with engine.process():
         ours = per_batch(opened(dataset, engine), ranks=2)
         return ours, per_batch(lambda: split[engine.rank].iter_torch_batches(batch_size=BATCH), ranks=2)

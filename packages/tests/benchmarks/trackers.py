@@ -21,13 +21,14 @@ import heliograph as h
 import torch
 from heliograph.packages.tests.benchmarks.harness import batches_of, sgd, tiny_model
 from heliograph.packages.tests.benchmarks.usual import LOG
+from heliograph.spi import Tracker
 from heliograph_trackers import MLflow, Trackio, WandB
 from torch.nn.functional import mse_loss
 
 STEPS, ROUNDS = 2_500, 2
 NONE = "no tracker"
 HANDLERS, OTHERS = "handlers", "others"
-MAKERS: dict[str, Callable[[Path], h.Tracker | None]] = {
+MAKERS: dict[str, Callable[[Path], Tracker | None]] = {
     NONE: lambda folder: None,
     "TensorBoard": lambda folder: h.TensorBoard(folder / "tensorboard"),
     "CSVLog": lambda folder: h.CSVLog(folder / "log.csv"),
@@ -46,7 +47,7 @@ class Clock(h.Plugin):
 
     policy = "observer"
 
-    def __init__(self, tracker: h.Tracker | None) -> None:
+    def __init__(self, tracker: Tracker | None) -> None:
         self._tracker = tracker
         self.handlers: list[float] = []  # microseconds
         self.others: list[float] = []

@@ -10,8 +10,8 @@ from pathlib import Path
 from sqlite3 import OperationalError
 from typing import Any, Final
 
-from heliograph import Page, Place, Run, Tracker
-from heliograph.spi import clean, require
+from heliograph import Run
+from heliograph.spi import Page, Place, Tracker, clean, require
 
 REMOTE: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 

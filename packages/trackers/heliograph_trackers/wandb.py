@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from heliograph import Lane, Page, Place, Run, RunClosed, Tracker, on
-from heliograph.spi import clean, require
+from heliograph import Lane, Run, RunClosed, on
+from heliograph.spi import Page, Place, Tracker, clean, require
 from tqdm import tqdm
 
 from .curves import precision_recall

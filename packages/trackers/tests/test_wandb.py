@@ -21,6 +21,7 @@ from heliograph.packages.trackers.tests.tracker_runs import (
     wandb_losses,
     wandb_records,
 )
+from heliograph.spi import Place
 from heliograph.tests.kit import class_batches, fit
 from heliograph_testing import check_tracker
 from heliograph_trackers import WandB
@@ -256,6 +257,6 @@ def test_a_resumed_page_on_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
         (step, back)
         for back in (0, 1, 2)
         for step in (7, 8)
-        if tracker.holds(h.Place(step, 0, 0, 0.0, 1, back), "train/loss")
+        if tracker.holds(Place(step, 0, 0, 0.0, 1, back), "train/loss")
     ]
     assert held == [(7, 0), (8, 0), (7, 1)]

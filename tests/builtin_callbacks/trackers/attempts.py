@@ -11,6 +11,7 @@ from typing import Any
 
 import heliograph as h
 import torch
+from heliograph.spi import Tracker
 from heliograph.tests.kills import in_a_child
 from heliograph.tests.kit import Batch, class_batches, fit, saving
 
@@ -44,7 +45,7 @@ class Die(h.Plugin):
 
     affects_training = False
 
-    def __init__(self, tracker: h.Tracker, step: int, loads: int = 0) -> None:
+    def __init__(self, tracker: Tracker, step: int, loads: int = 0) -> None:
         self.tracker, self.step, self.loads = tracker, step, loads
         self.loaded = 0
 
@@ -67,9 +68,7 @@ def spoiled(count: int, at: int) -> list[Batch]:
     return batches
 
 
-def train(
-    folder: Path, tracker: h.Tracker, *plugins: Any, steps: int = 4, every: int = 2, **options: Any
-) -> h.RunResult:
+def train(folder: Path, tracker: Tracker, *plugins: Any, steps: int = 4, every: int = 2, **options: Any) -> h.RunResult:
     """Train, with a log at each step and checkpoints in a folder, of which the newest is resumed."""
     return fit(
         h.LogSchedule(h.Every(steps=1)),

@@ -18,20 +18,18 @@ from heliograph import (
     Lane,
     Log,
     LogSchedule,
-    Page,
-    Place,
     Plugin,
     Run,
     RunClosed,
     SavePoint,
     SaveSchedule,
     StepEnd,
-    Tracker,
     Trainer,
     TrainStart,
     ValidationSchedule,
     on,
 )
+from heliograph.spi import Page, Place, Tracker
 
 Make = Callable[..., Any]
 

@@ -1,4 +1,4 @@
-"""find_batch_size halves the batch after out-of-memory errors, and only after those."""
+"""find_executable_batch_size halves the batch after out-of-memory errors, and only after those."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from heliograph import (
     Supervised,
     Trainer,
     ValidationSchedule,
-    find_batch_size,
+    tuning,
     warmup_linear,
 )
 from heliograph.core.data.batch_size import SavedSizeFirst
 from heliograph.tests.kit import fit, random_batches, saving
+from heliograph.tuning import find_executable_batch_size
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -47,7 +48,7 @@ def test_it_halves_the_batch_until_it_fits(error: BaseException) -> None:
             raise error
         return "fits"
 
-    assert find_batch_size(attempt, 64) == (16, "fits")
+    assert find_executable_batch_size(attempt, 64) == (16, "fits")
     assert tried == [64, 32, 16]
 
 
@@ -56,7 +57,7 @@ def test_any_other_error_leaves_at_once() -> None:
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        find_batch_size(attempt, 64)
+        find_executable_batch_size(attempt, 64)
 
 
 def test_it_gives_up_below_the_smallest() -> None:
@@ -67,7 +68,7 @@ def test_it_gives_up_below_the_smallest() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        find_batch_size(attempt, 64, smallest=20)
+        find_executable_batch_size(attempt, 64, smallest=20)
     assert tried == [64, 32]
 
 
@@ -80,7 +81,7 @@ def test_it_goes_with_a_trainer_and_its_wrapped_errors() -> None:
         optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
         return trainer.fit(task, data, loader_params={"batch_size": size}, optimizer=optimizer, epochs=1).progress.steps
 
-    assert find_batch_size(attempt, 32) == (8, 4)
+    assert find_executable_batch_size(attempt, 32) == (8, 4)
 
 
 class Hungry(Supervised):
@@ -106,15 +107,17 @@ def test_a_run_that_is_resumed_begins_with_the_size_that_it_had(
         task = Hungry(nn.Linear(4, 2), nn.functional.mse_loss)
         return fit(*plugins, task=task, train=data, loader_params={"batch_size": size}, epochs=epochs)
 
-    assert find_batch_size(partial(attempt, epochs=1), 32)[0] == 8
+    assert find_executable_batch_size(partial(attempt, epochs=1), 32)[0] == 8
     assert tried == [32, 16, 8]
     tried.clear()
-    size, result = find_batch_size(partial(attempt, epochs=2), 32)
+    size, result = find_executable_batch_size(partial(attempt, epochs=2), 32)
     assert (size, tried) == (8, [32, 8])
     assert (result.status, result.resume.reasons if result.resume else None) == ("completed", ())
     tried.clear()
     monkeypatch.setattr(Hungry, "most", 16)
-    size, _ = find_batch_size(partial(attempt, epochs=3), 32, smallest=16)  # where the former size may not be tried
+    size, _ = find_executable_batch_size(
+        partial(attempt, epochs=3), 32, smallest=16
+    )  # where the former size may not be tried
     assert (size, tried) == (16, [32, 16])
 
 
@@ -127,9 +130,9 @@ def test_where_what_is_tried_is_not_the_batch_size_the_ratio_counts(tmp_path: Pa
         plugins = saving(tmp_path, Every(steps=1), resume="auto")
         return fit(*plugins, task=task, train=data, loader_params={"batch_size": size // 2}, epochs=epochs)
 
-    assert find_batch_size(partial(attempt, epochs=1), 64)[0] == 16
+    assert find_executable_batch_size(partial(attempt, epochs=1), 64)[0] == 16
     tried.clear()
-    assert find_batch_size(partial(attempt, epochs=2), 64)[0] == 16
+    assert find_executable_batch_size(partial(attempt, epochs=2), 64)[0] == 16
     assert tried == [64, 16]
 
 
@@ -143,14 +146,14 @@ def test_a_rank_tries_what_another_one_found_in_its_checkpoint() -> None:
             raise RankFailed(1, kind, str(SavedSizeFirst(8)), "in train, step 0")
         return "resumed"
 
-    assert find_batch_size(attempt, 64) == (8, "resumed")
+    assert find_executable_batch_size(attempt, 64) == (8, "resumed")
     assert tried == [64, 8]
 
 
 @pytest.mark.parametrize(("largest", "smallest"), [(0, 1), (8, 0), (4, 8), (True, 1), (2.5, 1)])
 def test_sizes_that_are_none_are_refused(largest: Any, smallest: Any) -> None:
     with pytest.raises(ValueError, match=r"at least 1|the other way round"):
-        find_batch_size(lambda size: size, largest, smallest=smallest)
+        find_executable_batch_size(lambda size: size, largest, smallest=smallest)
 
 
 def test_every_attempt_begins_with_the_same_random_numbers() -> None:
@@ -161,7 +164,7 @@ def test_every_attempt_begins_with_the_same_random_numbers() -> None:
         if size > 4:
             raise MemoryError
 
-    assert find_batch_size(attempt, 16)[0] == 4
+    assert find_executable_batch_size(attempt, 16)[0] == 4
     assert len(drawn) == 3
     assert len(set(drawn)) == 1
 
@@ -173,12 +176,12 @@ def test_a_trainer_finds_it_and_leaves_everything_as_it_was() -> None:
     data = TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
     before, draws = model.weight.detach().clone(), torch.get_rng_state()
     trainer = Trainer([GradientAccumulation(2)], device="cpu")
-    size = trainer.find_batch_size(task, data, largest=64, optimizer=torch.optim.SGD, epochs=1)
+    size = tuning.find_batch_size(trainer, task, data, largest=64, optimizer=torch.optim.SGD, epochs=1)
     assert size == 8
     assert torch.equal(model.weight, before)
     assert torch.equal(torch.get_rng_state(), draws)
     with pytest.raises(RuntimeError, match="out of memory"):
-        trainer.find_batch_size(task, data, largest=64, smallest=16, optimizer=torch.optim.SGD, epochs=1)
+        tuning.find_batch_size(trainer, task, data, largest=64, smallest=16, optimizer=torch.optim.SGD, epochs=1)
 
 
 @pytest.mark.parametrize("plugins", [[], [LearningRate("step"), LogSchedule(fraction=0.5), EarlyStopping()]])
@@ -191,7 +194,7 @@ def test_a_trainer_finds_it_without_an_end_of_the_run(plugins: list[Any], length
     task = Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
     trainer = Trainer([*plugins, ValidationSchedule(epochs=1)], device="cpu")
     for train in (data, Phases(data, data)):
-        assert trainer.find_batch_size(task, train, **options) == 8
+        assert tuning.find_batch_size(trainer, task, train, **options) == 8
 
 
 def test_a_trainer_tries_what_it_returns() -> None:
@@ -199,8 +202,8 @@ def test_a_trainer_tries_what_it_returns() -> None:
     data = TensorDataset(torch.randn(10, 4), torch.randn(10, 2))
     options: Any = {"largest": 4096, "optimizer": torch.optim.SGD, "epochs": 1}
     trainer = Trainer(device="cpu")
-    assert trainer.find_batch_size(task, data, **options) == 10
+    assert tuning.find_batch_size(trainer, task, data, **options) == 10
     with pytest.raises(TypeError, match="a DataLoader is batches already: give its dataset"):
-        trainer.find_batch_size(task, DataLoader(data, batch_size=4), validation=data, **options)
+        tuning.find_batch_size(trainer, task, DataLoader(data, batch_size=4), validation=data, **options)
     with pytest.raises(ValueError, match=r"^largest must be a whole number of samples, at least 1; got 'x'"):
-        trainer.find_batch_size(task, data, **{**options, "largest": "x"})
+        tuning.find_batch_size(trainer, task, data, **{**options, "largest": "x"})

@@ -10,9 +10,9 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
-from heliograph import LogCurve, LogFile, LogHistogram, LogImage, LogText, Run, StepEnd, Trainer
+from heliograph import Run, StepEnd, Trainer
 from heliograph.core.metrics.payloads import to_image
-from heliograph.events import Event
+from heliograph.events import Event, LogCurve, LogFile, LogHistogram, LogImage, LogText
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
 
 mpl.use("agg")

@@ -24,6 +24,7 @@ from heliograph import (
     Trainer,
     ValidationSchedule,
     on,
+    tuning,
 )
 from heliograph.core.rehearsal.first_batches import Overfitting
 from heliograph.tests.core.rehearsal.pair import Pair
@@ -50,7 +51,7 @@ class Seen(Plugin):
 def overfit(*plugins: Any, train: Any = None, task: Any = None, **options: Any) -> Overfitting:
     task = linear_classifier() if task is None else task
     train = class_batches(5) if train is None else train
-    return Trainer(plugins, device="cpu").overfit(task, train, **{"optimizer": sgd(0.5), "steps": 6, **options})
+    return tuning.overfit(Trainer(plugins, device="cpu"), task, train, **{"optimizer": sgd(0.5), "steps": 6, **options})
 
 
 def test_the_losses_are_those_of_a_training_on_the_first_batch() -> None:
@@ -169,6 +170,6 @@ def test_batches_of_several_streams_are_not_validated(streams: Callable[[dict[st
             raise AssertionError
 
     data = streams({"one": class_batches(2), "other": class_batches(2)})
-    found = Trainer(device="cpu").overfit(Both(), data, optimizer=sgd(), steps=3)
+    found = tuning.overfit(Trainer(device="cpu"), Both(), data, optimizer=sgd(), steps=3)
     assert len(found.losses["loss"]) == 3
     assert found.metrics == {}

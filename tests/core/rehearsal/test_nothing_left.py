@@ -16,6 +16,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
+from heliograph import tuning
 from heliograph.core.data.draws import rng
 from heliograph.core.rehearsal.trace import Leaf, leaves
 from heliograph.tests.core.rehearsal.pair import FACTS, Facts, Pair
@@ -117,15 +118,15 @@ def options_of(kind: str) -> dict[str, Any]:
 def do(what: str, made: h.Trainer, options: dict[str, Any]) -> None:
     """Do something of which nothing may be left."""
     if what == "rehearse":
-        assert made.rehearse(**options).problems in ((), *UNEQUAL)
+        assert tuning.rehearse(made, **options).problems in ((), *UNEQUAL)
     elif what == "overfit":
         short = {name: value for name, value in options.items() if name not in ("epochs", "validation")}
-        made.overfit(**short, steps=3)
+        tuning.overfit(made, **short, steps=3)
     elif what == "find_learning_rate":
         short = {name: value for name, value in options.items() if name not in ("epochs", "validation", "scheduler")}
-        made.find_learning_rate(**short, steps=4, lowest=0.01, highest=0.1)
+        tuning.find_learning_rate(made, **short, steps=4, lowest=0.01, highest=0.1)
     elif "loader_params" in options:
-        made.find_batch_size(**options, largest=8)
+        tuning.find_batch_size(made, **options, largest=8)
 
 
 UNEQUAL: tuple[Any, ...] = ()
@@ -244,7 +245,7 @@ def test_after_an_error_and_after_ctrl_c(event: str, number: int, error: type[Ba
     rng.seed_all(11)
     expected, listing = everything(own, options), tree(tmp_path)
     with pytest.raises(error) as raised:
-        own.rehearse(**options)
+        tuning.rehearse(own, **options)
     assert everything(own, options) == expected
     assert tree(tmp_path) == listing
     assert fails.number == number
@@ -261,7 +262,7 @@ def test_a_run_after_another_is_rehearsed_with_what_that_left(tmp_path: Path) ->
     own.fit(**options)
     expected, listing = everything(own, options), tree(tmp_path)
     contents = [path.read_bytes() for path in listing if path.is_file()]
-    assert own.rehearse(**options).problems == ()
+    assert tuning.rehearse(own, **options).problems == ()
     assert everything(own, options) == expected
     assert tree(tmp_path) == listing
     assert [path.read_bytes() for path in listing if path.is_file()] == contents

@@ -9,6 +9,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
+from heliograph import tuning
 from heliograph.core.data.draws import rng
 from heliograph.core.rehearsal.trace import leaves
 from heliograph.tests.core.rehearsal.pair import FACTS, Facts, Pair
@@ -56,17 +57,17 @@ def train_after(folder: str, kind: str, what: str | None) -> tuple[Any, ...]:
     options, own, found = options_of(kind), trainer(Path(folder) / str(what)), ""
     short = {name: each for name, each in options.items() if name not in ("epochs", "validation")}
     if what == "rehearse":
-        report = own.rehearse(**options)
+        report = tuning.rehearse(own, **options)
         assert report.problems == ()
         assert not (Path(folder) / what).exists()
         assert report.prediction.steps == 6
         found = report.resume
     elif what == "overfit":
-        found = str(own.overfit(**short, steps=3).losses)
+        found = str(tuning.overfit(own, **short, steps=3).losses)
     elif what == "find_learning_rate" and kind != "several optimizers":
-        found = str(own.find_learning_rate(**short, steps=4, lowest=0.01, highest=0.1))
+        found = str(tuning.find_learning_rate(own, **short, steps=4, lowest=0.01, highest=0.1))
     elif what == "find_batch_size":
-        found = str(own.find_batch_size(**options, largest=8))
+        found = str(tuning.find_batch_size(own, **options, largest=8))
     FACTS.clear()
     own.fit(**options)
     modules = {name: each for name, each in vars(options["task"]).items() if isinstance(each, nn.Module)}
@@ -93,7 +94,7 @@ def rehearse_sharded(folder: str) -> tuple[Any, ...]:
     before = {name: each.clone() for name, each in task.model.state_dict().items()}
     kinds = [type(each) for each in task.model.modules()]
     own = trainer(Path(folder), engine=h.FSDPEngine(state="sharded"))
-    report = own.rehearse(**options)
+    report = tuning.rehearse(own, **options)
     assert all(torch.equal(before[name], each) for name, each in task.model.state_dict().items())
     assert [type(each) for each in task.model.modules()] == kinds
     return report.problems, report.resume, list(Path(folder).iterdir())
@@ -121,7 +122,7 @@ def rehearse_and_fail(folder: str) -> tuple[Any, ...]:
     before = leaves(dict(options["task"].model.state_dict()))
     kinds = LookupError if int(os.environ["RANK"]) else h.RankFailed
     with pytest.raises(kinds) as raised:
-        own.rehearse(**options)
+        tuning.rehearse(own, **options)
     assert leaves(dict(options["task"].model.state_dict())) == before
     return raised.value.__notes__[-1], list(Path(folder).iterdir())
 
@@ -148,7 +149,7 @@ class Differs(h.Plugin):
 def rehearse_unequal(folder: str) -> tuple[str, ...]:
     own = trainer(Path(folder))
     own.plugins.register(Differs())
-    return own.rehearse(**options_of("dropout")).problems
+    return tuning.rehearse(own, **options_of("dropout")).problems
 
 
 def test_a_problem_of_one_rank_is_reported_on_all(ranks: Pool, tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_the_batches_are_a_classifiers(ranks: Pool) -> None:
 def overfit_lists() -> tuple[float, ...]:
     torch.manual_seed(0)
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
-    return h.Trainer().overfit(task, class_batches(6), optimizer=sgd(0.5), steps=5).losses["loss"]
+    return tuning.overfit(h.Trainer(), task, class_batches(6), optimizer=sgd(0.5), steps=5).losses["loss"]
 
 
 def overfit_noting() -> tuple[list[str], float]:
@@ -174,7 +175,7 @@ def overfit_noting() -> tuple[list[str], float]:
     trainer = h.Trainer()
     trainer.bus.on(h.RunClosed, lambda run, event: NOTES.extend(run.report.notes))
     data = TensorDataset(*(torch.cat(each) for each in zip(*random_batches(4), strict=True)))
-    found = trainer.overfit(net(), data, loader_params={"batch_size": 4}, optimizer=sgd(0.1), steps=2)
+    found = tuning.overfit(trainer, net(), data, loader_params={"batch_size": 4}, optimizer=sgd(0.1), steps=2)
     return NOTES, found.metrics["validation/loss"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph import BatchEnd, Every, GradientAccumulation, LogSchedule, Plugin, Run, Supervised, Trainer, on
+from heliograph import BatchEnd, Every, GradientAccumulation, LogSchedule, Plugin, Run, Supervised, Trainer, on, tuning
 from heliograph.core.rehearsal.range_test import LearningRateSearch, Ramp
 from heliograph.tests.kit import adam, class_batches, linear_classifier, sgd
 from torch import nn
@@ -45,7 +45,7 @@ def regression() -> Supervised:
 
 def find(*plugins: Any, task: Any = None, train: Any = None, **options: Any) -> LearningRateSearch:
     task, train = regression() if task is None else task, line() if train is None else train
-    return Trainer(plugins, device="cpu").find_learning_rate(task, train, **{"optimizer": sgd(), **options})
+    return tuning.find_learning_rate(Trainer(plugins, device="cpu"), task, train, **{"optimizer": sgd(), **options})
 
 
 def test_the_rates_rise_by_a_factor_and_the_losses_are_those_of_the_steps() -> None:
@@ -98,7 +98,7 @@ def test_a_loss_that_is_not_a_number_ends_it() -> None:
 def test_a_first_loss_that_is_not_a_number_leaves_nothing_to_look_at() -> None:
     data = [(torch.full((2, 3), torch.nan), torch.zeros(2, 1))]
     with pytest.raises(ValueError, match=r"The first loss is not a finite number, at the rate 0\.001"):
-        Trainer(device="cpu").find_learning_rate(regression(), data, optimizer=sgd(), lowest=1e-3, steps=4)
+        tuning.find_learning_rate(Trainer(device="cpu"), regression(), data, optimizer=sgd(), lowest=1e-3, steps=4)
 
 
 def test_a_loss_that_never_falls_has_no_suggestion() -> None:

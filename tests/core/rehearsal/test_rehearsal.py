@@ -34,6 +34,7 @@ from heliograph import (
     TrainStart,
     ValidationSchedule,
     on,
+    tuning,
     warmup_cosine,
 )
 from heliograph.core.rehearsal.report import Rehearsal, plan_of
@@ -82,7 +83,9 @@ def planned(folder: Path, *more: Any, **options: Any) -> list[Any]:
 def rehearse(plugins: list[Any], task: Any = None, train: Any = None, **options: Any) -> Rehearsal:
     options = {"optimizer": adam(), "epochs": 100, "validation": class_batches(3), **options}
     task = linear_classifier() if task is None else task
-    return Trainer(plugins, device="cpu").rehearse(task, class_batches(5) if train is None else train, **options)
+    return tuning.rehearse(
+        Trainer(plugins, device="cpu"), task, class_batches(5) if train is None else train, **options
+    )
 
 
 def test_the_events_of_a_rehearsal(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_a_limited_validation_is_predicted_as_it_will_be(limit: Any, batches: in
     run = trainer.run(linear_classifier(), class_batches(3), **options)
     assert plan_of(run).validation_batches == batches
     run.hooks.closing.close()
-    found = trainer.rehearse(linear_classifier(), class_batches(3), **options)
+    found = tuning.rehearse(trainer, linear_classifier(), class_batches(3), **options)
     assert found.ok
     read = 3 if limit == {"b": 1} else 4  # two of each set, but no more than the run itself would read
     assert found.events.count("validation_batch_end") == read * found.events.count("validation_end")
@@ -191,7 +194,7 @@ def test_every_kind_of_schedule_fires() -> None:
     rare = Rare()
     trainer = Trainer([rare], device="cpu")
     options: dict[str, Any] = {"optimizer": sgd(), "epochs": 1}
-    trainer.rehearse(linear_classifier(), class_batches(4), **options)
+    tuning.rehearse(trainer, linear_classifier(), class_batches(4), **options)
     assert SINK == ["steps", "seconds", "once", "steps", "seconds", "epochs"]
     SINK.clear()
     trainer.fit(linear_classifier(), class_batches(4), **options)
@@ -316,7 +319,7 @@ def test_a_data_module_is_opened_and_closed_by_each_run(tmp_path: Path) -> None:
             return class_batches(3)
 
     trainer = Trainer(planned(tmp_path), device="cpu")
-    assert trainer.rehearse(linear_classifier(), Data(), optimizer=adam(), epochs=100).ok
+    assert tuning.rehearse(trainer, linear_classifier(), Data(), optimizer=adam(), epochs=100).ok
     assert SINK == ["set_up", "tear_down"] * 3  # the plan, the run, the one that resumes it
 
 
@@ -326,8 +329,8 @@ def test_the_checkpoints_of_the_run_are_neither_resumed_nor_touched(tmp_path: Pa
     options: dict[str, Any] = {"optimizer": adam(), "validation": class_batches(3)}
     Trainer(plugins, device="cpu").fit(task, class_batches(5), epochs=2, **options)
     before = {path: path.read_bytes() for path in (tmp_path / "runs").iterdir()}
-    found = Trainer(planned(tmp_path, resume="auto"), device="cpu").rehearse(
-        task, class_batches(5), epochs=100, **options
+    found = tuning.rehearse(
+        Trainer(planned(tmp_path, resume="auto"), device="cpu"), task, class_batches(5), epochs=100, **options
     )
     assert found.ok
     assert list(found.events) == WHOLE
@@ -361,7 +364,7 @@ def test_a_plugin_that_takes_no_part(tmp_path: Path) -> None:
 
     report = Report()
     trainer = Trainer([report], device="cpu")
-    found = trainer.rehearse(linear_classifier(), class_batches(3), optimizer=sgd(), epochs=3)
+    found = tuning.rehearse(trainer, linear_classifier(), class_batches(3), optimizer=sgd(), epochs=3)
     assert found.left_out == ("report",)
     assert SINK == []
     assert trainer.plugins.is_enabled(report)
@@ -423,11 +426,11 @@ def test_warnings_are_problems_where_the_trainer_is_strict(tmp_path: Path) -> No
     """Nothing writes what is saved."""
     plugins = [SaveSchedule(Every(epochs=1))]
     options: dict[str, Any] = {"optimizer": sgd(), "epochs": 2}
-    found = Trainer(plugins, device="cpu").rehearse(linear_classifier(), class_batches(3), **options)
+    found = tuning.rehearse(Trainer(plugins, device="cpu"), linear_classifier(), class_batches(3), **options)
     assert found.ok
     assert "no plugin writes" in found.warnings[0]
     strict = Trainer([SaveSchedule(Every(epochs=1))], device="cpu", strict=True)
-    found = strict.rehearse(linear_classifier(), class_batches(3), **options)
+    found = tuning.rehearse(strict, linear_classifier(), class_batches(3), **options)
     assert "no plugin writes" in found.problems[0]
 
 
@@ -450,7 +453,7 @@ def test_readers_of_events_of_ones_own_are_called() -> None:
 
     trainer = Trainer([Emits()], device="cpu")
     trainer.bus.on(Custom, lambda run, event: SINK.append(event.name))
-    found = trainer.rehearse(linear_classifier(), class_batches(2), optimizer=sgd(), epochs=1)
+    found = tuning.rehearse(trainer, linear_classifier(), class_batches(2), optimizer=sgd(), epochs=1)
     assert SINK == ["custom"]
     assert "custom" in found.events
 
@@ -474,17 +477,17 @@ def test_streams_and_a_checkpoint_that_requests_its_saves(tmp_path: Path) -> Non
     rarely = Every(epochs=10)
     trainer = Trainer([RNGCapture(), Checkpoint(tmp_path / "runs", every=rarely), ValidationSchedule(rarely)])
     streams: dict[str, Any] = {"train": {"a": class_batches(4), "b": class_batches(6)}, "optimizer": adam(0.1)}
-    found = trainer.rehearse(Streams(), **streams, validation=class_batches(3), epochs=20)
+    found = tuning.rehearse(trainer, Streams(), **streams, validation=class_batches(3), epochs=20)
     assert found.ok
     assert found.resume == RESUMED_EQUAL
     assert found.prediction.saves == 2
     assert found.bytes is not None
     assert found.free_bytes is not None
     assert list(tmp_path.iterdir()) == []
-    overfitting = trainer.overfit(Streams(), **streams, steps=5)
+    overfitting = tuning.overfit(trainer, Streams(), **streams, steps=5)
     assert overfitting.last_loss < overfitting.first_loss
     assert overfitting.metrics == {}
-    assert len(trainer.find_learning_rate(Streams(), **streams, steps=7, highest=1.0).rates) == 7
+    assert len(tuning.find_learning_rate(trainer, Streams(), **streams, steps=7, highest=1.0).rates) == 7
 
 
 def test_what_would_fail_at_the_start_fails_here_too(tmp_path: Path) -> None:

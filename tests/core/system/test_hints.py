@@ -36,7 +36,7 @@ from torch import nn
         ("lr", "optimizer=partial"),
         ("device", r"Trainer\(device='cuda'\)"),
         ("precision", r"Trainer\(precision='bf16'"),
-        ("fast_dev_run", "trainer.rehearse"),
+        ("fast_dev_run", "tuning.rehearse"),
         ("limit_train_batches", "limit_train="),
     ],
 )
@@ -57,7 +57,7 @@ def test_fit_explains_the_words_of_other_frameworks(word: str, words: str) -> No
         ("accumulate_grad_batches", r"GradientAccumulation\(4\)"),
         ("optimizer", "argument of fit"),
         ("seed", r"RNGCapture\(seed\)"),
-        ("fast_dev_run", "trainer.rehearse"),
+        ("fast_dev_run", "tuning.rehearse"),
         ("num_train_epochs", "epochs= or steps="),
         ("train_dataset", r"fit\(task, train"),
     ],

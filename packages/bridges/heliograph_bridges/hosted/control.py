@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from heliograph import Control, Progress, Request
-from heliograph.events import Verb
+from heliograph import Control, Progress
+from heliograph.events import Request, Verb
 
 from .host import MENDS, Host
 from .refusals import DONE_BY_ALL

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from heliograph import LoopEngine
 from heliograph.core.data.training_data import TrainingData
 from heliograph.events import ResumeFacts
+from heliograph.spi import LoopEngine
 from torch import nn
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from heliograph import Request
 from heliograph.core.distributed.ranks.shared_control import SharedControl
-from heliograph.events import Verb
+from heliograph.events import Request, Verb
 from heliograph.spi import ProcessEngine
 
 from .control import check_verb

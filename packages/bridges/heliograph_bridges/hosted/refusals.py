@@ -7,7 +7,7 @@ from typing import Any
 
 from heliograph import BatchStart, Lane, Plugins, SavePoint
 from heliograph.events import Event
-from heliograph.spi import marked_methods
+from heliograph.plugins import marked_methods
 
 from .host import Host
 

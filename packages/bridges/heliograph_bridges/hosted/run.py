@@ -11,10 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from heliograph import Bus, Control, LoopEngine, Plugins
+from heliograph import Bus, Control, Plugins
 from heliograph.core.context import RunContext
 from heliograph.core.settings import Settings
-from heliograph.spi import count
+from heliograph.spi import LoopEngine, count
 
 from .control import HostedControl
 from .facts import Facts, HiddenOptimizer, HostedData, HostedTask

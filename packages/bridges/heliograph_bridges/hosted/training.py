@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from heliograph import Bus, DeviceEngine, LoopEngine, Plugins, RunResult
+from heliograph import Bus, DeviceEngine, Plugins, RunResult
 from heliograph import events as ev
 from heliograph.core.run_end import close_run
-from heliograph.spi import describe_error
+from heliograph.spi import LoopEngine, describe_error
 
 from .batches import closes_on_error
 from .boundary import STAY, BoundaryMoments, Leave

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from heliograph import Plugin, Run
-from heliograph.spi import snake_case
+from heliograph.plugins import snake_case
 
 from .flavour import Flavour
 from .hooks import NEVER, has, unused_events

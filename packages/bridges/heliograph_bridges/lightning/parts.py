@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 from weakref import ref
 
-from heliograph import LoopEngine
-from heliograph.spi import known_names
+from heliograph.spi import LoopEngine, known_names
 
 Readers = Mapping[str, Any]
 MEND = "What needs more of the loop is a plugin of Heliograph: see docs/writing_a_plugin.md."

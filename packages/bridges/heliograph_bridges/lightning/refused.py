@@ -35,8 +35,8 @@ REFUSED: Final[Mapping[str, Refusal]] = {
     "ProgressBar": Refusal("draws the loops of Lightning's Trainer", "heliograph.ProgressBar()"),
     "TQDMProgressBar": Refusal("draws the loops of Lightning's Trainer", "heliograph.ProgressBar()"),
     "RichProgressBar": Refusal("draws the loops of Lightning's Trainer", "heliograph.ProgressBar()"),
-    "BatchSizeFinder": Refusal(_TUNES, "trainer.find_batch_size(task, data, largest=...)"),
-    "LearningRateFinder": Refusal(_TUNES, "trainer.find_learning_rate(task, data, optimizer=...)"),
+    "BatchSizeFinder": Refusal(_TUNES, "heliograph.tuning.find_batch_size(trainer, task, data, largest=...)"),
+    "LearningRateFinder": Refusal(_TUNES, "heliograph.tuning.find_learning_rate(trainer, task, data, optimizer=...)"),
     "GradientAccumulationScheduler": Refusal(
         "sets how many batches Lightning's loop accumulates", "heliograph.GradientAccumulation({0: 1, 5: 4})"
     ),

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from heliograph import CATALOGUE, Event, Plugin, Run, RunResult, on
+from heliograph import Event, Plugin, Run, RunResult, on
+from heliograph.events import CATALOGUE
 from heliograph.tests.kit import Batch, class_batches
 from heliograph_bridges.hosted.facts import Facts
 from heliograph_bridges.hosted.host import Host

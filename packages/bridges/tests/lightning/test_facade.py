@@ -18,6 +18,7 @@ from heliograph import (
     Supervised,
     Trainer,
     ValidationSchedule,
+    tuning,
 )
 from heliograph.packages.bridges.tests.lightning.conftest import Classifier
 from heliograph.tests import kit
@@ -267,6 +268,6 @@ def test_what_a_rehearsal_does_is_forgotten() -> None:
     ends: list[int] = []
     callback = LambdaCallback(on_train_end=lambda trainer, module: ends.append(trainer.global_step))
     trainer = Trainer([RNGCapture(), from_lightning(callback)], device="cpu")
-    trainer.rehearse(kit.linear_classifier(), kit.class_batches(4), optimizer=kit.sgd(), epochs=1)
+    tuning.rehearse(trainer, kit.linear_classifier(), kit.class_batches(4), optimizer=kit.sgd(), epochs=1)
     kit.fit(trainer, train=kit.class_batches(4))
     assert ends[-1:] == [4]

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from heliograph import LoopEngine
 from heliograph.core.engines.options import EngineOptions
 from heliograph.core.settings import check_name
-from heliograph.spi import check_whole_number, known_names
+from heliograph.spi import LoopEngine, check_whole_number, known_names
 
 from .raysgd import explain_argument
 

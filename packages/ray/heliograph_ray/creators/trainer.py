@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Unpack, runtime_checkable
 
-from heliograph import LoopEngine, RankFailed, RunResult
+from heliograph import RankFailed, RunResult
 from heliograph.core.checkpoint.state.ranks import join_shards
 from heliograph.core.engines.options import EngineOptions
-from heliograph.spi import Store, check_whole_number, known_names, membership
+from heliograph.spi import LoopEngine, Store, check_whole_number, known_names, membership
 
 from .packed_state import pack_state, unpack_state
 from .parts import by_name, load_weights, make_model

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 from uuid import uuid4
 
-from heliograph import Engine
+from heliograph.events import Engine
 from heliograph.spi import require
 
 from .distributor import PURPOSE, RowDistributor

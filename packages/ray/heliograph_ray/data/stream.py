@@ -8,13 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, count
 from typing import Any
 
-from heliograph import Engine
 from heliograph.core.data.draws.generators import isolated
 from heliograph.core.data.draws.keyed_generators import KeyedGenerators
 from heliograph.core.data.order.shares import Share
 from heliograph.core.data.sources.contract import Sourced
 from heliograph.core.data.sources.stateless import Reading, Stateless
-from heliograph.events import Position
+from heliograph.events import Engine, Position
 
 from .columns import Columns, RowBuffer, make_batcher
 from .distributor import DatasetPass, RowDistributor, get_object

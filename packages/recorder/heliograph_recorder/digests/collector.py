@@ -13,9 +13,8 @@ from time import monotonic
 from typing import Any
 
 import torch
-from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, OrderedSignal, Run
-from heliograph.events import PluginName
-from heliograph.spi import Receiver, Subscription
+from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, Run
+from heliograph.events import OrderedSignal, PluginName, Receiver, Subscription
 from torch import Tensor
 
 from ..format.digests import DigestBlock

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from heliograph import Request
-from heliograph.events import Verb
+from heliograph.events import Request, Verb
 
 from ..format.digests import COLUMNS, DigestBlock
 from ..format.records import Batches, Counters, EventEntry, Recording, RequestEntry

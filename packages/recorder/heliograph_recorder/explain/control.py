@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from heliograph import Request
-from heliograph.events import Verb
-from heliograph.spi import CHANGES, printable
+from heliograph.events import CHANGES, Request, Verb
+from heliograph.spi import printable
 
 from ..format.records import change_of
 from ..verbs import VERBS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from heliograph import Request
+from heliograph.events import Request
 from heliograph.spi import printable
 
 from ..format.records import RequestEntry

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from heliograph import Request
-from heliograph.spi import CHANGES
+from heliograph.events import CHANGES, Request
 
 from ..format.records import TIMED, Counters, EventEntry, RepeatEntry, RequestEntry, change_of
 from ..verbs import COUNTED, EVALUATION_VERB, TAKEN_BACK, WITHIN_A_BATCH

@@ -23,8 +23,8 @@ from dataclasses import astuple, fields
 from typing import Any
 
 import numpy as np
-from heliograph import Progress, Request
-from heliograph.spi import CHANGES
+from heliograph import Progress
+from heliograph.events import CHANGES, Request
 from numpy.typing import NDArray
 
 from . import columns

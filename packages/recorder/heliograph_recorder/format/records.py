@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from heliograph import Request
-from heliograph.events import Phase, Status
+from heliograph.events import Phase, Request, Status
 
 from .digests import DigestBlock
 

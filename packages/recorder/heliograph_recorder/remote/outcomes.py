@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from heliograph import ChangeServed, Progress, Request, Run
+from heliograph import ChangeServed, Progress, Run
 from heliograph.core.stepping.changes import refuse_change
-from heliograph.spi import CHANGES
+from heliograph.events import CHANGES, Request
 
 from ..verbs import TAKEN_BACK, VERBS
 from .clients import Asked

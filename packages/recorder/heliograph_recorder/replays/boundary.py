@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from heliograph import Request, ShouldStop
-from heliograph.events import Verb
+from heliograph import ShouldStop
+from heliograph.events import Request, Verb
 
 from ..format.records import Entry, EventEntry
 from ..verbs import TAKEN_BACK

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from heliograph import Control, NotRecorded, Progress, Request
-from heliograph.events import Verb
-from heliograph.spi import CHANGES
+from heliograph import Control, NotRecorded, Progress
+from heliograph.events import CHANGES, Request, Verb
 
 from ..verbs import EVALUATION_VERB, TAKEN_BACK
 

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from heliograph import BackwardEnd, BatchStart, Bus, ForwardEnd, GradientsReady, StepEnd
-from heliograph.events import Event
-from heliograph.spi import Receiver
+from heliograph.events import Event, Receiver
 
 from ..format.records import AttemptRecord, Entry, EventEntry
 from .entries import Entries

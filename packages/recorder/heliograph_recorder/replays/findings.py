@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from heliograph import Request
-from heliograph.events import Verb
+from heliograph.events import Request, Verb
 
 from .report import Ending, ReplayedRequest
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from heliograph import Bus, Lane, NotRecorded, Plugins, Request, Run, SavePoint
-from heliograph.events import Event
+from heliograph import Bus, Lane, NotRecorded, Plugins, Run, SavePoint
+from heliograph.events import Event, Request
 from heliograph.spi import describe_error
 
 from ..format.reader import damage_in_short, read

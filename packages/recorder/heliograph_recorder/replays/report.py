@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from heliograph import Request
-from heliograph.events import Status
+from heliograph.events import Request, Status
 from heliograph.spi import printable
 
 SHOWN = 20  # requests of one plugin, in full

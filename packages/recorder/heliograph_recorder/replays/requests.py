@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any, Final
 
-from heliograph import Request
+from heliograph.events import Request
 
 from ..format.records import AttemptRecord, RepeatEntry, RequestEntry
 from ..verbs import EVALUATION_VERB, VERBS

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from heliograph import Bus, Control, NotRecorded, Progress, Request, TrainStart
+from heliograph import Bus, Control, NotRecorded, Progress, TrainStart
 from heliograph.core.context import LineVerbs
-from heliograph.events import CheckpointSource, Event, Phase
-from heliograph.spi import Metrics, describe_error, is_within
+from heliograph.events import CheckpointSource, Event, Phase, Request, is_within
+from heliograph.spi import Metrics, describe_error
 from torch import Tensor
 
 from ..format.records import AttemptRecord, Counters

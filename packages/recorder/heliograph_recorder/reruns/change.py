@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from heliograph import BatchStart, Bus, Lane, OrderedSignal, Run, Trainer
-from heliograph.events import FunctionName
-from heliograph.spi import Subscription, describe, find_function
+from heliograph import BatchStart, Bus, Lane, Run, Trainer
+from heliograph.events import FunctionName, OrderedSignal, Subscription
+from heliograph.spi import describe, find_function
 
 from ..explain.lineage import BETWEEN, CHANGE, PARENT
 from ..format.records import AttemptRecord, RequestEntry

@@ -22,14 +22,13 @@ from heliograph import (
     Run,
     RunClosed,
     RunResult,
-    Tracker,
     Trainer,
     TrainStart,
     WeightsCheckpoint,
     on,
 )
 from heliograph.builtin_callbacks.checkpoint.resume import share_state
-from heliograph.spi import Store, TrainerFactory, UsageError, check_flag, check_path, describe, on_main
+from heliograph.spi import Store, Tracker, TrainerFactory, UsageError, check_flag, check_path, describe, on_main
 
 from ..divergence.report import Difference
 from ..explain.lineage import BETWEEN, CHANGE, PARENT

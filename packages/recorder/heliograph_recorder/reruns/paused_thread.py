@@ -8,8 +8,8 @@ from threading import Condition, Thread
 from typing import Any, Literal
 
 from heliograph import Bus, Lane, Log, PluginChanged, Run, RunResult
-from heliograph.events import CATALOGUE, Event, FunctionName
-from heliograph.spi import Subscription, capture, describe, restore
+from heliograph.events import CATALOGUE, Event, FunctionName, Subscription
+from heliograph.spi import capture, describe, restore
 
 Wanted = Callable[[Run, Event], bool]
 

@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from heliograph import CheckpointLoaded, Lane, Request, Run, Trainer
-from heliograph.events import CATALOGUE, Event, FunctionName
-from heliograph.spi import Subscription
+from heliograph import CheckpointLoaded, Lane, Run, Trainer
+from heliograph.events import CATALOGUE, Event, FunctionName, Request, Subscription
 
 from ..divergence.course import Begin
 from ..format.records import AttemptRecord, Counters, EventEntry, Recording, RequestEntry

@@ -9,8 +9,8 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from heliograph import BackwardEnd, BatchStart, EpochStart, Lane, Plugin, Progress, Run, RunClosed, TrainStart, on
-from heliograph.events import Event
-from heliograph.spi import Alarm, check_whole_number, count
+from heliograph.events import Alarm, Event
+from heliograph.spi import check_whole_number, count
 
 from .operators import OperatorDifference
 from .repetition import Repetition

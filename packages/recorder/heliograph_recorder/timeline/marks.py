@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heliograph.spi import CHANGES
+from heliograph.events import CHANGES
 
 from ..explain import words
 from ..explain.attempt_summary import AttemptSummary

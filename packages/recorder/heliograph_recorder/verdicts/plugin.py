@@ -26,7 +26,8 @@ from heliograph import (
     ValidationStart,
     on,
 )
-from heliograph.spi import Alarm, check_number
+from heliograph.events import Alarm
+from heliograph.spi import check_number
 
 from ..explain.judge import MIN_SAMPLED, Judge
 from ..explain.measured import Measured

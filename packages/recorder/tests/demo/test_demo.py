@@ -17,6 +17,7 @@ import pytest
 import torch
 from heliograph.__main__ import main
 from heliograph.core.checkpoint.storage import Store
+from heliograph.events import History
 from heliograph_recorder.demo import digits, proof, report
 
 
@@ -89,7 +90,7 @@ def test_a_number_of_epochs_that_cannot_be_removes_nothing(
 def test_a_demo_that_ends_unequal_says_so_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = h.Progress(epoch=2, steps=24)
     resume = h.ResumeReport(path=Path("digits.pth"), epoch=1, batch=5, step=12)
-    result = h.RunResult("completed", "2 epochs done", None, progress, {}, None, None, h.History(), 1.0, resume=resume)
+    result = h.RunResult("completed", "2 epochs done", None, progress, {}, None, None, History(), 1.0, resume=resume)
     best = {"validation/loss": 0.5, "validation/accuracy": 0.5}
     parts = [("weights", "a" * 64, "a" * 64), ("optimizer", "a" * 64, "b" * 64)]
     said = report.summary(result, best, 0.5, parts, ["it was stopped"], Path())

@@ -10,6 +10,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.core.system.errors import NotRecorded
+from heliograph.events import Request
 from heliograph.packages.recorder.tests.recordings import attempt, fit
 from heliograph.tests.kit import sgd
 from heliograph_recorder import Recorder
@@ -523,6 +524,6 @@ def test_an_event_during_a_batch_does_not_count_it_twice(tmp_path: Path, caplog:
 
 
 def test_control_characters_of_reasons_are_escaped() -> None:
-    request = h.Request("stop", "mine", "one\x1b[2J\ntwo", 0, 1, 1)
+    request = Request("stop", "mine", "one\x1b[2J\ntwo", 0, 1, 1)
     replayed = Replayed(Path("a"), ("mine",), (ReplayedRequest(1, request, None, after_end=False),), (), (), {}, {})
     assert str(replayed).splitlines()[-1] == r"  attempt 1, epoch 0 batch 1 step 1: stop - one\x1b[2J two"

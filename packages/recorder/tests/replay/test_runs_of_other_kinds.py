@@ -8,6 +8,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
+from heliograph.events import Request
 from heliograph.packages.recorder.tests.recordings import fit
 from heliograph.packages.recorder.tests.replay_scenarios import facts
 from heliograph.tests.kit import sgd
@@ -27,7 +28,7 @@ def plugins() -> list[Any]:
     ]
 
 
-def assert_alike(recording: Path, requests: list[h.Request]) -> None:
+def assert_alike(recording: Path, requests: list[Request]) -> None:
     """Assert that each replayed plugin makes the requests that it made."""
     for each in plugins():
         replayed = replay(recording, [each])

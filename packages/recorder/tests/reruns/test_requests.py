@@ -12,6 +12,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
+from heliograph.events import Request
 from heliograph.packages.recorder.tests.mutated_programs import Program, make
 from heliograph.packages.recorder.tests.reruns.failing import Failing
 from heliograph.packages.recorder.tests.reruns.people import People
@@ -115,7 +116,7 @@ def requests(path: Path) -> list[tuple[str, str, str, int]]:
     return made_by_people(each.request for each in entries if isinstance(each, RequestEntry))
 
 
-def made_by_people(history: Iterable[h.Request]) -> list[tuple[str, str, str, int]]:
+def made_by_people(history: Iterable[Request]) -> list[tuple[str, str, str, int]]:
     """Return the requests of people."""
     return [(each.what, each.by, each.reason, each.step) for each in history if each.through]
 

@@ -79,7 +79,7 @@ def check_metric(metric: RuleMetric, name: str) -> None:
         raise RuleError(f"{type(metric).__name__} computes nothing: give it a method compute(self, run, event).")
     if not isinstance(metric.events, tuple) or not set(metric.events) <= set(CATALOGUE):
         kind, events = type(metric).__name__, show(metric.events)
-        raise RuleError(f"The events of {kind} are a tuple of classes of heliograph.CATALOGUE, got {events}.")
+        raise RuleError(f"The events of {kind} are a tuple of classes of heliograph.events.CATALOGUE, got {events}.")
     if not metric.events and not metric.when_read:
         raise RuleError(
             f"{type(metric).__name__} would never be computed: say at which events, as in events = (ValidationEnd,), "

@@ -9,6 +9,7 @@ from typing import Any
 
 import heliograph as h
 import pytest
+from heliograph.events import CATALOGUE
 from heliograph.packages.rules.tests.scripted import LOSS, STATE, controller, rules, train
 from heliograph_rules.base import RuleFiring, RuleMetric, RuleOperation
 from heliograph_rules.controller import RuleController
@@ -267,7 +268,7 @@ def test_a_metric_that_would_never_be_computed_is_refused() -> None:
 @pytest.mark.parametrize("kind", [Stranger, Alone], ids=["stranger", "alone"])
 def test_a_metric_receives_events_of_the_catalogue_only(kind: type[RuleMetric]) -> None:
     error = refused(rules(controller("True"), metrics=[{"name": "own", "class": kind}]))
-    assert f"The events of {kind.__name__} are a tuple of classes of heliograph.CATALOGUE, got " in str(error)
+    assert f"The events of {kind.__name__} are a tuple of classes of heliograph.events.CATALOGUE, got " in str(error)
 
 
 @pytest.mark.parametrize("trigger", ["run_failed", "run_closed", "on_prediction_step", "plugin_failed", "Replay"])
@@ -334,7 +335,7 @@ def test_it_receives_only_what_its_rules_need() -> None:
     always = {h.TrainStart, h.ValidationStart, h.TestStart, h.PredictStart, h.CheckpointLoaded}
 
     def received(source: Any) -> set[type[h.Event]]:
-        return set(h.CATALOGUE) - set(RuleController(source).ignores)
+        return set(CATALOGUE) - set(RuleController(source).ignores)
 
     assert received(rules(controller("True", triggers=["on_step_end"]), metrics=[])) == always | {h.StepEnd}
     assert received(rules(controller("True"), metrics=[LOSS])) == always | {h.Log}

@@ -7,6 +7,7 @@ from typing import Any
 
 import heliograph as h
 import pytest
+from heliograph.events import CATALOGUE
 from heliograph.packages.rules.tests.scripted import Fired, Scripted, controller, data, rules, train
 from heliograph_rules.controller import RuleController
 from heliograph_rules.errors import RuleKeyError
@@ -56,7 +57,7 @@ def test_a_test_on_its_own_asks_its_rules(trigger: str) -> None:
     assert [each[1] for each in fired.acts] == [trigger]
 
 
-@pytest.mark.parametrize("event", h.CATALOGUE, ids=lambda event: event.name)
+@pytest.mark.parametrize("event", CATALOGUE, ids=lambda event: event.name)
 def test_every_event_is_a_trigger_by_both_of_its_names(event: type[h.Event]) -> None:
     assert trigger_named(event.name, "x").events == trigger_named(event.__name__, "x").events == (event,)
 

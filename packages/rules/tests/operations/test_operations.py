@@ -17,7 +17,6 @@ from heliograph import (
     GradientsReady,
     Log,
     LogSchedule,
-    Request,
     Run,
     SavePoint,
     SaveSchedule,
@@ -29,7 +28,7 @@ from heliograph import (
     ValidationEnd,
     ValidationSchedule,
 )
-from heliograph.events import Control, Progress
+from heliograph.events import Control, Progress, Request
 from heliograph.packages.rules.tests.scripted import Scripted, controller, data, rules, train
 from heliograph_rules import RuleController
 from heliograph_rules.base import Ending, RuleFiring, RuleOperation

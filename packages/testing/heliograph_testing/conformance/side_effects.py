@@ -7,8 +7,8 @@ from typing import Any
 
 from heliograph import Plugin, Run, TrainStart, on
 from heliograph.core.objects.program import plugin_options
-from heliograph.events import Event
-from heliograph.spi import Receiver, capture, encode
+from heliograph.events import Event, Receiver
+from heliograph.spi import capture, encode
 
 from .attributes import Value, class_attributes, is_same, list_changes
 from .kept_batches import BatchWatch

@@ -6,21 +6,9 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from heliograph import (
-    BatchEnd,
-    CheckpointLoaded,
-    EpochEnd,
-    EpochStart,
-    Lane,
-    Plugin,
-    Run,
-    Tracker,
-    TrainEnd,
-    TrainStart,
-    on,
-)
+from heliograph import BatchEnd, CheckpointLoaded, EpochEnd, EpochStart, Lane, Plugin, Run, TrainEnd, TrainStart, on
 from heliograph.core.objects.program import plugin_options
-from heliograph.spi import as_plain, differing, encode
+from heliograph.spi import Tracker, as_plain, differing, encode
 
 from .attributes import Value, is_same, list_changes
 from .rule import rule

@@ -23,12 +23,12 @@ from heliograph import (
     SavePoint,
     SaveSchedule,
     StepEnd,
-    Tracker,
     Trainer,
     TrainStart,
     ValidationEnd,
     ValidationSchedule,
 )
+from heliograph.spi import Tracker
 
 from .subject import Batches, small_task
 

@@ -12,6 +12,7 @@ import optuna
 import pytest
 import torch
 from heliograph.plugins import discover
+from heliograph.spi import Tracker
 from heliograph_export import Export
 from heliograph_optuna import Optuna
 from heliograph_ray import RayReport
@@ -42,7 +43,7 @@ def trial() -> optuna.Trial:
     return optuna.create_study(pruner=optuna.pruners.NopPruner()).ask()
 
 
-def written_at_once(tracker: h.Tracker) -> h.Tracker:
+def written_at_once(tracker: Tracker) -> Tracker:
     """Return a tracker with nothing waiting in its states, which the rules compare."""
     tracker.is_local = True
     return tracker

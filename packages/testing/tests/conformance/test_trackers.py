@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heliograph import Page, Place, TensorBoard, Tracker
+from heliograph import TensorBoard
+from heliograph.spi import Page, Place, Tracker
 from heliograph_testing import check_tracker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from time import time
 from typing import Any, Final
 
-from heliograph import Place
+from heliograph.spi import Place
 
 from .requests import ask
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from heliograph import Place
+from heliograph.spi import Place
 
 LONGEST: Final = 200  # MLflow takes 250, for tags with a prefix, too
 TAG: Final = "heliograph.{kind}."

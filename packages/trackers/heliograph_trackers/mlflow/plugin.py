@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from heliograph import Page, Place, Run, Tracker
-from heliograph.spi import require
+from heliograph import Run
+from heliograph.spi import Page, Place, Tracker, require
 
 from .history import History, image_name
 from .names import Names, folder_of, next_version

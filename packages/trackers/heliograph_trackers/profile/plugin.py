@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from heliograph import BatchEnd, EpochStart, Event, Lane, Plugin, Run, RunClosed, on
-from heliograph.spi import Receiver, check_flag, check_whole_number, current_owner
+from heliograph.events import Receiver, current_owner
+from heliograph.spi import check_flag, check_whole_number
 
 from .trace import Trace, kinds, torch_profiler
 

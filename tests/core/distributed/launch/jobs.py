@@ -15,6 +15,7 @@ from typing import Any, Never
 
 import heliograph
 from heliograph.core.distributed.launch import child_queue
+from heliograph.spi import choose_engine
 
 RANK = os.environ.get("RANK")
 kept: list[Any] = []
@@ -51,7 +52,7 @@ def put(value: Any) -> None:
 
 def pid_and_sum(number: int) -> tuple[int, float]:
     """Return the number of this process, and the sum over the ranks of rank times the number."""
-    engine = heliograph.choose_engine(device="cpu")
+    engine = choose_engine(device="cpu")
     with engine.process():
         return os.getpid(), float(engine.reduce(float(number * (engine.rank + 1)), "sum"))
 

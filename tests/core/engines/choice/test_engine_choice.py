@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph import DataParallelEngine, DDPEngine, DeviceEngine, FSDPEngine, Trainer, choose_engine
+from heliograph import DataParallelEngine, DDPEngine, DeviceEngine, FSDPEngine, Trainer
 from heliograph.core.distributed.ranks.membership import Membership
 from heliograph.core.engines.choice.device_choice import choose_device, engines, find_engine
 from heliograph.plugins import discovery
+from heliograph.spi import choose_engine
 
 ALONE = Membership()
 

@@ -33,7 +33,8 @@ from heliograph import (
     on,
 )
 from heliograph.events import Event
-from heliograph.spi import ended_for_good, require, snake_case
+from heliograph.plugins import snake_case
+from heliograph.spi import ended_for_good, require
 
 from ...own_states import OwnStates
 from .arguments import arguments

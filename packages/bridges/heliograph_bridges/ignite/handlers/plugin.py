@@ -26,7 +26,7 @@ from heliograph import (
     on,
 )
 from heliograph.events import Event
-from heliograph.spi import snake_case
+from heliograph.plugins import snake_case
 from ignite.engine import Events
 from ignite.handlers import Timer
 from ignite.handlers.base_logger import BaseHandler, BaseLogger

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from heliograph import CATALOGUE, Event, Lane, Plugin, Run, on
+from heliograph import Event, Lane, Plugin, Run, on
+from heliograph.events import CATALOGUE
 from heliograph_bridges.huggingface import HeliographCallback
 from torch import Tensor, nn
 from torch.utils.data import Dataset
