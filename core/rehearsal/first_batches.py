@@ -1,4 +1,4 @@
-"""Train on the first batches over and over: a task that cannot learn these has a mistake."""
+"""Overfit the first batches: a task that cannot learn them has a mistake."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from .probe import Probe, refuse
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Overfitting:
-    """How the loss of a few batches fell; `print` shows it.
+    """The losses while a few batches were overfitted; print it.
 
     Attributes:
-        losses: of every step, the mean over its samples, by name: `loss`, or `generator_loss` where several optimizers
-            have names.
-        metrics: of the validation on the same batches after the last step; empty where the task was not validated.
-        batches: how many there were.
-        seconds: of the training.
+        losses: the mean loss of every step, by name: `loss`, or for example `generator_loss` if optimizers have names.
+        metrics: the validation metrics on the same batches after the last step; empty without a validation.
+        batches: how many batches there were.
+        seconds: the duration of the training.
     """
 
     losses: Mapping[str, tuple[float, ...]]
@@ -39,69 +38,58 @@ class Overfitting:
 
     @property
     def first_loss(self) -> float:
-        """The loss of the first step; of the first optimizer, where there are several."""
+        """The loss of the first step; with several optimizers, that of the first one."""
         return next(iter(self.losses.values()))[0]
 
     @property
     def last_loss(self) -> float:
-        """The loss of the last step; of the first optimizer, where there are several."""
+        """The loss of the last step; with several optimizers, that of the first one."""
         return next(iter(self.losses.values()))[-1]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
-        what = count(self.batches, "batch", "batches")
+        batches = count(self.batches, "batch", "batches")
         lines = [
-            f"{name}: {values[0]:.6g} at first, {values[-1]:.6g} after {count(len(values), 'step', 'steps')} on {what}"
-            for name, values in self.losses.items()
+            f"{name}: {loss[0]:.6g} at first, {loss[-1]:.6g} after {count(len(loss), 'step', 'steps')} on {batches}"
+            for name, loss in self.losses.items()
         ]
         lines += [f"{name} {value:.6g}" for name, value in sorted(self.metrics.items())]
         return "\n".join(map(printable, lines))
 
 
-class _KeptBatches(Stateless):
-    """Reads the first batches that this rank has kept."""
-
+class _BatchList(Stateless):
     def open(self, reading: Reading) -> Iterator[Any]:
-        """Begin with the first: an evaluation always does."""
         return iter(self.loader)
 
 
 class FirstBatches(Sourced):
-    """The first batches of the training data, in place of all that follow; a loader of an evaluation, too.
-
-    Each rank keeps those that it was dealt, so there is nothing left to deal out.
-
-    Args:
-        count: how many.
-    """
+    """A loader of the first batches of the training data; each rank keeps its share of them."""
 
     def __init__(self, count: int) -> None:
-        self._count, self._kept = count, list[Any]()
+        self._count, self._batches = count, list[Any]()
 
     def __iter__(self) -> Iterator[Any]:
-        return (deepcopy(batch) for batch in self._kept)
+        return (deepcopy(batch) for batch in self._batches)
 
     def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> Source:
-        """Return what reads all of them."""
-        return _KeptBatches(self, {"source": "first batches"}, share)
+        return _BatchList(self, {"source": "first batches"}, share)
 
     @property
-    def found(self) -> int:
-        """How many there are."""
-        return len(self._kept)
+    def size(self) -> int:  # no __len__: the loader is still empty when the run checks it
+        return len(self._batches)
 
     def in_place_of(self, run: Any) -> Callable[..., Iterator[Any]]:
-        """Return what opens the epochs of a run: as many batches as its own have, but only the first of all."""
+        """Return a function that opens an epoch of as many batches, all of them from the first ones."""
         opens = run.data.open
 
         def open_again(*arguments: Any, **options: Any) -> Iterator[Any]:
-            if not self._kept:
+            if not self._batches:
                 batches = opens(*arguments, **options)
-                self._kept = list(islice(batches, self._count))
-                del batches  # lets workers go
-            return (deepcopy(batch) for batch in islice(cycle(self._kept), run.length.batches_per_epoch))
+                self._batches = list(islice(batches, self._count))
+                del batches  # ends the workers
+            return (deepcopy(batch) for batch in islice(cycle(self._batches), run.length.batches_per_epoch))
 
         return open_again
 
@@ -143,10 +131,10 @@ def overfit(
     short = {**options, "epochs": None, "steps": steps, "validation": validation}
     probe = Probe(trainer, (task, train, short), "while the first batches were overfitted")
     with probe.begun([]) as run:
-        if any(isinstance(getattr(each, "loader", each), Streams) for each in run.settings.train):
+        if any(isinstance(getattr(loader, "loader", loader), Streams) for loader in run.settings.train):
             run.settings = replace(run.settings, evaluations={})  # the validation step takes no dict of batches
         run.data.open = first.in_place_of(run)
-        result, found = probe.train(run), first.found
+        result = probe.train(run)
     losses = {name: tuple(values) for name, values in probe.losses.items()}
     metrics = {name: value for name, value in result.metrics.items() if name.startswith("validation/")}
-    return Overfitting(losses, metrics, found, result.seconds)
+    return Overfitting(losses, metrics, first.size, result.seconds)

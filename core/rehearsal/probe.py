@@ -1,4 +1,4 @@
-"""A few steps of a training with what shapes it, and without what logs, validates, saves or stops it."""
+"""A few training steps with the plugins that shape the training, without those that log, validate, save or stop."""
 
 from __future__ import annotations
 
@@ -19,56 +19,49 @@ LEFT_OUT: Set[str] = {"stop", "validation", "validation data", "save", "log"}
 
 
 class Requests(Plugin):
-    """Requests a log after each step, and a validation at the end where there is one."""
-
     name = "probe"
     asks = ("log", "validation")
 
     @on(BatchEnd)
     def log(self, run: Run, event: BatchEnd) -> None:
-        """Request a log when the step is done."""
         if not run.stepping.window:
             run.control.request_log("the loss of each step is read")
 
     @on(LastBoundary)
     def validate(self, run: Run, event: LastBoundary) -> None:
-        """Request the validation."""
         if run.data.validation_sets:
             run.control.request_validation("at the end")
 
 
 def refuse(options: Mapping[str, Any], method: str, instead: str) -> None:
-    """Raise TypeError where arguments of `fit` are given that have no meaning here."""
-    if given := [name for name in ("epochs", "validation", "limit_validation") if options.get(name) is not None]:
-        raise TypeError(f"{method} trains for {instead}: leave {', '.join(f'{name}=' for name in given)} out.")
+    if names := [name for name in ("epochs", "validation", "limit_validation") if options.get(name) is not None]:
+        raise TypeError(f"{method} trains for {instead}: leave {', '.join(f'{name}=' for name in names)} out.")
 
 
 Handlers = list[tuple[type[Event], Callable[[Any, Any], None]]]
 
 
 class Probe:
-    """Trains for a moment, and puts everything back as it was.
+    """Trains for a few steps and restores everything.
+
+    Plugins that request or need a log, a validation, a save or a stop, that write files, or that only observe are
+    disabled.
 
     Args:
-        trainer: with its plugins; those that request or need a log, a validation, a save or a stop, those that write
-            files, and observers, are left out.
-        given: the task, the data, and the other arguments of `fit`.
-        purpose: what for, as in errors.
+        trainer: the trainer with its plugins.
+        arguments: the task, the data, and the other arguments of `fit`.
+        purpose: the words for a note on errors.
     """
 
-    def __init__(self, trainer: Trainer, given: tuple[Any, Any, Mapping[str, Any]], purpose: str) -> None:
+    def __init__(self, trainer: Trainer, arguments: tuple[Any, Any, Mapping[str, Any]], purpose: str) -> None:
         self._trainer, self._purpose = trainer, purpose
-        self._task, self._train, self._options = given
+        self._task, self._train, self._options = arguments
         self.losses: dict[str, list[float]] = {}
         refuse_iterators([self._train])
 
     @contextmanager
     def begun(self, handlers: Handlers) -> Iterator[Any]:
-        """Yield a run that is not entered; what handlers of this context do ends with it.
-
-        Args:
-            handlers: more of them, for events of the run.
-        """
+        """Yield a run, not entered yet, with some handlers that are disconnected at the end."""
         trainer, words = self._trainer, LEFT_OUT
         if self._options.get("scheduler") is None:
             words = words | {"scheduler"}
@@ -80,13 +73,12 @@ class Probe:
             restored(users, [self._train], ours(trainer), [trainer.engine, *leave]),
             placed(self._purpose),
         ):
-            trainer.plugins.register(Requests())  # the restoration takes it off again, and the handlers
+            trainer.plugins.register(Requests())  # `restored` removes it and the handlers
             for event, handler in [(Log, self._read), *handlers]:
                 trainer.bus.on(event, handler, lane=Lane.REPORT)
             yield trainer.run(self._task, self._train, **self._options)
 
     def train(self, run: Any) -> Any:
-        """Train; return the result."""
         with run:
             loop.fit(run)
         return run.result_or_raise(exits=False)

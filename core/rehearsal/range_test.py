@@ -1,4 +1,4 @@
-"""The learning-rate range test: train with rates that rise step by step, and look at what the loss does."""
+"""The learning-rate range test: train with a rising rate and watch the loss."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .probe import Probe, refuse
 
 BY = "the search for a learning rate"
 ROUNDING = 1e-6
-SURE = 2.5  # standard deviations: of curves of 100 losses that are only noise, one in 20 falls by more
+SURE = 2.5  # standard deviations: 1 of 20 curves of 100 losses of pure noise falls by more
 FEWEST = 5  # steps before a loss counts as diverging
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LearningRateSearch:
-    """What a range test has shown; `print` shows the suggestion, `plot` the curve.
+    """The result of a range test: print it, or `plot` the curve.
 
     Attributes:
-        rates: the learning rate of each step; where parameter groups differ, the largest of them.
-        losses: the loss of each step, the mean over its samples.
-        smoothed: the losses as an exponential mean, corrected for its beginning.
-        suggestion: the rate at which the smoothed loss fell most steeply over the logarithm of the rate, once it had
-            fallen by more than the noise of its batches; None where it never did.
-        diverged: whether the test ended before its last rate, as the loss had grown too much or was not a number.
+        rates: the learning rate of each step; that of the parameter group with the largest one.
+        losses: the mean loss of each step.
+        smoothed: the exponential mean of the losses, corrected for its bias at the start.
+        suggestion: the rate at which the smoothed loss fell fastest over the logarithm of the rate, after it had
+            fallen by more than the noise of the batches; None if it never did.
+        diverged: True if the test ended early because the loss became too large or not finite.
     """
 
     rates: tuple[float, ...]
@@ -49,16 +49,16 @@ class LearningRateSearch:
 
     def __str__(self) -> str:
         rate = self.suggestion
-        found = "the loss never fell by more than its noise" if rate is None else f"learning rate {rate:.3g}"
+        suggestion = "the loss never fell by more than its noise" if rate is None else f"learning rate {rate:.3g}"
         steps = count(len(self.rates), "step", "steps")
-        end = "where the loss diverged" if self.diverged else "the end"
-        return f"{found}, after {steps} from {self.rates[0]:.3g} to {self.rates[-1]:.3g}, {end}"
+        end = "ended early: the loss diverged" if self.diverged else "the end"
+        return f"{suggestion}, after {steps} from {self.rates[0]:.3g} to {self.rates[-1]:.3g}, {end}"
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw the losses, also smoothed, over the rates; return the matplotlib figure.
+        """Plot the losses and the smoothed losses over the rates; return the matplotlib figure.
 
         Args:
-            path: where to save it too, such as `rates.png`.
+            path: a file to save the figure to, for example `rates.png`.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -81,13 +81,7 @@ class LearningRateSearch:
 
 
 class Ramp:
-    """Sets the rates, and ends the run where the loss diverges.
-
-    Args:
-        rates: of the steps.
-        beta: of the exponential mean.
-        diverging: ends the run where the smoothed loss is so many times the smallest one.
-    """
+    """The handlers of the test: they set the rates and stop the run when the loss diverges."""
 
     def __init__(self, rates: Sequence[float], beta: float, diverging: float) -> None:
         self._rates, self._beta, self._diverging = rates, beta, diverging
@@ -97,7 +91,6 @@ class Ramp:
         self._shares: list[float] | None = None
 
     def set(self, run: Any, event: BatchStart) -> None:
-        """Set the rate of the step that this batch is of."""
         groups = run.optimizer.param_groups
         if self._shares is None:
             before = [float(group["lr"]) for group in groups]
@@ -110,7 +103,6 @@ class Ramp:
                 group["lr"] = rate * share
 
     def read(self, run: Any, event: Log) -> None:
-        """Take the loss of a step."""
         loss = event.metrics["train/loss"]
         self._mean = self._beta * self._mean + (1 - self._beta) * loss
         count = len(self.losses) + 1
@@ -127,8 +119,7 @@ class Ramp:
             run.control.stop("every rate was tried", by=BY)
 
     def suggestion(self) -> float | None:
-        """Return the rate at which the loss fell most steeply, from where it left its noise to its smallest value."""
-        first = len(self._rates) // 10  # before that the mean is of few losses
+        first = len(self._rates) // 10  # earlier means are of too few losses
         last = first + int(np.argmin(self.smoothed[first:])) + 1 if self.smoothed[first:] else 0
         if last - first < 2:
             return None
@@ -139,7 +130,7 @@ class Ramp:
         return self.used[start + int(np.argmin(slopes[start - first :]))]
 
     def _end_of_flat(self, flat: int, first: int, last: int) -> int:
-        """Return the last step whose smoothed loss noise alone explains, if the first `flat` steps had no effect.
+        """Return the last step at which noise alone explains the smoothed loss, if `flat` steps had no effect.
 
         The noise is estimated from the successive differences of the first third of the losses, which a slow fall
         hardly changes (J. von Neumann, R. H. Kent, H. R. Bellinson and B. I. Hart, "The Mean Square Successive
@@ -200,7 +191,7 @@ def find_learning_rate(
     highest = check_number("highest=", highest, more_than=lowest)
     diverging = check_number("diverging=", diverging, more_than=1)
     if not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing= is a share of the former mean, at least 0 and less than 1; got {smoothing!r}.")
+        raise ValueError(f"smoothing= is the weight of the previous mean: 0 <= smoothing < 1, got {smoothing!r}.")
     if ramp not in ("log", "linear"):
         raise ValueError(f"ramp= is 'log' or 'linear', got {ramp!r}.")
     refuse(options, "find_learning_rate", "steps=, and nothing is validated")

@@ -1,4 +1,4 @@
-"""A short run that does everything that a long one would, and after which everything is as it was."""
+"""The rehearsal: a short run that does everything a long one does and leaves no trace."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from .director import STEPS, Director, Seen, compare_runs
 from .objects import Former, KeptObjects, restored
 from .report import Planned, Rehearsal, plan_of, predict
 
-MOST_FILES = 10_000  # of a folder that is watched
+MOST_FILES = 10_000  # per watched folder
 Listing = dict[Path, tuple[int, int]]
 
 
 def rehearse(
     trainer: Trainer, task: Any, train: Any, *, folder: str | Path | None = None, **options: Unpack[FitOptions]
 ) -> Rehearsal:
-    """Run a short version of a training that does everything the long one will do.
+    """Run a short version of a training that leaves no trace.
 
     The rehearsal makes two steps of each phase of the data, two batches of each validation set, a log, a save and the
     events of the end, with all plugins. Then a second run resumes from the save and is compared bit by bit. Filters
@@ -102,50 +102,46 @@ def _rehearse(trainer: Trainer, task: Any, train: Any, options: FitOptions, fold
         engine.process(),
         temporary_folder(engine, folder) as place,
         trainer.plugins.disabled(*leave),
-        restored(users, data, ours(trainer), [engine, *leave]) as former,
+        restored(users, data, ours(trainer), [engine, *leave]) as restorer,
     ):
         watch = Watch(trainer.plugins)
         with placed("while the run was planned"):
             planned = _plan(trainer, task, train, options)
-        runs = _Runs(trainer, (task, train, options), planned, former, place)
-        whole, result = runs.go("whole")
-        resumed, again = runs.go("resumed") if whole.facts else (None, None)
-        report = _report(runs, (whole, result), (resumed, again), watch)
+        runs = _Runs(trainer, (task, train, options), planned, restorer, place)
+        first, result = runs.go("whole")
+        resumed, resumed_result = runs.go("resumed") if first.facts else (None, None)
+        report = _report(runs, (first, result), (resumed, resumed_result), watch)
         names = tuple(name for name in trainer.plugins.names() if trainer.plugins[name] in leave)
-        former.restore()
-        changed = former.objects.tensors.changed
+        restorer.restore()
+        changed = restorer.objects.tensors.changed
         return _shared(engine, report, [*report["problems"], *changed], names)
 
 
 class _Runs:
-    """The runs of a rehearsal, each of which begins as the others do."""
+    """The runs of a rehearsal; all start from the same state."""
 
     def __init__(
         self,
         trainer: Trainer,
-        given: tuple[Any, Any, Mapping[str, Any]],
+        arguments: tuple[Any, Any, Mapping[str, Any]],
         planned: Planned,
-        former: Former,
+        restorer: Former,
         place: Path,
     ) -> None:
-        self.trainer, self.planned, self.former, self.place = trainer, planned, former, place
+        self.trainer, self.planned, self.restorer, self.place = trainer, planned, restorer, place
         self.targets: dict[str, list[Path]] = {}
         self.gpu_bytes: int | None = None
-        self._task, self._train, options = given
+        self._task, self._train, options = arguments
         self._options = {**options, **planned.short}
         if self._options.get("steps") is None:
             self._options.pop("steps", None)
 
-    def go(self, what: str) -> tuple[Seen, Any]:
-        """Run; return what happened, and the result.
-
-        Args:
-            what: `whole`, or `resumed` from the first save of that.
-        """
-        self.former.restore()
-        plugins, resumes = self.trainer.plugins, what == "resumed"
-        self.targets = plugins.redirect(self.place / what)
-        shorten(self.former.objects)
+    def go(self, name: str) -> tuple[Seen, Any]:
+        """Run `whole`, or `resumed` from its first save; return the facts and the result."""
+        self.restorer.restore()
+        plugins, resumes = self.trainer.plugins, name == "resumed"
+        self.targets = plugins.redirect(self.place / name)
+        shorten(self.restorer.objects)
         director = Director(
             self.place / "whole",
             self.place / "resumed",
@@ -157,7 +153,7 @@ class _Runs:
         device = self.trainer.engine.device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        with placed(f"in the {what} run of a rehearsal"), director.subscribed(self.trainer.bus):
+        with placed(f"in the {name} run of a rehearsal"), director.subscribed(self.trainer.bus):
             run = self.trainer.run(self._task, self._train, **self._options)
             limits = {name: _shorter(run.settings.limits.get(name), run.engine) for name in run.data.validation_loaders}
             run.settings, run.report.is_strict = replace(run.settings, limits=limits), False  # warnings are reported
@@ -169,7 +165,6 @@ class _Runs:
 
 
 def _shorter(limit: float | None, engine: LoopEngine) -> int:
-    """Return how many batches of a set are read, of all ranks together: no more than the run itself would read."""
     few = STEPS * engine.world_size
     return min(limit, few) if isinstance(limit, int) else few
 
@@ -182,13 +177,13 @@ def _plan(trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any]) -
         run.hooks.closing.close()
 
 
-def _report(runs: _Runs, whole: tuple[Seen, Any], resumed: tuple[Seen | None, Any], watch: Watch) -> dict[str, Any]:
-    (seen, result), (again, resumed_result) = whole, resumed
+def _report(runs: _Runs, first: tuple[Seen, Any], resumed: tuple[Seen | None, Any], watch: Watch) -> dict[str, Any]:
+    (seen, result), (again, resumed_result) = first, resumed
     plugins = [runs.trainer.plugins[name] for name in runs.trainer.plugins.names()]
-    runs.former.restore()  # the filters are as they were, for the forecast
+    runs.restorer.restore()  # the forecast needs the original filters
     prediction = predict(runs.planned, seen, plugins)
-    kept = _kept(plugins, prediction.saves)
-    size = None if seen.bytes is None or kept is None else seen.bytes * (kept + 1)
+    count = _checkpoints_at_once(plugins, prediction.saves)
+    size = None if seen.bytes is None or count is None else seen.bytes * (count + 1)
     writers = [name for name in runs.targets if keeps_states(runs.trainer.plugins[name])]
     rooms = {name: [(path, *room(path)) for path in paths] for name, paths in runs.targets.items()}
     free = [space for name in writers for _, space, reason in rooms[name] if not reason]
@@ -203,14 +198,16 @@ def _report(runs: _Runs, whole: tuple[Seen, Any], resumed: tuple[Seen | None, An
         problems.append(f"the checkpoints would take {size:,} bytes, and {min(free):,} are free.")
     if runs.trainer.strict:
         problems += result.warnings
-    own = [note for note in result.notes if str(runs.place) not in note]  # of files that are gone
-    found = [f"what is read of {kind} objects is not put back" for kind in sorted(runs.former.objects.iterators)]
-    cut = ["the data hold too many objects: what reading changes in some of them is not put back"]
+    notes = [note for note in result.notes if str(runs.place) not in note]  # those files are removed
+    notes += watch.notes()
+    notes += [f"the position of {kind} objects is not restored" for kind in sorted(runs.restorer.objects.iterators)]
+    if runs.restorer.objects.is_cut:
+        notes.append("the data contain too many objects: changes in some of them are not restored")
     return {
         "name": runs.planned.name,
         "problems": problems,
         "warnings": () if runs.trainer.strict else result.warnings,
-        "notes": (*own, *watch.notes(), *found, *cut * runs.former.objects.is_cut),
+        "notes": tuple(notes),
         "plan": runs.planned.text,
         "prediction": prediction,
         "resume": "" if resumed_result is None else str(resumed_result.resume),
@@ -234,52 +231,48 @@ def _of_runs(seen: Seen, result: Any, again: Seen | None, resumed_result: Any) -
         yield f"a resumed run does not equal an uninterrupted one: {difference} ({resumed_result.resume})."
 
 
-def _kept(plugins: list[Any], saves: int | None) -> int | None:
-    """Return how many checkpoints would be there at once."""
-    found = [each.forecast({}).get("kept") for each in plugins if keeps_states(each)]
-    if not found:
+def _checkpoints_at_once(plugins: list[Any], saves: int | None) -> int | None:
+    numbers = [plugin.forecast({}).get("kept") for plugin in plugins if keeps_states(plugin)]
+    if not numbers:
         return None
-    limits = [saves if each is None else each if saves is None else min(each, saves) for each in found]
-    return None if None in limits else sum(each or 0 for each in limits)
+    limits = [saves if number is None else number if saves is None else min(number, saves) for number in numbers]
+    return None if None in limits else sum(limit or 0 for limit in limits)
 
 
-def _shared(engine: LoopEngine, report: dict[str, Any], own: list[str], names: tuple[str, ...]) -> Rehearsal:
-    """Return the report, with the problems of all ranks. A collective."""
-    problems = dict.fromkeys(own)
-    for rank, others in enumerate(engine.gather_objects(own) if engine.world_size > 1 else []):
-        problems |= dict.fromkeys(text if text in own else f"On rank {rank}: {text}" for text in others)
+def _shared(engine: LoopEngine, report: dict[str, Any], problems_here: list[str], names: tuple[str, ...]) -> Rehearsal:
+    problems = dict.fromkeys(problems_here)
+    for rank, texts in enumerate(engine.gather_objects(problems_here) if engine.world_size > 1 else []):
+        problems |= dict.fromkeys(text if text in problems_here else f"On rank {rank}: {text}" for text in texts)
     return Rehearsal(**{**report, "problems": tuple(problems), "left_out": names})
 
 
 def ours(trainer: Trainer) -> list[Any]:
-    """Return what of a trainer is put back; not its engine, which is in a group, but for its precision."""
+    # The rest of the engine is in a process group: it cannot be copied.
     return [trainer, getattr(trainer.engine, "precision", None)]
 
 
 @contextmanager
 def placed(where: str) -> Iterator[None]:
-    """Add to an error where it came up, and that it has left no trace."""
     try:
         yield
     except BaseException as error:
-        error.add_note(f"heliograph: {where}; everything is put back as it was")
+        error.add_note(f"heliograph: {where}; everything is restored")
         raise
 
 
 def refuse_iterators(data: list[Any]) -> None:
     """Raise ValueError for data that can be read only once."""
-    named = [each.values() if isinstance(each, Mapping) else [each] for each in data]
-    for each in chain.from_iterable(named):
-        if isinstance(each, Iterator):
+    sets = [loader.values() if isinstance(loader, Mapping) else [loader] for loader in data]
+    for loader in chain.from_iterable(sets):
+        if isinstance(loader, Iterator):
             raise ValueError(
-                f"{type(each).__name__} can be read only once, so what is read of it here could not be put back: "
-                f"give an object whose __iter__ begins anew, such as a DataLoader or a list."
+                f"{type(loader).__name__} can be read only once, so its position cannot be restored: pass an object "
+                f"whose __iter__ starts again, such as a DataLoader or a list."
             )
 
 
 @contextmanager
 def temporary_folder(engine: LoopEngine, parent: str | Path | None) -> Iterator[Path]:
-    """Return a folder of all ranks, made by the main one and removed afterwards; the process is in its group."""
     if not engine.is_main:
         yield Path(engine.broadcast(None))
         return
@@ -288,32 +281,23 @@ def temporary_folder(engine: LoopEngine, parent: str | Path | None) -> Iterator[
 
 
 def shorten(objects: KeptObjects) -> None:
-    """Let every filter be due at the first occasion."""
-    for each in list(objects.found(Filter)):
-        each.shorten()
+    for condition in list(objects.found(Filter)):
+        condition.shorten()
 
 
 def keeps_states_itself(plugins: Any) -> bool:
-    """Return whether a plugin that writes at a save can be redirected, and so resume."""
-    return any(keeps_states(each) for each in plugins)
+    return any(keeps_states(plugin) for plugin in plugins)
 
 
 def keeps_states(plugin: Any) -> bool:
-    """Return whether a plugin that can be redirected writes what a run resumes from, and not only weights."""
+    """True for a plugin that can be redirected and writes checkpoints from which a run can resume."""
     can_be_redirected = isinstance(plugin, Plugin) and type(plugin).rehearse is not Plugin.rehearse
-    is_whole = not getattr(plugin, "weights_only", False)
-    return can_be_redirected and is_whole and "save" in {*plugin.needs, *plugin.asks}
+    is_resumable = not getattr(plugin, "weights_only", False)
+    return can_be_redirected and is_resumable and "save" in {*plugin.needs, *plugin.asks}
 
 
 class Watch:
-    """The files that plugins with a path, and no `rehearse` of their own, may write; and those of the current folder.
-
-    Args:
-        plugins: of the trainer.
-
-    Attributes:
-        unredirected: the names of such plugins.
-    """
+    """Finds new files in the current folder and where plugins write that have a path and no `rehearse` method."""
 
     def __init__(self, plugins: Any) -> None:
         self._places = {
@@ -324,18 +308,16 @@ class Watch:
         self._before, self._here = self._listings(), set(Path().iterdir())
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each plugin that wrote something that is still there."""
         now = self._listings()
         for name, before in self._before.items():
             new = [path for path, facts in now[name].items() if before.get(path) != facts]
             if new:
                 yield (
-                    f"plugin {name!r} wrote {new[0]}{f' and {len(new) - 1} more' * (len(new) > 1)}, which is still "
-                    f"there: give it a method rehearse(folder), or rehearses = False."
+                    f"plugin {name!r} wrote {new[0]}{f' and {len(new) - 1} more' * (len(new) > 1)}, which still "
+                    f"exists: give it a method rehearse(folder), or rehearses = False."
                 )
 
     def notes(self) -> Iterator[str]:
-        """Yield a line where the current folder has more in it than before."""
         if new := sorted(set(Path().iterdir()) - self._here):
             yield f"new in the current folder since the rehearsal began: {', '.join(map(str, new[:5]))}"
 
@@ -344,15 +326,14 @@ class Watch:
 
 
 def _files(path: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
-    found = islice(path.rglob("*"), MOST_FILES) if path.is_dir() else [path]
-    for each in found:
-        if each.is_file():
-            status = each.stat()
-            yield each, (status.st_size, status.st_mtime_ns)
+    for file in islice(path.rglob("*"), MOST_FILES) if path.is_dir() else [path]:
+        if file.is_file():
+            status = file.stat()
+            yield file, (status.st_size, status.st_mtime_ns)
 
 
 def room(path: Path) -> tuple[int, str]:
-    """Return the free bytes where a path is or will be, and why nothing can be written there, if that is so."""
+    """Return the free bytes at a path, and why it cannot be written; the reason is empty if it can."""
     place = path.absolute()
     while not place.exists():
         place = place.parent

