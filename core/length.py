@@ -1,4 +1,4 @@
-"""The length of a run before it begins: its optimizer steps, and where a fraction of an epoch ends."""
+"""The planned length of a run: its optimizer steps, and the end of a fraction of an epoch."""
 
 from __future__ import annotations
 
@@ -31,20 +31,13 @@ UNCOUNTED = "plugin {!r} accumulates gradients and does not say how many batches
 
 
 class Length:
-    """The length of a run, from its first beginning to its end, and how much of it is done.
-
-    Args:
-        settings: of the run.
-        data: which it trains on.
-        plugins: one of them may accumulate gradients.
-        progress: where the run is.
-    """
+    """The length of a training from its first start to its end, and the part that is done."""
 
     def __init__(self, settings: Settings, data: TrainingData, plugins: Plugins, progress: Progress) -> None:
         self._data, self._progress, self._planned = data, progress, dict[str, Planned]()
-        self._more = 0  # than epochs as they are now would have: those before a resume may have been of other lengths
+        self._more = 0  # steps in addition to today's epochs: before a resume the epochs may have had another length
         self._epochs, self._max_steps = settings.epochs, settings.steps
-        self._whole = int(settings.epochs or 0)
+        self._whole_epochs = int(settings.epochs or 0)
         self._accumulates = plugins.declared("exclusive").get("accumulation")
         plugin = None if self._accumulates is None else plugins[self._accumulates]
         self._is_conditional = getattr(plugin, "condition", None) is not None
@@ -52,14 +45,14 @@ class Length:
 
     @cached_property
     def unknown(self) -> str:
-        """Why the number of steps is not known before the run, and the mend; empty where it is known."""
+        """Why the number of steps is unknown before the run, and how to change that; empty if it is known."""
         if self._epochs is None:
             return ENDLESS if self._max_steps is None else ""
         if None in self._data.lengths:
             return UNSIZED
         if not self._windows:
             return (CONDITIONAL if self._is_conditional else UNCOUNTED).format(self._accumulates)
-        return UNEQUAL if len({min(each, self._most) for each in self._by_phase}) > 1 else ""
+        return UNEQUAL if len({min(steps, self._most) for steps in self._by_phase}) > 1 else ""
 
     @property
     def max_epochs(self) -> float | None:
@@ -78,72 +71,66 @@ class Length:
 
     @property
     def planned_steps(self) -> int | None:
-        """The optimizer steps; None where they are unknown. No skips are foreseen, nor epochs that end early."""
+        """The planned optimizer steps, without skips and early ends of epochs; None if they are unknown."""
         if self.unknown:
             return None
         return self._max_steps if self._epochs is None else int(min(min(self._by_phase) + self._more, self._most))
 
     @property
     def done(self) -> int:
-        """How many of the planned steps are done; those that were counted, where epochs do not say it."""
+        """The planned steps that are done; the counted steps if the epochs have no length."""
         planned = self._until(self._progress.epoch, self._progress.batch)
         return self._progress.steps + self._progress.skipped_steps if planned is None else planned + self._more
 
     def resume(self, done: int, epoch: int, batch: int) -> None:
-        """Plan as many steps as were done, and those that remain from a position, in epochs as they are now."""
+        """Plan the steps that were done before a resume and those that remain in today's epochs."""
         if (planned := self._until(epoch, batch)) is not None:
             self._more = done - planned
 
-    def steps_or_raise(self, what: str) -> int:
-        """Return the optimizer steps; ValueError where they are unknown, which names what they are for."""
+    def steps_or_raise(self, user: str) -> int:
         if self.planned_steps is None:
-            raise ValueError(f"{what} needs to know the optimizer steps of the run, and {self.unknown}.")
+            raise ValueError(f"{user} needs to know the optimizer steps of the run, and {self.unknown}.")
         return self.planned_steps
 
     @property
     def scheduler_steps(self) -> dict[str, int]:
-        """For how many steps those schedulers were made that are functions of it, by name."""
+        """The planned steps of the schedulers that are functions of them, by name."""
         return dict.fromkeys(self._planned, self.planned_steps or 0)
 
     @property
     def epoch_fraction(self) -> float | None:
-        """How many epochs are done, such as 1.25; None where the loader has no length."""
+        """The epochs that are done, for example 1.25; None if the loader has no length."""
         return self._progress.epochs_done(self._data.length)
 
     @property
     def fraction(self) -> float | None:
-        """Which part of the planned steps is done, from 0 to 1; None where these are unknown."""
+        """The part of the planned steps that is done, from 0 to 1; None if they are unknown."""
         return self._progress.part_done(self.planned_steps, skips=self._epochs is not None)
 
     @property
     def last_batch(self) -> float:
-        """After how many batches of this epoch the run ends, if that is with a fraction of it; else infinite.
-
-        The fraction is rounded up to a whole step.
-        """
+        """The batch of this epoch at which the run ends, rounded up to a whole step; infinite if the epoch is whole."""
         source = self._data.source
-        if self._progress.epoch != self._whole or source is None:
+        if self._progress.epoch != self._whole_epochs or source is None:
             return inf
         return self._last_batch(source.length)
 
     def complete(self, settings: Settings) -> Settings:
-        """Return the settings with the schedulers made that are functions of the number of steps.
-
-        Raises:
-            ValueError: the length of the run is not known, and is needed.
-        """
+        """Return the settings with the schedulers that are functions of the number of steps."""
         if isinstance(self._epochs, float):
             for length in self._data.lengths:
                 self._last_batch(length)
-        self._planned |= {name: each for name, each in settings.schedulers.items() if isinstance(each, Planned)}
-        what = "A scheduler= that is a function of (optimizer, steps)"
-        made = {name: each.make(self.steps_or_raise(what)) for name, each in self._planned.items()}
+        self._planned |= {
+            name: planned for name, planned in settings.schedulers.items() if isinstance(planned, Planned)
+        }
+        user = "A scheduler= that is a function of (optimizer, steps)"
+        made = {name: planned.make(self.steps_or_raise(user)) for name, planned in self._planned.items()}
         return replace(settings, schedulers={**settings.schedulers, **made})
 
     def _last_batch(self, length: int | None) -> int:
         if length is None or not self._windows:
             raise ValueError(f"epochs={self._epochs} ends within an epoch, and {self.unknown}.")
-        return min(length, self._part(length) * self._window(self._whole))
+        return min(length, self._part(length) * self._window(self._whole_epochs))
 
     @property
     def _most(self) -> float:
@@ -154,31 +141,30 @@ class Length:
         return {self._of(length) for length in self._data.lengths if length is not None}
 
     def _until(self, epoch: int, batch: int) -> int | None:
-        """Return the steps until a position in epochs as they are now; None where these do not say it."""
-        length, *others = set(self._data.lengths)
-        if self._epochs is None or length is None or others or not self._windows:
+        """Return the steps until a position in today's epochs; None if they have no common length."""
+        length, *different = set(self._data.lengths)
+        if self._epochs is None or length is None or different or not self._windows:
             return None
         return self._of_epochs(epoch, length) + ceil(min(batch, length) / self._window(epoch))
 
     def _of(self, length: int) -> int:
-        return self._of_epochs(self._whole, length) + self._part(length)
+        return self._of_epochs(self._whole_epochs, length) + self._part(length)
 
     def _of_epochs(self, epochs: int, length: int) -> int:
-        """Return the steps of whole epochs of so many batches."""
         borders = [*(first for first in self._windows if first < epochs), epochs]
         return sum((end - first) * ceil(length / self._window(first)) for first, end in pairwise(borders))
 
     def _part(self, length: int) -> int:
-        """Return the steps of the fraction of an epoch at the end: rounded up, but for what a float is off."""
-        fraction = (self._epochs or 0) - self._whole
-        return ceil(round(fraction * ceil(length / self._window(self._whole)), 6))
+        # Rounded up, except for the error of a float.
+        fraction = (self._epochs or 0) - self._whole_epochs
+        return ceil(round(fraction * ceil(length / self._window(self._whole_epochs)), 6))
 
     def _window(self, epoch: int) -> int:
         return next(number for first, number in reversed(self._windows.items()) if first <= epoch)
 
 
 def _windows(plugin: Any, epochs: int) -> dict[int, int]:
-    """Return how many batches make a step, by the first epoch of which that is so; nothing where it is unknown."""
+    """Return the batches per step by the first epoch with that number; empty if they are unknown."""
     if plugin is None:
         return {0: 1}
     if (number := getattr(plugin, "number", None)) is None:

@@ -1,4 +1,4 @@
-"""The trainer: holds the bus, the plugins and the engine; `fit`, `validate`, `test` and `predict` are runs of it."""
+"""`Trainer`: starts runs with a bus, plugins and an engine."""
 
 from __future__ import annotations
 
@@ -27,27 +27,29 @@ if TYPE_CHECKING:
 
 @explains_attributes(OF_RUN)
 class Trainer:
-    """Reusable: calls of `fit`, `validate`, `test` and `predict` follow one another and never disturb each other.
+    """Runs trainings and evaluations with one bus, one list of plugins and one engine.
+
+    You can reuse a trainer: each call of `fit`, `validate`, `test` or `predict` is a run of its own.
 
     Args:
         plugins: plugin objects, in the order in which they run within a lane.
-        engine: an engine of your own, or the name of an installed one, such as `ddp`; by default one is chosen by how
-            the process was started.
-        strict: whether to raise `StrictError` where something that was asked for did not happen, as `result.warnings`
-            says: before the first epoch where it is known by then, else when the run is closed, with the result.
-        **options: the rest of this list, each an error if `engine` is an object: that has its own.
-        device: `cpu`, `cuda`, `cuda:1`, `mps`; by default a GPU where there is one.
-        gpus: instead of `device`, the numbers of the GPUs to use, one for each process on this machine.
-        use_cpu: instead of `device`, True for the CPU, False for a GPU or an error.
+        engine: an engine object, or the name of an installed engine, for example `ddp`. By default the trainer chooses
+            one for the way in which the process was started.
+        strict: True to raise `StrictError` for everything that `result.warnings` would report: before the first epoch
+            if it is known by then, else when the run closes.
+        **options: options of the engine, listed below. They are errors if `engine` is an object.
+        device: `cpu`, `cuda`, `cuda:1` or `mps`; by default a GPU if there is one.
+        gpus: the numbers of the GPUs to use, one per process on this machine; instead of `device`.
+        use_cpu: True for the CPU, False for a GPU or an error; instead of `device`.
         precision: `fp32` (the default), `tf32`, `bf16` or `fp16`.
-        deterministic: use deterministic algorithms only; an operation that has none raises.
-        cudnn_benchmark: let cuDNN time its algorithms and take the fastest; not in a validation or test.
+        deterministic: True to use deterministic algorithms only. An operation without one raises.
+        cudnn_benchmark: True to let cuDNN time its algorithms and use the fastest; not in a validation or test.
 
     Raises:
         LookupError: no engine of that name is installed.
-        RuntimeError: a GPU is wanted, and there is none.
-        TypeError: a plugin has a handler that does not fit its event; there is no such option.
-        ValueError: plugins contradict each other, or options; the device is not there.
+        RuntimeError: you asked for a GPU and there is none.
+        TypeError: the handler of a plugin does not fit its event; an option does not exist.
+        ValueError: plugins or options contradict each other; the device does not exist.
     """
 
     def __init__(
@@ -64,18 +66,17 @@ class Trainer:
         check_flag("strict", strict)
         self.strict = strict
         if more or not isinstance(plugins, Iterable):
-            names = ", ".join(f"{type(each).__name__}(...)" for each in (plugins, *more))
+            names = ", ".join(f"{type(plugin).__name__}(...)" for plugin in (plugins, *more))
             of_fit = " The task and its data are arguments of fit." * hasattr(plugins, "training_step")
             raise TypeError(f"Trainer(plugins) takes a list of plugin objects: Trainer([{names}]).{of_fit}")
-        for plugin in [plugins] if isinstance(plugins, str) else plugins:  # a name is one error, not one for a letter
+        for plugin in [plugins] if isinstance(plugins, str) else plugins:  # a name is one error, not one per letter
             self.plugins.register(plugin)
         self.plugins.load_added()
 
     def __repr__(self) -> str:
         from ..events.signatures import show_list
 
-        rest = f"engine={self.engine!r}" + ", strict=True" * self.strict
-        return show_list("Trainer", self.plugins, rest)
+        return show_list("Trainer", self.plugins, f"engine={self.engine!r}" + ", strict=True" * self.strict)
 
     @explains_arguments
     @settings.shows_options(settings.FitOptions)
@@ -87,50 +88,48 @@ class Trainer:
         on_interrupt: Literal["raise", "return"] = "raise",
         **options: Unpack[settings.FitOptions],
     ) -> RunResult:
-        """Train.
+        """Train a task.
 
         Args:
-            task: an object with `training_step(run, batch)`, such as `Supervised(model, loss_fn)`.
-            train: an iterable of batches, sized or not, read again in every epoch; a dataset, with `loader_params`;
-                several of these by name, or `Streams(...)` of them; `Phases(...)` of such; or a `DataModule`.
-            validation: an iterable of batches or a dataset, or several by name; in place of one, `Periodic(data,
-                every=5)` is read by every fifth validation only.
-            limit_train: how many batches of an epoch each process reads, such as 100, or which fraction of them, such
-                as 0.1, rounded down, at least one. For several streams also by their names: the batches of each pass.
-            limit_validation: the same for the batches of each validation set, those of all ranks together, or by the
-                names of the sets.
-            optimizer: an optimizer, or a function that makes one from the list of the task's parameters. Or several by
-                name, for a `training_step` that yields `(name, loss)` for each; a function gets the parameters of the
-                task's module of that name.
+            task: an object with `training_step(run, batch)`, for example `Supervised(model, loss_fn)`.
+            train: an iterable of batches, read again in every epoch; or a dataset with `loader_params`; or several of
+                these by name, in `Streams(...)` or in `Phases(...)`; or a `DataModule`.
+            validation: an iterable of batches or a dataset, or several by name. `Periodic(data, every=5)` is read in
+                every fifth validation only.
+            limit_train: the number of batches that each process reads per epoch, for example 100; or a fraction of
+                them, for example 0.1, rounded down to at least one batch. For several streams also a dict by name.
+            limit_validation: the same for the batches of each validation set, counted over all ranks; or a dict by
+                name.
+            optimizer: an optimizer, or a function that makes one from the list of parameters. Or several by name, for a
+                `training_step` that yields `(name, loss)` pairs; a function then gets the parameters of the module of
+                that name.
             scheduler: a learning-rate scheduler, or a function that makes one from the optimizer, or from the optimizer
-                and the number of optimizer steps that are planned, such as `warmup_cosine(0.03)`; stepped by the plugin
-                `LearningRate`. By the names of their optimizers, where these have names.
-            epochs: how many epochs; with `steps`, whichever comes first. Counted from the run's first beginning: a
-                resumed run does the rest. 1.5 ends within the second epoch, without its end event, after that part
-                of its steps, rounded up; the loader has a length then.
-            steps: how many optimizer steps.
-            loader_params: how to batch a dataset, such as `{"batch_size": 32, "shuffle": True, "num_workers": 4}`;
-                see `LoaderParams`. For several streams also by their names, `{"batch_size": 32, "digit":
-                {"batch_size": 8}}`.
-            max_skipped_steps: how many steps and batches in a row may be skipped, by plugins or by fp16, without an
-                optimizer step in between; 100 by default, None for any number. More are an error, which names who
-                skipped: they would never end a run by `steps`.
-            name: the run's name, as in file names; `run` by default.
-            hyper_parameters: a description of this run, for loggers.
-            allow_unused_parameters: whether all is well where parameters of the optimizer never have a gradient; else
-                the result warns.
-            on_interrupt: whether Ctrl-C raises KeyboardInterrupt, or returns a result with status `interrupted`; also
-                whether an exit status that a plugin asked for raises SystemExit, or is only in the result. The first
-                Ctrl-C closes the run properly, a second one leaves at once and raises in any case.
+                and the planned number of optimizer steps, for example `warmup_cosine(0.03)`. The plugin `LearningRate`
+                steps it. With several optimizers, a dict by name.
+            epochs: the number of epochs, counted from the first start of the training: a resumed run does the rest.
+                1.5 ends in the middle of the second epoch, rounded up to a whole step and without its end event; the
+                loader needs a length then. With `steps`, the limit that comes first counts.
+            steps: the number of optimizer steps.
+            loader_params: how to batch a dataset, for example `{"batch_size": 32, "shuffle": True, "num_workers": 4}`;
+                see `LoaderParams`. For several streams also by name: `{"batch_size": 32, "digit": {"batch_size": 8}}`.
+            max_skipped_steps: how many steps and batches in a row plugins or fp16 may skip without an optimizer step;
+                100 by default, None for no limit. More raise an error that names who skipped.
+            name: the name of the run, used in file names; `run` by default.
+            hyper_parameters: a description of this run for loggers.
+            allow_unused_parameters: True if some parameters of the optimizer never get a gradient on purpose.
+                Otherwise the result warns about them.
+            on_interrupt: `raise` raises KeyboardInterrupt on Ctrl-C, and SystemExit if a plugin requests an exit
+                status; `return` returns the result in both cases. The first Ctrl-C closes the run properly, a second
+                one raises at once.
 
         Returns:
-            How the run ended. A failure raises.
+            The result of the run. A failure raises.
 
         Raises:
-            SystemExit: a plugin such as `Preemption` asked for an exit status.
-            TypeError: the task lacks a step, or one does not take `(run, batch)`; a loader cannot be iterated, the
-                optimizer is none.
-            ValueError: a loader is empty, a length is not positive, or nothing would ever do what was asked for.
+            SystemExit: a plugin such as `Preemption` requested an exit status.
+            TypeError: the task lacks a step, or a step does not take `(run, batch)`; a loader cannot be iterated; the
+                optimizer is not an optimizer.
+            ValueError: a loader is empty; a length is not positive; a request has no plugin that would serve it.
         """
         if on_interrupt not in ("raise", "return"):
             raise ValueError(f"on_interrupt is 'raise' or 'return', got {on_interrupt!r}.")
@@ -140,17 +139,17 @@ class Trainer:
             with run:
                 loop.fit(run)
         except KeyboardInterrupt:
-            if on_interrupt == "raise" or not hasattr(run, "result"):  # without one, it was a second Ctrl-C
+            if on_interrupt == "raise" or not hasattr(run, "result"):  # no result after a second Ctrl-C
                 raise
         return run.result_or_raise(exits=on_interrupt == "raise")
 
     @explains_arguments
     @settings.shows_options(settings.FitOptions)
     def run(self, task: Any, train: Any, **options: Unpack[settings.FitOptions]) -> TrainRun:
-        """Return a run for a loop of your own, with the arguments of `fit`.
+        """Return a run for your own loop; it takes the arguments of `fit`.
 
-        Within `with trainer.run(...) as run:`, loop over `run.epochs()`, in it over `run.batches()`, and call
-        `run.step(loss)` for each batch.
+        Inside `with trainer.run(...) as run:`, loop over `run.epochs()` and `run.batches()`, and call `run.step(loss)`
+        for each batch.
         """
         engine = self.engine
         if (host := current_host()) is not None:
@@ -173,32 +172,32 @@ class Trainer:
     @explains_arguments
     @settings.shows_options(settings.EvaluationOptions)
     def validate(self, task: Any, validation: Any, **options: Unpack[settings.EvaluationOptions]) -> RunResult:
-        """Run the task's `validation_step` over one or several sets; the means are in `result.metrics`.
+        """Run the task's `validation_step` on data; the means are in `result.metrics`.
 
         Args:
             task: an object with `validation_step(run, batch)`.
             validation: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
             loader_params: how to batch a dataset.
-            limit: how many batches of each set are read, or which fraction of them, or some limits by name; see `fit`.
-            name: the run's name.
-            weights: load these first, as `load_weights` does, and leave them in the task: `best` or `last`, of the
-                trainer's `Checkpoint`; or the path of a file or a folder.
+            limit: the number or the fraction of batches to read from each set, or a dict by name; see `fit`.
+            name: the name of the run.
+            weights: weights to load into the task first: `best` or `last` of the trainer's `Checkpoint`, or the path
+                of a file or folder. See `load_weights`.
         """
         return self._evaluate(task, validation, "validation", options)
 
     @explains_arguments
     @settings.shows_options(settings.EvaluationOptions)
     def test(self, task: Any, test: Any, **options: Unpack[settings.EvaluationOptions]) -> RunResult:
-        """Run the task's `test_step` over one or several sets; the means are in `result.metrics`.
+        """Run the task's `test_step` on data; the means are in `result.metrics`.
 
         Args:
             task: an object with `test_step(run, batch)`.
             test: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
             loader_params: how to batch a dataset.
             limit: as for `validate`.
-            name: the run's name.
-            weights: load these first, as `load_weights` does, and leave them in the task: `best` or `last`, of the
-                trainer's `Checkpoint`; or the path of a file or a folder.
+            name: the name of the run.
+            weights: weights to load into the task first: `best` or `last` of the trainer's `Checkpoint`, or the path
+                of a file or folder. See `load_weights`.
         """
         return self._evaluate(task, test, "test", options)
 
@@ -207,26 +206,26 @@ class Trainer:
     def predict(
         self, task: Any, data: Any, *, gather: bool = True, **options: Unpack[settings.EvaluationOptions]
     ) -> RunResult:
-        """Run the task's `predict_step` over one or several sets; the outputs are in `result.predictions`.
+        """Run the task's `predict_step` on data; the outputs are in `result.predictions`.
 
-        They are joined, on the CPU, in the order of the data: tensors and arrays along their first dimension, lists one
-        after the other, within the dicts and tuples that the step returns. Of several sets there is a dict by their
-        names. On several ranks, each of which computes every so many batches, every rank gets all of them.
+        The outputs are joined on the CPU in the order of the data: tensors and arrays along their first dimension,
+        lists one after another, inside the dicts and tuples that the step returns. Several sets give a dict by name.
+        On several ranks, each rank computes its share and every rank gets all outputs.
 
         Args:
-            task: an object with `predict_step(run, batch)`, such as `Supervised(model, loss_fn)`.
+            task: an object with `predict_step(run, batch)`, for example `Supervised(model, loss_fn)`.
             data: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
             loader_params: how to batch a dataset.
             limit: as in `validate`.
-            name: the run's name.
+            name: the name of the run.
             weights: as in `test`.
-            gather: whether the outputs are kept, which takes memory for all of them in every process; without it,
-                plugins such as `PredictionWriter` take them batch by batch, and `result.predictions` is None.
+            gather: False to keep no outputs; plugins such as `PredictionWriter` then take them batch by batch, and
+                `result.predictions` is None. True keeps all outputs in the memory of every process.
 
         Raises:
-            TypeError: the task has no `predict_step`; an output is of a type that cannot be joined.
-            ValueError: the outputs of some batches are not like those of others; a loader shuffles or drops samples;
-                without `gather`, nobody would take the outputs.
+            TypeError: the task has no `predict_step`; an output has a type that cannot be joined.
+            ValueError: the outputs of two batches do not fit together; a loader shuffles or drops samples; `gather` is
+                False and no plugin takes the outputs.
         """
         from .evaluation_run import predict
 
@@ -235,19 +234,18 @@ class Trainer:
 
     @settings.shows_options(settings.EvaluationOptions)
     def predict_batches(self, task: Any, data: Any, **options: Unpack[settings.EvaluationOptions]) -> Iterator[Any]:
-        """Yield what the task's `predict_step` returns for each batch of this process; nothing is kept.
+        """Yield the outputs of `predict_step` batch by batch, without keeping them.
 
-        The outputs are as the step returns them, on its device. Of several sets by name, `(name, outputs)` is yielded.
-        Of W ranks, rank r has the batches r, r + W, r + 2W, ... of each set. The run begins with the first batch, and
-        ends with the last or when the loop is left: it is then stopped. While it is under way, the model is in eval
-        mode; gradients are as you set them.
+        The outputs are on the device of the step. Several sets yield `(name, outputs)`. Of W ranks, rank r gets the
+        batches r, r + W, r + 2W, ... of each set. The run starts with the first batch and ends with the last one, or
+        is stopped when you leave the loop. Meanwhile the model is in eval mode; gradient mode is yours to set.
 
         Args:
             task: see `predict`.
             data: see `predict`.
             loader_params: how to batch a dataset.
             limit: as in `validate`.
-            name: the run's name.
+            name: the name of the run.
             weights: as in `test`.
         """
         from .evaluation_run import each_batch
@@ -255,11 +253,11 @@ class Trainer:
         return each_batch(partial(self._evaluation, task, data, "predict", options))
 
     def plan(self, task: Any = None, train: Any = None, **options: Unpack[settings.FitOptions]) -> str:
-        """Return the handlers of each event, in the order in which they run.
+        """Return the handlers of each event in the order in which they run.
 
         Args:
-            task: with `train` and the other arguments of `fit`, what such a training would do comes first: the model,
-                the hardware, the length, and what plugins log, validate and save when. Nothing is trained.
+            task: a task. With the other arguments of `fit`, the text starts with the model, the hardware, the length,
+                and when plugins log, validate and save. Nothing is trained.
             train: see `fit`.
             **options: see `fit`.
         """

@@ -64,24 +64,20 @@ def find_executable_batch_size(attempt: Callable[[int], T], largest: int, *, sma
             _FIRST_TRY.reset(token)
         size = saved or size // 2
         rng.restore(draws)
-        gc.collect()  # what the failed attempt held, tracebacks included
+        gc.collect()  # the objects of the failed attempt, tracebacks included
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 _FIRST_TRY: ContextVar[tuple[int, range]] = ContextVar("first try", default=(0, range(0)))
-"""What a search is trying, and the sizes that it may try instead: none where that is not the first."""
+# The size that a search is trying, and the sizes that it may try instead: none after the first attempt.
 
 
 class SavedSizeFirst(RuntimeError):  # noqa: N818  # says what to do
-    """The run that an attempt resumes had another batch size, which is to be tried first.
-
-    Attributes:
-        size: what to try.
-    """
+    """An attempt resumes a run of another batch size: try `size` first."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(size)  # as given, so that it can be pickled
+        super().__init__(size)  # the only argument, so that it can be pickled
         self.size = size
 
     def __str__(self) -> str:
@@ -89,14 +85,11 @@ class SavedSizeFirst(RuntimeError):  # noqa: N818  # says what to do
 
 
 def prefer_saved(before: int | None, now: int | None) -> None:
-    """Leave the first attempt of a search that resumes a run of another batch size.
+    """Raise SavedSizeFirst in the first attempt of a search that resumes a run of another batch size.
 
     Args:
-        before: the batch size of that run.
-        now: that of the attempt, which may be a part or a multiple of what the search tries.
-
-    Raises:
-        SavedSizeFirst: what to try instead.
+        before: the batch size of the resumed run.
+        now: the batch size of the attempt: a part or a multiple of the size that the search tries.
     """
     size, sizes = _FIRST_TRY.get()
     if before and now and before != now and not size * before % now and size * before // now in sizes:
@@ -104,7 +97,6 @@ def prefer_saved(before: int | None, now: int | None) -> None:
 
 
 def _saved_size(error: BaseException) -> int | None:
-    """Return the size to try, on this rank or on one that reported it; None for any other error."""
     if isinstance(error, SavedSizeFirst):
         return error.size
     if isinstance(error, RankFailed):
@@ -113,7 +105,6 @@ def _saved_size(error: BaseException) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, on this rank or on one that reported it."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, RankFailed):

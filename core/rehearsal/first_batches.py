@@ -134,7 +134,7 @@ def overfit(
         if any(isinstance(getattr(loader, "loader", loader), Streams) for loader in run.settings.train):
             run.settings = replace(run.settings, evaluations={})  # the validation step takes no dict of batches
         run.data.open = first.in_place_of(run)
-        result = probe.train(run)
+        result, size = probe.train(run), first.size  # read before the batches are restored
     losses = {name: tuple(values) for name, values in probe.losses.items()}
     metrics = {name: value for name, value in result.metrics.items() if name.startswith("validation/")}
-    return Overfitting(losses, metrics, first.size, result.seconds)
+    return Overfitting(losses, metrics, size, result.seconds)
