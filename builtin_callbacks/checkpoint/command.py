@@ -1,4 +1,4 @@
-"""The command line on checkpoints: `python -m heliograph checkpoint inspect | verify | migrate | ...`."""
+"""The command `python -m heliograph checkpoint inspect | verify | migrate | consolidate | export | prune`."""
 
 from __future__ import annotations
 
@@ -53,25 +53,25 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
-        prog="heliograph checkpoint", description="Look into checkpoints, verify, migrate, remove them."
+        prog="heliograph checkpoint", description="Inspect, verify, convert and remove checkpoints."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     inspect = commands.add_parser(
-        "inspect", help="show what a checkpoint holds and whether it is intact, or list a folder"
+        "inspect", help="show the content of a checkpoint and whether it is intact, or list a folder"
     )
     verify = commands.add_parser("verify", help="check every byte against its digest, and load it")
     migrate = commands.add_parser("migrate", help="convert checkpoints of Helios")
-    for each, act in ((inspect, _inspect), (verify, _verify), (migrate, _migrate)):
-        each.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="a checkpoint or a folder of them")
-        each.set_defaults(run=act)
-    migrate.add_argument("--dry-run", action="store_true", help="change nothing, only say what would be done")
-    migrate.add_argument("--no-backup", action="store_true", help="do not keep the former files in the end")
+    for command, act in ((inspect, _inspect), (verify, _verify), (migrate, _migrate)):
+        command.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="a checkpoint or a folder of them")
+        command.set_defaults(run=act)
+    migrate.add_argument("--dry-run", action="store_true", help="print what would be done, and change nothing")
+    migrate.add_argument("--no-backup", action="store_true", help="remove the original files after the conversion")
     migrate.add_argument(
         "--as-data", metavar="CLASS", action="append", default=[], help="read objects of this class as plain records"
     )
-    consolidate = commands.add_parser("consolidate", help="make an ordinary checkpoint of one with shards")
+    consolidate = commands.add_parser("consolidate", help="write a sharded checkpoint as one file")
     consolidate.add_argument("path", metavar="FILE", type=_path)
-    consolidate.add_argument("--out", metavar="FILE", type=_path, help="write there, and leave the former as it is")
+    consolidate.add_argument("--out", metavar="FILE", type=_path, help="write to this file, and keep the original")
     consolidate.set_defaults(run=_consolidate)
     _add_export(
         commands.add_parser("export", help="write the weights of a module as safetensors, or as a plain .pth file")
@@ -85,10 +85,10 @@ def _add_export(export: ArgumentParser) -> None:
     export.add_argument("out", metavar="OUT", type=_path, help="a .safetensors, .pth or .pt file")
     export.add_argument("--which", choices=WHICH, help="in a folder: the newest intact one (last, the default)")
     export.add_argument("--run", dest="run_name", metavar="NAME", help="in a folder: only of this run")
-    export.add_argument("--module", metavar="NAME", help="which module, where there are several")
+    export.add_argument("--module", metavar="NAME", help="the module, if there are several")
     weights = export.add_mutually_exclusive_group()
-    weights.add_argument("--average", metavar="PLUGIN", help="the weights that this plugin averaged, such as ema")
-    weights.add_argument("--trained", action="store_true", help="the trained weights, whatever was validated")
+    weights.add_argument("--average", metavar="PLUGIN", help="the averaged weights of this plugin, for example ema")
+    weights.add_argument("--trained", action="store_true", help="the trained weights, even if others were validated")
     export.add_argument("--force", action="store_true", help="replace OUT, if it exists")
     export.set_defaults(run=_export)
 
@@ -96,32 +96,32 @@ def _add_export(export: ArgumentParser) -> None:
 def _add_prune(prune: ArgumentParser) -> None:
     prune.add_argument("folder", metavar="FOLDER", type=_path)
     prune.add_argument("--keep-last", metavar="K", type=_positive, required=True, help="keep the newest K")
-    prune.add_argument("--keep-best", metavar="M", type=_positive, help="besides, keep the best M by --monitor")
-    prune.add_argument("--monitor", metavar="METRIC", help="such as validation/loss")
-    prune.add_argument("--mode", choices=("min", "max"), help="which is better; min for a loss or an error")
-    prune.add_argument("--run", dest="run_name", metavar="NAME", help="only runs of this name; else all in the folder")
-    prune.add_argument("--dry-run", action="store_true", help="remove nothing, only say what would be done")
+    prune.add_argument("--keep-best", metavar="M", type=_positive, help="also keep the best M by --monitor")
+    prune.add_argument("--monitor", metavar="METRIC", help="a metric, for example validation/loss")
+    prune.add_argument("--mode", choices=("min", "max"), help="the better direction; min for a loss or an error")
+    prune.add_argument("--run", dest="run_name", metavar="NAME", help="only runs of this name; by default all")
+    prune.add_argument("--dry-run", action="store_true", help="print what would be done, and remove nothing")
     prune.set_defaults(run=_prune, parser=prune)
 
 
 def _path(text: str) -> Path:
-    if not text:  # an unset variable of a shell: it would be the current folder
-        raise ArgumentTypeError("a path is needed, got an empty text")
+    if not text:  # an unset shell variable would mean the current folder
+        raise ArgumentTypeError("expected a path, got an empty text")
     return Path(text)
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
+        raise ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
 
 
 def _inspect(options: Namespace) -> int:
-    return _each(options.paths, _inspected)
+    return _process(options.paths, _inspected)
 
 
 def _verify(options: Namespace) -> int:
-    return _each_file(options.paths, _verified)
+    return _process_files(options.paths, _verified)
 
 
 def _migrate(options: Namespace) -> int:
@@ -129,7 +129,7 @@ def _migrate(options: Namespace) -> int:
         keep = not options.no_backup
         return migrate_file(path, keep_backup=keep, dry_run=options.dry_run, as_data=options.as_data)
 
-    return _each_file(options.paths, act)
+    return _process_files(options.paths, act)
 
 
 def _consolidate(options: Namespace) -> int:
@@ -137,7 +137,7 @@ def _consolidate(options: Namespace) -> int:
         entry = consolidate(path, options.out)
         return [f"{path}: written as one file, {entry.path} ({entry.size / 1e6:,.3f} MB)"]
 
-    return _each([options.path], act)
+    return _process([options.path], act)
 
 
 def _export(options: Namespace) -> int:
@@ -147,11 +147,11 @@ def _export(options: Namespace) -> int:
         written = export_weights(file, options.out, module=options.module, average=average, overwrite=options.force)
         return [f"{file.path}: exported to {written}"]
 
-    return _each([options.path], act)
+    return _process([options.path], act)
 
 
-def _each_file(paths: Iterable[Path], act: Callable[[Path], Iterable[str]]) -> int:
-    """Do something to each file, and to each in the folders; return 1 where a file or a folder failed."""
+def _process_files(paths: Iterable[Path], act: Callable[[Path], Iterable[str]]) -> int:
+    """Process each file and each file of the folders; return 1 if any of them failed."""
     status = 0
     for path in paths:
         try:
@@ -159,16 +159,16 @@ def _each_file(paths: Iterable[Path], act: Callable[[Path], Iterable[str]]) -> i
         except (OSError, ValueError) as error:
             status = _print_error(error)
         else:
-            status = max(status, _each(files, act))
+            status = max(status, _process(files, act))
     return status
 
 
-def _each(things: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
-    """Do something to each; one that fails gets a sentence, does not keep the others, and makes the status 1."""
+def _process(items: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
+    # An error of one does not stop the others.
     status = 0
-    for thing in things:
+    for item in items:
         try:
-            for line in act(thing):
+            for line in act(item):
                 print(printable_lines(line))
         except (ValueError, *OF_MACHINE) as error:
             status = _print_error(" ".join([str(error) or repr(error), *getattr(error, "__notes__", ())]))
@@ -182,7 +182,7 @@ def _print_error(error: object) -> int:
 
 def _prune(options: Namespace) -> int:
     if (options.keep_best is None) != (options.monitor is None):
-        options.parser.error("--keep-best M and --monitor METRIC go together: how many, and the best of what")
+        options.parser.error("--keep-best M and --monitor METRIC need each other: a number, and the metric to rank by")
     if options.monitor is not None:
         try:
             options.monitor = Monitor(options.monitor, options.mode)
@@ -192,31 +192,30 @@ def _prune(options: Namespace) -> int:
         check_folder(options.folder)
     except ValueError as error:
         return _print_error(error)
-    names = _asked_names(options.folder, options.run_name) or ([options.run_name] if options.run_name else [])
+    names = _requested_names(options.folder, options.run_name) or ([options.run_name] if options.run_name else [])
     if not names:
         return _print_error(f"There is no checkpoint with a manifest in {options.folder}.")
-    return _each(names, lambda name: _pruned(Store(options.folder, name), options))
+    return _process(names, lambda name: _pruned(Store(options.folder, name), options))
 
 
 def _pruned(store: Store, options: Namespace) -> list[str]:
-    """Remove what the trainings of one name need not keep; return a line for each checkpoint."""
     _check_monitor(*store.entries("folder"), options)
-    notes = [] if options.dry_run else store.open()  # refused where a process trains into the folder
+    notes = [] if options.dry_run else store.open()  # raises if a process trains into the folder
     try:
-        entries, passed_over = store.entries("folder")
-        entries = [each for each in entries if options.run_name in (None, each.family, each.run_name)]
+        entries, skipped = store.entries("folder")
+        entries = [entry for entry in entries if options.run_name in (None, entry.family, entry.run_name)]
         trainings = by_training(entries)
-        reasons: dict[Path, str] = {}  # all of them, before a checkpoint is removed
+        reasons: dict[Path, str] = {}  # of all checkpoints, before one is removed
         for training in trainings:
             reasons |= _reasons_to_keep(store, training, options)
-        lines = [_dealt_with(store, each, reasons, options.dry_run) for training in trainings for each in training]
+        lines = [_prune_entry(store, entry, reasons, options.dry_run) for entries in trainings for entry in entries]
     finally:
         store.close()
-    return [*notes, *lines, *(f"left     {line}" for line in passed_over)]
+    return [*notes, *lines, *(f"left     {line}" for line in skipped)]
 
 
 def _reasons_to_keep(store: Store, entries: list[Entry], options: Namespace) -> dict[Path, str]:
-    """Return why each checkpoint of a training is kept; the one that its run marked as the best always is."""
+    """Return why each checkpoint of a training is kept; the one marked as the best by its run always is."""
     reasons = reasons_to_keep(
         _judged(entries, options.monitor),
         keep_last=options.keep_last,
@@ -230,7 +229,7 @@ def _reasons_to_keep(store: Store, entries: list[Entry], options: Namespace) -> 
 
 
 def _judged(entries: list[Entry], monitor: Monitor | None) -> list[Entry]:
-    """Judge checkpoints by the metrics in their manifests, unless their run judged some of them by this metric."""
+    """Rank by the metrics in the manifests, unless the run itself ranked some checkpoints by this metric."""
     if monitor is None or ranked(entries, monitor):
         return entries
     name, mode = monitor.name, monitor.mode
@@ -245,45 +244,43 @@ def _damage_to(path: Path) -> str:
     return ""
 
 
-def _check_monitor(entries: list[Entry], passed_over: list[str], options: Namespace) -> None:
-    """Raise ValueError where a run has no checkpoints, or none with the metric."""
+def _check_monitor(entries: list[Entry], skipped: list[str], options: Namespace) -> None:
     if not entries:
-        raise ValueError(" ".join(passed_over) or f"There is no checkpoint in {options.folder}.")
+        raise ValueError(" ".join(skipped) or f"There is no checkpoint in {options.folder}.")
     if options.monitor is not None and not ranked(_judged(entries, options.monitor), options.monitor):
-        name, known = options.monitor.name, {name for each in entries for name in each.metrics}
+        name, metrics = options.monitor.name, {name for entry in entries for name in entry.metrics}
         raise ValueError(
-            f"No checkpoint of run {entries[0].run_name!r} has a metric {name!r}.{known_names(name, known)}"
+            f"No checkpoint of run {entries[0].run_name!r} has a metric {name!r}.{known_names(name, metrics)}"
         )
 
 
-def _dealt_with(store: Store, entry: Entry, reasons: Mapping[Path, str], dry_run: bool) -> str:
-    """Remove a checkpoint unless there is a reason to keep it; return the line to print."""
+def _prune_entry(store: Store, entry: Entry, reasons: Mapping[Path, str], dry_run: bool) -> str:
     path = entry.path
     if reasons[path]:
         return f"kept     {path}: {reasons[path]}"
     if dry_run:
         return f"would be removed {path}"
-    return f"removed  {path}" if store.remove(path, entry.training) else f"kept     {path}: pinned or moved by now"
+    return f"removed  {path}" if store.remove(path, entry.training) else f"kept     {path}: pinned or moved meanwhile"
 
 
-def _asked_names(folder: Path, run_name: str | None) -> list[str]:
-    """Return by which names the runs in a folder were asked for; of one name only, where that is given."""
+def _requested_names(folder: Path, run_name: str | None) -> list[str]:
+    """Return the requested names of the runs in a folder: of a run that was saved as `run-2`, it is `run`."""
     names = set()
     for path in folder.glob(f"*{SUFFIX}"):
         try:
             entry = reader.read_manifest(path)
         except (OSError, ValueError):
-            continue  # listed with each run as skipped
+            continue  # reported as skipped with each run
         if run_name in (None, entry.family, entry.run_name):
             names.add(entry.family)
     return sorted(names)
 
 
 def _inspected(path: Path) -> Iterator[str]:
-    """Yield the lines about a checkpoint or a folder; then raise ValueError where a checkpoint is not intact."""
+    """Yield the lines about a checkpoint or a folder; at the end raise ValueError if a checkpoint is damaged."""
     if path.is_dir():
-        listed, bad = table(path)
-        yield listed
+        lines, bad = table(path)
+        yield lines
         if bad:
             raise ValueError(f"{path}: damaged, or cannot be read: {', '.join(bad)}.")
     else:
@@ -299,7 +296,6 @@ def _verified(path: Path) -> list[str]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return a file, or those in a folder that are checkpoints."""
     if not path.is_dir():
         return [path]
     check_folder(path)
@@ -309,7 +305,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _entry_of(path: Path) -> Entry | None:
-    """Return the entry in the manifest of a file; None if it has none, as a checkpoint of Helios."""
+    """Return the entry in the manifest of a file; None for a checkpoint of Helios, which has no manifest."""
     try:
         return reader.read_manifest(path)
     except MissingManifestError:
@@ -317,16 +313,11 @@ def _entry_of(path: Path) -> Entry | None:
 
 
 def describe(path: Path) -> str:
-    """Return what is known of one checkpoint; it is not verified.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it cannot be read.
-    """
+    """Return the lines about one checkpoint, without verifying it."""
     entry = _entry_of(path)
     if entry is None:
-        found = read_any(path)
-        state, layout = found.state, f"{found.origin}, without a manifest: run `checkpoint migrate` on it"
+        foreign = read_any(path)
+        state, layout = foreign.state, f"{foreign.origin}, without a manifest: run `checkpoint migrate` on it"
     else:
         state, layout = reader.read(path, map_tensors=True), f"schema {SCHEMA}"
     with content_of(path):
@@ -335,7 +326,7 @@ def describe(path: Path) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ValueError unless this user can read a folder: globbing one that cannot be read would find nothing."""
+    # Globbing an unreadable folder finds nothing, without an error.
     try:
         next(folder.iterdir(), None)
     except OSError as error:
@@ -343,46 +334,40 @@ def check_folder(folder: Path) -> None:
 
 
 def table(folder: Path) -> tuple[str, list[str]]:
-    """Return the checkpoints in a folder, one line each, by run and the newest first; then those that cannot be read.
+    """Return the table of the checkpoints in a folder, and the names of those that are damaged or unreadable.
 
-    A file that is cut short and one whose shards have other sizes than they had are marked as damaged; no more is
-    verified. The run of a file that is cut short is read from its beginning.
-
-    Returns:
-        The text, and the names of the files that are damaged or cannot be read.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: the folder cannot be read.
+    Only truncated files and missing shards count as damaged here: the digests are not verified.
     """
     check_folder(folder)
-    found, damaged, unreadable, bad = list[Entry](), list[tuple[str, ...]](), list[str](), list[str]()
+    entries, damaged, unreadable, bad = list[Entry](), list[tuple[str, ...]](), list[str](), list[str]()
     files = files_in(folder)
     if not files:
         raise FileNotFoundError(f"There is no checkpoint in {folder}.")
     for path in files:
         try:
-            found.append(reader.read_manifest(path))
+            entries.append(reader.read_manifest(path))
         except (OSError, ValueError) as error:
             unreadable.append(str(error))
             bad += [path.name] * (not isinstance(error, MissingManifestError))
             if not isinstance(error, OSError | MissingManifestError | SchemaError):
                 damaged.append(_damaged_row(path))
-    found.sort(key=lambda each: (each.run_name, -each.sequence, -each.saved_at, each.path.name))
-    rows = [HEAD, *(tuple(map(printable, row)) for row in [*map(_row, found), *damaged])] if found or damaged else []
+    entries.sort(key=lambda entry: (entry.run_name, -entry.sequence, -entry.saved_at, entry.path.name))
+    rows = (
+        [HEAD, *(tuple(map(printable, row)) for row in [*map(_row, entries), *damaged])] if entries or damaged else []
+    )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    bad += [each.path.name for each in found if not reader.is_complete(each)]
+    bad += [entry.path.name for entry in entries if not reader.is_complete(entry)]
     return "\n".join([*lines, *map(printable, unreadable)]), sorted(bad)
 
 
 @contextmanager
 def content_of(path: Path) -> Iterator[None]:
-    """Read a file's content in this context: whatever is not as in a checkpoint becomes a ValueError."""
+    """Turn errors of an unexpected content into a ValueError that names the file."""
     try:
         yield
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        raise ValueError(f"{path} holds something else than a checkpoint: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{path} is not a checkpoint: {type(error).__name__}: {error}") from error
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
@@ -395,7 +380,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _damaged_row(path: Path) -> tuple[str, ...]:
-    """Return the row of a checkpoint that has lost its manifest."""
+    # The manifest is lost: the head of the file has the run and the time.
     head = read_head(path)
     run, saved = ("?", "?") if head is None else (head.run_name, _time(head.saved_at))
     marks = ",".join(["damaged", *_marks(path, run)])
@@ -403,10 +388,10 @@ def _damaged_row(path: Path) -> tuple[str, ...]:
 
 
 def _facts(path: Path, state: Mapping[str, Any], entry: Entry | None) -> Iterator[tuple[str, str]]:
-    asked = state["run_name"]
-    name = asked if entry is None else entry.run_name
+    requested = state["run_name"]
+    name = requested if entry is None else entry.run_name
     place, versions = state["progress"], sorted(state["versions"].items())
-    yield "run", name if name == asked else f"{name}, asked for as {asked}"
+    yield "run", name if name == requested else f"{name}, requested as {requested}"
     yield "training", state["training_id"]
     if origin := state.get("forked_from"):
         yield "fork of", f"training {origin['training']} at step {origin['step']}, {origin['recording']}"
@@ -435,26 +420,27 @@ def _contents(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     shards = state.get("shards", {"modules": {}, "tensors": {}, "optimizers": {}})
     sharded = (f"{name}: {_sharded(name, shards['tensors'])}, in shards" for name in shards["modules"])
     kinds, scheduler_kinds = state.get("optimizer_kinds", {}), state.get("scheduler_kinds", {})
-    groups = {name: len(each["param_groups"]) for name, each in (state["optimizers"] or shards["optimizers"]).items()}
+    saved = state["optimizers"] or shards["optimizers"]
+    groups = {name: len(optimizer["param_groups"]) for name, optimizer in saved.items()}
     optimizers = [f"{name}: {kinds.get(name, 'unknown')}, {groups[name]} groups" for name in groups]
     schedulers = [f"{name}: {scheduler_kinds.get(name, 'unknown')}" for name in state["schedulers"]]
-    yield from _several("modules", (f"{name}: {_weights(each)}" for name, each in state["modules"].items()))
+    yield from _several("modules", (f"{name}: {_weights(module)}" for name, module in state["modules"].items()))
     yield from _several("modules", sharded)
     yield from _several("optimizers", optimizers or ["none"])
     yield from _several("schedulers", schedulers or ["none"])
-    yield from _several("plugins", (f"{name}: {_keys(each)}" for name, each in sorted(state["plugins"].items())))
+    yield from _several("plugins", (f"{name}: {_keys(plugin)}" for name, plugin in sorted(state["plugins"].items())))
 
 
 def _several(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield a line for each text, the first with the label."""
+    """Yield a line per text; the first line has the label."""
     for text in texts:
         yield label, text
         label = ""
 
 
 def _weights(module: Mapping[str, Any]) -> str:
-    tensors = [each for each in module.values() if isinstance(each, Tensor)]
-    return f"{sum(each.numel() for each in tensors):,} values in {len(tensors)} tensors"
+    tensors = [value for value in module.values() if isinstance(value, Tensor)]
+    return f"{sum(tensor.numel() for tensor in tensors):,} values in {len(tensors)} tensors"
 
 
 def _sharded(name: str, tensors: Mapping[str, Any]) -> str:
@@ -467,9 +453,8 @@ def _keys(state: Any) -> str:
 
 
 def _marks(path: Path, run_name: str) -> list[str]:
-    """Return whether people and tools are pointed to a file, and whether it is pinned."""
     pointers = {label: pointer_path(path.parent, run_name, label) for label in get_args(Label)}
-    marks = [label for label, each in pointers.items() if read_pointer(each) == path.name]
+    marks = [label for label, pointer in pointers.items() if read_pointer(pointer) == path.name]
     return [*marks, "pinned"] if path.with_suffix(PINNED).exists() else marks
 
 
@@ -480,4 +465,4 @@ def _time(seconds: float) -> str:
 def _size(path: Path, entry: Entry | None) -> str:
     shards = None if entry is None or entry.shards is None else reader.shards_path(entry)
     files = [path, *(shards.iterdir() if shards is not None and shards.exists() else ())]
-    return f"{sum(each.stat().st_size for each in files) / 1e6:,.3f} MB"
+    return f"{sum(file.stat().st_size for file in files) / 1e6:,.3f} MB"

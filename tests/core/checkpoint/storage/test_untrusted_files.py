@@ -201,7 +201,7 @@ def test_contents_of_other_types(tmp_path: Path, state: Make, changes: dict[str,
     status = main(["inspect", str(with_manifest(tmp_path / "a.pth"))])
 
     assert status == 1
-    assert "a.pth holds something else than a checkpoint: " in capsys.readouterr().err
+    assert "a.pth is not a checkpoint: " in capsys.readouterr().err
 
 
 def test_what_torch_saves_is_accepted(tmp_path: Path) -> None:
