@@ -63,13 +63,13 @@ def with_frozen(saved: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> M
     if not saved.get(FROZEN):
         return saved
     weights = {
-        root: {**of_file, **own_weights(root, modules.get(root), saved[FROZEN].get(root, {}))}
+        root: {**of_file, **verified_weights(root, modules.get(root), saved[FROZEN].get(root, {}))}
         for root, of_file in saved["modules"].items()
     }
     return {**saved, "modules": weights}
 
 
-def own_weights(root: str, module: nn.Module | None, digests: Mapping[str, str]) -> dict[str, Tensor]:
+def verified_weights(root: str, module: nn.Module | None, digests: Mapping[str, str]) -> dict[str, Tensor]:
     """Return the parameters of a module that have these digests, by name.
 
     Raises:

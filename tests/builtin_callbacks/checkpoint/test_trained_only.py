@@ -28,7 +28,7 @@ from heliograph import (
     load_weights,
     on,
 )
-from heliograph.core.checkpoint.weights_files import export_weights, read_weights
+from heliograph.core.checkpoint.weights import export_weights, read_weights
 from heliograph.tests import kit
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
