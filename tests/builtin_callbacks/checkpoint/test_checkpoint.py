@@ -979,4 +979,4 @@ def test_what_a_plugin_changes_after_the_state_is_saved_is_reported(
     assert result.resume is not None
     assert bool(result.resume.untracked) is is_lost
     if is_lost:
-        assert "let it listen in a lane before PERSIST" in result.resume.untracked["plugins.counts_late"]
+        assert "use a lane before PERSIST" in result.resume.untracked["plugins.counts_late"]

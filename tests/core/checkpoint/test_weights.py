@@ -160,7 +160,9 @@ def test_what_chooses_in_a_folder_is_refused_for_a_file(saved: Make, tmp_path: P
         load_weights(supervised(), tmp_path / "gone", which="best")
     with pytest.raises(ValueError, match="which= is 'last' or 'best', got 'newest'"):
         load_weights(supervised(), tmp_path, which="newest")  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint with a manifest in .*empty. Runs with checkpoints: none"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no checkpoint with a manifest in .*empty. Runs with checkpoints: none"
+    ):
         (tmp_path / "empty").mkdir()
         load_weights(supervised(), tmp_path / "empty")
     with pytest.raises(
@@ -494,13 +496,13 @@ class TestEvaluations:
         with pytest.raises(FileNotFoundError) as info:
             trainer(tmp_path / "a").test(task, class_batches(2), weights="best")
         assert str(info.value) == (
-            f"weights='best' is the best checkpoint in {tmp_path / 'a'}, and nothing was saved there yet: call fit "
-            f"before, or give the path of a file or a folder, weights='runs/x'."
+            f"weights='best' is the best checkpoint in {tmp_path / 'a'}, but nothing is saved there: call fit first, "
+            f"or give the path of a file or a folder, weights='runs/x'."
         )
-        with pytest.raises(ValueError, match=r"weights='best' is the best checkpoint of the trainer, and none of its"):
+        with pytest.raises(ValueError, match=r"weights='best' is the best checkpoint of the trainer, but none of its"):
             Trainer(device="cpu").test(task, class_batches(2), weights="best")
         two = [Checkpoint(tmp_path / "a"), Checkpoint(tmp_path / "b").named("other")]
-        with pytest.raises(ValueError, match="2 of its plugins store some"):
+        with pytest.raises(ValueError, match="2 of its plugins store checkpoints"):
             Trainer(two, device="cpu").test(task, class_batches(2), weights="last")
         made = trainer(tmp_path, keep_best=0, monitor=None)
         task, _ = overfit(made)
