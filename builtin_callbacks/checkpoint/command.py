@@ -19,7 +19,6 @@ from ...core.checkpoint.conversion import consolidate, files_in, migrate_file, r
 from ...core.checkpoint.state.schema import SCHEMA, WEIGHTS_ONLY
 from ...core.checkpoint.storage import reader
 from ...core.checkpoint.storage.archive import read_head
-from ...core.checkpoint.storage.folder import read_pointer
 from ...core.checkpoint.storage.manifest import (
     PINNED,
     SUFFIX,
@@ -29,8 +28,9 @@ from ...core.checkpoint.storage.manifest import (
     SchemaError,
     pointer_path,
 )
+from ...core.checkpoint.storage.reader import read_pointer
 from ...core.checkpoint.storage.store import Store
-from ...core.checkpoint.weights_files import WHICH, Of, export_weights, find_weights
+from ...core.checkpoint.weights import WHICH, RunFilter, export_weights, find_weights
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import OF_MACHINE
 from ...core.system.extras import printable_lines
@@ -142,7 +142,7 @@ def _consolidate(options: Namespace) -> int:
 
 def _export(options: Namespace) -> int:
     def act(path: Path) -> list[str]:
-        file = find_weights(path, options.which, Of(options.run_name))
+        file = find_weights(path, options.which, RunFilter(options.run_name))
         average: str | Literal[False] | None = False if options.trained else options.average
         written = export_weights(file, options.out, module=options.module, average=average, overwrite=options.force)
         return [f"{file.path}: exported to {written}"]

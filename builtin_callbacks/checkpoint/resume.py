@@ -13,8 +13,8 @@ from ...core.checkpoint import storage
 from ...core.checkpoint.state.compatibility import CHANGES, BatchChange
 from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
-from ...core.checkpoint.storage.reader import OfOthers, newest_training
-from ...core.checkpoint.weights import share
+from ...core.checkpoint.storage.reader import OtherRunsNote, newest_training
+from ...core.checkpoint.weights import shared_by_ranks
 from ...core.settings import DEFAULTS
 from ...events import Engine
 from ...events.run import CheckpointSource
@@ -176,7 +176,7 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
     entry, state, passed_over = store.newest()
     for line in passed_over:
         notes.append(f"skipped: {line}")
-        level = logging.INFO if isinstance(line, OfOthers) else logging.WARNING
+        level = logging.INFO if isinstance(line, OtherRunsNote) else logging.WARNING
         logger.log(level, "resume skipped: %s", line)
     if entry is not None:
         entries, _ = store.entries("recent")
@@ -211,7 +211,7 @@ def _forgotten_name(store: storage.Store, passed_over: Sequence[str]) -> str:
 
     A run that is given a name is expected to find only others when it first begins in their folder.
     """
-    others = next((line for line in passed_over if isinstance(line, OfOthers)), None)
+    others = next((line for line in passed_over if isinstance(line, OtherRunsNote)), None)
     if others is None or store.run_name != DEFAULTS["name"]:
         return ""
     return (
@@ -293,7 +293,7 @@ def share_state(engine: Engine, path: Path, state: State | None) -> State:
     Raises:
         ValueError: a rank cannot read it; on all of them.
     """
-    shared, is_sent = share(engine, path, state, partial(storage.load, path, with_shards=False))
+    shared, is_sent = shared_by_ranks(engine, path, state, partial(storage.load, path, with_shards=False))
     if is_sent and "shards" in shared:
         raise ValueError(f"Not every rank sees the checkpoint {path}: its shards must lie where all ranks read.")
     return shared

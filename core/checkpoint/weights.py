@@ -1,15 +1,20 @@
-"""Loading the weights in a file into a task or a module, and nothing else of it."""
+"""Weights in files: find and read them, load them into a task, export them for other programs."""
 
 from __future__ import annotations
 
+import errno
+import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ...events import Engine
@@ -18,6 +23,7 @@ from ..distributed.ranks.failure import WorkOutcome, on_main, outcome_of, values
 from ..engines.options import modules_of
 from ..engines.weights import (
     EVALUATED,
+    EXTRA_STATE,
     check_fits,
     find_average,
     load_average,
@@ -26,10 +32,374 @@ from ..engines.weights import (
     plain_name,
     state_of,
 )
-from .state.frozen import own_weights
-from .storage.manifest import MissingManifestError
-from .storage.reader import read_manifest
-from .weights_files import UNNAMED, WHICH, Of, WeightsFile, Which, find_weights, read_weights, view_of
+from ..system.extras import kind_of, require, version
+from .state.frozen import FROZEN, verified_weights
+from .state.ranks import join_weights
+from .storage import reader
+from .storage.archive import compacted
+from .storage.files import SYSTEM, Files, megabytes, write_whole
+from .storage.manifest import SUFFIX, Entry, MissingManifestError, SchemaError, best_first
+from .storage.reader import Manifests, read_manifest
+from .storage.untrusted_files import check_content, read_small, read_with_stand_ins, records_as_dicts
+
+Which = Literal["last", "best"]
+WHICH: tuple[Which, ...] = ("last", "best")
+SAFETENSORS = ".safetensors"
+INDEX = ".json"  # of a model in several files, as in model.safetensors.index.json
+LARGEST_INDEX = 2**26  # bytes
+UNNAMED = ""  # the name of the module in a file that holds one module's weights and nothing else
+TRIES = 3  # a run that still trains may remove a checkpoint between the listing and the reading
+logger = logging.getLogger("heliograph")
+TORCH = (".pth", ".pt")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """The weights in a file.
+
+    Attributes:
+        path: the file.
+        modules: the state of each module by its name, which is empty if the file holds one unnamed module.
+        plugins: the states of the plugins, among them averaged weights.
+        metrics: the metrics of the run when the file was written.
+        step: the number of optimizer steps then; None if unknown.
+        run_name: the run that wrote it; None if unknown.
+        skipped: why newer checkpoints of the folder were skipped.
+        frozen: the digests of weights that only the program has, by module and name.
+    """
+
+    path: Path
+    modules: Mapping[str, Mapping[str, Any]]
+    plugins: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    step: int | None = None
+    run_name: str | None = None
+    skipped: tuple[str, ...] = ()
+    frozen: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    # which checkpoints of a folder to consider: those of a run (by either of its names) or training; else all
+    run_name: str | None = None
+    training: str | None = None
+
+    def __contains__(self, entry: Entry) -> bool:
+        if self.training is not None:
+            return entry.training == self.training
+        return self.run_name in (None, entry.family, entry.run_name)
+
+
+ANY_RUN = RunFilter()
+
+
+def find_weights(path: Path, which: Which | None = None, of: RunFilter = ANY_RUN) -> WeightsFile:
+    """Return the weights in a file, or those of the last or the best checkpoint in a folder.
+
+    The last is the newest intact one; skipped files are logged, and listed in `skipped`. The best is that of the newest
+    training, by the metric of its run; if it is damaged, no other one replaces it.
+
+    Args:
+        path: a file or a folder.
+        which: which one in a folder; the last by default.
+        of: which run or training, if the folder has several.
+
+    Raises:
+        FileNotFoundError: there is no such file, or no checkpoint in the folder.
+        OSError: it, or a file that may be a newer checkpoint, cannot be read.
+        ValueError: it is damaged, holds no weights, or the choice is ambiguous.
+    """
+    if which is not None and which not in WHICH:
+        raise ValueError(f"which= is 'last' or 'best', got {which!r}.")
+    if not path.is_dir():
+        if which is not None or of.run_name is not None:
+            reader.check_is_there(path)
+            raise ValueError(f"which= and run_name= select a checkpoint in a folder, but {path} is a file.")
+        return read_weights(path)
+    for _ in range(TRIES):
+        skipped: list[str] = []
+        candidates = _candidates(path, which or "last", of, skipped)
+        for entry in candidates:
+            try:
+                file = read_weights(entry.path)
+            except FileNotFoundError:  # just removed: list the folder again
+                break
+            except SchemaError:
+                raise
+            except ValueError as error:
+                skipped.append(str(error))
+                logger.warning("skipped: %s", error)
+            else:
+                return replace(file, skipped=tuple(skipped))
+        else:
+            raise ValueError(f"No checkpoint in {path} is intact: {' '.join(skipped)}")
+    raise FileNotFoundError(
+        f"The checkpoints in {path} are removed faster than they can be read: give the path of a file."
+    )
+
+
+def read_weights(path: Path) -> WeightsFile:
+    """Return the weights in a file, verified by the manifest of a checkpoint or by the checksums in the file.
+
+    Args:
+        path: a checkpoint, with or without shards; a `.safetensors` file, or the index of several; or a file of
+            `torch.save` with a module's `state_dict`, alone or in a dict.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: it is a `.safetensors` file, and that package is not installed.
+        OSError: it cannot be read.
+        ValueError: it is damaged, or holds no weights.
+    """
+    if path.suffix == SAFETENSORS:
+        return WeightsFile(path, {UNNAMED: _read_safetensors(path)})
+    if path.suffix == INDEX:
+        return WeightsFile(path, {UNNAMED: _read_parts(path)})
+    if path.suffix != SUFFIX or not _has_manifest(path):
+        reader.check_is_there(path)
+        content = records_as_dicts(read_with_stand_ins(path))
+        check_content(content, path)
+        if path.suffix != SUFFIX or not isinstance(content, Mapping) or "schema" not in content:
+            return WeightsFile(path, _states_in(content, path))
+    state = reader.load(path)
+    modules = join_weights(state, path)
+    facts = state["metrics"], state["progress"]["steps"], state["run_name"]
+    return WeightsFile(path, modules, state["plugins"], *facts, frozen=state.get(FROZEN, {}))
+
+
+def _candidates(folder: Path, which: Which, of: RunFilter, skipped: list[str]) -> list[Entry]:
+    newest = _newest_training(folder, of, skipped)
+    if which == "last":
+        return newest
+    judged = [(entry, entry.judged_by) for entry in newest if entry.judged_by is not None]
+    if not judged:
+        raise ValueError(
+            f"No checkpoint in {folder} is the best: none is ranked by a metric. Rank them with "
+            f"Checkpoint({str(folder)!r}, keep_best=1, monitor='validation/loss'), or use the last one."
+        )
+    metric, mode, _ = judged[0][1]
+    values = {entry: value for entry, (name, way, value) in judged if (name, way) == (metric, mode)}
+    ranked = best_first(values, "max" if mode == "max" else "min")
+    if not ranked or isnan(values[ranked[0]] or 0.0):
+        raise ValueError(f"No checkpoint in {folder} is the best: {metric!r} was NaN at all of them.")
+    return ranked[:1]
+
+
+def _newest_training(folder: Path, of: RunFilter, skipped: list[str]) -> list[Entry]:
+    manifests = Manifests(folder)
+    files = manifests.look()
+    entries = [file.entry for file in files if file.entry is not None]
+    matching = [entry for entry in entries if entry in of]
+    for file in files:
+        is_candidate = None in (of.run_name, file.run_name) or file.run_name == of.run_name
+        if isinstance(file.problem, OSError | SchemaError) and is_candidate:
+            raise file.problem
+        is_foreign = isinstance(file.problem, MissingManifestError) and "_epoch_" not in file.path.name
+        if file.problem is not None and not is_foreign:
+            logger.warning("skipped: %s", file.problem)
+            skipped.append(str(file.problem))
+    names = sorted({entry.family for entry in entries})
+    if not matching:
+        whose = "" if of.run_name is None else f" of run {of.run_name!r}"
+        available = f"Runs with checkpoints: {', '.join(names) or 'none'}."
+        raise FileNotFoundError(f"There is no checkpoint{whose} with a manifest in {folder}. {available}")
+    if len(families := {entry.family for entry in matching}) > 1:
+        raise ValueError(
+            f"{folder} holds checkpoints of several runs, {', '.join(map(repr, sorted(families)))}: choose one, "
+            f"run_name={min(families)!r}, or give the path of a file."
+        )
+    matching.sort(key=lambda entry: entry.order, reverse=True)
+    return [entry for entry in matching if entry.training == matching[0].training]
+
+
+def _has_manifest(path: Path) -> bool:
+    try:
+        reader.read_manifest(path)
+    except MissingManifestError:
+        return False
+    except (OSError, ValueError):  # reported when the file is read
+        return path.exists()
+    return True
+
+
+def _states_in(content: Any, path: Path) -> Mapping[str, Mapping[str, Any]]:
+    if _is_state(content):
+        return {UNNAMED: content}
+    values = content if isinstance(content, Mapping) else {}
+    states = {str(name): value for name, value in values.items() if _is_state(value)}
+    if not states:
+        holds = f" with the keys {', '.join(map(str, list(values)[:10]))}" if values else ""
+        raise ValueError(
+            f"{path} holds {kind_of(content)}{holds}, not the state_dict of a module: save one with "
+            f"torch.save(module.state_dict(), path)."
+        )
+    return states if len(states) > 1 else {UNNAMED: states.popitem()[1]}
+
+
+def _is_state(content: Any) -> bool:
+    return (
+        isinstance(content, Mapping)
+        and any(isinstance(value, Tensor) for value in content.values())
+        and all(
+            isinstance(key, str) and (isinstance(value, Tensor) or key.endswith(EXTRA_STATE))
+            for key, value in content.items()
+        )
+    )
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    # a shared tensor is stored once; the metadata name it for the other names
+    safetensors = require("safetensors", f"Reading {path.name}", extra="safetensors")
+    reader.check_is_there(path)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise ValueError(f"{path} is damaged, or is not a safetensors file: {error}.") from error
+    for name, shared_with in metadata.items():
+        if name not in tensors and shared_with in tensors:
+            tensors[name] = tensors[shared_with]
+    return tensors
+
+
+def _read_parts(path: Path) -> dict[str, Tensor]:
+    reader.check_is_there(path)
+    try:
+        parts: dict[str, str] = dict(json.loads(read_small(path, LARGEST_INDEX))["weight_map"])
+        files = {part: path.with_name(part) for part in parts.values()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not an index of weights: its weight_map cannot be read ({error}).") from error
+    if any(file.suffix == INDEX for file in files.values()):
+        raise ValueError(f"{path} names an index in its weight_map: files of weights are expected.")
+    tensors = {part: read_weights(file).modules.get(UNNAMED, {}) for part, file in files.items()}
+    if missing := [f"{part} holds no {name!r}" for name, part in parts.items() if name not in tensors[part]]:
+        raise ValueError(f"{path} does not match the files in its folder: {missing[0]}.")
+    return {name: tensors[part][name] for name, part in parts.items()}
+
+
+def export_weights(
+    file: WeightsFile,
+    out: Path,
+    *,
+    module: str | None = None,
+    average: str | Literal[False] | None = None,
+    overwrite: bool = False,
+    files: Files = SYSTEM,
+) -> str:
+    """Write the weights of one module, as its `state_dict()` has them; return a report of one line.
+
+    Args:
+        file: the weights.
+        out: a `.safetensors` file, or a `.pth` or `.pt` file for `torch.load`; complete or not written at all.
+        module: which one, if the file holds several.
+        average: as in `load_weights`.
+        overwrite: whether an existing file of that name may be replaced.
+        files: the operations on files.
+
+    Raises:
+        FileExistsError: there is such a file.
+        ImportError: the format is `.safetensors`, and that package is not installed.
+        OSError: it could not be written; an existing file is unchanged.
+        ValueError: the module is ambiguous, there is no such average, or the format cannot hold the weights.
+    """
+    if out.suffix not in (SAFETENSORS, *TORCH):
+        raise ValueError(f"{out} has an unknown format: the suffix must be .safetensors, .pth or .pt.")
+    if out.exists() and (out.resolve() == file.path.resolve() or not overwrite or not out.is_file()):
+        raise FileExistsError(
+            f"{out} exists and was not replaced: choose another name, or replace another file with --force."
+        )
+    name = _chosen(file, module)
+    plugin = measured_average({"plugins": file.plugins}) if average is None else average or None
+    weights = dict(file.modules[name]) if plugin is None else _averaged(file, name, plugin)
+    facts = {"module": name, "average": plugin, "run": file.run_name, "step": file.step}
+    described = {key: str(value) for key, value in facts.items() if value not in (None, UNNAMED)}
+    if out.suffix == SAFETENSORS:
+        shared = _write_safetensors(out, weights, {"format": "pt", "heliograph": version(), **described}, files)
+    else:
+        shared = 0
+        _write(out, weights, lambda path: torch.save(compacted(weights)[0], path), files)
+    frozen = file.frozen.get(name, {})
+    summary = ", ".join(f"{key} {value}" for key, value in described.items())
+    ties = f"; {shared} names share the tensor of another name, stored once" if shared else ""
+    lacks = f"; {len(frozen)} frozen tensors are missing: only trained weights were saved" if frozen else ""
+    return (
+        f"{out}: {len(weights)} tensors, {out.stat().st_size / 1e6:,.3f} MB"
+        + f" ({summary})" * bool(summary)
+        + ties
+        + lacks
+    )
+
+
+def _chosen(file: WeightsFile, module: str | None) -> str:
+    names = sorted(file.modules)
+    if module is None and len(names) == 1:
+        return names[0]
+    if module is None:
+        raise ValueError(f"{file.path} holds the modules {', '.join(names)}: choose one, --module {names[0]}.")
+    if module not in names:
+        raise ValueError(f"{file.path} holds no module {module!r}.{known_names(module, filter(None, names))}")
+    return module
+
+
+def _averaged(file: WeightsFile, module: str, plugin: str) -> dict[str, Any]:
+    average: Mapping[str, Tensor] = ((file.plugins.get(plugin) or {}).get("weights") or {}).get(module) or {}
+    if not average:
+        raise ValueError(f"{file.path} holds no weights of {module!r} averaged by a plugin {plugin!r}.")
+    trained = file.modules[module]
+    by_view = {view_of(trained[key]): value for key, value in average.items() if key in trained}
+    if len(missing := average.keys() - trained.keys()):
+        raise ValueError(f"{file.path}: the average of {plugin!r} has other parameters, such as {min(missing)}.")
+    return {key: by_view.get(view_of(value), value) for key, value in trained.items()}
+
+
+def view_of(value: Any) -> tuple[Any, ...]:
+    # equal for all names of one shared tensor
+    if not isinstance(value, Tensor) or not value.numel() or value.layout is not torch.strided:
+        return (id(value),)
+    return value.data_ptr(), value.shape, value.stride(), value.dtype
+
+
+# As `safetensors.torch.save_model` does: of names that share a tensor the first is stored, and the metadata name it
+# for the others. Returns their number.
+def _write_safetensors(out: Path, weights: Mapping[str, Any], metadata: dict[str, str], files: Files) -> int:
+    safetensors = require("safetensors", f"Writing {out.name}", extra="safetensors")
+    library = require("safetensors.torch", f"Writing {out.name}", extra="safetensors")
+    names_by_view: dict[tuple[Any, ...], str] = {}
+    tensors, shared = dict[str, Tensor](), dict[str, str]()
+    for name in sorted(weights):
+        value = weights[name]
+        if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
+            raise ValueError(f"{name} is not a dense tensor, and safetensors holds only these: export to .pth.")
+        first = names_by_view.setdefault(view_of(value), name)
+        if first == name:
+            tensors[name] = value.detach().clone(memory_format=torch.contiguous_format)  # also for views of one storage
+        else:
+            shared[name] = first
+
+    def write(path: Path) -> None:
+        try:
+            library.save_file(tensors, path, metadata={**metadata, **shared})
+        except safetensors.SafetensorError as error:
+            raise OSError(f"safetensors: {error}") from error
+
+    _write(out, tensors, write, files)
+    return len(shared)
+
+
+def _write(out: Path, weights: Mapping[str, Any], write: Any, files: Files) -> None:
+    try:
+        needed, free = compacted(weights)[1], files.free(out.parent)
+        if needed > free:
+            raise OSError(
+                errno.ENOSPC, f"it needs {megabytes(needed, needed=True)}, but only {megabytes(free)} are free"
+            )
+        write_whole(out, write, files=files)
+    except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
+        failure = OSError(f"{out} could not be written: {error}. An existing file is unchanged.")
+        failure.errno = getattr(error, "errno", None)
+        raise failure from error
+
 
 T = TypeVar("T")
 WRAPPERS = re.compile(r"^((module|model|_fsdp_wrapped_module)\.)+")
@@ -38,15 +408,15 @@ Pairs = dict[str, tuple[str, nn.Module]]  # by the name in the task: the name in
 
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
-    """What `load_weights` has loaded.
+    """The result of `load_weights`.
 
     Attributes:
         path: the file.
-        modules: the names of the modules in it that were loaded; empty ones where the file holds one without a name.
-        average: the plugin whose averaged weights they are, None for the trained ones.
-        metrics: those that the run had when the file was written; empty for a file that is not a checkpoint.
-        step: the optimizer steps by then, None for such a file.
-        skipped: why newer checkpoints of the folder were not taken.
+        modules: the names of the loaded modules in the file; an empty name if the file holds one unnamed module.
+        average: the plugin whose averaged weights were loaded; None for the trained weights.
+        metrics: the metrics of the run when the file was written; empty for a file that is not a checkpoint.
+        step: the number of optimizer steps then; None for a file that is not a checkpoint.
+        skipped: why newer checkpoints of the folder were skipped.
     """
 
     path: Path
@@ -76,75 +446,75 @@ def load_weights(
     Nothing is loaded unless all of it fits.
 
     Args:
-        task: a task, or a module alone: then that module of the file is loaded whose names and shapes it has.
+        task: a task, or a single module: then the module of the file with its names and shapes is loaded.
         path: a checkpoint; a `.safetensors` file, or the index of several (`model.safetensors.index.json`); a file of
-            `torch.save` with a module's `state_dict`, alone or in a dict, also of one that DDP, DataParallel or
-            `torch.compile` wrapped; or a folder of checkpoints.
-        average: None loads the weights that its validations were measured on: those that a plugin such as `EMA` has
-            averaged, where it validates with them, else the trained ones. The name of such a plugin, `"ema"`, loads
-            its average in any case; False loads the trained weights.
+            `torch.save` with a module's `state_dict`, alone or in a dict, also if DDP, DataParallel or `torch.compile`
+            wrapped the module; or a folder of checkpoints.
+        average: None loads the weights that the run validated with: averaged ones if a plugin such as `EMA` validates
+            with them, else the trained ones. The name of such a plugin, for example `"ema"`, always loads its average.
+            False loads the trained weights.
         which: in a folder, `last`, the newest intact checkpoint, which is the default; or `best`, by the metric of its
             `Checkpoint(monitor=...)`.
-        module: load this module only, where the file holds several.
-        run_name: in a folder with checkpoints of several runs, whose.
+        module: load only this module, if the file holds several.
+        run_name: the run whose checkpoint is loaded, if a folder has checkpoints of several runs.
 
     Returns:
-        The file, its metrics, and which of the weights in it were loaded.
+        The file, its metrics, and which of its weights were loaded.
 
     Raises:
         FileNotFoundError: there is no such file, or no checkpoint in the folder.
         ImportError: it is a `.safetensors` file, and that package is not installed.
-        TypeError: the path is none, as `result.best_checkpoint` may be.
-        ValueError: it is damaged, of other modules, or without that average; or it is not clear which one is meant.
+        TypeError: the path is None, for example because `result.best_checkpoint` is.
+        ValueError: it is damaged, has other modules or no such average, or the choice is ambiguous.
     """
     check_path("load_weights(task, path)", path, "a file or a folder")
-    return load_into(task, find_weights(Path(path), which, Of(run_name)), average=average, module=module)
+    return load_into(task, find_weights(Path(path), which, RunFilter(run_name)), average=average, module=module)
 
 
 def load_into(
     task: Any, file: WeightsFile, *, average: str | Literal[False] | None = None, module: str | None = None
 ) -> LoadedWeights:
-    """Load the weights that were read from a file; see `load_weights`."""
     plugin = measured_average({"plugins": file.plugins}) if average is None else average or None
     try:
         file = _with_frozen(task, file)
         pairs = _pairs(task, file, module)
-        modules = {of or name: each for name, (of, each) in pairs.items()}
-        saved = {of or name: _fitted(each, file.modules[of]) for name, (of, each) in pairs.items()}
+        modules = {source or name: target for name, (source, target) in pairs.items()}
+        saved = {source or name: _fitted(target, file.modules[source]) for name, (source, target) in pairs.items()}
         check_fits(modules, saved)
         averages = _averages(file, plugin, modules)
         if plugin is not None:
             find_average(modules, averages, plugin)
-        for name, each in modules.items():
-            load_module(name, each, saved[name])
+        for name, target in modules.items():
+            load_module(name, target, saved[name])
         if plugin is not None:
             load_average(modules, averages, plugin)
     except ValueError as error:
         raise ValueError(f"{file.path}: {error}") from error
-    names = tuple(of for of, _ in pairs.values())
+    names = tuple(source for source, _ in pairs.values())
     return LoadedWeights(file.path, names, plugin, dict(file.metrics), file.step, file.skipped)
 
 
 def _with_frozen(task: Any, file: WeightsFile) -> WeightsFile:
-    """Return the weights with the frozen ones that the file lacks: those of the task, if they are the same."""
-    own = modules_of(task)
-    alone = next(iter(own.values())) if len(own) == 1 else None
-    found = {name: own_weights(name, own.get(name, alone), each) for name, each in file.frozen.items()}
-    return replace(file, modules={name: {**each, **found.get(name, {})} for name, each in file.modules.items()})
+    task_modules = modules_of(task)
+    alone = next(iter(task_modules.values())) if len(task_modules) == 1 else None
+    weights = {
+        name: verified_weights(name, task_modules.get(name, alone), digests) for name, digests in file.frozen.items()
+    }
+    return replace(file, modules={name: {**state, **weights.get(name, {})} for name, state in file.modules.items()})
 
 
 def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Path | str, run_name: str) -> str:
-    """Load what `weights=` of `Trainer.test` and the like names; return what was done, for the notes. A collective.
+    """Load the weights that `weights=` of `Trainer.test` and similar names; return a note. A collective.
 
     Args:
-        plugins: the trainer's: one that stores, such as `Checkpoint`, says where `best` and `last` are.
+        plugins: those of the trainer: one that stores, such as `Checkpoint`, knows where `best` and `last` are.
         engine: in its group; the modules are not wrapped yet.
-        task: whose modules get the weights, for good.
+        task: its modules get the weights permanently.
         weights: `best`, `last`, or the path of a file or a folder.
-        run_name: the name of the run that evaluates, whose checkpoints are meant where the plugin has written none.
+        run_name: the name of the run that evaluates; its checkpoints are used if the plugin has written none.
 
     Raises:
-        ValueError: no plugin stores, or several do; see `load_weights`.
+        ValueError: no plugin stores checkpoints, or several do; see `load_weights`.
     """
     check_path("weights=", weights, "a file or a folder, or 'best' or 'last'")
     read: list[WeightsFile] = []
@@ -154,35 +524,38 @@ def load_for_run(plugins: Iterable[Any], engine: Engine, task: Any, weights: Pat
             folder, training = _where_saved(plugins, str(weights))
             if not folder.is_dir():
                 raise FileNotFoundError(
-                    f"weights={weights!r} is the {weights} checkpoint in {folder}, and nothing was saved there yet: "
-                    f"call fit before, or give the path of a file or a folder, weights='runs/x'."
+                    f"weights={weights!r} is the {weights} checkpoint in {folder}, but nothing is saved there: call "
+                    f"fit first, or give the path of a file or a folder, weights='runs/x'."
                 )
-            of = Of(run_name) if training is None else Of(training=training)
+            of = RunFilter(run_name) if training is None else RunFilter(training=training)
             read.append(find_weights(folder, "best" if weights == "best" else "last", of))
         else:
             path = Path(weights)
             if not path.suffix and not os.path.lexists(path):
-                known = known_names(str(weights), WHICH)
-                raise FileNotFoundError(f"weights={str(weights)!r} is not a file or folder that is there.{known}")
+                suggestion = known_names(str(weights), WHICH)
+                raise FileNotFoundError(f"weights={str(weights)!r} is neither a file nor a folder.{suggestion}")
             read.append(find_weights(path))
         return read[0].path
 
     path = on_main(engine, look)
-    file, _ = share(engine, path, next(iter(read), None), partial(read_weights, path))
+    file, _ = shared_by_ranks(engine, path, next(iter(read), None), partial(read_weights, path))
     loaded = load_into(task, file)
     skipped = "".join(f"; skipped: {line}" for line in loaded.skipped)
     return f"{EVALUATED} {loaded}, which stay in the task{skipped}"
 
 
 def _where_saved(plugins: Iterable[Any], weights: str) -> tuple[Path, str | None]:
-    """Return the folder of the one plugin that stores, and the id of the training that it has saved, if it has."""
-    storing = [each for each in plugins if callable(getattr(each, "where_saved", None))]
+    storing = [plugin for plugin in plugins if callable(getattr(plugin, "where_saved", None))]
     if weights == "best" and len(storing) > 1:
-        storing = [each for each in storing if each.monitor is not None] or storing
+        storing = [plugin for plugin in storing if plugin.monitor is not None] or storing
     if len(storing) != 1:
-        found = "none of its plugins stores any" if not storing else f"{len(storing)} of its plugins store some"
+        problem = (
+            "none of its plugins stores checkpoints"
+            if not storing
+            else f"{len(storing)} of its plugins store checkpoints"
+        )
         raise ValueError(
-            f"weights={weights!r} is the {weights} checkpoint of the trainer, and {found}: register one "
+            f"weights={weights!r} is the {weights} checkpoint of the trainer, but {problem}: register one "
             f"Checkpoint('runs/x'), or give the path of a file or a folder, weights='runs/x'."
         )
     where: tuple[Path, str | None] = storing[0].where_saved()
@@ -190,39 +563,36 @@ def _where_saved(plugins: Iterable[Any], weights: str) -> tuple[Path, str | None
 
 
 def _pairs(task: Any, file: WeightsFile, module: str | None) -> Pairs:
-    """Return which module gets which weights of a file.
-
-    Raises:
-        ValueError: the names do not match, or it is not clear.
-    """
-    own, saved = modules_of(task), file.modules
-    if isinstance(task, nn.Module) and module not in own:
-        (name, alone) = next(iter(own.items()))
-        if module is None and saved.keys() == own.keys():
+    task_modules, saved = modules_of(task), file.modules
+    if isinstance(task, nn.Module) and module not in task_modules:
+        (name, alone) = next(iter(task_modules.items()))
+        if module is None and saved.keys() == task_modules.keys():
             return {name: (name, alone)}
         if module is None:
-            fits = {each: (alone, saved[each]) for each in saved}
-            return {name: (_only_fit(fits, "the module that was given"), alone)}
-        return {name: (_known(module, saved, "The file holds no module"), alone)}
+            fits = {source: (alone, weights) for source, weights in saved.items()}
+            return {name: (_only_fit(fits, "the module"), alone)}
+        return {name: (_check_known(module, saved, "The file holds no module"), alone)}
     if module is not None:
-        target = own[_known(module, own, f"{type(task).__name__} has no module")]
-        return {module: (UNNAMED if UNNAMED in saved else _known(module, saved, "The file holds no module"), target)}
+        target = task_modules[_check_known(module, task_modules, f"{type(task).__name__} has no module")]
+        return {
+            module: (UNNAMED if UNNAMED in saved else _check_known(module, saved, "The file holds no module"), target)
+        }
     if UNNAMED in saved:
-        fits = {each: (own[each], saved[UNNAMED]) for each in own}
+        fits = {name: (task_modules[name], saved[UNNAMED]) for name in task_modules}
         name = _only_fit(fits, "the weights in the file")
-        return {name: (UNNAMED, own[name])}
-    if saved.keys() != own.keys():
-        both = sorted(own.keys() & saved.keys())
+        return {name: (UNNAMED, task_modules[name])}
+    if saved.keys() != task_modules.keys():
+        both = sorted(task_modules.keys() & saved.keys())
         choice = f"choose one, module={both[0]!r}, or " if both else ""
         raise ValueError(
-            f"The file holds the modules {sorted(saved)}, the task has {sorted(own)}: {choice}use the task that wrote "
-            f"it."
+            f"The file holds the modules {sorted(saved)}, the task has {sorted(task_modules)}: {choice}use the task "
+            f"that wrote it."
         )
-    return {name: (name, each) for name, each in own.items()}
+    return {name: (name, target) for name, target in task_modules.items()}
 
 
-def _only_fit(candidates: Mapping[str, tuple[nn.Module, Mapping[str, Any]]], what: str) -> str:
-    """Return the name of the one candidate whose module has the names and shapes of its weights."""
+# Returns the name of the one candidate whose module has the names and shapes of its weights.
+def _only_fit(candidates: Mapping[str, tuple[nn.Module, Mapping[str, Any]]], target: str) -> str:
     if len(candidates) == 1:
         return next(iter(candidates))
     fitting, reasons = [], []
@@ -237,66 +607,54 @@ def _only_fit(candidates: Mapping[str, tuple[nn.Module, Mapping[str, Any]]], wha
         return fitting[0]
     if not candidates:
         raise ValueError("The task has no module that could be loaded.")
-    some = f"{len(fitting)} fit {what}: {', '.join(fitting)}" if fitting else f"none fits {what}: {' '.join(reasons)}"
-    raise ValueError(f"Of the modules {', '.join(sorted(candidates))}, {some}. Choose one, module={min(candidates)!r}.")
+    names = ", ".join(sorted(candidates))
+    if fitting:
+        problem = f"{len(fitting)} of the modules {names} fit {target}: {', '.join(fitting)}."
+    else:
+        problem = f"None of the modules {names} fits {target}: {' '.join(reasons)}"
+    raise ValueError(f"{problem} Choose one, module={min(candidates)!r}.")
 
 
-def _known(module: str, names: Iterable[str], what: str) -> str:
+def _check_known(module: str, names: Iterable[str], message: str) -> str:
     if module not in names:
-        raise ValueError(f"{what} {module!r}.{known_names(module, filter(None, names))}")
+        raise ValueError(f"{message} {module!r}.{known_names(module, filter(None, names))}")
     return module
 
 
 def _averages(file: WeightsFile, plugin: str | None, modules: Iterable[str]) -> dict[str, Any]:
-    """Return the averaged weights of some modules, in the form of a state."""
-    found = file.plugins.get(plugin or "") or {}
-    if not found.get("weights"):
+    average = file.plugins.get(plugin or "") or {}
+    if not average.get("weights"):
         return {"plugins": file.plugins}
-    weights = {name: found["weights"][name] for name in modules if name in found["weights"]}
-    return {"plugins": {**file.plugins, plugin: {**found, "weights": weights}}}
+    weights = {name: average["weights"][name] for name in modules if name in average["weights"]}
+    return {"plugins": {**file.plugins, plugin: {**average, "weights": weights}}}
 
 
 def _fitted(module: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return weights under the names of a module, tied weights under every name.
-
-    What wraps a module (DDP, DataParallel, a LightningModule) adds to its names. Files in the safetensors format hold
-    shared tensors once.
-    """
-    own = state_of(module)
-    if own.keys() != weights.keys():
-        names = {_bare(name): name for name in own}
+    # Returns weights under the names of a module, tied weights under every name. Wrappers of a module (DDP,
+    # DataParallel, a LightningModule) add to its names, and safetensors files hold shared tensors once.
+    state = state_of(module)
+    if state.keys() != weights.keys():
+        names = {_bare(name): name for name in state}
         renamed = {names.get(_bare(name), name): value for name, value in weights.items()}
-        weights = renamed if len(renamed) == len(weights) and len(names) == len(own) else weights
-    if not any(isinstance(value, Tensor) and name not in weights for name, value in own.items()):
+        weights = renamed if len(renamed) == len(weights) and len(names) == len(state) else weights
+    if not any(isinstance(value, Tensor) and name not in weights for name, value in state.items()):
         return weights
-    present = {view_of(own[name]): value for name, value in weights.items() if isinstance(own.get(name), Tensor)}
+    present = {view_of(state[name]): value for name, value in weights.items() if isinstance(state.get(name), Tensor)}
     shared = {
         name: present[view]
-        for name, value in own.items()
+        for name, value in state.items()
         if isinstance(value, Tensor) and name not in weights and value.numel() and (view := view_of(value)) in present
     }
     return {**weights, **shared}
 
 
 def _bare(name: str) -> str:
-    """Return the name of a parameter without what wrappers of the whole module add."""
     return WRAPPERS.sub("", plain_name(name))
 
 
-def share(engine: Engine, path: Path, value: T | None, read: Callable[[], T]) -> tuple[T, bool]:
-    """Return on every rank what the main rank has read from a file, and whether it was sent. A collective.
-
-    Ranks that find the very same file in that place read it; where one does not, the main rank sends what it has read.
-
-    Args:
-        engine: connects the ranks.
-        path: the file.
-        value: on the main rank, what is in it.
-        read: reads it on the others.
-
-    Raises:
-        Exception: a rank cannot read it; on all of them.
-    """
+# Returns the content of a file on every rank, and whether it was sent; a collective. Ranks that see the same file read
+# it; if one does not, the main rank sends `value`, its content.
+def shared_by_ranks(engine: Engine, path: Path, value: T | None, read: Callable[[], T]) -> tuple[T, bool]:
     is_sent = False
     if engine.world_size > 1:
         is_sent = len(set(engine.gather_objects(_checksum(path)))) > 1
@@ -311,10 +669,9 @@ def share(engine: Engine, path: Path, value: T | None, read: Callable[[], T]) ->
 
 
 def _checksum(path: Path) -> str | None:
-    """Return the digest in the manifest of a checkpoint, None where this rank does not see it."""
     try:
         return read_manifest(path).sha256 if path.is_file() else None
-    except MissingManifestError:  # one of Helios, weights alone, or it is lost
+    except MissingManifestError:  # one of Helios, only weights, or the manifest is lost
         return f"{path.stat().st_size} bytes"
     except (OSError, ValueError):
         return None

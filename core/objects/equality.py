@@ -1,4 +1,4 @@
-"""The one equality of values: the same types and the same bits."""
+"""One equality for values: the same types and the same bits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from torch import Tensor
 K = TypeVar("K")
 SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 EMPTY: Final = b""  # one object, which `torch.load(weights_only=True)` cannot read
-LONGEST: Final = 4096  # of a text or bytes that is saved with the slot that holds it
-SUMMED: Final = 1 << 18  # values that are summed at a time
+LONGEST: Final = 4096  # of a text or bytes that is saved in its slot
+SUMMED: Final = 1 << 18  # values summed at a time
 ODD: Final = 0x1B873593CC9E2D51  # any large odd number
 MOST_BITS: Final = 2000  # of an integer that `torch.load(weights_only=True)` reads
 
 
 def is_scalar(value: object) -> bool:
-    """True for a plain number, text, bytes or None that a checkpoint can hold."""
     kind = type(value)
     if kind in (str, bytes) and len(value) > LONGEST:  # type: ignore[arg-type]
         return False
@@ -32,7 +31,7 @@ def is_scalar(value: object) -> bool:
 def same(first: object, second: object) -> bool:
     """True if two values have the same type and the same bits: NaN equals itself, 0.0 differs from -0.0.
 
-    Other objects are the same if they are equal, or if their attributes are; if they have neither, by their pickles.
+    Other objects are compared by `==`, then by their attributes; objects without either by their pickles.
     """
     if first is second:
         return True
@@ -66,7 +65,7 @@ def _same_objects(first: Any, second: Any) -> bool:
     try:
         if first == second:
             return True
-    except (RuntimeError, TypeError, ValueError):  # tensors in them are equal in some elements
+    except (RuntimeError, TypeError, ValueError):  # tensors in them have no truth value
         has_equality = False
     state = object.__getstate__(first)  # its `__dict__` and slots
     if state:
@@ -77,63 +76,59 @@ def _same_objects(first: Any, second: Any) -> bool:
 def _pickled(value: object) -> bytes | None:
     try:
         return pickle.dumps(value)
-    except Exception:  # noqa: BLE001  # any error of the user's `__reduce__`: then no difference is known
+    except Exception:  # noqa: BLE001  # any error of the user's `__reduce__`: assume equal
         return None
 
 
 def scalar_bits(value: Any) -> bytes:
-    """Return all bits of scalars in lists, tuples and dicts: equal only for equal types, values and order."""
     return marshal.dumps(value, 2)  # version 2 writes binary floats and no references
 
 
 def tensor_bytes(value: Tensor) -> memoryview:
-    """Return the bits of a tensor on any device, of any layout and dtype."""
     dense = value.detach()
     dense = (dense if dense.layout is torch.strided else dense.to_dense()).cpu()
     return dense.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def digest(content: bytes | memoryview) -> str:
-    """Return a digest of bytes that identifies them."""
     return sha256(content).hexdigest()[:32]
 
 
 def _same_tensors(first: Tensor, second: Tensor) -> bool:
-    is_alike = (first.dtype, first.shape, first.layout) == (second.dtype, second.shape, second.layout)
-    return is_alike and bool(tensor_bytes(first) == tensor_bytes(second))
+    same_kind = (first.dtype, first.shape, first.layout) == (second.dtype, second.shape, second.layout)
+    return same_kind and bool(tensor_bytes(first) == tensor_bytes(second))
 
 
 def digest_of(value: Any) -> str:
-    """Return a digest of a tensor, an array or nested scalars."""
     if isinstance(value, Tensor):
         return digest(tensor_bytes(value))
     return digest(value.tobytes() if isinstance(value, np.ndarray) else scalar_bits(value))
 
 
 def sums(tensors: Mapping[K, Tensor]) -> dict[K, int]:
-    """Return a sum of the bits of each tensor, each value times a number of its position; waits for each device once.
+    """Return a checksum of the bits of each tensor; synchronizes once with each device.
 
-    It shows a change within one process; `digest_of`, which copies everything to the CPU, is for files.
+    It detects a change within one process; for files, use `digest_of`, which copies everything to the CPU.
     """
     by_device: dict[torch.device, list[K]] = {}
-    for key, each in tensors.items():
-        by_device.setdefault(each.device, []).append(key)
-    found: dict[K, int] = {}
+    for key, tensor in tensors.items():
+        by_device.setdefault(tensor.device, []).append(key)
+    checksums: dict[K, int] = {}
     for device, keys in by_device.items():
-        # Odd numbers without a pattern, so that a changed value, or two that change places, give another sum.
+        # Odd factors without a pattern: a changed value, or two swapped values, change the sum.
         numbers = torch.arange(1, SUMMED + 1, device=device) * ODD
         factors = (numbers ^ (numbers >> 29)) * ODD | 1
-        found |= zip(keys, torch.stack([_sum(tensors[key], factors) for key in keys]).tolist(), strict=True)
-    return found
+        checksums |= zip(keys, torch.stack([_sum(tensors[key], factors) for key in keys]).tolist(), strict=True)
+    return checksums
 
 
 def _sum(tensor: Tensor, factors: Tensor) -> Tensor:
     plain = tensor.detach()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
-    # 8 bytes in two parts: a round float64 ends in 52 zero bits, which a product modulo 2**64 hardly keeps apart.
+    # 8 bytes in two parts: a round float64 ends in 52 zero bits, and its products modulo 2**64 often collide.
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
     bits = plain.reshape(-1).view(widths[plain.element_size()])
-    found = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for part in torch.split(bits, SUMMED):
-        found = found * ODD + (part * factors[: len(part)]).sum()
-    return found
+        total = total * ODD + (part * factors[: len(part)]).sum()
+    return total

@@ -1,9 +1,9 @@
-"""Capture what objects hold as a graph of plain nodes, and compare two graphs.
+"""Capture objects as a graph of plain nodes, and compare two graphs.
 
-A slot holds a scalar, a tuple of scalars, `{"ref": 3}` for node 3, `{"skip": "module.Type"}` for a value that is left
-alone, or `{"literal": "0x..."}` for a scalar that `torch.load(weights_only=True)` cannot read. A node has a `kind`, the
-`type` of its object, a `leaf` (its own content), a `digest` of content that is not plain, and `slots` by key, for
-example `.weight`, `[0]`, `['loss']`. Two slots with the same reference are aliases.
+A slot holds a scalar, a tuple of scalars, `{"ref": 3}` for node 3, `{"skip": "module.Type"}` for a value that is not
+captured, or `{"literal": "0x..."}` for a scalar that `torch.load(weights_only=True)` cannot read. A node has a `kind`,
+the `type` of its object, a `leaf` (its content besides slots), a `digest` of content that is not plain, and `slots` by
+key, for example `.weight`, `[0]`, `['loss']`. Two slots with the same reference are aliases.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .equality import EMPTY, SCALARS, digest, digest_of, is_scalar, scalar_bits
 
 Node = dict[str, Any]
 MISSING: Final[Any] = object()
-LISTENERS: Final = "run.listeners."  # functions that are connected to the bus: their containers that grow are logs
-MOST_BYTES: Final = 16 << 20  # of one tensor or array that is saved; a larger one is only compared
+LISTENERS: Final = "run.listeners."  # functions connected to the bus; their growing containers are logs
+MOST_BYTES: Final = 16 << 20  # of a saved tensor or array; a larger one is only compared
 MOST_PICKLED: Final = 1 << 20  # bytes of an object that can only be compared by its pickle
 MOST_ITEMS: Final = 1000  # of a dict whose items are compared one by one, and of a container of objects
 MOST_NODES: Final = 20_000  # of one root
@@ -67,12 +67,12 @@ _PLAIN_SIZE: Final = type("Plain", (), {}).__basicsize__
 
 @dataclass(slots=True)
 class Roots:
-    """Where the walk starts.
+    """The objects at which the walk starts.
 
     Attributes:
-        objects: path to object; their state is saved and restored.
-        saved: path to stateful object that the checkpoint holds anyway; it is only referenced.
-        data: objects whose contents may be the data set; they are left alone.
+        objects: objects by path; their state is saved and restored.
+        saved: stateful objects by path that the checkpoint holds anyway; they are only referenced.
+        data: objects whose contents may be the data set; they are not captured.
         owned: ids of parameters whose gradients the loop clears.
         with_modes: whether the train or eval mode of modules is state.
     """
@@ -90,9 +90,9 @@ class Graph:
 
     Attributes:
         nodes: the objects.
-        roots: path to slot value.
-        untracked: path to type of what could not be captured.
-        contents: number of a node to the live tensor, array or bytes that its digest is of.
+        roots: slot values by path.
+        untracked: types by path, of objects that could not be captured.
+        contents: live tensors, arrays or bytes by the number of the node with their digest.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -101,22 +101,19 @@ class Graph:
     contents: dict[int, Any] = field(default_factory=dict)
 
     def digest(self, number: int) -> str:
-        """Return the digest of a node's content, which the walk leaves out at paths that are known to have changed."""
+        # the walk digests no content at paths that have changed already
         return str(self.nodes[number]["digest"]) or digest_of(self.contents[number])
 
     def state_dict(self, needed: Iterable[int]) -> dict[str, Any]:
-        """Return the graph as plain data, with the content of the nodes that a resume restores."""
         contents = {number: plain_content(self.contents[number]) for number in needed if number in self.contents}
         return {"nodes": self.nodes, "roots": self.roots, "untracked": self.untracked, "contents": contents}
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Graph:
-        """Return a saved graph."""
         return cls(state["nodes"], state["roots"], state["untracked"], state["contents"])
 
 
 def plain_content(content: Any) -> Any:
-    """Return the content of a node as a tensor or plain data."""
     if not isinstance(content, np.ndarray):
         return content.detach() if isinstance(content, Tensor) else content
     flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
@@ -124,34 +121,29 @@ def plain_content(content: Any) -> Any:
 
 
 class Namespace:
-    """The variables of a module, as attributes."""
-
     def __init__(self, module: types.ModuleType) -> None:
         self.__dict__ = module.__dict__
 
 
 def type_name(value: object) -> str:
-    """Return `module.Class` of a value; of a sharded module that of the class that the user wrote."""
+    # of a sharded module, the class that the user wrote
     kind = type(value)
     if isinstance(value, nn.Module) and kind.__name__.startswith("FSDP"):
         kind = next((base for base in kind.__mro__[1:] if not base.__module__.startswith("torch.distributed")), kind)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def is_own(value: Any) -> bool:
-    """True if a class or function is the user's: not of Python, an installed library or heliograph."""
+def is_by_user(value: Any) -> bool:
     return is_users(str(value.__module__ or ""))
 
 
 def is_stateful(kind: type) -> bool:
-    """True if objects of the class have `state_dict` and `load_state_dict`."""
     names = set[str]().union(*map(vars, kind.__mro__))  # not by `getattr`: a metaclass may raise anything
     return {"state_dict", "load_state_dict"} <= names
 
 
 @functools.cache
 def family(kind: type) -> str:
-    """Return how objects of a class are captured."""
     if kind in SCALARS:
         return "scalar"
     if issubclass(kind, HARMLESS):
@@ -169,7 +161,7 @@ def family(kind: type) -> str:
     if packages & HARMLESS_MODULES or is_ours(package) or f"{package}.{kind.__qualname__}" in HARMLESS_TYPES:
         return "skip"
     if kind.__basicsize__ > _PLAIN_SIZE + 8 * sum(1 for _ in slot_names(kind)):
-        return "opaque"  # a base class in C keeps state where nobody can read it
+        return "opaque"  # a base class in C has unreadable state
     return "object" if kind.__dictoffset__ or any(slot_names(kind)) else "opaque"
 
 
@@ -193,19 +185,16 @@ FAMILIES: Final[dict[str, tuple[type, ...]]] = {
 
 
 def inner(module: nn.Module) -> nn.Module:
-    """Return the module that a compiled one wraps."""
     wrapped = module._modules.get(COMPILED)
     return module if wrapped is None else wrapped
 
 
 def user_hooks(holder: Any, name: str) -> list[Any]:
-    """Return the hooks that the user's code has registered; their keys come from a counter of the process."""
     hooks = (getattr(holder, name, None) or {}).values()
-    return [hook for hook in hooks if isinstance(hook, types.FunctionType | types.MethodType) and is_own(hook)]
+    return [hook for hook in hooks if isinstance(hook, types.FunctionType | types.MethodType) and is_by_user(hook)]
 
 
 def named_tensors(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that a checkpoint holds for a module or an optimizer, by path."""
     if isinstance(value, nn.Module):
         for prefix, module in value.named_modules():
             for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -220,21 +209,14 @@ def named_tensors(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage; 0 if it has none of its own."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0
 
 
-def snapshot(roots: Roots, known: Iterable[str] = ()) -> Graph:
-    """Return the graph of all objects that are reachable from some roots.
-
-    Args:
-        roots: where to start.
-        known: paths that are known to have changed: their contents are not digested.
-    """
-    return Walk(roots, frozenset(known)).graph
+def capture_graph(roots: Roots, changed_paths: Iterable[str] = ()) -> Graph:
+    return Walk(roots, frozenset(changed_paths)).graph
 
 
 class Walk:
@@ -243,8 +225,8 @@ class Walk:
     def __init_subclass__(cls) -> None:
         cls.encoders = _encoders(cls)
 
-    def __init__(self, roots: Roots, known: frozenset[str] = frozenset()) -> None:
-        self.graph, self.roots, self.known = Graph(), roots, known
+    def __init__(self, roots: Roots, changed_paths: frozenset[str] = frozenset()) -> None:
+        self.graph, self.roots, self.changed_paths = Graph(), roots, changed_paths
         self.ids: dict[int, int] = {}
         self.alive: list[object] = []  # an id is valid only while its object lives
         self.storages: dict[int, tuple[str | int, Tensor]] | None = None  # by address: a path or a node
@@ -306,7 +288,7 @@ class Walk:
         return {"ref": number}
 
     def scalar(self, value: Any, path: str) -> Node:
-        """Return a scalar that is long, or that a checkpoint cannot hold as it is."""
+        # a long scalar, or one that a checkpoint cannot hold directly
         if value is EMPTY or isinstance(value, int):
             return {"literal": hex(value) if isinstance(value, int) else repr(value)}
         if (number := self.ids.get(id(value))) is not None:
@@ -317,28 +299,25 @@ class Walk:
         return self.add(value, path, kind, 0, (), leaf)
 
     def content(self, node: Node, path: str, content: Any) -> Node:
-        """Note the content that a node's digest is of."""
         number = node["ref"]
         self.graph.contents[number] = content
-        self.graph.nodes[number]["digest"] = "" if path in self.known else digest_of(content)
+        self.graph.nodes[number]["digest"] = "" if path in self.changed_paths else digest_of(content)
         return node
 
     def scalars(self, value: Any, path: str, kind: str, content: Any, size: object = None) -> Node:
-        """Add a container that holds nothing but scalars: it is one leaf."""
-        own = self.own_attributes(value)
+        attribute_slots = self.attribute_slots_of(value)
         if len(content) <= MOST_ITEMS:
-            return self.add(value, path, kind, 0, own, [content, size])
+            return self.add(value, path, kind, 0, attribute_slots, [content, size])
         bits = scalar_bits(content)
         if len(bits) > MOST_BYTES:
             return self.large(value, path, f"{len(value):,} items", bits)
-        return self.content(self.add(value, path, kind, 0, own, [None, size]), path, content)
+        return self.content(self.add(value, path, kind, 0, attribute_slots, [None, size]), path, content)
 
-    def own_attributes(self, value: object) -> list[tuple[str, object]]:
-        """Return the attributes of a container of a class of the user."""
+    def attribute_slots_of(self, value: object) -> list[tuple[str, object]]:
         return [] if type(value).__dictoffset__ == 0 else [(f".{name}", item) for name, item in attributes(value)]
 
     def large(self, value: Any, path: str, size: str, content: Any) -> Node:
-        """Add what is too large to be saved: it is compared."""
+        # too large to be saved: only compared
         node = self.leaf(value, path, "large", size)
         self.graph.nodes[node["ref"]]["digest"] = (
             digest_of(content) if not isinstance(content, bytes) else digest(content)
@@ -347,8 +326,8 @@ class Walk:
 
     def mapping(self, value: Any, path: str, depth: int) -> object:
         keys, items = list(dict.keys(value)), list(dict.values(value))
-        if dict.keys(value) >= SNAPSHOT:  # of this run, with all that it holds
-            return {"skip": "a snapshot"}
+        if dict.keys(value) >= SNAPSHOT:  # a snapshot of this run
+            return {"skip": "a capture_graph"}
         if not all(_is_key(key) for key in keys):
             if len(keys) > MOST_ITEMS:
                 return self.give_up(value, path, f"{len(keys):,} items")
@@ -356,11 +335,11 @@ class Walk:
             parts = [
                 part for n, (key, item) in enumerate(pairs) for part in ((f"[key {n}]", key), (f"[value {n}]", item))
             ]
-            return self.add(value, path, "map", depth, [*parts, *self.own_attributes(value)])
+            return self.add(value, path, "map", depth, [*parts, *self.attribute_slots_of(value)])
         if len(keys) > MOST_ITEMS and all(map(is_scalar, items)):
             return self.scalars(value, path, "dict of scalars", dict(zip(keys, items, strict=True)))
         slots = [(f"[{key!r}]", item) for key, item in zip(keys, items, strict=True)]
-        return self.add(value, path, "dict", depth, [*slots, *self.own_attributes(value)], keys)
+        return self.add(value, path, "dict", depth, [*slots, *self.attribute_slots_of(value)], keys)
 
     def sequence(self, value: Any, path: str, depth: int) -> object:
         kind = "tuple" if isinstance(value, tuple) else "list"
@@ -370,8 +349,8 @@ class Walk:
         if len(items) > MOST_ITEMS:
             return self.give_up(value, path, f"{len(items):,} items")
         slots = [(f"[{number}]", item) for number, item in enumerate(items)]
-        own = [] if kind == "tuple" else self.own_attributes(value)
-        return self.add(value, path, kind, depth, [*slots, *own], [size])
+        attribute_slots = [] if kind == "tuple" else self.attribute_slots_of(value)
+        return self.add(value, path, kind, depth, [*slots, *attribute_slots], [size])
 
     def set(self, value: Any, path: str, depth: int) -> object:
         if not all(_is_key(item) for item in value):
@@ -394,8 +373,8 @@ class Walk:
             return self.give_up(value, path)
         if is_global(value):
             return {"skip": "generator"}
-        own = [] if type(value) in KINDS or type(value).__dictoffset__ == 0 else list(attributes(value))
-        node = self.add(value, path, "generator", depth, [(f".{name}", item) for name, item in own])
+        named_attributes = [] if type(value) in KINDS or type(value).__dictoffset__ == 0 else list(attributes(value))
+        node = self.add(value, path, "generator", depth, [(f".{name}", item) for name, item in named_attributes])
         self.graph.nodes[node["ref"]]["leaf"] = generator_state(value)
         return node
 
@@ -404,13 +383,13 @@ class Walk:
         return {"skip": "file"} if is_output else self.give_up(value, path)
 
     def cache(self, value: Any, path: str, depth: int) -> object:
-        is_filled = is_own(value) and value.cache_info().currsize
+        is_filled = is_by_user(value) and value.cache_info().currsize
         return self.give_up(value, path, "not empty") if is_filled else {"skip": "cache"}
 
     def function(self, value: Any, path: str, depth: int) -> object:
-        if (wrapped := unwrapped(value)) is not value:  # as `torch.compile(function)` returns
+        if (wrapped := unwrapped(value)) is not value:  # for example by `torch.compile(function)`
             return self.value(wrapped, path, depth)
-        if not is_own(value):
+        if not is_by_user(value):
             return {"skip": "function"}
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         items = [(f".<{name}>", cell_content(cell)) for name, cell in cells if name != "__class__"]
@@ -430,25 +409,25 @@ class Walk:
         return self.add(value, path, "partial", depth, items)
 
     def kind(self, value: Any, path: str, depth: int) -> object:
-        if not is_own(value):
+        if not is_by_user(value):
             return {"skip": "class"}
         items = [(f".{name}", item) for name, item in vars(value).items() if name[:2] != "__" and name != "_abc_impl"]
         items = [(name, item) for name, item in items if not isinstance(item, HARMLESS)]
-        items += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_own(base)]
+        items += [(f".<base {number}>", base) for number, base in enumerate(value.__bases__) if is_by_user(base)]
         return self.add(value, path, "class", depth, items) if items else {"skip": "class"}
 
     def instance(self, value: Any, path: str, depth: int) -> object:
         items = [(f".{name}", item) for name, item in attributes(value)]
-        if type(value) is Namespace:  # such variables of a module are of `torch.compile`, not of the user
+        if type(value) is Namespace:  # `torch.compile` adds such variables to modules
             items = [(key, item) for key, item in items if key[:3] != ".__"]
-        return self.add(value, path, "object", depth, items + self.own_class(value))
+        return self.add(value, path, "object", depth, items + self.user_class(value))
 
-    def own_class(self, value: object) -> list[tuple[str, object]]:
-        """Return the class of an object if it is the user's: its attributes and the closures of its methods count."""
-        return [(".__class__", type(value))] if is_own(type(value)) else []
+    def user_class(self, value: object) -> list[tuple[str, object]]:
+        # the attributes of a user's class and the closures of its methods are state
+        return [(".__class__", type(value))] if is_by_user(type(value)) else []
 
     def opaque(self, value: Any, path: str, depth: int) -> object:
-        """Add an object with state in C: it cannot be restored; whether it changed is visible in its pickle."""
+        # state in C cannot be restored, but a change shows in the pickle
         if isinstance(value, Iterator) and hasattr(value, "__reduce__") and type(value).__module__ == "builtins":
             return self.give_up(value, path)  # pickling an iterator such as `map` would copy what it reads
         try:
@@ -462,17 +441,17 @@ class Walk:
     def stateful(self, value: Any, path: str, depth: int) -> object:
         state = value.state_dict()
         self.alive.append(state)
-        own = [(f".{name}", item) for name, item in attributes(value)] if is_own(type(value)) else []
-        items = [(".state_dict()", state), *own, *self.own_class(value)]
+        attribute_slots = [(f".{name}", item) for name, item in attributes(value)] if is_by_user(type(value)) else []
+        items = [(".state_dict()", state), *attribute_slots, *self.user_class(value)]
         return self.add(value, path, "stateful", depth, items)
 
     def module(self, value: nn.Module, path: str, depth: int) -> object:
         module = inner(value)
         if module is not value and (number := self.ids.get(id(module))) is not None:
             return {"ref": number}
-        own, is_saved = vars(module), id(module) in self.modules
+        variables, is_saved = vars(module), id(module) in self.modules
         skipped = MODULE_ATTRIBUTES if self.roots.with_modes else MODULE_ATTRIBUTES | {"training"}
-        items = [(f".{name}", item) for name, item in own.items() if name not in skipped]
+        items = [(f".{name}", item) for name, item in variables.items() if name not in skipped]
         for name, parameter in module._parameters.items():
             if parameter is None or not is_saved:
                 items.append((f".{name}", parameter))
@@ -483,8 +462,8 @@ class Walk:
         persistent = () if not is_saved else module._buffers.keys() - module._non_persistent_buffers_set
         items += [(f".{name}", buffer) for name, buffer in module._buffers.items() if name not in persistent]
         items += [(f".{name}", child) for name, child in module._modules.items()]
-        items += [(f".{name}", hooks) for name in HOOKS if own.get(name) and (hooks := user_hooks(module, name))]
-        return self.add(module, path, "module", depth, items + self.own_class(module))
+        items += [(f".{name}", hooks) for name in HOOKS if variables.get(name) and (hooks := user_hooks(module, name))]
+        return self.add(module, path, "module", depth, items + self.user_class(module))
 
     def array(self, value: Any, path: str, depth: int) -> object:
         if _memory_of(value) in self.data_storages or isinstance(value, np.memmap):
@@ -510,7 +489,7 @@ class Walk:
         if value.layout != torch.strided or type(value) not in (Tensor, nn.Parameter, nn.Buffer):
             return self.give_up(value, path, "" if value.layout == torch.strided else str(value.layout))
         storage = storage_of(value)
-        where, base = self.known_storages().get(storage, (None, None))
+        owner, base = self.known_storages().get(storage, (None, None))
         is_leaf = value.is_leaf
         place = [
             str(value.dtype),
@@ -521,27 +500,27 @@ class Walk:
         ]
         grad = value.grad if is_leaf and id(value) not in self.roots.owned else None
         items = [] if grad is None else [(".grad", grad)]
-        if isinstance(where, str):
-            return self.add(value, path, "tensor", depth, items, [*place, where, base is value])
-        if isinstance(where, int):
+        if isinstance(owner, str):
+            return self.add(value, path, "tensor", depth, items, [*place, owner, base is value])
+        if isinstance(owner, int):
             node = self.add(value, path, "tensor view", depth, items, place)
-            self.graph.nodes[node["ref"]]["slots"][".base"] = {"ref": where}
+            self.graph.nodes[node["ref"]]["slots"][".base"] = {"ref": owner}
             return node
         if value.nbytes > MOST_BYTES and not isinstance(value, nn.Parameter):
             return self.large(value, path, f"{value.nbytes >> 20} MiB", value)
-        is_whole = value.untyped_storage().nbytes() <= max(1 << 20, 4 * value.nbytes)
+        covers_storage = value.untyped_storage().nbytes() <= max(1 << 20, 4 * value.nbytes)
         data = value.detach()
-        if is_whole:
+        if covers_storage:
             data = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
             if storage:
                 self.known_storages()[storage] = (len(self.graph.nodes), value)
-        else:  # a small part of a large storage is saved alone
+        else:  # a small part of a large storage is saved without the storage
             place[2], place[3] = list(torch.empty(value.shape, device="meta").stride()), 0
             data = data.contiguous().view(-1)
         return self.content(self.add(value, path, "tensor", depth, items, [*place, None, True]), path, data)
 
     def known_storages(self) -> dict[int, tuple[str | int, Tensor]]:
-        if self.storages is None:  # most programs keep no tensor, and need no index
+        if self.storages is None:  # most programs hold no tensors, and need no index
             self.storages = {}
             for name, holder in self.roots.saved.items():
                 for path, tensor in named_tensors(name, holder):
@@ -551,7 +530,6 @@ class Walk:
 
 
 def _encoders(walk: type[Walk]) -> dict[str, Callable[[Any, Any, str, int], object]]:
-    """Return the method for each family of classes."""
     return {
         "tensor": walk.tensor, "array": walk.array, "dict": walk.mapping, "sequence": walk.sequence, "set": walk.set,
         "bytes": walk.bytes, "enum": walk.enum, "number": walk.number, "generator": walk.generator, "file": walk.file,
@@ -565,7 +543,6 @@ Walk.encoders = _encoders(Walk)
 
 
 def is_reference(value: Any) -> bool:
-    """True if a slot value refers to a node."""
     return isinstance(value, dict) and "ref" in value
 
 
@@ -580,36 +557,24 @@ def _memory_of(value: object) -> int:
 
 
 @dataclass(slots=True)
-class Difference:
-    """What differs between two graphs.
-
-    Attributes:
-        paths: where.
-        needed: nodes of the second graph that a restore of these paths needs.
-    """
-
+class GraphDifference:
+    # the paths that differ, and the nodes of the second graph that a restore of them needs
     paths: set[str] = field(default_factory=set)
     needed: set[int] = field(default_factory=set)
 
 
-def compare(before: Graph, after: Graph, known: Iterable[str] = ()) -> Difference:
-    """Return where two graphs differ in values, types or aliases.
-
-    Args:
-        before: one graph.
-        after: the other.
-        known: paths that are known to differ.
-    """
-    comparison = _Comparison(before, after, frozenset(known))
-    for path in after.roots:  # in their order: an alias has the path at which it is reached first
+def compare(before: Graph, after: Graph, changed_paths: Iterable[str] = ()) -> GraphDifference:
+    comparison = _GraphComparison(before, after, frozenset(changed_paths))
+    for path in after.roots:  # in order: an alias gets the first path that reaches it
         if path in before.roots:
             comparison.visit(path, before.roots[path], after.roots[path])
     return comparison.difference
 
 
-class _Comparison:
-    def __init__(self, before: Graph, after: Graph, known: frozenset[str]) -> None:
-        self.before, self.after, self.known, self.difference = before, after, known, Difference()
+class _GraphComparison:
+    def __init__(self, before: Graph, after: Graph, changed_paths: frozenset[str]) -> None:
+        self.before, self.after, self.difference = before, after, GraphDifference()
+        self.changed_paths = changed_paths
         self.pairs, self.back, self.descended = dict[int, int](), dict[int, int](), set[int]()
         self.compared = set[tuple[int, int]]()
 
@@ -617,7 +582,7 @@ class _Comparison:
         if not (is_reference(old) and is_reference(new)):
             if old is MISSING or new is MISSING or scalar_bits(old) != scalar_bits(new):
                 self.add(path, new)
-            elif path in self.known:
+            elif path in self.changed_paths:
                 self.need(new)
             return
         first, second = old["ref"], new["ref"]
@@ -626,7 +591,9 @@ class _Comparison:
             return
         self.compared.add((first, second))
         if first in self.pairs or second in self.back:
-            if not (was["kind"] == now["kind"] and now["kind"] in IMMUTABLE):  # whether two tuples are one is no state
+            if not (
+                was["kind"] == now["kind"] and now["kind"] in IMMUTABLE
+            ):  # the identity of immutable objects is not state
                 self.add(path, new)
                 return
         else:
@@ -634,7 +601,7 @@ class _Comparison:
         if was["kind"] != now["kind"] or was["type"] != now["type"]:
             self.add(path, new)
             return
-        is_known = path in self.known
+        is_known = path in self.changed_paths
         if is_known or not self.has_same_leaf(first, second):
             self.difference.paths.add(path)
             self.difference.needed.add(second)
@@ -644,13 +611,13 @@ class _Comparison:
             self.add(path, new)
         self.visit_slots(path, was["slots"], now["slots"])
 
-    def visit_slots(self, path: str, slots: dict[str, Any], others: dict[str, Any]) -> None:
-        for key, value in others.items():
-            other = slots.get(key, MISSING)
-            if other is not value or type(value) is dict:  # most are the very same small numbers and texts
-                self.visit(path + key, other, value)
-        if slots.keys() != others.keys():
-            for key in slots.keys() - others.keys():
+    def visit_slots(self, path: str, slots: dict[str, Any], new_slots: dict[str, Any]) -> None:
+        for key, new in new_slots.items():
+            old = slots.get(key, MISSING)
+            if old is not new or type(new) is dict:  # most are identical small numbers and texts
+                self.visit(path + key, old, new)
+        if slots.keys() != new_slots.keys():
+            for key in slots.keys() - new_slots.keys():
                 self.visit(path + key, slots[key], MISSING)
 
     def has_same_leaf(self, first: int, second: int) -> bool:
@@ -665,18 +632,16 @@ class _Comparison:
         self.need(new)
 
     def need(self, value: Any) -> None:
-        """Note all nodes below a slot: a restore may have to make them."""
-        left = [value]
-        while left:
-            value = left.pop()
+        stack = [value]
+        while stack:
+            value = stack.pop()
             if isinstance(value, dict) and "ref" in value and value["ref"] not in self.descended:
                 self.descended.add(value["ref"])
                 self.difference.needed.add(value["ref"])
-                left += self.after.nodes[value["ref"]]["slots"].values()
+                stack += self.after.nodes[value["ref"]]["slots"].values()
 
 
 def size(node: Node) -> int:
-    """Return how many items a container has; 0 of other objects."""
     if node["kind"] in ("list of scalars", "dict of scalars", "set"):
         content = node["leaf"][0]
         return -1 if content is None else len(content)
@@ -684,9 +649,8 @@ def size(node: Node) -> int:
 
 
 def describe(graph: Graph, path: str) -> str:
-    """Return the value at a path in a few words, for a message."""
-    for found, value in walk(graph):
-        if found == path:
+    for slot_path, value in walk(graph):
+        if slot_path == path:
             if not isinstance(value, dict):
                 return f"{value!r:.60}"
             if "ref" not in value:
@@ -697,23 +661,22 @@ def describe(graph: Graph, path: str) -> str:
 
 
 def walk(graph: Graph) -> Iterator[tuple[str, Any]]:
-    """Yield each slot of a graph once: its path and its value."""
-    left, seen = [*reversed(graph.roots.items())], set[int]()
-    while left:
-        path, value = left.pop()
+    stack, seen = [*reversed(graph.roots.items())], set[int]()
+    while stack:
+        path, value = stack.pop()
         yield path, value
         if isinstance(value, dict) and "ref" in value and value["ref"] not in seen:
             seen.add(value["ref"])
-            left += [(path + key, child) for key, child in reversed(graph.nodes[value["ref"]]["slots"].items())]
+            stack += [(path + key, child) for key, child in reversed(graph.nodes[value["ref"]]["slots"].items())]
 
 
 def untracked(graph: Graph, changed: Iterable[str]) -> dict[str, str]:
-    """Return path and type of what a graph does not hold; what it only compares is listed if it changed."""
-    changed, found = set(changed), dict(graph.untracked)
+    # types by path, of changed values that are only compared, too
+    changed, types = set(changed), dict(graph.untracked)
     if any(node["kind"] == "large" for node in graph.nodes):
         for path, value in walk(graph):
             if path in changed and isinstance(value, dict) and "ref" in value:
                 node = graph.nodes[value["ref"]]
                 if node["kind"] == "large":
-                    found[path] = node["type"] + (f", {node['leaf']}" if node["leaf"] else "")
-    return found
+                    types[path] = node["type"] + (f", {node['leaf']}" if node["leaf"] else "")
+    return types

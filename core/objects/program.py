@@ -22,20 +22,18 @@ WORDS: Final = {
     "precision": "the precision",
     "dtype": "torch's default dtype",
     "device": "the device",
-    "compiled": "what torch.compile compiles",
+    "compiled": "the list of compiled modules",
     "engine": "the engine",
     "threads": "the number of torch's threads",
     "deterministic": "torch.use_deterministic_algorithms",
     "cudnn": "cuDNN's (deterministic, benchmark, allow_tf32)",
     "matmul": "torch's float32_matmul_precision",
 }
-EARLIER: Final = "a lane before PERSIST, or set affects_training = False on a plugin that only looks"
 DERIVED: Final = {"name", "needs", ARGUMENTS}  # attributes that follow from others
-ACCUMULATES: Final = "accumulation"  # what a plugin claims that says how many micro-batches make a step
+ACCUMULATES: Final = "accumulation"  # claimed by a plugin that sets the number of micro-batches in a step
 
 
 def describe_program(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the settings and the plugins of a run as plain data."""
     engine = run.engine
     device = torch.device(str(engine.device))
     model = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -58,7 +56,6 @@ def describe_program(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def _compiled(task: Any) -> list[str]:
-    """Return the paths of the modules of a task that `torch.compile` has wrapped."""
     roots = {"task": task} if isinstance(task, nn.Module) else getattr(task, "__dict__", {})
     return [
         f"{name}.{path}".rstrip(".").replace(f".{COMPILED}", "")
@@ -70,27 +67,26 @@ def _compiled(task: Any) -> list[str]:
 
 
 def compare_programs(before: Program, now: Program) -> Iterator[str]:
-    """Yield each difference between the saved and the present program."""
-    same_ranks = before["settings"]["ranks"] == now["settings"]["ranks"]  # else another engine is expected
+    same_ranks = before["settings"]["ranks"] == now["settings"]["ranks"]  # with other ranks, another engine is expected
     for name, value in now["settings"].items():
         was = before["settings"][name]
         if was != value and name in WORDS and (name != "engine" or same_ranks):
             yield f"{WORDS[name]} was {was} and is {value}"
-    plugins, saved, alike = now["plugins"], before["plugins"], _steps(before) == _steps(now) != {}
+    plugins, saved, same_steps = now["plugins"], before["plugins"], _steps(before) == _steps(now) != {}
     for name in [name for name in saved if saved[name]["affects_training"] and name not in plugins]:
-        if not (alike and ACCUMULATES in saved[name]):
-            yield f"plugin {name!r} was there and is gone"
+        if not (same_steps and ACCUMULATES in saved[name]):
+            yield f"plugin {name!r} is no longer registered"
     for name in [name for name in plugins if plugins[name]["affects_training"]]:
         if name in saved:
-            yield from _plugin_changes(f"plugin {name!r}", saved[name], plugins[name], same_steps=alike)
-        elif not (alike and ACCUMULATES in plugins[name]):
+            yield from _plugin_changes(f"plugin {name!r}", saved[name], plugins[name], same_steps=same_steps)
+        elif not (same_steps and ACCUMULATES in plugins[name]):
             yield f"plugin {name!r} is new"
 
 
 def _steps(program: Program) -> dict[int, int]:
-    """Return how many samples a step has, from each epoch on at which that changes; empty where it is unknown."""
+    # samples in a step, by the epoch from which on it has so many; empty if unknown
     batch = program["settings"]["batch"]
-    numbers = [each[ACCUMULATES] for each in program["plugins"].values() if ACCUMULATES in each and each["enabled"]]
+    numbers = [facts[ACCUMULATES] for facts in program["plugins"].values() if ACCUMULATES in facts and facts["enabled"]]
     if batch is None or len(numbers) > 1:
         return {}
     steps: dict[int, int] = {}
@@ -100,23 +96,25 @@ def _steps(program: Program) -> dict[int, int]:
     return steps
 
 
-def _plugin_changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any], *, same_steps: bool) -> Iterator[str]:
+def _plugin_changes(
+    label: str, before: Mapping[str, Any], now: Mapping[str, Any], *, same_steps: bool
+) -> Iterator[str]:
     if before["class"] != now["class"]:
-        yield f"{what} was {with_article(before['class'])} and is {with_article(now['class'])}"
+        yield f"{label} was {with_article(before['class'])} and is {with_article(now['class'])}"
         return
     if before["enabled"] != now["enabled"]:
-        yield f"{what} was switched {'on' if before['enabled'] else 'off'} and is not"
-    for name, one, other in sorted(differing(before["options"], now["options"]), key=itemgetter(0)):
+        yield f"{label} was switched {'on' if before['enabled'] else 'off'} and is not"
+    for name, before_value, now_value in sorted(differing(before["options"], now["options"]), key=itemgetter(0)):
         if same_steps and name == "schedule" and ACCUMULATES in before and ACCUMULATES in now:
             continue
-        was, value = show_both(one, other)
-        yield f"{what} had {name} = {was} and has {value}"
+        was, text = show_both(before_value, now_value)
+        yield f"{label} had {name} = {was} and has {text}"
 
 
 def _plugin(run: Run, name: str, plugin: Any) -> dict[str, Any]:
     affects = affects_training(plugin)
     kind = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
-    compares = affects and is_ours(type(plugin).__module__)  # the others are in the object graph
+    compares = affects and is_ours(type(plugin).__module__)  # other plugins are in the object graph
     options = plugin_options(plugin) if compares else {}
     facts: dict[str, Any] = {
         "class": kind,
@@ -130,12 +128,11 @@ def _plugin(run: Run, name: str, plugin: Any) -> dict[str, Any]:
 
 
 def affects_training(plugin: Any) -> bool:
-    """Return whether a plugin can change the training: an observer never can."""
     return getattr(plugin, "policy", "critical") != "observer" and bool(getattr(plugin, "affects_training", True))
 
 
 def report_late_listeners(run: Run, saver: str) -> None:
-    """Report plugins that listen to `SavePoint` after the one that saves: what they change there is not saved.
+    """Report plugins that listen to `SavePoint` after the saving plugin: their changes there are not saved.
 
     Args:
         run: the run.
@@ -146,26 +143,26 @@ def report_late_listeners(run: Run, saver: str) -> None:
     for name in dict.fromkeys(owners[owners.index(saver) + 1 :] if saver in owners else ()):
         plugin = run.plugins[name] if name in names else None
         if is_users(type(plugin).__module__) and affects_training(plugin) and has_state(plugin):
-            reason = "after the state is saved, so what it changes there is lost at a resume"
+            reason = "after the state is saved, so a resume loses its changes"
             run.data.report_untracked(
-                f"plugins.{name}", f"plugin {name!r} listens to SavePoint {reason}: let it listen in {EARLIER}"
+                f"plugins.{name}",
+                f"plugin {name!r} listens to SavePoint {reason}: use a lane before PERSIST, or set affects_training = "
+                f"False if it only observes",
             )
 
 
 def has_state(plugin: Any) -> bool:
-    """Return whether a plugin has anything in its `state_dict` now."""
     return hasattr(plugin, "state_dict") and bool(plugin.state_dict())
 
 
 def plugin_options(plugin: Any) -> dict[str, Value]:
-    """Return the attributes of a plugin, encoded: the public ones of a built-in, all of the user's."""
-    is_own = is_ours(type(plugin).__module__)
-    names = [name for name in vars(plugin) if name not in DERIVED and not (is_own and name.startswith("_"))]
+    is_builtin = is_ours(type(plugin).__module__)
+    names = [name for name in vars(plugin) if name not in DERIVED and not (is_builtin and name.startswith("_"))]
     return {name: encode(_plain(getattr(plugin, name))) for name in names}
 
 
 def _plain(option: Any) -> Any:
-    """Return an option as plain data: of a class of heliograph its `str`, if it has one, else its attributes."""
+    # of a class of heliograph its `str` if it has one, else its attributes
     if type(option) in SCALARS or not is_ours(type(option).__module__):
         return option
     if any("__str__" in vars(kind) for kind in type(option).__mro__[:-1]):
@@ -177,25 +174,21 @@ PARAMETERS: Final = ("params", "param_names")
 
 
 def encode_options(run: Run) -> dict[str, Value]:
-    """Return the options of a run's optimizers and schedulers.
-
-    The learning rate that a scheduler has set is not one: the program's is kept beside it.
-    """
-    found: dict[str, Any] = {}
+    # not the learning rate that a scheduler has set: the program's is in `initial_lr`
+    options: dict[str, Any] = {}
     for name, optimizer in run.optimizers.items():
         for number, group in enumerate(optimizer.param_groups):
-            where = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
+            group_name = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
             skip = {*PARAMETERS, *(["lr"] if "initial_lr" in group else [])}
-            found.update({f"{key} of {where}": each for key, each in group.items() if key not in skip})
-    return {where: encode(each) for where, each in found.items()} | encode_scheduler_options(run)
+            options.update({f"{key} of {group_name}": value for key, value in group.items() if key not in skip})
+    return {group_name: encode(value) for group_name, value in options.items()} | encode_scheduler_options(run)
 
 
 def encode_scheduler_options(run: Run) -> dict[str, Value]:
-    """Return the options of a run's schedulers."""
     return {
-        f"{key} of the scheduler of {name}": encode(each)
+        f"{key} of the scheduler of {name}": encode(value)
         for name, scheduler in run.schedulers.items()
-        for key, each in scheduler.state_dict().items()
+        for key, value in scheduler.state_dict().items()
         if key != "_last_lr"  # made of base_lrs
     }
 
@@ -207,10 +200,10 @@ def list_overridden(
 
     Args:
         before: the options in the program that wrote the checkpoint.
-        now: those in this one.
-        restored: those that the checkpoint leaves.
+        now: those in this program.
+        restored: those after the checkpoint is loaded.
     """
-    for where, one, other in differing(before, now):
-        if where in before and where in now and restored.get(where) != other:
-            was, value = show_both(one, other)
-            yield f"{where} was {was} in the program, and is {value}: what the checkpoint holds is used"
+    for option, before_value, now_value in differing(before, now):
+        if option in before and option in now and restored.get(option) != now_value:
+            was, value = show_both(before_value, now_value)
+            yield f"{option} was {was} in the program and is {value}: the value in the checkpoint is used"

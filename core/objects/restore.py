@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import collections
 import functools
+import operator
 import random
 import sys
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from .graph import (
     HOOKS,
     MISSING,
     MODULE_ATTRIBUTES,
+    PARAMETER_HOOKS,
     Graph,
     Node,
     Roots,
@@ -37,19 +39,21 @@ from .graph import (
 
 REBUILT: Final = ("text", "tuple", "array", "array view", "tensor", "tensor view", "enum", "number")
 GENERATORS: Final = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in KINDS}
-PARAMETER_KEYS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+NEW: Final = frozenset(
+    ("enum", "number", "list", "list of scalars", "dict", "dict of scalars", "map", "set", "bytes", "object", "module")
+)
 
 
 def restore(roots: Roots, graph: Graph, paths: Collection[str]) -> tuple[list[str], dict[str, str]]:
-    """Restore the slots at some paths, in place if the objects fit. No code of the user runs, but `load_state_dict`.
+    """Restore the slots at some paths, in place if the objects fit. No user code runs except `load_state_dict`.
 
     Args:
         roots: the live objects.
         graph: the saved graph.
-        paths: which slots the training has changed; the others stay as the program made them.
+        paths: the slots that the training has changed; the others keep the values that the program set.
 
     Returns:
-        The restored paths; path and type of what could not be restored.
+        The restored paths; types by path of what could not be restored.
     """
     work = _Restore(roots, graph, frozenset(paths))
     for path, value in graph.roots.items():
@@ -67,12 +71,12 @@ class _Restore:
         self.filled, self.bound = set[int](), dict[int, int]()
         self.restored: list[str] = []
         self.failed: dict[str, str] = {}
-        self.known = {w: t for path, value in roots.saved.items() for w, t in named_tensors(path, value)}
-        self.shared = {storage_of(tensor) for tensor in self.known.values()}
+        self.tensors = dict(item for path, value in roots.saved.items() for item in named_tensors(path, value))
+        self.shared = {storage_of(tensor) for tensor in self.tensors.values()}
         self.removed = self.find_removed()
 
     def bind(self, value: Any, live: Any, path: str) -> None:
-        """Pair the nodes of unchanged slots with the live objects, so that aliases to them find these."""
+        # pairs the nodes of unchanged slots with the live objects, which saved aliases then refer to
         if not (isinstance(value, dict) and "ref" in value) or path in self.paths or live is MISSING:
             return
         live = inner(live) if isinstance(live, nn.Module) else unwrapped(live)
@@ -84,13 +88,13 @@ class _Restore:
             self.bind(child, get_slot(live, key), path + key)
 
     def fill(self, value: Any, live: Any, path: str, *, force: bool = False) -> Any:
-        """Return what the slot at a path holds after the restore: `live`, changed in place, if that is possible.
+        """Return the restored value of a slot: `live`, changed in place, if possible.
 
         Args:
             value: the saved value of the slot.
             live: its present value.
-            path: where it is.
-            force: whether a container that holds it is restored.
+            path: the path of the slot.
+            force: whether the container of the slot is restored.
         """
         force = force or path in self.paths
         if live is MISSING and not force:
@@ -104,7 +108,7 @@ class _Restore:
         live_module = live
         live = inner(live) if isinstance(live, nn.Module) else unwrapped(live)
         target = self.made.get(number, MISSING)
-        if target is MISSING and live is MISSING and not force:  # unchanged, and today's program has none
+        if target is MISSING and live is MISSING and not force:  # unchanged, and missing in the present program
             return live
         if target is MISSING and self.fits(node, live):
             target = live
@@ -112,7 +116,7 @@ class _Restore:
         try:
             if target is MISSING or node["kind"] in REBUILT:
                 target = self.build(number, target, path, force=force)
-        except Exception as error:  # noqa: BLE001  # the class was edited, and refuses what it held
+        except Exception as error:  # noqa: BLE001  # the class was edited
             self.failed[path] = f"{node['type']}, {type(error).__name__} while it was restored"
             self.filled.discard(number)
             return live_module
@@ -124,13 +128,12 @@ class _Restore:
         self.made[number], self.bound[id(target)] = target, number
         try:
             filled = target if node["kind"] == "tuple" else self.fill_slots(number, target, path, force=force)
-        except Exception as error:  # noqa: BLE001  # of `load_state_dict`, or of an object that refuses its attributes
+        except Exception as error:  # noqa: BLE001  # of `load_state_dict` or a property
             self.failed[path] = f"{node['type']}, {type(error).__name__} while it was restored"
             return live_module
         return live_module if filled is live else filled
 
     def plain(self, value: Any, live: Any, path: str, *, force: bool) -> Any:
-        """Return what a slot holds that refers to no node."""
         if isinstance(value, dict) and "skip" in value:
             if force and live is MISSING:
                 self.failed[path] = value["skip"]
@@ -167,9 +170,9 @@ class _Restore:
             self.refill(target, kind, self.content(number), path)
         elif kind == "map":
             return self.fill_map(slots, target, path, force=force)
-        elif kind in ("list", "dict") and force:  # the container itself changed: its items in their order
+        elif kind in ("list", "dict") and force:  # the container itself changed
             slots = self.fill_items(node, target, path)
-        self.fill_each(slots, target, path, force=force)
+        self.fill_other_slots(slots, target, path, force=force)
         for name in self.removed.get(number, ()):
             if get_slot(target, f".{name}") is not MISSING:
                 delattr(target, name)
@@ -177,7 +180,6 @@ class _Restore:
         return target
 
     def content(self, number: int) -> Any:
-        """Return the content of a container of scalars."""
         content = self.nodes[number]["leaf"][0]
         return self.graph.contents.get(number, MISSING) if content is None else content
 
@@ -208,13 +210,12 @@ class _Restore:
         return target
 
     def fill_items(self, node: Node, target: Any, path: str) -> dict[str, Any]:
-        """Replace all items of a list or dict; return the slots that are left: the attributes of its class."""
         items = {
             key: self.fill(child, get_slot(target, key), path + key, force=True)
             for key, child in node["slots"].items()
             if key[0] == "["
         }
-        if any(item is MISSING for item in items.values()):  # half a container is worse than none
+        if any(item is MISSING for item in items.values()):  # do not restore half a container
             return {}
         base = collections.OrderedDict if isinstance(target, collections.OrderedDict) else dict
         target.clear()
@@ -222,15 +223,15 @@ class _Restore:
             target.extend(items.values())
         else:
             for key, item in zip(node["leaf"], items.values(), strict=True):
-                base.__setitem__(target, key, item)  # not the user's own
+                base.__setitem__(target, key, item)  # not the user's method
         self.restored.append(path)
         return {key: child for key, child in node["slots"].items() if key[0] != "["}
 
-    def fill_each(self, slots: dict[str, Any], target: Any, path: str, *, force: bool) -> None:
+    def fill_other_slots(self, slots: dict[str, Any], target: Any, path: str, *, force: bool) -> None:
         for key, child in slots.items():
             live = get_slot(target, key)
             item = self.fill(child, live, path + key, force=force)
-            if item is live or (isinstance(live, list) and key.rpartition(".")[2] in (*HOOKS, *PARAMETER_KEYS)):
+            if item is live or (isinstance(live, list) and key.rpartition(".")[2] in (*HOOKS, *PARAMETER_HOOKS)):
                 continue
             if item is MISSING or not put_slot(target, key, item):
                 self.failed[path + key] = type_name(item) if item is not MISSING else "missing"
@@ -238,7 +239,6 @@ class _Restore:
                 self.restored.append(path + key)
 
     def find_removed(self) -> dict[int, list[str]]:
-        """Return the attributes that the training has removed, by node."""
         removed: dict[int, list[str]] = {}
         slots = walk(self.graph)
         references = {path: value["ref"] for path, value in slots if isinstance(value, dict) and "ref" in value}
@@ -251,7 +251,6 @@ class _Restore:
         return removed
 
     def build(self, number: int, live: Any, path: str, *, force: bool) -> Any:
-        """Return a new object for a node, or the live one if it may stay; MISSING if there can be none."""
         node = self.nodes[number]
         kind, leaf = node["kind"], node["leaf"]
         if kind == "text":
@@ -261,11 +260,13 @@ class _Restore:
         if kind in ("array", "array view"):
             return self.array(number, live, path, force=force)
         if kind == "tuple":
-            items = [self.fill(c, get_slot(live, k), path + k, force=force) for k, c in node["slots"].items()]
-            if live is not MISSING and len(live) == len(items) and all(map(_is, live, items)):
+            items = [
+                self.fill(child, get_slot(live, key), path + key, force=force) for key, child in node["slots"].items()
+            ]
+            if live is not MISSING and len(live) == len(items) and all(map(operator.is_, live, items)):
                 return live
-            is_whole = not any(item is MISSING for item in items)
-            return tuple.__new__(find_class(node["type"]) or tuple, items) if is_whole else MISSING
+            is_complete = not any(item is MISSING for item in items)
+            return tuple.__new__(find_class(node["type"]) or tuple, items) if is_complete else MISSING
         if kind == "method":
             key = ".__self__"
             holder = self.fill(node["slots"][key], get_slot(live, key), path + key, force=force)
@@ -277,11 +278,10 @@ class _Restore:
             return live
         is_partial = kind in ("object", "module") and any(
             isinstance(child, dict) and "skip" in child and key != ".__class__" for key, child in node["slots"].items()
-        )  # a lock, a logger: the object would be broken
+        )  # without its lock or logger, for example, the object would be broken
         return MISSING if cls is None or kind not in NEW or is_partial else self.create(number, cls, path)
 
     def create(self, number: int, cls: Any, path: str) -> Any:
-        """Return a new object of a class, which its slots are filled into."""
         node = self.nodes[number]
         kind, leaf = node["kind"], node["leaf"]
         if kind == "enum":
@@ -319,7 +319,7 @@ class _Restore:
         if content is MISSING:
             return live
         flat = np.frombuffer(content.cpu().numpy().tobytes(), dtype=leaf[0])
-        array = np.array(flat.reshape(leaf[1], order=leaf[2]), order=leaf[2])  # with memory of its own
+        array = np.array(flat.reshape(leaf[1], order=leaf[2]), order=leaf[2])  # with new memory
         if (
             isinstance(live, np.ndarray)
             and live.shape == array.shape
@@ -340,18 +340,22 @@ class _Restore:
         if not source:
             base = self.made.get(node["slots"][".base"]["ref"], MISSING)
             return base if base is MISSING else base.detach().as_strided(shape, stride, offset)
-        where, is_base = source
-        if where is not None:
-            known = self.known.get(where, MISSING)
-            return known if known is MISSING or is_base else known.detach().as_strided(shape, stride, offset)
+        source_path, is_base = source
+        if source_path is not None:
+            source_tensor = self.tensors.get(source_path, MISSING)
+            return (
+                source_tensor
+                if source_tensor is MISSING or is_base
+                else source_tensor.detach().as_strided(shape, stride, offset)
+            )
         content = self.graph.contents.get(number, MISSING)
         if content is MISSING:
             return live
-        is_alike = isinstance(live, Tensor) and (str(live.dtype), list(live.shape)) == (dtype, shape)
-        if is_alike and storage_of(live) not in self.shared and live.is_leaf:
+        same_kind = isinstance(live, Tensor) and (str(live.dtype), list(live.shape)) == (dtype, shape)
+        if same_kind and storage_of(live) not in self.shared and live.is_leaf:
             memory = torch.empty(0, dtype=live.dtype, device=live.device).set_(live.untyped_storage())
             if memory.numel() == content.numel() and (list(live.stride()), live.storage_offset()) == (stride, offset):
-                memory.copy_(content)  # with all views of it
+                memory.copy_(content)  # also changes all views
                 self.restored.append(path)
                 return live
         fresh = content.clone().as_strided(shape, stride, offset)
@@ -360,27 +364,8 @@ class _Restore:
         )
 
 
-NEW: Final = (
-    "enum",
-    "number",
-    "list",
-    "list of scalars",
-    "dict",
-    "dict of scalars",
-    "map",
-    "set",
-    "bytes",
-    "object",
-    "module",
-)
-
-
-def _is(first: object, second: object) -> bool:
-    return first is second
-
-
 def find_class(name: str) -> Any:
-    """Return a class that is imported already; nothing is imported for a checkpoint."""
+    # only a class that is imported already: a checkpoint imports nothing
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         value: Any = sys.modules.get(".".join(parts[:end]))
@@ -391,13 +376,12 @@ def find_class(name: str) -> Any:
 
 
 def cell_of(function: types.FunctionType, key: str) -> types.CellType | None:
-    """Return the cell of a variable that a function closes over; None if its code was edited and has none."""
+    # None if the function was edited and no longer closes over the variable
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     return cells.get(key[2:-1])
 
 
 def get_slot(holder: Any, key: str) -> Any:
-    """Return the present value of a slot."""
     if holder is MISSING:
         return MISSING
     if isinstance(holder, types.FunctionType) and key[:2] == ".<":
@@ -416,7 +400,6 @@ def get_slot(holder: Any, key: str) -> Any:
 
 
 def find_key(holder: dict[Any, Any], key: str) -> Any:
-    """Return the key of a dict that a slot's key shows."""
     try:
         name = ast.literal_eval(key[1:-1])
     except ValueError:  # nan and inf
@@ -436,19 +419,19 @@ def _attribute(holder: Any, name: str) -> Any:
                 return part[name]
         owner, _, last = name.partition(".")
         if last and (parameter := holder._parameters.get(owner)) is not None:
-            return user_hooks(parameter, last) if last in PARAMETER_KEYS else getattr(parameter, last, MISSING)
-    own = holder.__dict__ if type(holder).__dictoffset__ else {}
-    if name in own:
-        return own[name]
+            return user_hooks(parameter, last) if last in PARAMETER_HOOKS else getattr(parameter, last, MISSING)
+    variables = holder.__dict__ if type(holder).__dictoffset__ else {}
+    if name in variables:
+        return variables[name]
     read: Any = type.__getattribute__ if isinstance(holder, type) else object.__getattribute__
     try:
-        return read(holder, name)  # no `__getattr__` of the user runs
+        return read(holder, name)  # the user's `__getattr__` does not run
     except AttributeError:
         return MISSING
 
 
 def put_slot(holder: Any, key: str, value: Any) -> bool:
-    """Set a slot; return whether that was possible. No `__setattr__` or property of the user runs."""
+    # no `__setattr__` or property of the user runs
     if isinstance(holder, types.FunctionType) and key[:2] == ".<":
         cell = cell_of(holder, key)
         if cell is None:
@@ -479,21 +462,20 @@ def _put_attribute(holder: Any, name: str, value: Any) -> bool:
     if last and isinstance(holder, nn.Module):
         setattr(holder._parameters[owner], last, value)
         return True
-    own = holder.__dict__ if type(holder).__dictoffset__ else None
+    variables = holder.__dict__ if type(holder).__dictoffset__ else None
     is_slot = isinstance(getattr(type(holder), name, None), types.MemberDescriptorType)
     if isinstance(holder, type | Tensor | types.FunctionType):
         setattr(holder, name, value)
-    elif isinstance(own, dict) and not is_slot:
-        own[name] = value
+    elif isinstance(variables, dict) and not is_slot:
+        variables[name] = value
     else:
         object.__setattr__(holder, name, value)
     return True
 
 
 def _part_of(module: nn.Module, name: str, value: Any) -> dict[str, Any] | None:
-    parts: Iterator[tuple[dict[str, Any], type]] = iter(
-        ((module._modules, nn.Module), (module._buffers, Tensor), (module._parameters, nn.Parameter))
-    )
-    return next(
-        (part for part, kind in parts if name in part or (kind is not Tensor and isinstance(value, kind))), None
-    )
+    if name in module._modules or isinstance(value, nn.Module):
+        return module._modules
+    if name in module._buffers:
+        return module._buffers
+    return module._parameters if name in module._parameters or isinstance(value, nn.Parameter) else None

@@ -1,4 +1,4 @@
-"""The state of a run that no `state_dict` holds: saved with each checkpoint, restored and compared at a resume."""
+"""Run state outside of any `state_dict`: saved with each checkpoint, restored and compared at a resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...events import BatchEnd, EpochStart, PluginName, Run
 from ...events.checks import describe as describe_function
 from ..data.draws.users_code import is_ours, is_users
 from .equality import sums
-from .graph import LISTENERS, Graph, Namespace, Roots, compare, describe, snapshot, untracked, user_hooks
+from .graph import LISTENERS, Graph, Namespace, Roots, capture_graph, compare, describe, untracked, user_hooks
 from .program import (
     affects_training,
     compare_programs,
@@ -43,7 +43,7 @@ OPTIMIZER_HOOKS: Final = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hoo
 
 
 class Attributes:
-    """Some attributes of an object that the checkpoint holds for the rest."""
+    """Holds attributes of an object whose remaining state is in the checkpoint."""
 
     def __init__(self, attributes: dict[str, Any]) -> None:
         self.__dict__ = attributes
@@ -51,15 +51,15 @@ class Attributes:
 
 @dataclass(slots=True)
 class ObjectState:
-    """The state of a run that no `state_dict` holds.
+    """Run state outside of any `state_dict`.
 
     Attributes:
-        baseline: the objects when the training began.
-        data: the data objects at that time.
-        options: of the optimizers and schedulers, as the program made them.
-        changed: the paths that the training has changed, in the runs that this one resumes too.
-        saved: what was restored, until the first `EpochStart` is over.
-        must_share: whether the ranks have to exchange what a resume has found.
+        baseline: the objects at the start of the training.
+        data: the data objects then.
+        options: the options of the optimizers and schedulers, as the program made them.
+        changed: the paths that the training has changed, including the runs before a resume.
+        saved: the state in the checkpoint, until the first `EpochStart` is over.
+        must_share: whether the ranks must exchange the differences that a resume has reported.
     """
 
     baseline: Graph
@@ -71,12 +71,11 @@ class ObjectState:
 
     @classmethod
     def of(cls, run: Run) -> ObjectState:
-        """Return the state of a run that starts."""
         return cls(_baseline(run), encode_data(run), encode_options(run))
 
     def state_dict(self, run: Run) -> dict[str, Any]:
-        """Return the objects, which paths of them the training has changed, the data objects and the program."""
-        graph = snapshot(find_roots(run), self.changed)
+        """Return the objects, the paths that the training has changed, the data objects and the program."""
+        graph = capture_graph(find_roots(run), self.changed)
         difference = compare(self.baseline, graph, self.changed)
         self.changed |= difference.paths
         for path, kind in untracked(graph, self.changed).items():
@@ -96,20 +95,19 @@ class ObjectState:
         }
 
     def update_schedulers(self, run: Run) -> None:
-        """Take the options of schedulers that were made again."""
         self.options |= encode_scheduler_options(run)
 
     def resume(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> tuple[list[str], list[str]]:
-        """Restore what the training had changed, and report what is not as it was saved.
+        """Restore the paths that the training had changed, and report those that still differ from the checkpoint.
 
         Args:
             run: the run, with its state loaded.
-            saved: what `state_dict` returned.
-            is_roll_back: whether the same process wrote the state. Plugins and module variables stay as they are then,
-                so that a plugin can count how often it went back.
+            saved: the result of `state_dict`.
+            is_roll_back: whether the same process wrote the state. Plugins and module variables then stay unchanged, so
+                that a plugin can count the rollbacks.
 
         Returns:
-            The restored paths, and those that the program sets differently today.
+            The restored paths, and those that the program now sets differently.
         """
         self.changed |= set(saved["changed"])
         roots, graph = find_roots(run), Graph.of_state(saved["graph"])
@@ -118,7 +116,7 @@ class ObjectState:
         _write_back(run, roots)
         if is_roll_back:
             return restored, []
-        present = snapshot(find_roots(run))
+        present = capture_graph(find_roots(run))
         for path, kind in (untracked(present, self.changed) | failed).items():
             run.data.report_untracked(path, f"{kind}, not restored" if path in failed else kind)
         edited = list[str]()
@@ -130,8 +128,8 @@ class ObjectState:
                 run.data.report_difference(f"{path} was {was} and is {now}")
         return restored, edited
 
+    # runs once every plugin has its state: attributes that change later count as changes
     def compare(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> None:
-        """Compare plugins and settings once every plugin has its state; attributes that change later are changes."""
         if not is_roll_back:
             for change in compare_programs(saved, describe_program(run)):
                 run.data.report_difference(change)
@@ -143,12 +141,11 @@ class ObjectState:
 
     @contextmanager
     def comparing_start(self, run: Any) -> Iterator[None]:
-        """Compare the state before and after the handlers of the first `EpochStart` of a resumed run."""
         saved, self.saved = self.saved, None
         if saved is None:
             yield
         else:
-            with run.evaluating_weights():  # as at the save
+            with run.evaluating_weights():  # as during the save
                 before = (_baseline(run), _sums(run) if _handlers(run) else {}) if run.progress.batch else None
             yield
             if before is not None:
@@ -162,37 +159,37 @@ class ObjectState:
     def _compare_data(self, run: Run, saved: Mapping[str, Any]) -> None:
         """Compare the data objects once the order has reached its position.
 
-        Within an epoch they are compared again when a batch has been read: a sampler that counts its epochs does so
-        when its first index is drawn.
+        Within an epoch they are compared again after a batch was read, because a sampler that counts epochs counts when
+        its first index is drawn.
         """
         follows_epoch = () if run.progress.batch else encode_data(run, only_by_epoch=True)
         differences = differing(saved["data"], encode_data(run))
-        found = {path: (was, now) for path, was, now in differences if path not in follows_epoch}
+        changes = {path: (was, now) for path, was, now in differences if path not in follows_epoch}
 
         def report(paths: Iterable[str]) -> None:
             for path in paths:
-                how = "the training changed it" if path in saved["data_changed"] else "the program sets it"
-                before, value = show_both(*found[path])
-                run.data.report_difference(f"{path} was {before} and is {value}: {how}")
+                cause = "the training changed it" if path in saved["data_changed"] else "the program sets it"
+                before, present = show_both(*changes[path])
+                run.data.report_difference(f"{path} was {before} and is {present}: {cause}")
 
         def compare_again(run: Run, event: BatchEnd) -> None:  # noqa: ARG001  # the form of a handler
             handle.remove()
-            still = {path for path, *_ in differing(saved["data"], encode_data(run))}
-            report(path for path in found if path in still)
+            remaining = {path for path, *_ in differing(saved["data"], encode_data(run))}
+            report(path for path in changes if path in remaining)
 
-        if found and run.progress.batch:
+        if changes and run.progress.batch:
             handle = run.bus.on(BatchEnd, compare_again)
         else:
-            report(found)
+            report(changes)
 
 
+# Reports changes by handlers of `EpochStart`, which run a second time.
 def _compare_start(run: Run, saved: Mapping[str, Any], before: Graph, weights: Mapping[str, int]) -> None:
-    """Report what handlers of `EpochStart` have done a second time."""
-    handlers = f"after EpochStart, which {', '.join(_handlers(run)) or 'a plugin'} handled again"
+    handlers = f"after EpochStart was handled again by {', '.join(_handlers(run)) or 'a plugin'}"
     now = learning_rates(run)
     if now != saved["rates"]:
         run.data.report_difference(f"{handlers}: the learning rates are {now} and were {saved['rates']}")
-    changed = compare(before, snapshot(find_roots(run))).paths
+    changed = compare(before, capture_graph(find_roots(run))).paths
     if weights:
         changed |= {path for path, value in _sums(run).items() if value != weights.get(path)}
     for path in sorted(changed):
@@ -200,7 +197,7 @@ def _compare_start(run: Run, saved: Mapping[str, Any], before: Graph, weights: M
 
 
 def share_facts(run: Any) -> None:
-    """Report what other ranks have found, too: they may read other data. A collective."""
+    # a collective: other ranks may read other data
     if run.control.is_shared:
         for facts in run.engine.gather_objects(run.data.resume_facts()):
             for path, kind in facts.untracked.items():
@@ -210,7 +207,6 @@ def share_facts(run: Any) -> None:
 
 
 def _handlers(run: Run) -> list[str]:
-    """Return which handlers of `EpochStart` are the user's."""
     return list(
         dict.fromkeys(
             subscription.owner
@@ -221,7 +217,6 @@ def _handlers(run: Run) -> list[str]:
 
 
 def _sums(run: Run) -> dict[str, int]:
-    """Return a sum of each parameter and buffer, by path."""
     tensors = {
         (name, key): tensor.to_local() if hasattr(tensor, "to_local") else tensor
         for name, module in run.modules.items()
@@ -232,30 +227,28 @@ def _sums(run: Run) -> dict[str, int]:
 
 
 def learning_rates(run: Run) -> list[float]:
-    """Return the learning rate of each parameter group."""
     return [float(group["lr"]) for optimizer in run.optimizers.values() for group in optimizer.param_groups]
 
 
 def _baseline(run: Run) -> Graph:
-    graph = snapshot(find_roots(run))
-    graph.contents.clear()  # the digests are enough, and the live tensors change
+    graph = capture_graph(find_roots(run))
+    graph.contents.clear()  # the digests suffice, and the live tensors change
     return graph
 
 
 def find_roots(run: Run) -> Roots:
-    """Return where the walk of a run starts: modules, task, plugins of others, gradients, the user's modules."""
-    objects: dict[str, object] = dict(run.modules)  # first: an alias has the path at which it is reached first
+    objects: dict[str, object] = dict(run.modules)  # first: an alias gets the first path that reaches it
     saved = dict(objects)
     for kind, parts, skipped in ((OPTIMIZER, run.optimizers, _SGD), (SCHEDULER, run.schedulers, _SCHEDULER)):
         for name, part in parts.items():
             saved[kind + name] = part
-            objects[kind + name] = _own_attributes(part, skipped)
+            objects[kind + name] = _unsaved_attributes(part, skipped)
     for name, plugin in zip(run.plugins.names(), run.plugins, strict=True):
         if not is_ours(type(plugin).__module__) and affects_training(plugin):
             objects[f"plugins.{name}"] = plugin
         else:
             saved[f"plugins.{name}"] = plugin
-    objects[LISTENERS[:-1]] = Attributes(_connected(run))
+    objects[LISTENERS[:-1]] = Attributes(_connected_functions(run))
     if not isinstance(run.task, nn.Module):
         objects["run.task" if "task" in run.modules else "task"] = run.task
     objects |= {MODULE + name: Namespace(module) for name, module in user_modules().items()}
@@ -276,20 +269,21 @@ def find_roots(run: Run) -> Roots:
     return Roots(objects, saved, tuple(_data_objects(run)), frozenset(owned | named), run.phase == "train")
 
 
-def _own_attributes(part: Any, skipped: frozenset[str]) -> Attributes:
-    """Return what an optimizer or scheduler has beside its `state_dict`; of torch's classes the user's functions."""
-    own: dict[str, Any] = {name: hooks for name in OPTIMIZER_HOOKS if (hooks := user_hooks(part, name))}
+def _unsaved_attributes(part: Any, skipped: frozenset[str]) -> Attributes:
+    # of torch's optimizers and schedulers only the user's functions
+    hooks_by_name: dict[str, Any] = {name: hooks for name in OPTIMIZER_HOOKS if (hooks := user_hooks(part, name))}
     if type(part).__module__.startswith("torch."):
         names = FUNCTIONS & vars(part).keys()
     else:
         names = vars(part).keys() - skipped - (part.state_dict().keys() - FUNCTIONS) - set(OPTIMIZER_HOOKS)
-    return Attributes(own | {name: item for name, item in vars(part).items() if name in names and name[:2] != "__"})
+    return Attributes(
+        hooks_by_name | {name: item for name, item in vars(part).items() if name in names and name[:2] != "__"}
+    )
 
 
-def _connected(run: Run) -> dict[str, Any]:
-    """Return the user's functions and methods that are connected to the bus, but for handlers of plugins, by name."""
+def _connected_functions(run: Run) -> dict[str, Any]:
     plugins = dict(zip(run.plugins.names(), run.plugins, strict=True))
-    found: dict[str, Any] = {}
+    functions: dict[str, Any] = {}
     for signal in run.bus.signals():
         for receiver, subscription in signal.listeners():
             owner = subscription.owner
@@ -298,10 +292,10 @@ def _connected(run: Run) -> dict[str, Any]:
             if is_handler or is_observers or not _is_users(receiver):
                 continue
             name = f"{signal.event.__name__}.{describe_function(receiver)}"
-            while name in found:
+            while name in functions:
                 name += "'"
-            found[name] = receiver
-    return found
+            functions[name] = receiver
+    return functions
 
 
 def _is_users(receiver: Any) -> bool:
@@ -313,11 +307,10 @@ def _is_users(receiver: Any) -> bool:
 
 
 def _write_back(run: Run, roots: Roots) -> None:
-    """Set the attributes of optimizers and schedulers, and the gradients of parameters that no optimizer owns."""
     for kind, parts in ((OPTIMIZER, run.optimizers), (SCHEDULER, run.schedulers)):
         for name, part in parts.items():
-            own = vars(roots.objects[kind + name]).items()
-            vars(part).update({key: item for key, item in own if key not in OPTIMIZER_HOOKS})
+            attributes = vars(roots.objects[kind + name]).items()
+            vars(part).update({key: item for key, item in attributes if key not in OPTIMIZER_HOOKS})
     gradients = vars(roots.objects[GRADIENTS])
     for name, module in run.modules.items():
         for key, parameter in module.named_parameters():
@@ -327,39 +320,38 @@ def _write_back(run: Run, roots: Roots) -> None:
 
 
 def _data_objects(run: Run) -> Iterator[object]:
-    """Yield the objects whose contents may be the data set, and what they hold."""
-    left = [run.data.train_loader, *run.data.validation_loaders.values()]
-    for loader in left:
+    loaders = [run.data.train_loader, *run.data.validation_loaders.values()]
+    for loader in loaders:
         parts = (getattr(loader, name, None) for name in ("dataset", "sampler", "batch_sampler", "loaders", "datasets"))
-        found = [part for part in parts if part is not None]
+        pending = [part for part in parts if part is not None]
         yield loader
-        while found:
-            part = found.pop()
+        while pending:
+            part = pending.pop()
             yield part
-            held = part.values() if isinstance(part, dict) else getattr(part, "__dict__", {}).values()
-            for value in list(held)[:100]:
+            values = part.values() if isinstance(part, dict) else getattr(part, "__dict__", {}).values()
+            for value in list(values)[:100]:
                 yield value
                 if isinstance(value, tuple):  # of a TensorDataset
                     yield from value[:100]
             inner = getattr(part, "dataset", None)
-            found += [] if inner is None else [inner]
-            found += list(getattr(part, "datasets", ()))[:100]
+            pending += [] if inner is None else [inner]
+            pending += list(getattr(part, "datasets", ()))[:100]
 
 
 _user_modules: tuple[tuple[int, str], dict[str, types.ModuleType]] = ((0, ""), {})
 
 
 def user_modules() -> dict[str, types.ModuleType]:
-    """Return the imported modules that are neither of Python, nor installed, nor heliograph's."""
+    # neither Python's, nor installed, nor heliograph's
     global _user_modules
-    key = (len(sys.modules), next(reversed(sys.modules)))  # looked at again only after an import
+    key = (len(sys.modules), next(reversed(sys.modules)))  # unchanged until the next import
     if _user_modules[0] != key:
-        found = {
+        modules = {
             name: module
             for name, module in list(sys.modules.items())
             if type(module) is types.ModuleType and module.__name__ == name and _is_users_module(module)
         }
-        _user_modules = key, found
+        _user_modules = key, modules
     return _user_modules[1]
 
 

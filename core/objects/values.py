@@ -1,4 +1,4 @@
-"""Values that are compared and not restored, as digests: options, and the attributes of data objects."""
+"""Digests of values that are compared but not restored: options, and attributes of data objects."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from ..data.draws.object_parts import set_by_epoch
 from ..data.streams import Streams
 from ..system.extras import kind_of
 from .equality import digest, digest_of, is_scalar, scalar_bits
-from .graph import Node, Roots, Walk, family, is_own, type_name
+from .graph import Node, Roots, Walk, family, is_by_user, type_name
 
 Value = Mapping[str, str]
 MISSING: Final = {"text": "not there"}
-SHOWN: Final = 60  # characters of a value in a sentence
+SHOWN: Final = 60  # characters of a value in a message
 FEW: Final = 20  # numbers of a tensor that are shown
 SAMPLE: Final = 1000  # items of a container of data, and numbers of a large array
 SAMPLE_BYTES: Final = 2**16
@@ -47,12 +47,12 @@ NAMED: Final = (
 
 
 def encode(value: Any, *, is_data: bool = False) -> dict[str, str]:
-    """Return the digest of a value, with a `text` for messages; `unseen` says what of it cannot be read.
+    """Return the digest of a value, with a `text` for messages; `unseen` names parts that cannot be read.
 
     Args:
         value: any value.
-        is_data: whether it may be a data set: only a sample of what is large is read, and nothing of the objects of
-            installed libraries; the states of generators do not count, since their draws are keyed.
+        is_data: whether it may be a data set: then large values are sampled, objects of installed libraries are not
+            read, and states of generators are ignored because their draws are keyed.
     """
     encoded = {"text": show(value)}
     if is_scalar(value):
@@ -66,7 +66,7 @@ def encode(value: Any, *, is_data: bool = False) -> dict[str, str]:
 
 
 def differing(before: Mapping[str, Value], now: Mapping[str, Value]) -> Iterator[tuple[str, Value, Value]]:
-    """Yield the name, the previous and the present value of what differs; `MISSING` if there is none."""
+    """Yield name, previous and present value of each difference; `MISSING` if a value is missing."""
     for name in {**before, **now}:
         was, value = before.get(name, MISSING), now.get(name, MISSING)
         if was.get("digest") != value.get("digest"):
@@ -74,13 +74,11 @@ def differing(before: Mapping[str, Value], now: Mapping[str, Value]) -> Iterator
 
 
 def show_both(was: Value, value: Value) -> tuple[str, str]:
-    """Return two different encoded values as two different texts."""
     before, now = was["text"], value["text"]
     return before, now if now != before else "one with other values"
 
 
 def show(value: Any) -> str:
-    """Return a short value as it is written, another by its kind and size."""
     if is_scalar(value) or isinstance(value, (*NAMED, np.generic)) or _is_short(value):
         text = repr(value)
         if len(text) <= SHOWN:
@@ -89,7 +87,6 @@ def show(value: Any) -> str:
 
 
 def describe(value: Any) -> str:
-    """Return the kind and size of a value as text."""
     if isinstance(value, Tensor | np.ndarray):
         return f"{'a tensor' if isinstance(value, Tensor) else 'an array'} {list(value.shape)}"
     is_sized = isinstance(value, str | bytes | list | tuple | dict | set)
@@ -110,9 +107,7 @@ def _is_iterator(kind: type) -> bool:
 
 
 class _Fingerprint(Walk):
-    """Reads all of a value. Numbers count by their bits, wherever they lie in memory."""
-
-    most: int | None = None  # items of a container
+    most: int | None = None  # items of a container; all of them by default
 
     def value(self, value: Any, path: str, depth: int) -> object:
         return {"named": repr(value)} if isinstance(value, NAMED) else super().value(value, path, depth)
@@ -139,13 +134,11 @@ class _Fingerprint(Walk):
 
 
 class _Sample(_Fingerprint):
-    """Reads a sample of what may be a data set."""
-
     most = SAMPLE
 
     def value(self, value: Any, path: str, depth: int) -> object:
         kind: type = type(value)
-        is_librarys = family(kind) in ("object", "opaque", "stateful", "file") and not is_own(kind)
+        is_librarys = family(kind) in ("object", "opaque", "stateful", "file") and not is_by_user(kind)
         is_left_out = is_librarys and not _is_iterator(kind)
         return {"skip": type_name(value)} if is_left_out else super().value(value, path, depth)
 
@@ -167,7 +160,6 @@ class _Sample(_Fingerprint):
         return self.items(value, (), path, depth) if len(value) > SAMPLE else super().set(value, path, depth)
 
     def sampled(self, value: Any) -> Any:
-        """Return the first numbers of a large array, and numbers at equal distances."""
         if value.nbytes <= SAMPLE_BYTES:
             return value
         flat = value.reshape(-1)
@@ -190,20 +182,19 @@ def encode_data(run: Run, *, only_by_epoch: bool = False) -> dict[str, Value]:
         {f"{name} ": loader for name, loader in train.loaders.items()} if isinstance(train, Streams) else {"": train}
     )
     loaders |= {f"validation {name} ".replace("  ", " "): loader for name, loader in sets.items()}
-    found: dict[str, Value] = {}
+    encoded: dict[str, Value] = {}
     for prefix, loader in loaders.items():
         for name in READERS:
             reader = getattr(loader, name, None)
-            if type(reader) is BatchSampler:  # torch makes one of the sampler
+            if type(reader) is BatchSampler:  # torch makes it from the sampler
                 reader = None if reader.sampler is loader.sampler else reader.sampler
             for path, value, follows_epoch in _attributes(reader, prefix + name.replace("_", " ")):
                 if follows_epoch or not only_by_epoch:
-                    found[path] = encode(value, is_data=True)
-    return found
+                    encoded[path] = encode(value, is_data=True)
+    return encoded
 
 
 def _attributes(reader: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
-    """Yield path and value of each attribute of a data object, in torch's wrappers too, and if it follows the epoch."""
     if isinstance(reader, Subset):
         yield f"{path}.indices", reader.indices if type(reader.indices) is list else list(reader.indices), False
         yield from _attributes(reader.dataset, path)
@@ -218,7 +209,7 @@ def _attributes(reader: Any, path: str) -> Iterator[tuple[str, Any, bool]]:
         yield f"{path}.{name}", getattr(reader, name), False
     elif isinstance(reader, FunctionType | partial):
         yield path, reader, False
-    elif reader is not None and is_own(type(reader)):
+    elif reader is not None and is_by_user(type(reader)):
         by_epoch = set_by_epoch(type(reader))
         for name, value in getattr(reader, "__dict__", {}).items():
             if not isinstance(value, KINDS) and name[:2] != "__":  # their draws are keyed

@@ -372,7 +372,7 @@ def test_a_plugin_that_found_no_state_is_a_doubt_unless_it_observes() -> None:
     observer.policy = "observer"
     result, _ = fit(supervised(), cut, plugins=[Remembers(), observer])
 
-    assert doubts(result) == ["plugin 'remembers' found no state in the checkpoint"]
+    assert doubts(result) == ["plugin 'remembers' has no state in the checkpoint"]
     assert result.resume is not None
     assert result.resume.reasons
     assert result.resume.fresh_plugins == ("remembers", "observer")

@@ -1,4 +1,4 @@
-"""The program that resumes compared with the one that saved: optimizers, parameter groups, ranks, batch size."""
+"""Compare the resuming program with the saving one: optimizers, parameter groups, ranks, batch size."""
 
 from __future__ import annotations
 
@@ -17,30 +17,28 @@ from .rates import scale_optimizer, scale_scheduler
 
 
 def class_names(parts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the class names of optimizers or schedulers."""
     return {name: type(part).__name__ for name, part in parts.items()}
 
 
 def saved_scheduler_classes(run: Run, saved: Mapping[str, Any]) -> dict[str, str]:
-    """Return the class names of the saved schedulers; Helios saved none, so they count as those of the run."""
-    known, now = saved.get("scheduler_kinds", {}), class_names(run.schedulers)
-    return {name: known.get(name) or now.get(name, "unknown") for name in saved["schedulers"]}
+    # Helios saved no classes, so they are assumed to be those of the run
+    saved_classes, now = saved.get("scheduler_kinds", {}), class_names(run.schedulers)
+    return {name: saved_classes.get(name) or now.get(name, "unknown") for name in saved["schedulers"]}
 
 
 def check_optimizers(run: Run, saved: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the saved optimizers have the names and classes of those of the run."""
-    now, known = class_names(run.optimizers), saved.get("optimizer_kinds", {})
-    before = {name: known.get(name) or now.get(name, "unknown") for name in saved["optimizers"]}
+    now, saved_classes = class_names(run.optimizers), saved.get("optimizer_kinds", {})
+    before = {name: saved_classes.get(name) or now.get(name, "unknown") for name in saved["optimizers"]}
     if before.keys() != now.keys():
         raise ValueError(
-            f"The checkpoint holds the optimizers {sorted(before)}, the run has {sorted(now)}: call them the same in "
+            f"The checkpoint holds the optimizers {sorted(before)}, the run has {sorted(now)}: use the same names in "
             f"fit(optimizer={{...}}), or load only the weights, with load_weights."
         )
     for name, kind in now.items():
         if before[name] != kind:
             raise ValueError(
-                f"The checkpoint was written with {before[name]}, the optimizer now is {kind}: resume with the former, "
-                f"or load only the weights, with load_weights."
+                f"The checkpoint was written with {before[name]}, the optimizer now is {kind}: resume with "
+                f"{before[name]}, or load only the weights, with load_weights."
             )
 
 
@@ -55,32 +53,31 @@ def find_differences(
         versions: the present versions of the software.
         fresh_plugins: the plugins that have no state in the snapshot.
     """
-    plugins_then = saved.get("unseen", {}).get("plugins")  # a plugin that was not there is reported as new
+    plugins_then = saved.get("unseen", {}).get("plugins")  # a new plugin is reported separately
     for name in fresh_plugins:
         if affects_training(run.plugins[name]) and (plugins_then is None or name in plugins_then):
-            yield f"plugin {name!r} found no state in the checkpoint"
+            yield f"plugin {name!r} has no state in the checkpoint"
     before, now = saved_scheduler_classes(run, saved), class_names(run.schedulers)
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
             yield f"the scheduler was {before.get(name, 'none')} and is {now.get(name, 'none')}"
     if (change := describe_batch_change(saved["world"], batch_factors(run))) is not None:
         yield change
-    yield from _other_ranks(run, saved)
+    yield from _rank_differences(run, saved)
     for software, version in versions.items():
         if (version_then := saved["versions"].get(software, version)) != version:
             yield f"the checkpoint was written with {software} {version_then}, this is {version}"
 
 
-def _other_ranks(run: Run, saved: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a changed number of ranks changes, even if each step has as many samples in the same order."""
+def _rank_differences(run: Run, saved: Mapping[str, Any]) -> Iterator[str]:
     before, now = saved["world"]["size"], run.engine.world_size
     if before == now:
         return
     yield f"{before} processes wrote the checkpoint, {now} resumed it: gradients are summed in another order"
     if now < before:
-        yield f"the random generators of {_ranks(now, before)} are gone with them"
+        yield f"the random generators of {_ranks(now, before)} are dropped"
     else:
-        yield f"{_ranks(before, now)} had no state of their own: random generators start fresh there"
+        yield f"{_ranks(before, now)} had no saved state: random generators start fresh there"
 
 
 def _ranks(first: int, end: int) -> str:
@@ -92,15 +89,12 @@ CHANGES: tuple[str, ...] = get_args(BatchChange)
 
 
 def batch_factors(run: Run) -> dict[str, int | None]:
-    """Return the factors of the global batch: `size` (ranks), `batch_size` of each, `accumulation` (batches per step).
-
-    The batch size counts samples; it is 1 if whole batches are dealt to the ranks, and None if it is unknown.
-    """
+    # the batch size is 1 if whole batches are dealt to the ranks, and None if unknown
     return {"size": run.engine.world_size, "batch_size": run.data.batch_size, "accumulation": _accumulation(run)}
 
 
 def global_batch(world: Mapping[str, int | None]) -> int | None:
-    """Return how many samples (or batches, if these are dealt to the ranks) make one step; None if unknown."""
+    # in samples, or in batches if whole batches are dealt to the ranks
     batch_size, accumulation = world.get("batch_size"), world.get("accumulation")
     if batch_size is None or accumulation is None:
         return None
@@ -108,13 +102,13 @@ def global_batch(world: Mapping[str, int | None]) -> int | None:
 
 
 def describe_batch_change(before: Mapping[str, int | None], now: Mapping[str, int | None]) -> str | None:
-    """Return how the global batch changed, None if it did not; if it is unknown, its known factors are compared."""
-    former, present = global_batch(before), global_batch(now)
-    if former is None or present is None:
-        known = [name for name in now if None not in (before.get(name), now[name])]
-        differs = any(before[name] != now[name] for name in known)
+    # if a global batch is unknown, its known factors are compared
+    previous, present = global_batch(before), global_batch(now)
+    if previous is None or present is None:
+        known_factors = [name for name in now if None not in (before.get(name), now[name])]
+        differs = any(before[name] != now[name] for name in known_factors)
     else:
-        differs = former != present
+        differs = previous != present
     return f"the global batch was {_describe_batch(before)}, and is {_describe_batch(now)}" if differs else None
 
 
@@ -125,10 +119,10 @@ def apply_batch_change(run: Run, before: Mapping[str, int | None], how: BatchCha
     size is unknown, nothing is refused or scaled.
 
     Args:
-        run: the run, with its position, optimizers and schedulers as they were saved.
+        run: the run, with its saved position, optimizers and schedulers.
         before: the factors of the global batch in the run that wrote the checkpoint.
-        how: what to do about a change.
-        may_refuse: whether the run is resumed; rolling back to its own state is never refused.
+        how: the policy for a change.
+        may_refuse: whether the run is resumed; a rollback to its own state is never refused.
 
     Returns:
         How the global batch changed; None if it did not.
@@ -140,19 +134,19 @@ def apply_batch_change(run: Run, before: Mapping[str, int | None], how: BatchCha
     change = describe_batch_change(before, now)
     if change is None:
         return None
-    former, present = global_batch(before), global_batch(now)
+    previous, present = global_batch(before), global_batch(now)
     factor = 1.0
-    if former is not None and present is not None:
+    if previous is not None and present is not None:
         if how == "refuse" and may_refuse and (before["size"], now["size"]) != (1, 1):
             raise ValueError(
                 f"The global batch changed: {_describe_batch(before)} made one optimizer step when the checkpoint was "
-                f"written, {_describe_batch(now)} would now. Keep the product by another batch_size or "
-                f"GradientAccumulation, or say what becomes of the learning rate: "
+                f"written, {_describe_batch(now)} would now. Keep the product with another batch_size or "
+                f"GradientAccumulation, or choose the learning rate with "
                 f"Checkpoint(..., resume=Resume(batch_change='keep')), 'linear' or 'sqrt'."
             )
-        factor = {"linear": present / former, "sqrt": sqrt(present / former)}.get(how, 1.0)
+        factor = {"linear": present / previous, "sqrt": sqrt(present / previous)}.get(how, 1.0)
     if factor == 1.0:
-        run.note(f"{change}: learning rates as they were saved")
+        run.note(f"{change}: saved learning rates kept")
         return change
     for optimizer in run.optimizers.values():
         scale_optimizer(optimizer, factor)
@@ -163,7 +157,7 @@ def apply_batch_change(run: Run, before: Mapping[str, int | None], how: BatchCha
 
 
 def _accumulation(run: Run) -> int | None:
-    """Return how many micro-batches make a step, by the plugin that claims `accumulation`; None if it has no number."""
+    # None if the number of micro-batches in a step is unknown
     for plugin in run.plugins:
         if "accumulation" in getattr(plugin, "exclusive", ()) and run.plugins.is_enabled(plugin):
             number = getattr(plugin, "number", None)
@@ -177,16 +171,16 @@ def _describe_batch(world: Mapping[str, int | None]) -> str:
     return f"{ranks} x batch_size {batch_size} x accumulation {accumulation}"
 
 
-Names = list[list[str | None]]  # by group; None for a parameter that no module of the task has
+Names = list[list[str | None]]  # by group; None for a parameter outside the modules of the task
 
 
 def describe_groups(run: Run) -> dict[str, Any]:
-    """Return what is saved of the groups: the names of their parameters, and which share a function of `LambdaLR`."""
-    named = {id(each): name for name, each in _parameters(run.modules).items()}
+    # parameter names by group, and which groups share a function of `LambdaLR`
+    named = {id(parameter): name for name, parameter in _parameters(run.modules).items()}
     return {
-        "parameters": {name: _names(each, named) for name, each in run.optimizers.items()},
+        "parameters": {name: _names(optimizer, named) for name, optimizer in run.optimizers.items()},
         "functions": {
-            name: [_index(each, functions) for each in functions]
+            name: [_index(function, functions) for function in functions]
             for name, scheduler in run.schedulers.items()
             if (functions := getattr(scheduler, "lr_lambdas", None))
         },
@@ -196,7 +190,7 @@ def describe_groups(run: Run) -> dict[str, Any]:
 def restore_groups(
     run: Run, saved: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer], *, drops_added: bool
 ) -> None:
-    """Give optimizers the parameter groups that they had when a snapshot was taken.
+    """Give optimizers the parameter groups of a snapshot.
 
     Args:
         run: the run.
@@ -205,22 +199,22 @@ def restore_groups(
         drops_added: whether groups that the run has added since may be removed.
 
     Raises:
-        ValueError: the parameters of the saved groups are unknown, or the program has some that were in no group.
+        ValueError: the parameters of the saved groups are unknown, or the program has parameters that were in no group.
     """
     parameters = _parameters(run.modules)
-    named = {id(each): name for name, each in parameters.items()}
+    named = {id(parameter): name for name, parameter in parameters.items()}
     for name, optimizer in optimizers.items():
         groups = (saved["optimizers"] or saved["shards"]["optimizers"])[name]["param_groups"]
         now, then = _names(optimizer, named), saved.get("groups", {}).get("parameters", {}).get(name)
-        sizes = [len(each["params"]) for each in groups]
-        is_known = then is not None and all(key in parameters for each in then for key in each)
+        sizes = [len(group["params"]) for group in groups]
+        is_known = then is not None and all(key in parameters for names in then for key in names)
         if then == now or (not is_known and sizes == list(map(len, now))):
             continue
         change = f"{_describe_sizes(sizes)}, the program's has {_describe_sizes(map(len, now))}"
         added = _all(now) - _all(then) if is_known and not drops_added else set()
         if not is_known or added:
-            raise ValueError(_refusal(name, change, then, added))
-        _regroup(optimizer, groups, [[parameters[key] for key in each] for each in then])
+            raise ValueError(_explain_groups(name, change, then, added))
+        _regroup(optimizer, groups, [[parameters[key] for key in names] for names in then])
         run.note(f"the {name!r} continues with the checkpoint's {change}")
 
 
@@ -228,7 +222,7 @@ def load_scheduler(name: str, scheduler: Any, saved: Mapping[str, Any]) -> None:
     """Load a scheduler's state from a snapshot, after the optimizer's groups were restored.
 
     Raises:
-        ValueError: a group had a function of its own that the program's scheduler does not have.
+        ValueError: a group had its own function, which the program's scheduler does not have.
     """
     state = deepcopy(saved["schedulers"][name])
     functions: list[Any] = getattr(scheduler, "lr_lambdas", [])
@@ -239,43 +233,43 @@ def load_scheduler(name: str, scheduler: Any, saved: Mapping[str, Any]) -> None:
             functions.append(functions[index])
     if len(functions) < count:
         raise ValueError(
-            f"The scheduler {type(scheduler).__name__} had functions for {count} parameter groups, the program gives "
-            f"it {len(functions)}, and functions are not saved. A group that is added in a run can be resumed where it "
-            f"has the function of another group: scheduler.lr_lambdas.append(scheduler.lr_lambdas[0])."
+            f"The scheduler {type(scheduler).__name__} had functions for {count} parameter groups, the program has "
+            f"{len(functions)}, and functions are not saved. A group that is added during a run can be resumed if it "
+            f"shares the function of another group: scheduler.lr_lambdas.append(scheduler.lr_lambdas[0])."
         )
     scheduler.load_state_dict(state)
 
 
 def _parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    named = ((f"{root}.{name}", each) for root, module in modules.items() for name, each in parameters_of(module))
+    named = (
+        (f"{root}.{name}", parameter) for root, module in modules.items() for name, parameter in parameters_of(module)
+    )
     return dict(named)
 
 
 def _names(optimizer: torch.optim.Optimizer, named: Mapping[int, str]) -> Names:
-    return [[named.get(id(each)) for each in group["params"]] for group in optimizer.param_groups]
+    return [[named.get(id(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def _index(one: Any, of: list[Any]) -> int:
-    """Return the index of the first item that is the same object."""
-    return next(index for index, each in enumerate(of) if each is one)
+def _index(item: Any, items: list[Any]) -> int:
+    return next(index for index, candidate in enumerate(items) if candidate is item)
 
 
 def _all(names: Names) -> set[str]:
-    return {str(name) for each in names for name in each}
+    return {str(name) for group in names for name in group}
 
 
-def _refusal(name: str, change: str, then: Names | None, added: set[str]) -> str:
-    """Return why the groups cannot be restored, and what to do."""
+def _explain_groups(name: str, change: str, then: Names | None, added: set[str]) -> str:
     if then is None:
-        why = "it does not say which parameters they held"
+        reason = "their parameters are unknown"
     elif added:
-        why = f"they did not hold {', '.join(sorted(added)[:5])}"
+        reason = f"they lack {', '.join(sorted(added)[:5])}"
     else:
-        why = "they held parameters that are in no module of the task"
+        reason = "they have parameters that are in no module of the task"
     return (
-        f"The {name!r} of the checkpoint has {change}, and {why}. Give fit an optimizer with the checkpoint's groups, "
-        f"and add others by optimizer.add_param_group() at CheckpointLoaded; or load only the weights, with "
-        f"load_weights."
+        f"The {name!r} of the checkpoint has {change}, and {reason}. Give fit an optimizer with the checkpoint's "
+        f"groups, and add further groups by optimizer.add_param_group() at CheckpointLoaded; or load only the weights, "
+        f"with load_weights."
     )
 
 
@@ -287,11 +281,15 @@ def _describe_sizes(sizes: Iterable[int]) -> str:
 def _regroup(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], parameters: list[list[nn.Parameter]]
 ) -> None:
-    """Set the parameters of an optimizer's groups; their options are loaded afterwards."""
+    # the options of the groups are loaded afterwards
     del optimizer.param_groups[len(groups) :]
-    for group, held in zip(optimizer.param_groups, parameters, strict=False):
-        group["params"] = held
-    for group, held in list(zip(groups, parameters, strict=True))[len(optimizer.param_groups) :]:
+    for group, group_parameters in zip(optimizer.param_groups, parameters, strict=False):
+        group["params"] = group_parameters
+    for group, group_parameters in list(zip(groups, parameters, strict=True))[len(optimizer.param_groups) :]:
         options = {key: deepcopy(value) for key, value in group.items() if key not in ("params", "param_names")}
-        named = list(zip(group["param_names"], held, strict=True)) if "param_names" in group else held
+        named = (
+            list(zip(group["param_names"], group_parameters, strict=True))
+            if "param_names" in group
+            else group_parameters
+        )
         optimizer.add_param_group({"params": named, **options})

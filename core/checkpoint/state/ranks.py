@@ -1,4 +1,4 @@
-"""The state of several ranks: what differs from the main rank, and shards."""
+"""The state of several ranks: differences from the main rank, and shards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Key = tuple[str, str]  # a part of the snapshot, and a name in it if it is a dic
 
 
 def gather_rank_parts(engine: Engine, snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return, by rank, what differs from the main rank's snapshot: nothing for the main rank. A collective.
+    """Return, by rank, the differences from the main rank's snapshot: none for the main rank. A collective.
 
     Digests are compared first, so that large values that are equal on all ranks are not sent.
 
@@ -46,17 +46,17 @@ def gather_rank_parts(engine: Engine, snapshot: Mapping[str, Any]) -> list[dict[
     mine = dict(_items(snapshot))
     digests: list[dict[Key, bytes]] = engine.gather_objects({key: digest(mine[key]) for key in mine})
     of_main = digests[0]
-    own = {key: _to_cpu(item) for key, item in mine.items() if digests[engine.rank][key] != of_main.get(key)}
-    own |= {key: None for key in of_main if key not in mine}  # a plugin of the main rank only
-    parts: list[dict[Key, Any]] = engine.gather_objects(own)
-    return [_nested(each) for each in parts]
+    differing = {key: _to_cpu(item) for key, item in mine.items() if digests[engine.rank][key] != of_main.get(key)}
+    differing |= {key: None for key in of_main if key not in mine}  # a plugin of the main rank only
+    parts: list[dict[Key, Any]] = engine.gather_objects(differing)
+    return [_nested(items) for items in parts]
 
 
 def select_rank_part(saved: Mapping[str, Any], rank: int, world_size: int) -> dict[str, Any]:
     """Return the snapshot from which one of `world_size` ranks continues.
 
-    A rank that the snapshot does not have gets the main rank's, without metrics to log. What removed ranks had not
-    logged yet, the main rank logs.
+    A rank that the snapshot lacks gets the main rank's, without metrics to log. The main rank logs the metrics that
+    removed ranks had not logged yet.
     """
     ranks, means = saved["ranks"], saved.get("means", {})
     if not ranks:  # a snapshot of this rank only
@@ -72,29 +72,29 @@ def select_rank_part(saved: Mapping[str, Any], rank: int, world_size: int) -> di
 
 
 def digest(value: Any) -> bytes:
-    """Return a digest of nested plain values and tensors: equal only if they are, bit for bit."""
+    # equal only for values that are equal bit for bit
     state = hashlib.blake2b(digest_size=16)
     for piece in _pieces(value):
         state.update(piece)
     return state.digest()
 
 
-def _added(means: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return saved means plus those of another rank; the states of metric objects cannot be added up."""
+def _added(means: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    # means are summed; the states of metric objects cannot be
     added = dict(means)
-    for name, saved in others.items():
+    for name, saved in more.items():
         if not isinstance(saved, list):
             added.setdefault(name, saved)
             continue
         host, weight, start, _ = saved
-        own_host, own_weight, *rest = added.get(name, (0.0, 0.0, 0.0, 0))
-        added[name] = [own_host + host + start, own_weight + weight, *rest]
+        own_host, own_weight, *tail = added.get(name, (0.0, 0.0, 0.0, 0))
+        added[name] = [own_host + host + start, own_weight + weight, *tail]
     return added
 
 
 def _items(snapshot: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
     for part in WHOLE:
-        if part in snapshot:  # that of a training in another loop has fewer
+        if part in snapshot:  # a training in another loop has fewer
             yield (part, ""), snapshot[part]
     for part in BY_NAME:
         for name, item in snapshot.get(part, {}).items():
@@ -112,7 +112,7 @@ def _nested(items: Mapping[Key, Any]) -> dict[str, Any]:
 
 
 def _to_cpu(value: Any) -> Any:
-    """Return a value with its tensors on the CPU, as another process may have other devices."""
+    # another process may have other devices
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):
@@ -145,14 +145,16 @@ def shards_folder(shards: Mapping[str, Any], path: Path | None) -> Path:
     """Return the folder of a checkpoint's shards.
 
     Args:
-        shards: what the state says of them.
-        path: its file.
+        shards: the description of the shards in the state.
+        path: the file of the checkpoint.
 
     Raises:
-        ValueError: the state was given without a path, or the name of the folder is forged.
+        ValueError: the state has no path, or the name of the folder is forged.
     """
     if path is None:
-        raise ValueError("The state's weights lie in shards beside its file: resume from the path of that file.")
+        raise ValueError(
+            "The weights of the state are in shards in the folder of its file: resume from the path of that file."
+        )
     name = shards["folder"]
     if Path(name).name != name or not name.endswith(".shards"):
         raise ValueError(f"{path} is forged: {name!r} is not the name of a folder of shards.")
@@ -160,43 +162,35 @@ def shards_folder(shards: Mapping[str, Any], path: Path | None) -> Path:
 
 
 def join_shards(saved: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
-    """Return a snapshot that holds its weights and optimizer states, read from its shards if it has some.
-
-    Args:
-        saved: the snapshot.
-        path: its file.
-    """
+    """Return a snapshot with its weights and optimizer states, read from its shards if it has some."""
     if "shards" not in saved:
         return dict(saved)
-    modules, optimizers = _read_alone(saved["shards"], path)
-    rest = {name: value for name, value in saved.items() if name != "shards"}
-    return {**rest, "modules": modules, "optimizers": optimizers}
+    modules, optimizers = _read_without_group(saved["shards"], path)
+    unsharded = {name: value for name, value in saved.items() if name != "shards"}
+    return {**unsharded, "modules": modules, "optimizers": optimizers}
 
 
 def join_weights(saved: Mapping[str, Any], path: Path | None) -> Mapping[str, Mapping[str, Any]]:
-    """Return the full weights of a snapshot by module, read from its shards if it has some. No collective.
-
-    Args:
-        saved: the snapshot.
-        path: its file.
-    """
+    """Return the full weights of a snapshot by module, from its shards if it has some. Not a collective."""
     if "shards" not in saved:
         modules: Mapping[str, Mapping[str, Any]] = saved["modules"]
         return modules
-    return _read_alone(_weights_only(saved["shards"]), path)[0]
+    return _read_without_group(_weights_only(saved["shards"]), path)[0]
 
 
 def fit_to_engine(saved: Mapping[str, Any], engine: Engine, path: Path | None) -> dict[str, Any]:
-    """Return a snapshot as an engine can load it: its shards are joined unless the engine shards too."""
     if "shards" not in saved or not isinstance(engine, ShardingEngine):
         return join_shards(saved, path)
-    return {**saved, "optimizers": saved["shards"]["optimizers"]}  # their description; the tensors stay in the shards
+    return {
+        **saved,
+        "optimizers": saved["shards"]["optimizers"],
+    }  # only their description: the tensors stay in the shards
 
 
 def load_parts(
     run: Run, saved: Mapping[str, Any], optimizers: Mapping[str, Any], path: Path | None, *, drops_added: bool = False
 ) -> None:
-    """Load the modules and some optimizers of a run from a snapshot. On several ranks a collective.
+    """Load the modules and some optimizers of a run from a snapshot. A collective.
 
     Args:
         run: the run.
@@ -206,36 +200,35 @@ def load_parts(
         drops_added: whether parameter groups that the run has added since may be removed.
 
     Raises:
-        ValueError: the optimizers cannot get the parameter groups that they had.
+        ValueError: the optimizers cannot get their saved parameter groups.
     """
     engine = run.engine
     restore_groups(run, saved, optimizers, drops_added=drops_added)
     if "shards" in saved and isinstance(engine, ShardingEngine):
-        rest = saved["shards"] if optimizers else _weights_only(saved["shards"])
+        shards = saved["shards"] if optimizers else _weights_only(saved["shards"])
         read = partial(_read, folder=shards_folder(saved["shards"], path), process_group=engine.saving_group())
-        engine.load_shard_state(run.modules, optimizers, rest, read)
+        engine.load_shard_state(run.modules, optimizers, shards, read)
     else:
         saved = join_shards(saved, path)
         cast("LoopEngine", engine).unpack(run.modules, optimizers, (saved["modules"], saved["optimizers"]))
 
 
-def _weights_only(rest: Mapping[str, Any]) -> dict[str, Any]:
-    tensors = {name: facts for name, facts in rest["tensors"].items() if name.startswith("modules/")}
-    return {**rest, "optimizers": {}, "tensors": tensors}
+def _weights_only(shards: Mapping[str, Any]) -> dict[str, Any]:
+    tensors = {name: facts for name, facts in shards["tensors"].items() if name.startswith("modules/")}
+    return {**shards, "optimizers": {}, "tensors": tensors}
 
 
-def _read_alone(rest: Mapping[str, Any], path: Path | None) -> States:
-    """Return the full states in shards; every process reads them itself."""
-    tensors = empty(rest)
+def _read_without_group(shards: Mapping[str, Any], path: Path | None) -> States:
+    tensors = empty(shards)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        _read(tensors, shards_folder(rest, path), no_dist=True)
-    return join_states(tensors, rest)
+        _read(tensors, shards_folder(shards, path), no_dist=True)
+    return join_states(tensors, shards)
 
 
-INDEX = ".metadata"  # in the folder of shards; written by rank 0 when all others have written
+INDEX = ".metadata"  # in the folder of shards; written by rank 0 after all other ranks
 DCP = "torch.distributed.checkpoint"
-IN_INDEX = {  # not BytesStorageMetadata: torch unpickles what that is of, and shards hold only tensors
+IN_INDEX = {  # not BytesStorageMetadata, whose content torch unpickles: shards hold only tensors
     f"{DCP}.metadata.Metadata", f"{DCP}.metadata.MetadataIndex", f"{DCP}.metadata.StorageMeta",
     f"{DCP}.metadata.ChunkStorageMetadata", f"{DCP}.metadata.TensorStorageMetadata",
     f"{DCP}.metadata.TensorProperties",
@@ -255,13 +248,11 @@ class _IndexUnpickler(Unpickler):
             return super().find_class(module, name)
         if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
             return dtype
-        raise UnpicklingError(
-            f"it holds {full}, which is not a part of an index of shards: to create it could run code"
-        )
+        raise UnpicklingError(f"it holds {full}, which is not part of an index of shards: creating it could run code")
 
 
 def read_index(path: Path) -> Metadata:
-    """Return the index of shards, `.metadata`, which is a pickle; no code in it runs.
+    """Return the index of shards, `.metadata`, which is a pickle, without running code in it.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -276,7 +267,7 @@ def read_index(path: Path) -> Metadata:
                 raise TypeError(f"it holds a {type(index).__name__}, not a Metadata")
             names = {info.relative_path for info in index.storage_data.values()}
             elsewhere = [name for name in names if Path(name).name != name]
-        except Exception as error:  # what is no such pickle fails in many ways
+        except Exception as error:  # another file fails in many ways
             if is_of_machine(error):
                 raise
             raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
@@ -286,20 +277,11 @@ def read_index(path: Path) -> Metadata:
 
 
 def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
-    """Fill tensors from shards.
-
-    Raises:
-        MemoryError, OSError, RuntimeError, SystemError: the shards are intact, but there is not enough memory for
-            example; raised on all ranks.
-        ValueError: the shards cannot be read; raised on all ranks.
-    """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     class Reader(FileSystemReader):
-        """Reads the shared index of all ranks with an allow-list of classes."""
-
         def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
             return read_index(folder / INDEX)
 
@@ -313,5 +295,4 @@ def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
 
 
 def cause_of(error: CheckpointException) -> str:
-    """Return the error of each rank that failed."""
-    return "; ".join(f"rank {rank}: {describe_error(each)}" for rank, (each, _) in error.failures.items())
+    return "; ".join(f"rank {rank}: {describe_error(failure)}" for rank, (failure, _) in error.failures.items())

@@ -1,4 +1,4 @@
-"""Learning rates times a factor, in an optimizer and in all that its scheduler computes them from."""
+"""Scale learning rates: in an optimizer, and in the attributes that its scheduler computes them from."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")  # in the groups of an optimizer: schedulers keep theirs, too
+RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")  # in the groups of an optimizer, some set by schedulers
 LISTS = ("base_lrs", "max_lrs", "_last_lr")  # of a scheduler
 
 
 def base_rates(optimizers: Mapping[str, Any]) -> list[float]:
-    """Return the learning rate of each parameter group, without what a scheduler makes of it."""
+    # before a scheduler changes them
     groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
     return [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
 
@@ -28,15 +28,15 @@ def scale_optimizer(optimizer: Any, *factors: float) -> None:
 
 
 def set_rate(group: dict[str, Any], name: str, rate: Any) -> None:
-    """Set one of the learning rates of a parameter group; a tensor stays the same object, since graphs hold it."""
-    held = group[name]
-    group[name] = held.copy_(torch.as_tensor(rate)) if isinstance(held, Tensor) else rate
+    # a tensor stays the same object, since captured graphs refer to it
+    present = group[name]
+    group[name] = present.copy_(torch.as_tensor(rate)) if isinstance(present, Tensor) else rate
 
 
 def scale_scheduler(scheduler: Any, factor: float) -> None:
-    """Multiply what a scheduler computes rates from, and those of the schedulers in it.
+    """Multiply the rates that a scheduler computes learning rates from, also in nested schedulers.
 
-    The `min_lr` of a plateau scheduler stays the bound that it is.
+    The `min_lr` of a plateau scheduler does not change.
     """
     if hasattr(scheduler, "eta_min"):
         scheduler.eta_min *= factor

@@ -1,4 +1,4 @@
-"""The schema of a saved state: its version, its keys, the plain types it may hold."""
+"""The schema of a saved state: its version, its keys, and the plain types that it may hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ....events.checks import PLAIN
-from ...system.extras import kind_of, with_article
+from ...system.extras import kind_of, version, with_article
 
 SCHEMA = 3
 
@@ -26,9 +26,6 @@ REQUIRED = (
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the installed software, for a snapshot."""
-    from ...system.extras import version
-
     return {"heliograph": version(), **_SOFTWARE}
 
 
@@ -36,7 +33,6 @@ _SOFTWARE = {"python": platform.python_version(), "torch": str(torch.__version__
 
 
 def check_schema(saved: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a loaded object is a snapshot of the schema that this version reads."""
     if isinstance(saved, Mapping) and saved.get("schema", SCHEMA) != SCHEMA:
         raise ValueError(f"The checkpoint has {describe_schema(saved['schema'])}")
     lacking = [key for key in REQUIRED if key not in saved] if isinstance(saved, Mapping) else list(REQUIRED)
@@ -45,7 +41,6 @@ def check_schema(saved: Mapping[str, Any]) -> None:
 
 
 def describe_schema(schema: object) -> str:
-    """Return the end of an error message about a schema that this version does not read."""
     return f"schema {brief(schema)}, this version reads {SCHEMA}: update heliograph, or use the version that wrote it."
 
 
@@ -53,17 +48,11 @@ WEIGHTS_ONLY = "weights_only"  # in a state that no run can resume
 
 
 def check_resumable(saved: Mapping[str, Any], path: Path | None) -> None:
-    """Raise ValueError where a state holds only weights.
-
-    Args:
-        saved: the state.
-        path: its file, for the message.
-    """
     if saved.get(WEIGHTS_ONLY):
         raise ValueError(
             f"{path or 'The state'} holds only weights, as WeightsCheckpoint writes them, without "
-            f"optimizer, position and random generators: it cannot be resumed. Give resume= the path of a full "
-            f"checkpoint; or begin a new training with these weights: resume=None, and load_weights(task, path)."
+            f"optimizer, position and random generators: it cannot be resumed. Set resume= to the path of a full "
+            f"checkpoint, or start a new training with these weights: resume=None, and load_weights(task, path)."
         )
 
 
@@ -74,17 +63,16 @@ DEPTH = 100
 FEW = 1_000_000  # items, which may be shared any number of times
 TIMES = 100  # the most often that more items may be shared, on average
 LONGEST = 80  # characters of a value in an error message
-EMPTY = b""  # one object, which `torch.load(weights_only=True)` cannot read; saved as text with its type
+EMPTY = b""  # one object; `torch.load(weights_only=True)` cannot read it, so it is saved as text with its type
 
 
 def check_plain(value: Any, path: str) -> None:
-    """Raise TypeError if a state holds what `torch.load(weights_only=True)` refuses; ValueError if it is not a tree."""
     if not _is_small_and_plain(value):
         _TreeCheck(only_plain=True).check(value, path)
 
 
 def as_plain(value: Any, path: str) -> tuple[Any, Any]:
-    """Return a state as plain types and tensors, and the types of NumPy and complex numbers and empty bytes in it.
+    """Return a state as plain types and tensors, and the types of its NumPy and complex numbers and empty bytes.
 
     Raises:
         TypeError: it holds something else that `torch.load(weights_only=True)` refuses.
@@ -119,7 +107,6 @@ def _split_numbers(value: Any) -> tuple[Any, Any]:
 
 
 def _number(value: Any) -> Any:
-    """Return the Python number or text of a NumPy scalar or an array without dimensions; anything else as it is."""
     if isinstance(value, np.generic | np.ndarray) and value.shape == ():
         number = value.item()
         return number if type(number) in (*PLAIN, complex) else value
@@ -156,35 +143,32 @@ def with_numbers(value: Any, types: Any) -> Any:
 
 
 def _is_small_and_plain(value: Any) -> bool:
-    """Return whether a walk of few items finds nothing wrong, as in most states: it needs no path to each of them."""
-    level, met = [value], 0
+    # fast for most states: a walk of few items that tracks no paths
+    level, seen = [value], 0
     for _ in range(DEPTH):
         keys, items = list[Any](), list[Any]()
-        for each in level:
-            if type(each) in MAPPINGS:
-                keys += each
-                items += each.values()
-            elif type(each) in SEQUENCES:
-                items += [item for item in each if type(item) not in PLAIN or item is EMPTY]
-            elif not isinstance(each, Tensor):
+        for container in level:
+            if type(container) in MAPPINGS:
+                keys += container
+                items += container.values()
+            elif type(container) in SEQUENCES:
+                items += [item for item in container if type(item) not in PLAIN or item is EMPTY]
+            elif not isinstance(container, Tensor):
                 return False
             if len(items) > FEW:
                 return False
         if not PLAIN.issuperset(map(type, keys)) or EMPTY in keys:
             return False
         level = [item for item in items if type(item) not in PLAIN or item is EMPTY]
-        met += len(level)
-        if not level or met > FEW:
+        seen += len(level)
+        if not level or seen > FEW:
             return not level
     return False
 
 
 def check_tree(value: Any, path: str) -> None:
-    """Raise ValueError unless nested dicts, lists and tuples are a tree that can be walked in reasonable time.
-
-    They are not if one holds itself, if they are nested more than 100 deep, or if they share the same lists so often
-    that a walk visits more than a million items, and more than a hundred times as many as there are.
-    """
+    # Refused: a container in itself, more than 100 levels, or containers shared so often that a walk visits more than
+    # a million items, and more than a hundred times as many as there are.
     _TreeCheck(only_plain=False).check(value, path)
 
 
@@ -192,12 +176,12 @@ class _TreeCheck:
     def __init__(self, *, only_plain: bool) -> None:
         self._only_plain = only_plain
         self._counts: dict[int, int] = {}  # items in a container and below, by its id; 0 while it is being counted
-        self._met = 1  # items, each once
+        self._seen = 1  # items, each once
 
     def check(self, value: Any, path: str) -> None:
         count = self._count(value, path, DEPTH)
-        if count > FEW and count > TIMES * self._met:
-            raise ValueError(f"{path} holds the same lists or dicts again and again, {count:,} items in all.")
+        if count > FEW and count > TIMES * self._seen:
+            raise ValueError(f"{path} holds the same lists or dicts again and again, {count:,} items in total.")
 
     def _count(self, value: Any, path: str, depth: int) -> int:
         if type(value) not in CONTAINERS:
@@ -208,16 +192,16 @@ class _TreeCheck:
                     f"safely. Convert it in state_dict()."
                 )
             return 1
-        known = self._counts.get(id(value))
-        if known:
-            return known
-        if known == 0:
+        known_count = self._counts.get(id(value))
+        if known_count:
+            return known_count
+        if known_count == 0:
             raise ValueError(f"{path} holds itself: a state is a tree.")
         if not depth:
             raise ValueError(f"{path[:LONGEST]}... is nested more than {DEPTH} deep.")
         self._counts[id(value)] = 0
         count = 1 + (len(value) if type(value) in SEQUENCES else 2 * len(value))
-        self._met += count - 1
+        self._seen += count - 1
         if not has_plain_items(value):
             for where, item in _items(value, path):
                 count += self._count(item, where, depth - 1) - 1
@@ -226,14 +210,13 @@ class _TreeCheck:
 
 
 def has_plain_items(value: Any) -> bool:
-    """Return whether a container holds no tensors and no containers; lists of a thousand numbers are common."""
+    # shortcut: lists of a thousand numbers are common
     if type(value) in SEQUENCES:
         return PLAIN.issuperset(map(type, value))
     return EMPTY not in value and PLAIN.issuperset(map(type, value)) and PLAIN.issuperset(map(type, value.values()))
 
 
 def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each key and item of a container that is not plain."""
     if type(value) in SEQUENCES:
         yield from ((f"{path}[{index}]", item) for index, item in enumerate(value) if type(item) not in PLAIN)
         return
@@ -245,5 +228,5 @@ def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def brief(value: Any) -> str:
-    """Return a value for an error message: of a container only its type, as it may be very large."""
+    # for messages: only the type of a container, which may be very large
     return repr(value)[:LONGEST] if type(value) in PLAIN else kind_of(value)

@@ -1,9 +1,9 @@
-"""A checkpoint is one file: torch's archive, whose comment, at its very end, is the manifest.
+"""Write a checkpoint as one file: torch's archive, with the manifest as the archive's comment at the end.
 
-A zip archive ends with a record whose last two bytes are the length of its comment. The digest in the manifest covers
-all bytes up to these two but the content of large records, whose CRC-32 are in the directory, which it covers. The
-manifest has a digest of its own, and the length is that of the manifest or the file is damaged: every byte of the
-file is verified. Torch reads such a file as any other.
+The last two bytes of a zip archive before its comment are the length of the comment. The digest in the manifest covers
+all bytes before these two, except the content of large records. The archive's directory holds the CRC-32 of these
+records, and the digest covers the directory. The manifest has its own digest, and its length must match the file: so
+every byte is verified. Torch reads such a file like any other.
 """
 
 from __future__ import annotations
@@ -15,28 +15,126 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 import torch
+from torch import Tensor, nn
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from ....events.checks import PLAIN
-from ..state.schema import CONTAINERS
+from ..state.schema import CONTAINERS, MAPPINGS, SEQUENCES
 from .files import PIECE, ArchiveWriter, Files
 from .manifest import Entry, encode
 from .untrusted_files import open_regular
+
+View = tuple[Any, ...]
+SLACK = 64 * 1024  # the archive's directory, the manifest, a pointer
+PER_TENSOR = 512  # a record's header, its padding, its entry in the directory
+PER_VALUE = 16
+TEXTS = frozenset({str, bytes})
+NUMBERS = PLAIN - TEXTS
+
+
+def compacted(state: Any) -> tuple[Any, int]:
+    """Return a state whose tensors have no larger storage than they need, and about how many bytes it needs on disk.
+
+    A tensor is copied if its storage is larger than all views of it in the state, for example for a slice, or if
+    tensors of another dtype view the same memory, which torch cannot save. All others are returned unchanged and still
+    share memory; so do copies of the same slice.
+    """
+    tensors, plain_bytes = _contents(state)
+    if loose := _oversized_storages(tensors):
+        state = _rebuilt(state, loose, {})
+        tensors, plain_bytes = _contents(state)
+    return state, SLACK + plain_bytes + PER_TENSOR * len(tensors) + _bytes(tensors)
+
+
+def _contents(state: Any) -> tuple[list[Tensor], int]:
+    tensors, size, level = list[Tensor](), 0, [state]
+    while level:
+        keys, items = list[Any](), list[Any]()
+        for value in level:
+            if type(value) in MAPPINGS:
+                keys += value
+                items += value.values()
+            elif type(value) in SEQUENCES:
+                size += PER_VALUE * len(value)
+                items += [item for item in value if type(item) not in NUMBERS]  # lists of a thousand are common
+            elif isinstance(value, Tensor):
+                tensors.append(value)
+        size += PER_VALUE * len(keys) + sum([len(value) for value in chain(keys, items) if type(value) in TEXTS])
+        level = [item for item in items if type(item) not in PLAIN]
+    return tensors, size
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    storages, size = dict[int, int](), 0
+    for tensor in tensors:
+        if tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+        else:
+            size += tensor.element_size() * tensor.numel()
+    return size + sum(storages.values())
+
+
+def _oversized_storages(tensors: list[Tensor]) -> set[int]:
+    # also those that are viewed with several dtypes
+    views: dict[int, dict[View, int]] = {}
+    sizes: dict[int, int] = {}
+    dtypes: dict[int, set[torch.dtype]] = {}  # by address: storages of NumPy arrays may share memory
+    addresses: dict[int, int] = {}
+    for tensor in filter(_has_memory, tensors):
+        storage = tensor.untyped_storage()
+        number, address = storage._cdata, storage.data_ptr()
+        sizes[number], addresses[number] = storage.nbytes(), address
+        dtypes.setdefault(address, set()).add(tensor.dtype)
+        views.setdefault(number, {})[_view(tensor)] = tensor.nbytes
+    loose = {number for number, size in sizes.items() if size > sum(views[number].values())}
+    return loose | {number for number, address in addresses.items() if address and len(dtypes[address]) > 1}
+
+
+def _rebuilt(value: Any, loose: set[int], made: dict[View, Tensor]) -> Any:
+    if type(value) in MAPPINGS:
+        return type(value)({key: _rebuilt(item, loose, made) for key, item in value.items()})
+    if type(value) in SEQUENCES:
+        return type(value)([_rebuilt(item, loose, made) for item in value])
+    if not _has_memory(value) or value.untyped_storage()._cdata not in loose:
+        return value
+    view = (value.untyped_storage()._cdata, *_view(value))
+    if view not in made:
+        made[view] = value.detach().clone(memory_format=torch.contiguous_format)
+    form = (*view, type(value), value.requires_grad)  # a frozen view of a trained tensor stays separate
+    if form not in made:
+        copy = made[view].detach()
+        copy = nn.Parameter(copy, requires_grad=False) if type(value) is nn.Parameter else copy
+        made[form] = copy.requires_grad_(value.requires_grad)
+    return made[form]
+
+
+def _has_memory(value: Any) -> bool:
+    return (
+        type(value) in (Tensor, nn.Parameter)
+        and value.layout is torch.strided
+        and not (value.is_quantized or value.is_meta or value.is_nested)
+    )
+
+
+def _view(tensor: Tensor) -> View:
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
 
 NO_STORAGES = PLAIN | frozenset(CONTAINERS)
 MOST_HEAD = 2**24  # bytes of a pickled state, without its tensors
 
 
 class Pickle:
-    """What `torch.save` uses as the module `pickle`: a state holds hundreds of plain values, and torch asks of each."""
+    """Replaces the module `pickle` for `torch.save`, which would call `persistent_id` for every plain value."""
 
     class Pickler(pickle.Pickler):
-        """Asks its subclass, which torch makes at each save, only of what may be the storage of a tensor."""
-
+        # torch makes a subclass at each save; only values that may be the storage of a tensor reach its method
         def __init_subclass__(cls) -> None:
             ask: Callable[[Any, Any], Any] = cls.persistent_id
 
@@ -49,44 +147,28 @@ class Pickle:
 def write_checkpoint(
     files: Files, path: Path, state: Mapping[str, Any], entry: Entry, date: int, *, read_back: bool
 ) -> Entry:
-    """Write a state and its manifest into one file, and make it durable; return the entry with size and digest.
-
-    Args:
-        files: the operations on files.
-        path: the file.
-        state: plain types and tensors.
-        entry: the manifest, without size and digest.
-        date: the time of the file, in nanoseconds; see `Manifests.recent`.
-        read_back: read the large records again, which the digest leaves out.
-
-    Raises:
-        OSError: a step failed.
-    """
     with files.create(path) as file, _writing(files, file, state) as writer:
         entry = replace(entry, size=writer.size, sha256=writer.digest())
         writer.end(encode(entry))
         if (read_back or writer.leaves_out) and not _has_digest(files, path, entry, checks_data=read_back):
-            raise OSError(errno.EIO, "what was read back is not what was written: the disk or the memory is faulty")
+            raise OSError(
+                errno.EIO, f"{path}: the data read back differs from the data written; the disk or the memory is faulty"
+            )
         files.date(file, date)
         files.sync(file)
     return entry
 
 
-def rewrite_manifest(files: Files, path: Path, aside: Path, entry: Entry, date: int) -> None:
-    """Write a checkpoint again under another name, with the manifest of an entry, and make it durable.
-
-    Raises:
-        OSError: a step failed, or the checkpoint is damaged.
-    """
-    with files.try_open(path) as source, files.create(aside) as file:
-        left = entry.size - 2
-        while left and (piece := source.read(min(left, PIECE))):
+def rewrite_manifest(files: Files, path: Path, target: Path, entry: Entry, date: int) -> None:
+    with files.try_open(path) as source, files.create(target) as file:
+        remaining = entry.size - 2
+        while remaining and (piece := source.read(min(remaining, PIECE))):
             files.write(file, piece)
-            left -= len(piece)
+            remaining -= len(piece)
         manifest = encode(entry)
         files.write(file, len(manifest).to_bytes(2, "little") + manifest)
-        if not _has_digest(files, aside, entry):
-            raise OSError(errno.EIO, f"{path} is damaged: its content is not the one in its manifest")
+        if not _has_digest(files, target, entry):
+            raise OSError(errno.EIO, f"{path} is damaged: its content does not match its manifest")
         files.date(file, date)
         files.sync(file)
 
@@ -98,11 +180,6 @@ def _has_digest(files: Files, path: Path, entry: Entry, *, checks_data: bool = T
 
 
 def write_state(files: Files, path: Path, state: Mapping[str, Any]) -> tuple[int, str]:
-    """Write a state without a manifest and make it durable; return its size and its digest.
-
-    Raises:
-        OSError: a step failed.
-    """
     with files.create(path) as file, _writing(files, file, state) as writer:
         writer.finish()
         files.sync(file)
@@ -125,26 +202,21 @@ def _writing(files: Files, file: FileIO, state: Mapping[str, Any]) -> Iterator[A
 
 
 def write_small(files: Files, path: Path, content: bytes, *, syncs: bool = True) -> None:
-    """Write a small file and, with `syncs`, make its content durable and read it back.
-
-    Raises:
-        OSError: a step failed, or the content read back differs.
-    """
     with files.create(path) as file:
         files.write(file, content)
         if syncs:
             files.sync(file)
     if syncs and files.read(path, len(content) + 1) != content:
-        raise OSError(errno.EIO, f"what was read back of {path} is not what was written")
+        raise OSError(errno.EIO, f"{path}: the content read back differs from the content written")
 
 
 class Head(NamedTuple):
-    """The first facts in a checkpoint that has lost its end.
+    """The first facts of a checkpoint whose end is missing.
 
     Attributes:
         run_name: the name that the program gave the run.
         training: the id of the training.
-        saved_at: when, in seconds since the epoch.
+        saved_at: the time of the save, in seconds since the epoch.
     """
 
     run_name: str
@@ -153,10 +225,7 @@ class Head(NamedTuple):
 
 
 def read_head(path: Path) -> Head | None:
-    """Return whose checkpoint a damaged file was, from its beginning, which is the state; nothing is unpickled.
-
-    None if that cannot be read.
-    """
+    # the state is at the beginning of the file; nothing is unpickled
     facts, last = dict[str, Any](), ""
     with suppress(OSError, ValueError, IndexError), open_regular(path) as file:
         content = file.read(MOST_HEAD)

@@ -1,4 +1,4 @@
-"""The operations on files that a store uses, in one class, so that a test can record, refuse or stop each of them."""
+"""File operations of a store, in one class, so that a test can record, fail or stop each of them."""
 
 from __future__ import annotations
 
@@ -28,36 +28,31 @@ logger = logging.getLogger("heliograph")
 
 
 class Files:
-    """The file system. Content is durable after `sync`, a name after `sync_folder`.
+    """The file system. `sync` makes content durable, `sync_folder` makes names durable.
 
     Reading (`exists`, `read`, `read_range`, `digest`, `names`, and any function passed to `patiently`) is retried a few
-    times, unless there is no such file. Each of these uses one of the operations that begin with `try`.
+    times, unless the file does not exist. Each of these uses one of the operations that begin with `try`.
     """
 
     def create(self, path: Path) -> FileIO:
-        """Open a new or emptied file, unbuffered, with permissions by the umask.
-
-        A symbolic link of that name is not followed, since another file would be emptied.
-        """
+        # a symbolic link of that name is not followed: another file would be emptied
         return FileIO(path, "w", opener=lambda name, flags: os.open(name, flags | FOLLOW_NO_LINK, 0o666))
 
     def write(self, file: FileIO, content: bytes | memoryview) -> None:
-        """Append all of `content`; the system may write less at a time."""
-        rest = memoryview(content)
-        while rest:
-            rest = rest[file.write(rest) :]
+        # the system may write less at a time
+        remaining = memoryview(content)
+        while remaining:
+            remaining = remaining[file.write(remaining) :]
 
     def date(self, file: FileIO, nanoseconds: int) -> None:
-        """Set when a file was changed, which `sync` makes durable."""
         with suppress(OSError):  # some file systems keep no times
             os.utime(file.name, ns=(nanoseconds, nanoseconds))
 
     def sync(self, file: FileIO) -> None:
-        """Make a file's content durable."""
         os.fsync(file.fileno())
 
     def link(self, old: Path, new: Path) -> None:
-        """Give a file a second name; raise NotImplementedError if the file system has none."""
+        # NotImplementedError if the file system has no hard links
         try:
             os.link(old, new)
         except OSError as error:
@@ -66,28 +61,25 @@ class Files:
             raise
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename a file; an existing file of that name is replaced."""
         try:
             old.replace(new)
         except IsADirectoryError:
-            raise _folder(new) from None
+            raise _folder_error(new) from None
 
     def unlink(self, path: Path) -> None:
-        """Remove a file, if it is there."""
         try:
             path.unlink(missing_ok=True)
         except IsADirectoryError:
-            raise _folder(path) from None
+            raise _folder_error(path) from None
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder with its files, if it exists; of a symbolic link to one, only the link."""
         if path.is_symlink():
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
 
     def sync_folder(self, folder: Path) -> None:
-        """Make the names in a folder durable, except on systems without that: Windows, some network file systems."""
+        # Windows and some network file systems cannot sync a folder
         if not hasattr(os, "O_DIRECTORY"):
             return
         handle = os.open(folder, os.O_RDONLY)
@@ -100,11 +92,9 @@ class Files:
             os.close(handle)
 
     def free(self, folder: Path) -> int:
-        """Return the free bytes for this user."""
         return shutil.disk_usage(folder).free
 
     def exists(self, path: Path) -> bool:
-        """Return whether this name exists; a broken symbolic link does."""
         try:
             self.patiently(partial(self.try_status, path))
         except NOT_THERE:
@@ -112,16 +102,12 @@ class Files:
         return True
 
     def read(self, path: Path, most: int) -> bytes:
-        """Return all of a file, if it has at most `most` bytes; else its beginning."""
         return self.read_range(path, 0, most)[0]
 
     def read_range(self, path: Path, begin: int, most: int) -> tuple[bytes, int]:
-        """Return up to `most` bytes from a position, negative from the end, and the size of the file."""
         return self.patiently(partial(self.try_range, path, begin, most))
 
     def digest(self, path: Path) -> tuple[int, str]:
-        """Return the size of a regular file, and its SHA-256 in hexadecimal."""
-
         def digest() -> tuple[int, str]:
             with self.try_open(path) as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -130,8 +116,6 @@ class Files:
         return self.patiently(digest)
 
     def archive_digest(self, path: Path, size: int, *, checks_data: bool = True) -> str:
-        """Return the digest of a checkpoint; see `archive_digest`."""
-
         def digest() -> str:
             with WatchedReader(self.try_open(path).detach()) as file, file.revealing():
                 return archive_digest(file, size, path, checks_data=checks_data)
@@ -139,43 +123,32 @@ class Files:
         return self.patiently(digest)
 
     def names(self, folder: Path) -> list[os.DirEntry[str]]:
-        """Return the entries of a folder."""
         return self.patiently(partial(self.try_names, folder))
 
     def patiently(self, work: Callable[[], T]) -> T:
-        """Call `work`, which reads; if the system refuses that, again after a pause, a few times.
-
-        Raises:
-            OSError: it still fails, or there is no such file.
-        """
         for seconds in PAUSES:
             try:
                 return work()
             except NOT_THERE:
                 raise
             except OSError as error:
-                logger.warning("reading failed and is tried again in %s s: %s", seconds, error)
+                logger.warning("reading failed, retrying in %s s: %s", seconds, error)
             self.pause(seconds)
         return work()
 
     def pause(self, seconds: float) -> None:
-        """Wait before reading is tried again."""
         sleep(seconds)
 
     def try_status(self, path: Path) -> os.stat_result:
-        """Return the status of a name, without following links."""
         return os.lstat(path)
 
     def try_open(self, path: Path) -> BufferedReader:
-        """Open a regular file for reading."""
         return open_regular(path)
 
     def try_range(self, path: Path, begin: int, most: int) -> tuple[bytes, int]:
-        """Return up to `most` bytes from a position, negative from the end, and the size of the file."""
         return read_range(path, begin, most)
 
     def try_names(self, folder: Path) -> list[os.DirEntry[str]]:
-        """Return the entries of a folder."""
         with os.scandir(folder) as names:
             return list(names)
 
@@ -183,37 +156,29 @@ class Files:
 SYSTEM = Files()
 
 
-def _folder(path: Path) -> IsADirectoryError:
-    return IsADirectoryError(errno.EISDIR, "A folder has the name of a file of ours, move it away", str(path))
+def _folder_error(path: Path) -> IsADirectoryError:
+    return IsADirectoryError(errno.EISDIR, "A folder has the name of a file: move it away", str(path))
 
 
 def digest_of(path: Path) -> tuple[int, str]:
-    """Return the size of a regular file, and its SHA-256 in hexadecimal."""
     return SYSTEM.digest(path)
 
 
 class WatchedReader(BufferedReader):
-    """A file that keeps the error of a failed read, which torch and zipfile hide.
-
-    Attributes:
-        failure: the error of the first failed read.
-    """
+    """A file that stores the error of the first failed read in `failure`, because torch and zipfile hide it."""
 
     failure: OSError | None = None
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read, and remember a failure."""
         with self._watched():
             return super().read(size)
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read, and remember a failure."""
         with self._watched():
             return super().readinto(buffer)
 
     @contextmanager
     def revealing(self) -> Iterator[None]:
-        """Raise the error of a failed read instead of what torch or zipfile makes of it."""
         try:
             yield
         except Exception:
@@ -230,16 +195,16 @@ class WatchedReader(BufferedReader):
             raise
 
 
-PIECE = 2**20  # bytes: torch writes in pieces of a few
+PIECE = 2**20  # bytes: torch writes pieces of a few bytes
 DIRECTORY, NEAR_END = b"PK\1\2", 128  # how the directory of an archive begins, and more bytes than follow it
 
 
 class ArchiveWriter:
-    """A file for `torch.save` that writes in larger pieces, and computes the digest of the archive; see there.
+    """A file for `torch.save` that writes in larger pieces and computes the digest that `archive_digest` returns.
 
     Attributes:
         size: bytes so far.
-        leaves_out: whether the digest leaves anything out.
+        leaves_out: whether the digest excludes any record.
         failure: the error of the first failed write; torch raises its own instead.
     """
 
@@ -251,7 +216,6 @@ class ArchiveWriter:
         self._last, self._directory, self._after = b"", b"", bytearray()
 
     def write(self, content: bytes | memoryview) -> int:
-        """Append; after a failed write, every other one raises the same error."""
         if self.failure is not None:
             raise self.failure
         self._count(self._last)
@@ -271,9 +235,8 @@ class ArchiveWriter:
         return len(content)
 
     def digest(self) -> str:
-        """Return the digest of the archive, which is complete."""
         if self._last[-2:] != b"\0\0":
-            raise RuntimeError("this version of torch ends an archive in another way than is known")
+            raise RuntimeError("this version of torch ends an archive in an unknown way")
         self._count(self._last[:-2])
         if self._directory and len(self._after) < NEAR_END:
             self._before.update(self._directory + self._after)
@@ -281,16 +244,13 @@ class ArchiveWriter:
         return self._digest.hexdigest()
 
     def end(self, comment: bytes) -> None:
-        """Add a comment to the archive, and write what is left."""
         self._piece[-2:] = len(comment).to_bytes(2, "little")
         self._piece += comment
         self.finish()
 
-    def flush(self) -> None:
-        """Do nothing: `finish` writes what is left."""
+    def flush(self) -> None: ...
 
     def finish(self) -> None:
-        """Write what is left."""
         piece, self._piece = self._piece, bytearray()
         self._append(piece)
 
@@ -308,40 +268,40 @@ class ArchiveWriter:
 
 
 def megabytes(size: int, *, needed: bool = False) -> str:
-    """Return a size in words; rounded up where it is needed and down where it is free, so that a lack shows."""
+    # needed space is rounded up and free space down, so that a lack shows
     return f"{(ceil(size / 1e5) if needed else size // 10**5) / 10:.1f} MB"
 
 
 def write_whole(path: Path, write: Callable[[Path], None], *, files: Files = SYSTEM) -> None:
-    """Write a file completely or not at all; a former one of that name stays until then.
+    """Write a file completely or not at all; an existing file of that name stays until then.
 
     Args:
         path: the file.
-        write: writes it under the path that it is given, in a hidden folder; what else it writes there is moved to the
-            same place, before the file itself.
+        write: writes the file at the path that it receives, in a hidden folder; other files that it writes there are
+            moved to the folder of `path`, before the file itself.
         files: the operations on files.
 
     Raises:
-        OSError: it could not be written; nothing of it is left.
+        OSError: it could not be written; nothing remains of it.
     """
-    aside = path.with_name(f".{path.name}.tmp")
+    hidden_folder = path.with_name(f".{path.name}.tmp")
     try:
-        files.remove_folder(aside)  # of a process that was killed
-        aside.mkdir()
-        write(aside / path.name)
-        names = sorted((each.name for each in aside.iterdir()), key=lambda name: name == path.name)
+        files.remove_folder(hidden_folder)  # left by a killed process
+        hidden_folder.mkdir()
+        write(hidden_folder / path.name)
+        names = sorted((entry.name for entry in hidden_folder.iterdir()), key=lambda name: name == path.name)
         for name in names:
-            with FileIO(aside / name, "r+") as file:
+            with FileIO(hidden_folder / name, "r+") as file:
                 files.sync(file)
         for name in names:
-            files.rename(aside / name, path.with_name(name))
+            files.rename(hidden_folder / name, path.with_name(name))
         files.sync_folder(path.parent)
     finally:
-        files.remove_folder(aside)
+        files.remove_folder(hidden_folder)
 
 
 def prepare_folder(folder: Path) -> None:
-    """Create a folder and write to it once, so that a run does not find out hours later that it cannot save.
+    """Create a folder and write to it once, so that a run that cannot save fails at its start.
 
     Raises:
         ValueError: the path is a file, or nothing can be written there.
@@ -351,8 +311,12 @@ def prepare_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):  # has no name, or only for a moment: a kill leaves nothing
             pass
     except (FileExistsError, NotADirectoryError) as error:
-        there = next((each for each in (folder, *folder.parents) if each.exists() and not each.is_dir()), folder)
-        raise ValueError(f"Nothing can be saved in {folder}: {there} is not a folder. Choose another path.") from error
+        obstacle = next(
+            (parent for parent in (folder, *folder.parents) if parent.exists() and not parent.is_dir()), folder
+        )
+        raise ValueError(
+            f"Nothing can be saved in {folder}: {obstacle} is not a folder. Choose another path."
+        ) from error
     except OSError as error:
         raise ValueError(
             f"Nothing can be saved in {folder}: {error.strerror}. Choose a folder that this user may write."

@@ -1,4 +1,4 @@
-"""One writer at a time for the files of a run."""
+"""A lock that allows one writer at a time for the files of a run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from filelock import FileLock, Timeout
 from .files import NOT_THERE, SYSTEM
 
 TICK = 0.1  # seconds between two tries
-LONGEST = 1024  # bytes of what a lock's holder writes about itself
+LONGEST = 1024  # bytes of a `.holder` file
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 
 
 class Lock:
-    """An advisory lock on a file, which ends with its process, however that ends, and is not inherited by its children.
+    """Lock a file until it is released or the process ends; child processes do not inherit it.
 
-    A second holder is refused, in the same process too. If the file system has no locks, nothing is locked. The process
-    id and the host of the holder are in a file beside it that ends in `.holder`.
+    A second holder is refused, also in the same process. If the file system has no locks, nothing is locked. The
+    process id and the host of the holder are in a file beside it that ends in `.holder`.
 
     Args:
         path: the lock file, which ends in `.lock`; created by the holder, removed when it is released.
@@ -37,13 +37,13 @@ class Lock:
         self._lock: FileLock | None = None
 
     def acquire(self, patience: float = 0.0) -> bool:
-        """Acquire the lock; return False if there are no locks.
+        """Acquire the lock; return False if the file system has no locks.
 
         Args:
             patience: seconds to wait for another process to release it.
 
         Raises:
-            ValueError: another process holds it, or another lock of this process; or something else has its name.
+            ValueError: another process or another lock of this process holds it, or `path` is not a regular file.
             OSError: it cannot be opened.
         """
         limit, lock = monotonic() + patience, FileLock(self.path, thread_local=False, fallback_to_soft=False)
@@ -56,7 +56,7 @@ class Lock:
                 if not self.path.exists():  # released in between
                     continue
                 holder = self._read_holder()
-                if monotonic() >= limit or holder == _own():
+                if monotonic() >= limit or holder == _this_process():
                     raise self._refusal(holder) from None
                 sleep(TICK)
             except OSError as error:
@@ -66,7 +66,7 @@ class Lock:
                 return False
         SYSTEM.unlink(self._holder)  # a link of that name is not followed
         with SYSTEM.create(self._holder) as file:
-            file.write(f"{' '.join(_own())}\n".encode())
+            file.write(f"{' '.join(_this_process())}\n".encode())
         return True
 
     def release(self) -> None:
@@ -79,13 +79,13 @@ class Lock:
             lock.release()
 
     def _check_is_file(self) -> None:
-        """Raise ValueError if something else has the name of the lock, such as a link to another file."""
+        # a link to another file, for example, is refused
         try:
             status = os.lstat(self.path)
         except NOT_THERE:
             return
         if not S_ISREG(status.st_mode) or status.st_nlink > 1:
-            raise ValueError(f"{self.path} is not a lock file, but a link, a folder, a pipe or a device: remove it.")
+            raise ValueError(f"{self.path} is a link, a folder, a pipe or a device, not a lock file: remove it.")
 
     def _read_holder(self) -> list[str]:
         with suppress(OSError, ValueError):
@@ -93,13 +93,12 @@ class Lock:
         return []
 
     def _refusal(self, holder: list[str]) -> ValueError:
-        who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"
-        own = " (this very process)" if holder == _own() else ""
+        process = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"
+        note = " (this process)" if holder == _this_process() else ""
         return ValueError(
-            f"{self.purpose} by {who}{own}, which holds {self.path}: close that one first, or {self.remedy}."
+            f"{self.purpose} by {process}{note}, which holds {self.path}: close that one first, or {self.remedy}."
         )
 
 
-def _own() -> list[str]:
-    """Return what this process writes into its lock files: its id and host."""
+def _this_process() -> list[str]:
     return [str(os.getpid()), socket.gethostname()]

@@ -1,4 +1,4 @@
-"""The names of a run's files, and the text of a manifest: what a checkpoint holds, with digests to verify it."""
+"""File names of a run, and manifests: what a checkpoint holds, with digests to verify it."""
 
 from __future__ import annotations
 
@@ -22,23 +22,20 @@ PINNED = ".pinned"
 SHARDS = re.compile(r".+\.[0-9a-f]{8}\.shards")
 Label = Literal["last", "best"]
 Mode = Literal["min", "max"]
-ELSEWHERE = frozenset("/\0" + ("\\:" if os.name == "nt" else ""))  # what a bare file name has not
+SPECIAL = frozenset("/\0" + ("\\:" if os.name == "nt" else ""))  # not in a bare file name
 LONGEST_PART = 90  # bytes: file systems allow 255 for the whole name
 NAME_DIGITS = 8  # of a digest of a name that cleaning changed
 
 
 def checkpoint_name(run_name: str, epoch: int, step: int, metadata: str = "") -> str:
-    """Return `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth`, each part cleaned for a file system."""
+    """Return `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth`, each part cleaned."""
     tail = f"_{clean(metadata)}" if metadata else ""
     return f"{run_part(run_name)}_epoch_{epoch}_iter_{step}{tail}{SUFFIX}"
 
 
 @lru_cache
 def run_part(run_name: str) -> str:
-    """Return the prefix of a run's files: its name, with a digest if cleaning changes it.
-
-    So different names have different prefixes: "a b" and "a-b", and long ones with the same beginning.
-    """
+    # the digest keeps the prefixes of "a b" and "a-b" apart, and those of long names with the same beginning
     if clean(run_name) == run_name:
         return run_name
     digest = hashlib.sha256(run_name.encode()).hexdigest()[:NAME_DIGITS]
@@ -46,19 +43,17 @@ def run_part(run_name: str) -> str:
 
 
 def clean(part: str, longest: int = LONGEST_PART) -> str:
-    """Return a part of a file name without separators, spaces and other special characters of shells."""
-    kept = re.sub(r"[^\w.+=-]+", "-", part).encode()[:longest].decode(errors="ignore")
-    return kept.strip("-.") or "unnamed"
+    """Replace characters of a file name part that are special for shells or file systems."""
+    cleaned = re.sub(r"[^\w.+=-]+", "-", part).encode()[:longest].decode(errors="ignore")
+    return cleaned.strip("-.") or "unnamed"
 
 
 def pointer_path(folder: Path, run_name: str, label: Label) -> Path:
-    """Return the file that holds, for people and tools, the name of a run's last or best checkpoint."""
     return folder / f"{run_part(run_name)}.{label}"
 
 
 def check_name(name: str) -> str:
-    """Return the file name of a checkpoint; raise ValueError if it has a folder, is hidden or has another suffix."""
-    if not ELSEWHERE.isdisjoint(name) or not name.endswith(SUFFIX) or name.startswith("."):
+    if not SPECIAL.isdisjoint(name) or not name.endswith(SUFFIX) or name.startswith("."):
         raise ValueError(f"A checkpoint's name is a bare, visible file name that ends in {SUFFIX}, got {name!r}.")
     return name
 
@@ -70,8 +65,8 @@ class Hidden(NamedTuple):
         data: a checkpoint while it is written, or one with shards while it is removed.
         shards: the folder into which ranks write shards.
         small: a small file while it is written.
-        former: a second name of a checkpoint while it is replaced under its own; restored if that fails.
-        lock: held by the process that writes.
+        former: a second name of a checkpoint while it is replaced; restored if that fails.
+        lock: the lock file of the process that writes.
     """
 
     data: Path
@@ -82,7 +77,6 @@ class Hidden(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path, run_name: str) -> Self:
-        """Return the names for a run."""
         ends = ("data.tmp", "shards.tmp", "small.tmp", "former.tmp", "lock")
         return cls(*(folder / f".{run_part(run_name)}.{end}" for end in ends))
 
@@ -90,8 +84,8 @@ class Hidden(NamedTuple):
 FORMAT = "heliograph checkpoint"
 MARK = b'"format": "heliograph checkpoint"'
 END, END_SIZE = b"PK\5\6", 22  # the last record of a zip archive; its last two bytes are the length of the comment
-NEAR = 4096  # bytes at the end of a file, of which a manifest seldom has more
-MOST = 2**16 - 1  # bytes of a manifest: of the comment of a zip archive
+NEAR = 4096  # bytes: most manifests are shorter
+MOST = 2**16 - 1  # bytes of a manifest, as of any comment of a zip archive
 CHECKSUM, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not that of the data
 YEARS_1_TO_9999 = (-6e10, 2.5e11)  # about, in seconds since 1970
 JudgedBy = tuple[str, str, float | None]
@@ -99,8 +93,6 @@ _JSON = json.JSONEncoder(sort_keys=True, allow_nan=False)
 
 
 class MissingManifestError(ValueError):
-    """A file has no manifest."""
-
     def __init__(self, path: Path) -> None:
         super().__init__(
             f"{path} has no manifest, so it is not a checkpoint of heliograph. If it is one of Helios, run "
@@ -109,30 +101,30 @@ class MissingManifestError(ValueError):
 
 
 class SchemaError(ValueError):
-    """A checkpoint has another schema: it is not damaged, but this version cannot read it."""
+    """A checkpoint with another schema: not damaged, but this version cannot read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A checkpoint as described by its manifest, whose own digest was verified; the rest of the file was not.
+    """A checkpoint as described by its manifest; only the manifest's own digest was verified.
 
     Attributes:
         path: the file.
-        run_name: the name of the files of its training.
-        sequence: its number in the order of writing; the newest of a run has the highest.
-        saved_at: when, in seconds since the epoch; for people.
-        size: bytes of the file before the manifest, which is its end.
-        sha256: their digest, in hexadecimal, without the last two, which are the length of the manifest.
+        run_name: the prefix of the files of its training.
+        sequence: its number in the order of writing; the newest checkpoint of a run has the highest.
+        saved_at: the time of the save in seconds since the epoch, for people.
+        size: bytes of the file before the manifest.
+        sha256: the hexadecimal digest of these bytes without the last two, which are the length of the manifest.
         progress: the counters of the run.
         metrics: the latest value of every metric.
         versions: the software that wrote it.
-        judged_by: metric, mode and value by which it is ranked for the best; None if it is not.
-        shards: the name of the folder of its shards, and the digest of that folder's index; None without one.
-        former_shards: the name of the folder of shards of the checkpoint that it replaced; else empty.
+        judged_by: metric, mode and value that rank it for `keep_best`; None if it is not ranked.
+        shards: the name of its shard folder and the digest of that folder's index; None without shards.
+        former_shards: the shard folder of the checkpoint that it replaced; empty if there was none.
         training: the id of its training.
         asked_name: the name that the program gave the run; the files may have it with a number added.
-        weights_only: whether it holds no more than weights, so that no run can resume it.
-        forked_from: the training that its training is a fork of, and the step, in words; empty of others.
+        weights_only: whether it holds only weights, so that it cannot be resumed.
+        forked_from: the training and step from which its training was forked, in words; empty if it is no fork.
         name: the name under which the file was saved.
     """
 
@@ -161,31 +153,31 @@ class Entry:
 
     @property
     def is_of_helios(self) -> bool:
-        """Whether Helios wrote it: all of a name count as one training, but may be of several."""
+        """Whether Helios wrote it. All checkpoints of a name then form one training."""
         return "helios" in self.versions
 
     @property
     def is_renamed(self) -> bool:
-        """Whether the file has another name than the one under which it was saved."""
+        """Whether the file was renamed after it was saved."""
         return self.name not in ("", self.path.name)
 
     @property
     def is_removable(self) -> bool:
-        """False if the file was renamed, or Helios wrote it: no rule removes it."""
+        """False if the file was renamed or written by Helios: no rule removes it."""
         return not (self.is_renamed or self.is_of_helios)
 
     @property
     def family(self) -> str:
-        """The name that the program gave the run; trainings with the same one share an order of writing and a lock."""
+        """The name that the program gave the run; its trainings share an order of writing and a lock."""
         return self.asked_name or self.run_name
 
 
 def best_first(values: Mapping[Entry, float | None], mode: Mode) -> list[Entry]:
-    """Return checkpoints, the best first; NaN is the worst, and of equals the one that was written earlier is better.
+    """Sort checkpoints, best first. NaN is the worst; of equal values the earlier checkpoint is better.
 
     Args:
-        values: the value of each; a checkpoint without one is left out.
-        mode: whether smaller or larger is better.
+        values: the value of each checkpoint; one without a value is left out.
+        mode: whether smaller or larger values are better.
     """
     sign = 1.0 if mode == "min" else -1.0
     scores = {entry: inf if isnan(value) else value * sign for entry, value in values.items() if value is not None}
@@ -195,10 +187,10 @@ def best_first(values: Mapping[Entry, float | None], mode: Mode) -> list[Entry]:
 def encode(entry: Entry) -> bytes:
     """Return the manifest of an entry: canonical JSON that contains its own digest.
 
-    If it is too long, as with a thousand metrics, the metrics are left out; they are in the state, too.
+    If it is too long, for example with a thousand metrics, the metrics are left out; the state has them too.
 
     Raises:
-        ValueError: it is too long without them, too.
+        ValueError: it is too long even without metrics.
     """
     facts = {
         "format": FORMAT,
@@ -234,25 +226,25 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:
-    """Return the entry in a manifest.
+    """Parse a manifest.
 
     Args:
         content: all bytes of the manifest.
         path: the checkpoint.
-        begin: where the manifest begins in it.
+        begin: the position of the manifest in the file.
 
     Raises:
         SchemaError: it has another schema.
-        ValueError: it is not a manifest, or damaged.
+        ValueError: it is not a manifest, or it is damaged.
     """
     try:  # given bytes, json would look for their encoding
         facts = json.loads(content.decode()) if MARK in content else None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: its manifest cannot be read: {error}.") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise ValueError(f"{path} is damaged, or no checkpoint of heliograph: it does not end with a manifest.")
-    before, _, rest = content.partition(CHECKSUM)
-    digest, end, after = rest[:DIGITS], rest[DIGITS : DIGITS + 2], rest[DIGITS + 2 :]
+        raise ValueError(f"{path} is damaged, or not a checkpoint of heliograph: it does not end with a manifest.")
+    before, _, signed = content.partition(CHECKSUM)
+    digest, end, after = signed[:DIGITS], signed[DIGITS : DIGITS + 2], signed[DIGITS + 2 :]
     if not (end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == digest):
         raise ValueError(f"{path} is damaged: the bytes of its manifest do not match its own digest.")
     if type(schema := facts.get("schema")) is int and schema != SCHEMA:
@@ -267,15 +259,15 @@ def decode(content: bytes, path: Path, begin: int | None = None) -> Entry:
 
 
 def find_tail(read: Callable[[int], tuple[bytes, int]], path: Path) -> tuple[bytes, int]:
-    """Return the manifest of a file, and where it begins, from one or two reads at the end of the file.
+    """Return the manifest of a file and its position, with one or two reads at the end of the file.
 
     Args:
-        read: returns the last bytes of the file, as many as asked for, and its size.
+        read: returns up to that many bytes from the end of the file, and its size.
         path: for messages.
 
     Raises:
         MissingManifestError: it has none.
-        ValueError: it is damaged, or no archive.
+        ValueError: it is damaged, or is not an archive.
     """
     for near in (NEAR, MOST + END_SIZE):
         tail, size = read(near)
@@ -283,26 +275,25 @@ def find_tail(read: Callable[[int], tuple[bytes, int]], path: Path) -> tuple[byt
             break
     comment = tail[at + END_SIZE :]
     if at < 0 or len(comment) != int.from_bytes(tail[at + END_SIZE - 2 : at + END_SIZE], "little"):
-        what = "is empty" if size == 0 else "is damaged, or was not written by torch.save"
-        raise ValueError(f"{path} {what}: it does not end as an archive does, it may be cut short.")
+        problem = "is empty" if size == 0 else "is damaged, or was not written by torch.save"
+        raise ValueError(f"{path} {problem}: the end of the archive is missing, the file may be cut short.")
     if not comment:
         raise MissingManifestError(path)
     return comment, size - len(comment)
 
 
 def read_entry(read: Callable[[int], tuple[bytes, int]], path: Path) -> Entry:
-    """Return the entry in the manifest at the end of a file; see `find_tail` and `decode`."""
     content, begin = find_tail(read, path)
     return decode(content, path, begin)
 
 
 def _entry(facts: Mapping[str, Any], path: Path) -> Entry:
-    """Return the entry of a manifest, with all types checked: a manifest with a correct digest may still be forged."""
+    # a manifest with a correct digest may still be forged, so all types are checked
     saved_at = _typed(facts["saved_at"], "saved_at", int, float)
     if not YEARS_1_TO_9999[0] < saved_at < YEARS_1_TO_9999[1]:
         raise ValueError(f"saved_at={saved_at!r} is not a time")
     _typed(facts["schema"], "schema", int)
-    shards, former = facts["shards"], _typed(facts["former_shards"], "former_shards", str)
+    shards, former_shards = facts["shards"], _typed(facts["former_shards"], "former_shards", str)
     return Entry(
         path=path,
         run_name=_typed(facts["run_name"], "run_name", str),
@@ -310,12 +301,14 @@ def _entry(facts: Mapping[str, Any], path: Path) -> Entry:
         saved_at=saved_at,
         size=_typed(facts["data"]["bytes"], "bytes", int),
         sha256=_typed(facts["data"]["sha256"], "sha256", str),
-        progress=_each(facts["progress"], "progress", int, float),
-        metrics={name: float(value) for name, value in _each(facts["metrics"], "metrics", int, float, str).items()},
-        versions=_each(facts["versions"], "versions", str),
+        progress=_all_typed(facts["progress"], "progress", int, float),
+        metrics={
+            name: float(value) for name, value in _all_typed(facts["metrics"], "metrics", int, float, str).items()
+        },
+        versions=_all_typed(facts["versions"], "versions", str),
         judged_by=_judged_by(facts["judged_by"]),
         shards=None if shards is None else _shards(*_typed(shards, "shards", list)),
-        former_shards=former and _shards(former, "")[0],
+        former_shards=former_shards and _shards(former_shards, "")[0],
         training=_typed(facts["training_id"], "training_id", str),
         asked_name=_typed(facts["asked_name"], "asked_name", str),
         weights_only=_typed(facts["weights_only"], "weights_only", bool),
@@ -335,24 +328,23 @@ def _judged_by(saved: Any) -> JudgedBy | None:
 
 
 def _shards(name: Any, sha256: Any) -> tuple[str, str]:
-    if type(name) is not str or type(sha256) is not str or not ELSEWHERE.isdisjoint(name) or not SHARDS.fullmatch(name):
+    if type(name) is not str or type(sha256) is not str or not SPECIAL.isdisjoint(name) or not SHARDS.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a folder of shards")
     return name, sha256
 
 
 def _typed(value: Any, name: str, *kinds: type) -> Any:
-    """Return a value that has exactly one of these types: a bool is not an int here."""
+    # exactly one of these types: a bool is not an int here
     if type(value) not in kinds:
-        raise TypeError(f"{name} is {kind_of(value)}, not {' or '.join(each.__name__ for each in kinds)}")
+        raise TypeError(f"{name} is {kind_of(value)}, not {' or '.join(kind.__name__ for kind in kinds)}")
     return value
 
 
-def _each(values: Any, name: str, *kinds: type) -> dict[str, Any]:
-    """Return a dict whose values all have exactly one of these types."""
-    found = {*map(type, _typed(values, name, dict).values())}
-    if wrong := found.difference(kinds):
-        names = " and ".join(sorted(each.__name__ for each in wrong))
-        raise TypeError(f"{name} holds {names}, not {' or '.join(each.__name__ for each in kinds)}")
+def _all_typed(values: Any, name: str, *kinds: type) -> dict[str, Any]:
+    types = {*map(type, _typed(values, name, dict).values())}
+    if wrong := types.difference(kinds):
+        names = " and ".join(sorted(kind.__name__ for kind in wrong))
+        raise TypeError(f"{name} holds {names}, not {' or '.join(kind.__name__ for kind in kinds)}")
     return values  # type: ignore[no-any-return]  # just checked
 
 
@@ -363,14 +355,10 @@ def _with_checksum(facts: Mapping[str, Any]) -> bytes:
 
 
 def _canonical(facts: Mapping[str, Any]) -> bytes:
-    """Return canonical JSON, so that any changed byte is damage, even if it means the same.
-
-    A line for each fact: where `json` indents by itself, it does all of its work in python.
-    """
+    # canonical: any changed byte is damage, even if it means the same; indent= would make `json` work in pure Python
     lines = [f'  "{name}": {_JSON.encode(facts[name])}' for name in sorted(facts)]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode("ascii")
 
 
 def _to_json(value: float | None) -> float | str | None:
-    """Return a number for strict JSON: NaN and infinities as strings."""
     return value if value is None or isfinite(value) else str(float(value))

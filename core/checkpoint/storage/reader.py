@@ -1,35 +1,192 @@
-"""Finding and reading checkpoints: listed by their manifests, verified, then unpickled safely."""
+"""Find and read checkpoints: list them by their manifests, verify them, unpickle them safely."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from io import SEEK_END
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from time import time_ns
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import torch
 
 from ....events.checks import known_names
 from ..state.ranks import INDEX, read_index
 from ..state.schema import check_schema
+from .archive import Head, read_head
 from .files import SYSTEM, Files, WatchedReader
-from .folder import FoundFile, Manifests
-from .manifest import SUFFIX, Entry, SchemaError, read_entry, run_part
-from .untrusted_files import UnreadableError, check_archive, check_content, refuse_unread
+from .manifest import SUFFIX, Entry, SchemaError, clean, read_entry, run_part
+from .untrusted_files import UnreadableError, check_archive, check_content, read_small, refuse_unread
+
+STABLE = 10**9  # nanoseconds: a file that changed more recently may change again and keep its times
+ROUNDS = 10  # the most passes, if files are removed meanwhile
+LONGEST_NAME = 255  # bytes, on most file systems
+LAST = ".last"  # how the pointer to the newest checkpoint of a training ends
+SHORTEST = 80  # bytes at the beginning of a run's name that the names of all its files have
+Stamp = tuple[int, ...]
+
+
+class FoundFile(NamedTuple):
+    """A file in a folder that is a checkpoint, or has the name of one.
+
+    Attributes:
+        path: its path.
+        stamp: inode, size and times.
+        entry: its manifest; None if it is missing or cannot be used.
+        problem: why it cannot be used.
+        head: the run and training of a file whose manifest cannot be used, read from its beginning.
+    """
+
+    path: Path
+    stamp: Stamp
+    entry: Entry | None
+    problem: OSError | ValueError | None = None
+    head: Head | None = None
+
+    @property
+    def run_name(self) -> str | None:
+        if self.entry is not None:
+            return self.entry.family
+        return self.head and self.head.run_name
+
+
+class Manifests:
+    """The checkpoints in a folder; a manifest is read again only if its file changed."""
+
+    def __init__(self, folder: Path, files: Files = SYSTEM) -> None:
+        self.folder, self.files = folder, files
+        self._stamps: dict[str, Stamp] = {}
+        self._listed_at = 0
+        self._cache: dict[str, FoundFile] = {}
+        self._recent: dict[str, list[FoundFile]] = {}  # by the name of a run
+        self._refused: set[str] = set()  # could not be read: not retried again
+        self._is_steady = False
+
+    def names(self, *, again: bool = False) -> dict[str, Stamp]:
+        # stamps of checkpoints and pointers by name; within `steady`, those of the last listing
+        if again or not self._is_steady:
+            try:
+                names = self.files.names(self.folder)
+            except (FileNotFoundError, NotADirectoryError):
+                names = []
+            visible = (item for item in names if item.name.endswith((SUFFIX, LAST)) and not item.name.startswith("."))
+            self._stamps = {item.name: stamp for item in visible if (stamp := _stamp(item)) is not None}
+            stable, self._listed_at = self._listed_at - STABLE, time_ns()
+            self._cache = {name: file for name, file in self._cache.items() if self._is_unchanged(file, stable)}
+            self._recent = {}
+        return self._stamps
+
+    def look(self, is_chosen: Callable[[str], bool] = bool, *, again: bool = False) -> list[FoundFile]:
+        for number in range(ROUNDS):
+            names = self.names(again=again or number > 0)
+            chosen = [name for name in names if is_chosen(name) and name.endswith(SUFFIX)]
+            files = [self._find(name) for name in sorted(chosen, key=lambda name: name.removesuffix(SUFFIX))]
+            if None not in files:
+                break  # otherwise a file was removed or renamed since it was listed
+        return [file for file in files if file is not None]
+
+    def may_be_of(self, run_name: str) -> Callable[[str], bool]:
+        # by its file name: it has the run's prefix, or was renamed
+        prefix = clean(run_name, SHORTEST) if run_part(run_name) == run_name else ""
+        return lambda name: name.startswith(prefix) or "_epoch_" not in name
+
+    def recent(self, run_name: str) -> list[FoundFile]:
+        """Return the files that may be the newest checkpoint of a run: those that its pointers name, and newer ones.
+
+        A pointer is a hint: it may name an older checkpoint than the newest. But a store writes its files with
+        increasing times, so a newer file has a later time. Without a usable pointer, all files that may be of the run
+        are read.
+        """
+        with self.steady():
+            if run_name not in self._recent:
+                self._recent[run_name] = self._look_recent(run_name)
+            return self._recent[run_name]
+
+    def _look_recent(self, run_name: str) -> list[FoundFile]:
+        stamps, may_be_of = self.names(), self.may_be_of(run_name)
+        pointer = re.compile(rf"{re.escape(run_part(run_name))}(-\d+)*{re.escape(LAST)}")
+        named = {read_pointer(self.folder / name) for name in stamps if pointer.fullmatch(name)}
+        entries = [file.entry for file in self.look(named.__contains__) if file.entry and file.run_name == run_name]
+        if not entries:
+            return self.look(may_be_of)
+        newest = max(entries, key=lambda entry: entry.order)
+        since = min([*stamps[newest.path.name][2:], int(newest.saved_at * 1e9)])
+        later = {name for name, stamp in stamps.items() if max(stamp[2:], default=since) >= since}
+        return self.look(lambda name: name in named or (name in later and may_be_of(name)))
+
+    @contextmanager
+    def steady(self, *, looks: bool = True) -> Iterator[None]:
+        if looks:
+            self.names()
+        was_steady, self._is_steady = self._is_steady, True
+        try:
+            yield
+        finally:
+            self._is_steady = was_steady
+
+    def _is_unchanged(self, file: FoundFile, stable: int) -> bool:
+        is_known = bool(file.stamp) and self._stamps.get(file.path.name) == file.stamp
+        return is_known and max(file.stamp[2:]) < stable and not isinstance(file.problem, OSError)
+
+    def _find(self, name: str) -> FoundFile | None:
+        file = self._cache.get(name) or self._read(name, self._stamps[name])
+        if file is not None:
+            self._cache[name] = file
+        return file
+
+    def _read(self, name: str, stamp: Stamp) -> FoundFile | None:
+        path = self.folder / name
+        try:
+            read = self.files.try_range if name in self._refused else self.files.read_range
+            return FoundFile(path, stamp, read_entry(lambda most: read(path, -most, most), path))
+        except FileNotFoundError:
+            if not path.is_symlink():
+                return None
+            problem = f"it is a broken link to {path.readlink()}"
+            if "_epoch_" in name:  # perhaps into storage that is not mounted
+                return FoundFile(path, stamp, None, OSError(errno.EIO, problem, str(path)))
+            return FoundFile(path, stamp, None, ValueError(f"{path} cannot be read: {problem}"))
+        except ValueError as error:
+            return FoundFile(path, stamp, None, error, read_head(path))
+        except OSError as error:
+            self._refused.add(name)
+            return FoundFile(path, stamp, None, error)
+
+
+def read_pointer(pointer: Path) -> str | None:
+    try:
+        return read_small(pointer, LONGEST_NAME + 1, follow=False).decode().removesuffix("\n")
+    except (OSError, ValueError):
+        return None
+
+
+def _stamp(entry: os.DirEntry[str]) -> Stamp | None:
+    # () if they cannot be read, None for a folder
+    try:
+        if entry.is_dir():
+            return None
+        status = entry.stat()
+    except OSError:  # a link to itself, for example
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
 
 State = dict[str, Any]
 Scope = Literal["recent", "run", "folder"]
 DIGESTS = "digests.json"  # in a folder of shards
 MOST_DIGESTS = 2**24  # bytes of that
-SHOWN = 5  # names of other runs that are listed: a search may have hundreds
+SHOWN = 5  # names of other runs in a message: a hyperparameter search may have hundreds
 
 
-class OfOthers(str):
-    """A sentence about checkpoints of other runs: a note, not a warning."""
+class OtherRunsNote(str):
+    """A message about checkpoints of other runs: a note, not a warning."""
 
     __slots__ = ()
 
@@ -46,13 +203,13 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
     Raises:
         FileNotFoundError: there is no such file.
         OSError: it cannot be read, not even when retried.
-        MemoryError, RuntimeError, SystemError: it is intact, but there is not enough memory for example.
+        MemoryError, RuntimeError, SystemError: it is intact, but for example there is not enough memory.
         ValueError: it is damaged, has no manifest, is not a checkpoint, holds more than plain types, or has another
-            schema; the message says what to do.
+            schema; the message says how to fix it.
     """
     if verify:
         shards = read_shards(check(path, with_shards=with_shards, files=files), files=files) if with_shards else ()
-        for index in (each for each in shards if each.name == INDEX):
+        for index in (shard for shard in shards if shard.name == INDEX):
             read_index(index)
     state = read(path, is_verified=verify, files=files)
     try:
@@ -63,18 +220,18 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
 
 
 def read(path: Path, *, map_tensors: bool = False, is_verified: bool = False, files: Files = SYSTEM) -> Any:
-    """Return the content of a file of `torch.save`, read with `weights_only=True`, not verified by a manifest.
+    """Read a file of `torch.save` with `weights_only=True`, without verifying it by a manifest.
 
     Args:
         path: the data file.
         map_tensors: leave the tensors on the disk (`mmap`), to inspect the state without loading it.
-        is_verified: whether the data has the digest in its manifest: then a RuntimeError is no damage.
+        is_verified: whether the data matches the digest in its manifest: then a RuntimeError is not damage.
         files: the operations on files.
 
     Raises:
         FileNotFoundError: there is no such file.
         OSError: it cannot be read, not even when retried.
-        MemoryError, RuntimeError, SystemError: it is intact, but there is not enough memory for example.
+        MemoryError, RuntimeError, SystemError: it is intact, but for example there is not enough memory.
         ValueError: it cannot be read safely, or claims more bytes than it has.
     """
     files.patiently(partial(check_is_there, path))
@@ -118,36 +275,36 @@ def read_manifest(path: Path, *, source: BinaryIO | None = None, files: Files = 
         return read_entry(lambda most: files.read_range(path, -most, most), path)
     except (OSError, ValueError):
         if not path.name.startswith("."):
-            _check_is_file(path)  # it says more
+            _check_is_file(path)  # its message is clearer
         raise
 
 
 def read_shards(entry: Entry, *, files: Files = SYSTEM) -> dict[Path, tuple[int, str]]:
-    """Return bytes and digest of the shards of a checkpoint, by the file of digests in their folder, which is verified.
+    """Return size and digest of the shards of a checkpoint by path, from the verified file of digests in their folder.
 
     Raises:
-        ValueError: that file is damaged, or not there.
+        ValueError: that file is damaged or missing.
     """
     if entry.shards is None:
         return {}
-    folder, what = shards_path(entry), f"{shards_path(entry) / DIGESTS} of the checkpoint {entry.path}"
+    folder = shards_path(entry)
+    file = f"{folder / DIGESTS} of the checkpoint {entry.path}"
     try:
         content = files.read(folder / DIGESTS, MOST_DIGESTS)
     except FileNotFoundError:
-        raise ValueError(f"The checkpoint {entry.path} is damaged: its shards {folder} are not there.") from None
+        raise ValueError(f"The checkpoint {entry.path} is damaged: its shards {folder} are missing.") from None
     if hashlib.sha256(content).hexdigest() != entry.shards[1]:
-        raise ValueError(f"{what} is damaged: its SHA-256 is not the one in the manifest.")
+        raise ValueError(f"{file} is damaged: its SHA-256 does not match the manifest.")
     try:
         shards = {name: (int(size), str(sha256)) for name, (size, sha256) in json.loads(content).items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{what} is forged: {error}.") from None
+        raise ValueError(f"{file} is forged: {error}.") from None
     if any(Path(name).name != name for name in shards):
-        raise ValueError(f"{what} is forged: the name of a shard is a bare file name.")
+        raise ValueError(f"{file} is forged: the name of a shard must be a bare file name.")
     return {folder / name: facts for name, facts in shards.items()}
 
 
 def shards_path(entry: Entry) -> Path:
-    """Return the folder of the shards of a checkpoint that has some."""
     assert entry.shards is not None
     return entry.path.with_name(entry.shards[0])
 
@@ -162,22 +319,22 @@ def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Ent
     """
     entry = read_manifest(path, files=files)
     if files.archive_digest(path, entry.size) != entry.sha256:
-        raise ValueError(f"The checkpoint {path} is damaged: its SHA-256 is not the one in its manifest.")
+        raise ValueError(f"The checkpoint {path} is damaged: its SHA-256 does not match its manifest.")
     for shard, (size, sha256) in read_shards(entry, files=files).items() if with_shards else ():
-        what = f"The shard {shard} of the checkpoint {path} is damaged:"
+        damaged = f"The shard {shard} of the checkpoint {path} is damaged:"
         try:
-            found = files.digest(shard)
+            present_size, present_sha256 = files.digest(shard)
         except FileNotFoundError:
-            raise ValueError(f"{what} it is not there.") from None
-        if found[0] != size:
-            raise ValueError(f"{what} it has {found[0]} bytes, its manifest says {size}.")
-        if found[1] != sha256:
-            raise ValueError(f"{what} its SHA-256 is not the one in its manifest.")
+            raise ValueError(f"{damaged} it is missing.") from None
+        if present_size != size:
+            raise ValueError(f"{damaged} it has {present_size} bytes, its manifest says {size}.")
+        if present_sha256 != sha256:
+            raise ValueError(f"{damaged} its SHA-256 does not match its manifest.")
     return entry
 
 
 def is_complete(entry: Entry) -> bool:
-    """Return whether the shards of a checkpoint have the sizes in its manifest; only `check` verifies the content."""
+    # by the sizes of the shards; only `check` verifies the content
     try:
         shards = read_shards(entry)
     except ValueError:
@@ -186,26 +343,27 @@ def is_complete(entry: Entry) -> bool:
 
 
 def entries(folder: Path | Manifests, run_name: str, scope: Scope = "run") -> tuple[list[Entry], list[str]]:
-    """Return the checkpoints of a run, newest first, and a sentence for each file that was skipped.
+    """Return the checkpoints of a run, newest first, and a message for each skipped file.
 
-    Only manifests are read; `check` verifies the data. Checkpoints of other runs are listed only if this run has none.
+    Only manifests are read; `check` verifies the data. Checkpoints of other runs are mentioned only if this run has
+    none.
 
     Args:
         folder: the folder.
         run_name: the name that the program gave the run.
-        scope: which manifests are read: those that may be of the newest checkpoints of the run, those that may be of
-            the run by the names of their files, or all in the folder.
+        scope: which manifests are read: `recent`, those that may be of the newest checkpoints of the run; `run`, those
+            that may be of the run by their file names; `folder`, all of them.
 
     Raises:
         OSError: the folder cannot be read.
     """
     manifests = _manifests(folder)
-    found = _files_of(manifests, run_name, scope)
-    own = [each.entry for each in found if each.entry is not None and each.run_name == run_name]
-    passed_over = [str(each.problem) for each in found if each.entry is None]
-    if not own and (of_others := _of_others(manifests, run_name)):
+    candidates = _files_of(manifests, run_name, scope)
+    of_run = [file.entry for file in candidates if file.entry is not None and file.run_name == run_name]
+    passed_over = [str(file.problem) for file in candidates if file.entry is None]
+    if not of_run and (of_others := _other_runs_note(manifests, run_name)):
         passed_over.append(of_others)
-    return sorted(own, key=lambda each: each.order, reverse=True), passed_over
+    return sorted(of_run, key=lambda entry: entry.order, reverse=True), passed_over
 
 
 def _files_of(manifests: Manifests, run_name: str, scope: Scope) -> list[FoundFile]:
@@ -214,61 +372,54 @@ def _files_of(manifests: Manifests, run_name: str, scope: Scope) -> list[FoundFi
     return manifests.look(manifests.may_be_of(run_name)) if scope == "run" else manifests.look()
 
 
-def _of_others(manifests: Manifests, run_name: str) -> OfOthers | None:
-    """Return a sentence on the other runs in a folder; one manifest is read of each name."""
+def _other_runs_note(manifests: Manifests, run_name: str) -> OtherRunsNote | None:
     names = {name.partition("_epoch_")[0]: name for name in sorted(manifests.names()) if name.endswith(SUFFIX)}
     shown = {*[*names.values()][: SHOWN + 1]}
-    families = sorted({each.entry.family for each in manifests.look(shown.__contains__) if each.entry} - {run_name})
+    families = sorted({file.entry.family for file in manifests.look(shown.__contains__) if file.entry} - {run_name})
     if not families:
         return None
     more = len(names) - SHOWN
     listed = ", ".join(map(repr, families[:SHOWN])) + f" and {more} more" * (more > 0)
-    return OfOthers(f"{manifests.folder} has no checkpoint of run {run_name!r}; those in it are of {listed}.")
+    return OtherRunsNote(f"{manifests.folder} has no checkpoint of run {run_name!r}, only of {listed}.")
 
 
 def under(folder: Path | Manifests, run_name: str, name: str) -> tuple[list[Entry], list[FoundFile], int]:
-    """Return the checkpoints of trainings whose files have a name, other files of that name, and how many there are.
-
-    Only the newest ones are returned, if one of them has the name. Files that were renamed no longer have it.
-    """
     manifests = _manifests(folder)
     number = sum(_is_named_after(name, file) for file in manifests.names())
     for look in (partial(manifests.recent, run_name), partial(_files_of, manifests, name, "run")):
-        found = look()
-        entries = (each.entry for each in found if each.entry is not None)
-        known = [each for each in entries if each.run_name == name and not each.is_renamed]
-        unknown = [each for each in found if each.entry is None and _is_named_after(name, each.path.name)]
-        if known or len(unknown) == number:
+        files = look()
+        entries = (file.entry for file in files if file.entry is not None)
+        of_training = [entry for entry in entries if entry.run_name == name and not entry.is_renamed]
+        unreadable = [file for file in files if file.entry is None and _is_named_after(name, file.path.name)]
+        if of_training or len(unreadable) == number:
             break
-    return known, unknown, max(number, len(known) + len(unknown))
+    return of_training, unreadable, max(number, len(of_training) + len(unreadable))
 
 
 def lost(folder: Path | Manifests, run_name: str, scope: Scope = "run") -> list[FoundFile]:
-    """Return the damaged files that were checkpoints of a run, as their beginning says."""
-    found = _files_of(_manifests(folder), run_name, scope)
-    return [each for each in found if each.head is not None and each.head.run_name == run_name]
+    candidates = _files_of(_manifests(folder), run_name, scope)
+    return [file for file in candidates if file.head is not None and file.head.run_name == run_name]
 
 
-def highest_sequence(found: Iterable[FoundFile], run_name: str) -> int:
-    """Return the highest sequence of a run, at least 0: those of Helios have negative ones."""
-    return max([0, *(each.entry.sequence for each in found if each.entry and each.run_name == run_name)])
+def highest_sequence(candidates: Iterable[FoundFile], run_name: str) -> int:
+    # at least 0: checkpoints of Helios have negative numbers
+    return max([0, *(file.entry.sequence for file in candidates if file.entry and file.run_name == run_name)])
 
 
-def refused(found: Iterable[FoundFile]) -> list[str]:
-    """Return a sentence for each manifest, of any run, that could not be read."""
-    unknown = "whose it is, and its place in the order of writing, is not known"
-    refused = (each for each in found if isinstance(each.problem, OSError))
-    return [f"{each.path} cannot be read ({each.problem}): {unknown}" for each in refused]
+def unreadable_notes(candidates: Iterable[FoundFile]) -> list[str]:
+    unknown = "its run and its position in the order of writing are unknown"
+    unreadable = (file for file in candidates if isinstance(file.problem, OSError))
+    return [f"{file.path} cannot be read ({file.problem}): {unknown}" for file in unreadable]
 
 
 def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State | None, list[str]]:
-    """Return the newest intact checkpoint of a run, its state, and a sentence for each one that was skipped.
+    """Return the newest intact checkpoint of a run, its state, and a message for each skipped one.
 
-    A file is skipped only if it is damaged or no checkpoint, and only for an older checkpoint of the same training: a
-    run never continues another training of the same name.
+    A file is skipped only if it is damaged or not a checkpoint, and only for an older checkpoint of the same training:
+    a run never continues another training of the same name.
 
     Raises:
-        OSError: the folder, or what may be a checkpoint of the run, cannot be read, not even when retried.
+        OSError: the folder, or a file that may be a checkpoint of the run, cannot be read, not even when retried.
         SchemaError: a checkpoint of the run has another schema.
         UnreadableError: the newest one is intact, and cannot be read.
     """
@@ -276,12 +427,12 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
     scope: Scope = "recent"
     while True:
         with manifests.steady():
-            found, passed_over = entries(manifests, run_name, scope)
-            for each in _files_of(manifests, run_name, scope):
-                if isinstance(each.problem, OSError | SchemaError) and each.run_name in (None, run_name):
-                    raise each.problem  # it may be the newest
-            training = newest_training(found, lost(manifests, run_name, scope))
-        for entry in (each for each in found if each.training == training):
+            candidates, passed_over = entries(manifests, run_name, scope)
+            for file in _files_of(manifests, run_name, scope):
+                if isinstance(file.problem, OSError | SchemaError) and file.run_name in (None, run_name):
+                    raise file.problem  # this file may be the newest
+            training = newest_training(candidates, lost(manifests, run_name, scope))
+        for entry in (entry for entry in candidates if entry.training == training):
             try:
                 return entry, load(entry.path, files=manifests.files), passed_over
             except FileNotFoundError as error:
@@ -298,10 +449,10 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
             if scope == "recent":  # none of these is intact
                 scope = "run"
                 continue
-            if others := [each for each in found if each.training != training]:
+            if other_trainings := [entry for entry in candidates if entry.training != training]:
                 passed_over.append(
-                    f"other trainings of the name are left as they are; resume one of them by its path, "
-                    f"resume={others[0].path}"
+                    f"other trainings of the name are not continued; resume one of them by its path, "
+                    f"resume={other_trainings[0].path}"
                 )
             return None, None, passed_over
 
@@ -311,10 +462,10 @@ def newest_training(entries: Iterable[Entry], lost: Iterable[FoundFile]) -> str 
 
     Args:
         entries: checkpoints.
-        lost: damaged files; they have lost their number in the order of writing, so their time decides.
+        lost: damaged files; their number in the order of writing is lost, so their time decides.
     """
     newest = max(entries, key=lambda entry: entry.order, default=None)
-    head = max((each.head for each in lost if each.head is not None), key=lambda head: head.saved_at, default=None)
+    head = max((file.head for file in lost if file.head is not None), key=lambda head: head.saved_at, default=None)
     if head is not None and (newest is None or head.saved_at > newest.saved_at):
         return head.training
     return None if newest is None else newest.training
@@ -337,11 +488,10 @@ def _check_is_file(path: Path) -> None:
 
 
 def check_is_there(path: Path) -> None:
-    """Raise OSError unless a file is there; ValueError where a folder, a pipe or a device has its name."""
-    if path.is_symlink() and not path.exists():  # into storage that is not mounted, perhaps: it may come back
-        raise OSError(errno.EIO, f"it is a link to {path.readlink()}, which is not there", str(path))
+    if path.is_symlink() and not path.exists():  # perhaps into storage that is not mounted
+        raise OSError(errno.EIO, f"it is a broken link to {path.readlink()}", str(path))
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a checkpoint: a folder, a pipe or a device has that name.")
     if not path.is_file():
-        siblings = [each.name for each in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
+        siblings = [file.name for file in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
         raise FileNotFoundError(f"There is no checkpoint at {path}.{known_names(path.name, siblings)}")

@@ -1,4 +1,4 @@
-"""The checkpoints of one training in one folder: saved, removed and pinned so that an intact one always exists."""
+"""Save, remove and pin the checkpoints of one training so that an intact one always exists."""
 
 from __future__ import annotations
 
@@ -16,34 +16,33 @@ from stat import S_ISREG
 from time import time, time_ns
 from typing import Any
 
-from ..state.compaction import compacted
 from ..state.schema import WEIGHTS_ONLY
 from . import reader
-from .archive import rewrite_manifest, write_checkpoint, write_small
+from .archive import compacted, rewrite_manifest, write_checkpoint, write_small
 from .files import NOT_THERE, SYSTEM, Files, megabytes, prepare_folder
-from .folder import FoundFile, Manifests, read_pointer
 from .lock import Lock
 from .manifest import MOST, PINNED, SUFFIX, Entry, Hidden, JudgedBy, Label, SchemaError, check_name, pointer_path
+from .reader import FoundFile, Manifests, read_pointer
 
 logger = logging.getLogger("heliograph")
-UNTOUCHED = "Former checkpoints are untouched."
-MAY_BE_LOST = "It has replaced the former file of that name, and may be lost if the system crashes."
+UNTOUCHED = "Previous checkpoints are unchanged."
+MAY_BE_LOST = "It has replaced the previous file of that name, and may be lost if the system crashes."
 Shards = Mapping[str, tuple[int, str]]  # bytes and digest of files, by name
 
 
 class Store:
-    """Writes, lists and removes the checkpoints of a training, from one thread at a time.
+    """Write, list and remove the checkpoints of a training, from one thread at a time.
 
-    One store may be open for a run's name and folder: a second one, in another process or in this, is refused. The lock
-    ends with its process. If the file system has no locks, there is none.
+    Only one store can be open for a run's name and folder: a second one, in another process or the same, is refused.
+    The lock ends with its process. If the file system has no locks, nothing is locked.
 
-    A program may give several trainings the same name. They share the lock and the order of writing; each has an id,
-    and a name of its own for its files. The store neither removes nor overwrites checkpoints of another training.
+    A program may give several trainings the same name. They share the lock and the order of writing; each training has
+    an id, and its own name for its files. The store neither removes nor overwrites checkpoints of another training.
 
     A checkpoint is one file, `<name>.pth`, which ends with its manifest. It is written under a hidden name, made
-    durable, and renamed: so it is there, or not. A file `<name>.pinned` (`touch` it) keeps it from being removed. The
-    shards of several ranks are in a folder that its manifest names. `<run>.last` and `<run>.best` hold a file name
-    each, for people and tools.
+    durable, and renamed, so it is either complete or missing. A file `<name>.pinned` (`touch` it) exempts it from
+    removal. The shards of several ranks are in a folder that its manifest names. `<run>.last` and `<run>.best` each
+    hold a file name, for people and tools.
 
     Args:
         folder: the folder of the checkpoints; created if it is missing.
@@ -64,46 +63,46 @@ class Store:
         self._manifests = Manifests(folder, self._files)
         self._hidden = Hidden.of(folder, run_name)
         self._lock = self._lock_of(run_name)
-        self._own_lock = self._lock_of(run_name)  # held for the name of its files, if that is another
-        self._has_just_looked = False  # at the folder, when the store was opened
+        self._own_lock = self._lock_of(run_name)  # for the name of its files, if it differs
+        self._has_just_looked = False  # whether `open` has just listed the folder
         self._is_tidy = False  # whether nothing failed since the last sweep
         self._sequence: int | None = None  # the highest so far, while the store is open
         self._date = 0  # of the latest file
-        self._pointed: dict[Path, str | None] = {}  # what the pointers say, as this store has seen to it
+        self._pointed: dict[Path, str | None] = {}  # the contents of the pointers that this store wrote or read
 
     def open(self, patience: float = 0.0) -> list[str]:
-        """Acquire the lock, and remove what an interrupted writer left; return notes on that.
+        """Acquire the lock and remove the temporary files of an interrupted writer; return notes about them.
 
         Args:
             patience: seconds to wait for another process to release the lock.
 
         Raises:
             ValueError: another process writes this run's checkpoints there (it is named), or nothing can be written.
-            OSError: what an interrupted save left cannot be removed.
+            OSError: the files of an interrupted save cannot be removed.
         """
         prepare_folder(self.folder)
         notes = []
         try:
             if not self._lock.acquire(patience):
-                notes.append(f"{self.folder} has no file locks: nothing keeps a second process from writing this run.")
+                notes.append(f"{self.folder} has no file locks: a second process can write this run at the same time.")
             with self._manifests.steady():
-                found = self._manifests.recent(self.run_name)
+                files = self._manifests.recent(self.run_name)
                 self._date = max(max(stamp[2:3], default=0) for stamp in [(), *self._manifests.names().values()])
             notes += self._sweep()
-            for former in {each.entry.former_shards for each in found if each.entry and each.run_name == self.run_name}:
+            for former in {file.entry.former_shards for file in files if file.entry and file.run_name == self.run_name}:
                 self._remove_shards(former)
-            self._sequence = reader.highest_sequence(found, self.run_name)
+            self._sequence = reader.highest_sequence(files, self.run_name)
             self._has_just_looked = True
-            return notes + reader.refused(found)
+            return notes + reader.unreadable_notes(files)
         except BaseException as error:
             self._lock.release()
-            if isinstance(error, OSError) and not isinstance(error, IsADirectoryError):  # that one says what to do
-                what = error.filename or "a file in it"
+            if isinstance(error, OSError) and not isinstance(error, IsADirectoryError):  # its message is complete
+                path = error.filename or "a file in it"
                 raise OSError(
                     error.errno,
-                    f"The folder of checkpoints {self.folder} cannot be put in order: {what} cannot be read or "
-                    f"changed: {error.strerror or error}. Nothing was begun: start again when that works, or choose "
-                    f"another folder.",
+                    f"The folder of checkpoints {self.folder} cannot be prepared: {path} cannot be read or changed: "
+                    f"{error.strerror or error}. Nothing was started: fix that and start again, or choose another "
+                    f"folder.",
                 ) from error
             raise
 
@@ -127,7 +126,7 @@ class Store:
                 lock.acquire()
             self._own_lock.release()
             self._own_lock = lock
-            self._pointed.clear()  # others may have written those of this name
+            self._pointed.clear()  # other stores may have written those of this name
         self.training_id, self.name = training_id, name
 
     def save(
@@ -143,33 +142,33 @@ class Store:
     ) -> Entry:
         """Write a checkpoint, and return when it is durable.
 
-        A checkpoint of this training with the same name is replaced. If the name belongs to something else (a pinned or
+        A checkpoint of this training with the same name is replaced. If the name belongs to another file (a pinned or
         renamed checkpoint, one of another training, a file without a valid manifest), a number is added: use the
         entry's path.
 
         Args:
             name: the file name, which ends in `.pth`.
             state: plain types and tensors.
-            judged_by: metric, mode and value by which it is ranked for the best.
-            sequence: its number in the order of writing, for those of Helios; by default the next.
-            shards: bytes and digest, by name, of the files in the folder that `begin_shards` returned.
+            judged_by: metric, mode and value that rank it for `keep_best`.
+            sequence: its number in the order of writing, for checkpoints of Helios; by default the next.
+            shards: size and digest, by name, of the files in the folder that `begin_shards` returned.
             replace_unknown: replace a file without a valid manifest, too.
-            read_back: read the data again before it gets its name.
+            read_back: read the data again before the file gets its name.
 
         Raises:
-            OSError: the disk is full, the folder read-only, the data read back differs, and the like; the message names
-                the file and the free space. All former checkpoints are as they were, unless the file system has no hard
-                links and the last sync failed: then the new file keeps the name of the one that it replaced.
+            OSError: for example the disk is full, the folder is read-only, or the data read back differs; the message
+                names the file and the free space. All previous checkpoints are unchanged, unless the file system has no
+                hard links and the last sync failed: then the new file keeps the name of the one that it replaced.
             ValueError: the name is not valid, the state is of another training, or its manifest would be too long.
         """
         newest = self._highest(state["run_name"])
         training = state["training_id"]
         if training != (self.training_id or training):
             raise ValueError(f"A state of training {training} was given to the store of {self.training_id}.")
-        path, replaces, former = self._free_path(self.folder / check_name(name), training, replace_unknown)
+        path, replaces, replaced = self._free_path(self.folder / check_name(name), training, replace_unknown)
         entry = self._entry(path, state, newest + 1 if sequence is None else sequence, judged_by)
-        entry = replace(entry, former_shards=former.shards[0] if former and former.shards else "")
-        files, hidden, outcome = self._files, self._hidden, UNTOUCHED
+        entry = replace(entry, former_shards=replaced.shards[0] if replaced and replaced.shards else "")
+        files, hidden, consequence = self._files, self._hidden, UNTOUCHED
         try:
             if not self._begin_change() and not shards:
                 self._sweep()
@@ -185,10 +184,10 @@ class Store:
                 self._put_in_place(entry, replaces)
             except BaseException as error:
                 if not self._undo(entry, replaces, error):
-                    self._sequence, outcome = max(newest, entry.sequence), MAY_BE_LOST
+                    self._sequence, consequence = max(newest, entry.sequence), MAY_BE_LOST
                 raise
         except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
-            raise _failure(files, path, error, outcome) from error
+            raise _failure(files, path, error, consequence) from error
         if entry.former_shards:
             with suppress(OSError):  # the save is complete; the next start removes them
                 self._remove_shards(entry.former_shards)
@@ -213,7 +212,7 @@ class Store:
     def take_in(self, path: Path) -> Entry:
         """Move a complete checkpoint here from another folder of the same file system; return its entry.
 
-        It keeps its training and its sequence; a number is added to its name as in `save`, in its manifest, too.
+        Its training and its sequence do not change. If its name is taken, a number is added, also in its manifest.
 
         Raises:
             OSError: it could not be moved.
@@ -221,15 +220,17 @@ class Store:
         """
         entry = reader.read_manifest(path, files=self._files)
         newest = self._highest(entry.family)
-        free, _, former = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
+        free, _, replaced = self._free_path(self.folder / path.name, entry.training, replace_unknown=False)
         is_numbered = free.name != path.name and not entry.is_renamed
         self._begin_change()
         self._sweep()
-        if is_numbered:  # under a name that is not in its manifest, it would count as renamed
+        if is_numbered:  # a name that differs from its manifest would make it count as renamed
             entry = replace(entry, name=free.name)
             rewrite_manifest(self._files, path, self._hidden.data, entry, self._next_date())
         else:
-            self._files.rename(path, self._hidden.data)  # if it is killed from here on, the next start removes it
+            self._files.rename(
+                path, self._hidden.data
+            )  # if the process is killed after this, the next start removes it
         if entry.shards:
             self._files.rename(path.with_name(entry.shards[0]), self.folder / entry.shards[0])
         self._files.rename(self._hidden.data, free)
@@ -237,33 +238,33 @@ class Store:
         if is_numbered:
             self._files.unlink(path)
         self._is_tidy = True
-        if former and former.shards:
-            self._remove_shards(former.shards[0])
+        if replaced and replaced.shards:
+            self._remove_shards(replaced.shards[0])
         self._sequence = max(newest, entry.sequence)
         return replace(entry, path=free)
 
     def judge(self, entry: Entry, judged_by: JudgedBy) -> Entry:
-        """Write into a checkpoint by what it is ranked, and return when that is durable.
+        """Write the metric that ranks a checkpoint into its manifest, and return when that is durable.
 
-        The file is written again beside itself and renamed: hard links to it, such as a backup, stay as they are. If it
-        is a symbolic link, the file that the link names is written again.
+        A new file replaces it by a rename, so hard links to it, for example in a backup, do not change. If it is a
+        symbolic link, the file that the link names is replaced.
 
         Raises:
-            OSError: it could not be written, or there is no room for a second file; the checkpoint is as it was.
+            OSError: it could not be written, or there is no space for a second file; the checkpoint is unchanged.
         """
         entry, files = replace(entry, judged_by=judged_by), self._files
         path = entry.path.resolve() if entry.path.is_symlink() else entry.path
-        aside = path.with_name(self._hidden.data.name)
+        hidden_path = path.with_name(self._hidden.data.name)
         was = self._begin_change()
         try:
-            _check_room(files, path.parent, entry.size + MOST, "judging it")
+            _check_room(files, path.parent, entry.size + MOST, "writing its metric")
             try:
-                rewrite_manifest(files, path, aside, entry, self._next_date())
+                rewrite_manifest(files, path, hidden_path, entry, self._next_date())
             except BaseException:
-                with suppress(OSError):  # else the next save or start removes it
-                    files.unlink(aside)
+                with suppress(OSError):  # the next save or start removes it
+                    files.unlink(hidden_path)
                 raise
-            files.rename(aside, path)
+            files.rename(hidden_path, path)
             files.sync_folder(path.parent)
         except OSError as error:
             raise _failure(files, entry.path, error) from error
@@ -271,34 +272,34 @@ class Store:
         return entry
 
     def steady(self) -> AbstractContextManager[None]:
-        """Read the folder once, and use the result within the context; just after `open`, what that has read."""
+        """Read the folder once and use the result within the context; just after `open`, reuse its listing."""
         looks, self._has_just_looked = not self._has_just_looked, False
         return self._manifests.steady(looks=looks)
 
     def entries(self, scope: reader.Scope = "run") -> tuple[list[Entry], list[str]]:
         """Return the checkpoints of all trainings of the run's name, newest first, and notes on skipped files.
 
-        `scope`: which manifests are read; see `reader.entries`.
+        `scope` selects which manifests are read; see `reader.entries`.
         """
         return reader.entries(self._manifests, self.run_name, scope)
 
     def own(self, scope: reader.Scope = "run") -> list[Entry]:
         """Return the training's checkpoints, newest first; see `entries`."""
-        return [each for each in self.entries(scope)[0] if each.training == (self.training_id or each.training)]
+        return [entry for entry in self.entries(scope)[0] if entry.training == (self.training_id or entry.training)]
 
     def under(self, name: str) -> tuple[list[Entry], list[FoundFile], int]:
-        """Return checkpoints of trainings whose files have a name, other files of that name, and how many there are.
+        """Return checkpoints by the name of their files, other files of that name, and the number of both.
 
         Only the newest ones are returned, if one of them has the name.
         """
         return reader.under(self._manifests, self.run_name, name)
 
     def lost(self, scope: reader.Scope = "run") -> list[FoundFile]:
-        """Return the damaged files that were checkpoints of this run's name, as their beginning says."""
+        """Return damaged files that were checkpoints of this run's name, according to their beginning."""
         return reader.lost(self._manifests, self.run_name, scope)
 
     def newest(self) -> tuple[Entry | None, reader.State | None, list[str]]:
-        """Return the newest intact checkpoint, its state, and a sentence for each one that was skipped."""
+        """Return the newest intact checkpoint, its state, and a message for each skipped one."""
         return reader.newest(self._manifests, self.run_name)
 
     def load(self, path: Path) -> reader.State:
@@ -310,7 +311,7 @@ class Store:
         return reader.check(path, files=self._files)
 
     def files_of(self, path: Path) -> list[Path]:
-        """Return the files of a checkpoint in any folder: its own, and those in its folder of shards.
+        """Return the files of a checkpoint in any folder: the file itself, and those in its folder of shards.
 
         Raises:
             ValueError: it has no manifest, or a shard is missing or has another size.
@@ -327,11 +328,11 @@ class Store:
     def remove(self, path: Path, training: str | None = None) -> bool:
         """Remove a checkpoint of the training; return whether it was removed.
 
-        A pinned or renamed checkpoint, one of Helios, and a file without a valid manifest stay.
+        A pinned or renamed checkpoint, one of Helios, and a file without a valid manifest are not removed.
 
         Args:
             path: the checkpoint.
-            training: the id of another training, to remove a checkpoint of that one.
+            training: the id of another training, to remove one of its checkpoints.
 
         Raises:
             OSError: it could not be removed.
@@ -340,12 +341,12 @@ class Store:
             return False
         try:
             entry = reader.read_manifest(path, files=self._files)
-        except (ValueError, FileNotFoundError):  # its training is unknown, or it was moved away just now
+        except (ValueError, FileNotFoundError):  # its training is unknown, or it was just moved away
             return False
         if entry.training != (training or self.training_id or entry.training) or not entry.is_removable:
             return False
         was = self._begin_change()
-        if entry.shards:  # under its hidden name, it says which shards go with it
+        if entry.shards:  # its manifest, under the hidden name, lists the shards to remove
             self._files.rename(path, self._hidden.data)
             self._sweep()
         else:
@@ -354,7 +355,7 @@ class Store:
         return True
 
     def pin(self, path: Path) -> None:
-        """Keep a checkpoint from being removed."""
+        """Exempt a checkpoint from removal."""
         if not self.is_pinned(path):  # a link of that name pins it, too, and is not followed
             path.with_suffix(PINNED).touch()
 
@@ -365,56 +366,61 @@ class Store:
     def point(self, label: Label, path: Path | None) -> None:
         """Write the pointer to the last or best checkpoint, for people and tools; None removes it.
 
-        After a power cut, the one to the last may be empty or cut short until a resume of the training writes it again.
-        If a folder has its name, nothing is written, and a warning is logged.
+        After a power cut, the pointer to the last may be empty or truncated until a resume of the training writes it
+        again. If a folder has its name, nothing is written, and a warning is logged.
 
         Raises:
             OSError: it could not be written.
         """
         pointer, name = pointer_path(self.folder, self.name, label), None if path is None else path.name
-        if pointer in self._pointed and self._pointed[pointer] == name:  # nobody else writes it
+        if pointer in self._pointed and self._pointed[pointer] == name:  # only this store writes it
             return
         try:
             if name is None:
                 self._files.unlink(pointer)
             elif pointer in self._pointed or read_pointer(pointer) != name:
                 was = self._begin_change()
-                # `prune` spares what is called the best. The last is a hint only, and not worth a wait for the disk.
+                # `prune` spares the best. The pointer to the last is only a hint, so it is not synced.
                 write_small(self._files, self._hidden.small, f"{name}\n".encode(), syncs=label == "best")
                 self._files.rename(self._hidden.small, pointer)
                 self._is_tidy = was
         except IsADirectoryError:  # not worth failing for
-            logger.warning("A folder has the name of the pointer %s, which is not written: move it away", pointer)
+            logger.warning("The pointer %s is not written because a folder has its name: move the folder away", pointer)
         else:
             self._pointed[pointer] = name
 
     def _sweep(self) -> list[str]:
-        """Remove what an interrupted save or removal left: what has a hidden name, and the shards that it names."""
         hidden, files = self._hidden, self._files
-        left = [path for path in (hidden.data, hidden.former, hidden.small, hidden.shards) if files.exists(path)]
-        if hidden.data in left:
-            with suppress(ValueError, FileNotFoundError):  # it was not complete, or is a link to nothing
+        leftovers = [path for path in (hidden.data, hidden.former, hidden.small, hidden.shards) if files.exists(path)]
+        if hidden.data in leftovers:
+            with suppress(ValueError, FileNotFoundError):  # it was not complete, or is a broken link
                 if shards := reader.read_manifest(hidden.data, files=files).shards:
                     self._remove_shards(shards[0])
-        for path in left:
+        for path in leftovers:
             files.remove_folder(path) if path == hidden.shards else files.unlink(path)
-        return [f"An interrupted save left {', '.join(path.name for path in left)}: removed."] if left else []
+        return (
+            [f"Removed files of an interrupted save: {', '.join(path.name for path in leftovers)}."]
+            if leftovers
+            else []
+        )
 
     def _remove_shards(self, name: str) -> None:
-        """Remove a folder of shards, unless a checkpoint in the folder names it, or one that cannot be read may."""
+        # unless a checkpoint in the folder names it, or an unreadable one may
         folder = self.folder / name
         if name and self._files.exists(folder):
-            found = self._manifests.look(again=True)
-            is_unsure = any(isinstance(each.problem, (OSError, SchemaError)) for each in found)
-            if not is_unsure and not any(each.entry and (each.entry.shards or ("",))[0] == name for each in found):
+            files = self._manifests.look(again=True)
+            is_unsure = any(isinstance(file.problem, (OSError, SchemaError)) for file in files)
+            if not is_unsure and not any(file.entry and (file.entry.shards or ("",))[0] == name for file in files):
                 self._files.remove_folder(folder)
 
     def _put_in_place(self, entry: Entry, replaces: bool) -> None:
-        """Rename what was written: the last of it is the commit."""
+        # the last rename is the commit
         files, hidden, path = self._files, self._hidden, entry.path
         if entry.shards:
             files.sync_folder(hidden.shards)
-            files.sync_folder(self.folder)  # the file says which shards to remove, if it does not get its name
+            files.sync_folder(
+                self.folder
+            )  # its manifest lists the shards to remove, if the rename below does not happen
             files.rename(hidden.shards, self.folder / entry.shards[0])
         if replaces:
             with suppress(NotImplementedError):
@@ -425,10 +431,8 @@ class Store:
             files.unlink(hidden.former)
 
     def _undo(self, entry: Entry, replaces: bool, error: BaseException) -> bool:
-        """Undo a save, by the files that exist: an interrupt may come between any two steps.
-
-        Return False if the new file stays: it has replaced one that cannot be restored, as there are no hard links.
-        """
+        # By the files that exist: an interrupt may come between any two steps. False if the new file stays: it has
+        # replaced one that cannot be restored, because there are no hard links.
         files, hidden, is_restored = self._files, self._hidden, not replaces
         try:
             if not files.exists(hidden.data) and self._is_at(entry):  # it was renamed
@@ -443,7 +447,7 @@ class Store:
                 files.remove_folder(self.folder / entry.shards[0])
             self._sweep()
         except OSError as second:
-            error.add_note(f"Undoing the save failed too, the next save or start will see to it: {second}")
+            error.add_note(f"Undoing the save failed, too; the next save or start retries it: {second}")
         return is_restored
 
     def _is_at(self, entry: Entry) -> bool:
@@ -455,7 +459,6 @@ class Store:
         return Lock(Hidden.of(self.folder, name).lock, f"The checkpoints of run {name!r} in {self.folder} are written")
 
     def _highest(self, run_name: str) -> int:
-        """Return the highest sequence; raise ValueError if the store is closed or for runs of another name."""
         if self._sequence is None:
             raise ValueError(f"The store of {self.folder} is not open: call open() before save().")
         if run_name != self.run_name:
@@ -463,17 +466,16 @@ class Store:
         return self._sequence
 
     def _begin_change(self) -> bool:
-        """Note that the folder changes; return whether nothing has failed since the last sweep."""
+        # returns whether nothing has failed since the last sweep
         was, self._is_tidy, self._has_just_looked = self._is_tidy, False, False
         return was
 
     def _next_date(self) -> int:
-        """Return the time of a new file: later than all before, even if the clock was set back; see `recent`."""
+        # later than all before, even if the clock was set back; see `Manifests.recent`
         self._date = max(self._date + 1, time_ns())
         return self._date
 
     def _entry(self, path: Path, state: Mapping[str, Any], sequence: int, judged_by: JudgedBy | None) -> Entry:
-        """Return the entry of a state; size and digest are not known yet."""
         origin = state.get("forked_from")
         return Entry(
             path=path,
@@ -494,15 +496,14 @@ class Store:
         )
 
     def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> tuple[Path, bool, Entry | None]:
-        """Return the wanted path, or the first numbered one that a training may use, and what it replaces there."""
         path, number = wanted, 1
-        while (place := self._what_is_replaced(path, training, replace_unknown)) is None:
+        while (place := self._replaceable(path, training, replace_unknown)) is None:
             number += 1
             path = wanted.with_name(f"{wanted.stem}-{number}{SUFFIX}")
         return path, *place
 
-    def _what_is_replaced(self, path: Path, training: str, replace_unknown: bool) -> tuple[bool, Entry | None] | None:
-        """Return whether a file is at a path, and its entry; None if the training may not write there."""
+    # Whether a file is at a path, and its entry; None if the training may not write there.
+    def _replaceable(self, path: Path, training: str, replace_unknown: bool) -> tuple[bool, Entry | None] | None:
         if self.is_pinned(path):
             return None
         try:
@@ -510,29 +511,31 @@ class Store:
         except NOT_THERE:
             return False, None
         try:
-            there = reader.read_manifest(path, files=self._files) if S_ISREG(status.st_mode) else None
-            is_own = there and there.training == training and (replace_unknown or there.is_removable)
-            return (True, there) if is_own else None
+            present = reader.read_manifest(path, files=self._files) if S_ISREG(status.st_mode) else None
+            is_own = present and present.training == training and (replace_unknown or present.is_removable)
+            return (True, present) if is_own else None
         except (ValueError, FileNotFoundError):
             return (True, None) if replace_unknown else None
         except OSError:  # its training is unknown
             return None
 
 
-def _check_room(files: Files, folder: Path, needed: int, what: str) -> None:
-    """Raise OSError if the file system has fewer free bytes."""
+def _check_room(files: Files, folder: Path, needed: int, action: str) -> None:
     if needed > (free := files.free(folder)):
         size, room = megabytes(needed, needed=True), f"{megabytes(free)} are free"
-        raise OSError(errno.ENOSPC, f"{what} needs {size} and was not begun, keep fewer or free some space ({room})")
+        raise OSError(
+            errno.ENOSPC,
+            f"{action} needs {size} and was not started ({room}): keep fewer checkpoints or free some space",
+        )
 
 
-def _failure(files: Files, path: Path, error: Exception, outcome: str = UNTOUCHED) -> OSError:
+def _failure(files: Files, path: Path, error: Exception, consequence: str = UNTOUCHED) -> OSError:
     try:
         room = f"{megabytes(files.free(path.parent))} are free in its folder"
     except FileNotFoundError:
-        room, outcome = "its folder is gone", ""
+        room, consequence = "its folder is missing", ""
     except OSError as second:
-        room = f"how much is free in its folder cannot be read: {second}"
-    failure = OSError(f"The checkpoint {path} could not be written ({room}): {error}. {outcome}".rstrip())
+        room = f"the free space in its folder is unknown: {second}"
+    failure = OSError(f"The checkpoint {path} could not be written ({room}): {error}. {consequence}".rstrip())
     failure.errno = getattr(error, "errno", None)
     return failure

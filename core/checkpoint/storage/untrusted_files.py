@@ -1,22 +1,25 @@
-"""Reading files from any source: no pipe may block, no content may run code or fill the memory."""
+"""Read files from any source safely: no pipe blocks, no content runs code or fills the memory."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from hashlib import sha256
 from io import BufferedReader
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from pickle import UnpicklingError
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 from zlib import crc32
 
 import torch
 from torch import Tensor
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from ...system.errors import is_of_machine
 from ..state.schema import MAPPINGS, SEQUENCES, check_tree
@@ -31,7 +34,7 @@ def open_regular(path: Path | str, *, follow: bool = True) -> BufferedReader:
 
     Args:
         path: the file.
-        follow: accept a symbolic link that leads to one.
+        follow: accept a symbolic link to one.
 
     Raises:
         ValueError: it is something else, such as a folder, a pipe or a device.
@@ -43,15 +46,7 @@ def open_regular(path: Path | str, *, follow: bool = True) -> BufferedReader:
 def read_range(path: Path | str, begin: int, most: int, *, follow: bool = True) -> tuple[bytes, int]:
     """Return up to `most` bytes of a regular file from a position, and the size of the file.
 
-    Args:
-        path: the file.
-        begin: the position; a negative one is counted from the end.
-        most: bytes.
-        follow: accept a symbolic link that leads to one.
-
-    Raises:
-        ValueError: it is not a regular file; see `open_regular`.
-        OSError: it does not exist, or cannot be read.
+    A negative position is counted from the end.
     """
     handle, size = open_handle(path, follow=follow)
     try:
@@ -68,25 +63,14 @@ def read_range(path: Path | str, begin: int, most: int, *, follow: bool = True) 
 
 
 def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
-    """Return all of a regular file.
-
-    Args:
-        path: the file.
-        most: bytes; a larger file is not read.
-        follow: accept a symbolic link that leads to one.
-
-    Raises:
-        ValueError: it is larger, or not a regular file; see `open_regular`.
-        OSError: it does not exist, or cannot be read.
-    """
+    """Return all of a regular file; raise ValueError if it is larger than `most` bytes."""
     content, size = read_range(path, 0, most, follow=follow)
     if size > most:
-        raise ValueError(f"{path} is not a file of ours: it has {size:,} bytes, at most {most:,} are expected")
+        raise ValueError(f"{path} has {size:,} bytes, at most {most:,} are expected: it is not a file of heliograph")
     return content
 
 
 def open_handle(path: Path | str, *, follow: bool = True) -> tuple[int, int]:
-    """Return the handle and the size of a regular file."""
     try:
         handle = os.open(path, _FLAGS | (0 if follow else FOLLOW_NO_LINK))
     except OSError as error:
@@ -105,31 +89,25 @@ def _no_file(path: Path | str) -> ValueError:
 
 
 def cause(error: Exception) -> str:
-    """Return why reading failed, without torch's advice to read the file unsafely."""
+    # without torch's advice to read the file unsafely
     inner = error.__context__ if isinstance(error, UnpicklingError) else None
     return f"{type(error).__name__}: {inner or error}"
 
 
 class UnreadableError(ValueError):
-    """A file has the digest in its manifest and still cannot be read: that is not damage."""
+    """A file that matches the digest in its manifest but cannot be read: that is not damage."""
 
 
-def refuse_unread(what: Path | str, error: Exception, *, is_verified: bool = False) -> NoReturn:
-    """Raise the error that reading a file has raised, or ValueError if the content of the file is the cause.
-
-    Args:
-        what: the file.
-        error: the error.
-        is_verified: whether the file has the digest in its manifest. Otherwise a RuntimeError of torch may be damage.
-    """
+# With `is_verified`, the file matches the digest in its manifest. Otherwise a RuntimeError of torch may be damage.
+def refuse_unread(name: Path | str, error: Exception, *, is_verified: bool = False) -> NoReturn:
     if not is_of_machine(error, is_verified=is_verified):
         if is_verified:
             raise UnreadableError(
-                f"{what} is intact, since its digest is the one in its manifest, but cannot be read: {cause(error)}. "
-                f"Resume another one by its path, or move this file away."
+                f"{name} matches the digest in its manifest, so it is intact, but it cannot be read: {cause(error)}. "
+                f"Resume another checkpoint by its path, or move this file away."
             ) from error
-        raise ValueError(f"{what} cannot be read: {cause(error)}") from error
-    error.add_note(f"{what} could not be read, but no damage was found.")
+        raise ValueError(f"{name} cannot be read: {cause(error)}") from error
+    error.add_note(f"{name} could not be read, but no damage was detected.")
     raise error
 
 
@@ -141,8 +119,8 @@ def _records(file: BufferedReader, path: Path) -> list[ZipInfo]:
         with ZipFile(file) as archive:
             return archive.infolist()
     except (BadZipFile, ValueError, NotImplementedError, EOFError) as error:
-        what = "is empty" if file.seek(0, 2) == 0 else "is damaged, or was not written by torch.save"
-        raise ValueError(f"{path} {what}: {error}") from None
+        problem = "is empty" if file.seek(0, 2) == 0 else "is damaged, or was not written by torch.save"
+        raise ValueError(f"{path} {problem}: {error}") from None
 
 
 def check_archive(file: BufferedReader, path: Path) -> None:
@@ -151,19 +129,18 @@ def check_archive(file: BufferedReader, path: Path) -> None:
     Torch does not compress. A compressed record could expand a thousandfold in memory.
 
     Raises:
-        ValueError: it is not an archive of torch, a record is compressed, or they claim more bytes than the file has.
+        ValueError: it is not an archive of torch, a record is compressed, or the records are larger than the file.
     """
-    parts, size = _records(file, path), file.seek(0, 2)
-    packed = [each.filename for each in parts if each.compress_type != ZIP_STORED]
+    records, size = _records(file, path), file.seek(0, 2)
+    packed = [record.filename for record in records if record.compress_type != ZIP_STORED]
     if packed:
-        raise ValueError(f"{path} is not a file of torch.save: its part {packed[0]!r} is compressed.")
-    claimed = sum(each.file_size for each in parts)
+        raise ValueError(f"{path} is not a file of torch.save: its record {packed[0]!r} is compressed.")
+    claimed = sum(record.file_size for record in records)
     if claimed > size:
-        raise ValueError(f"{path} is damaged or forged: its parts claim {claimed:,} bytes, the file has {size:,}.")
+        raise ValueError(f"{path} is damaged or forged: its records claim {claimed:,} bytes, the file has {size:,}.")
 
 
 def check_content(value: Any, path: Path) -> None:
-    """Raise ValueError if the content of a file is not a tree, or a tensor claims more bytes than the file has."""
     try:
         check_tree(value, "its content")
     except ValueError as error:
@@ -179,7 +156,6 @@ def check_content(value: Any, path: Path) -> None:
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Yield the tensors in a tree; a shared container is visited once."""
     if isinstance(value, Tensor):
         yield value
     elif type(value) in (*MAPPINGS, *SEQUENCES) and id(value) not in seen:
@@ -194,9 +170,9 @@ LARGE = 2**14  # bytes of a record whose content is verified by its CRC-32
 def archive_digest(file: BufferedReader, size: int, path: Path, *, checks_data: bool) -> str:
     """Return the SHA-256 of an archive of torch, without the content of its large records and its last two bytes.
 
-    The directory, which is a part of it, holds the CRC-32 of these records. So torch's own pass over the data of a
-    save is enough. The digest says which checkpoint a file is, and finds any change outside of the large records; the
-    CRC-32 finds any flipped bit and any burst in one, and all but one of 4 billion other damages.
+    The directory of the archive is covered and holds the CRC-32 of these records, so torch's own pass over the data of
+    a save suffices. The digest identifies a checkpoint and detects any change outside the large records. The CRC-32
+    detects any flipped bit and any burst in a large record, and all but one of 4 billion other damages.
 
     Args:
         file: the archive.
@@ -217,10 +193,12 @@ def archive_digest(file: BufferedReader, size: int, path: Path, *, checks_data: 
             at += count
             yield buffer[:count]
         if at != end:
-            raise ValueError(f"{path} is damaged: a part of it has another size than its directory says.")
+            raise ValueError(f"{path} is damaged: the size of a record does not match the directory.")
 
-    records = (each for each in _records(file, path) if each.compress_type == ZIP_STORED and each.file_size >= LARGE)
-    for record in sorted(records, key=lambda record: record.header_offset):
+    large = (
+        record for record in _records(file, path) if record.compress_type == ZIP_STORED and record.file_size >= LARGE
+    )
+    for record in sorted(large, key=lambda item: item.header_offset):
         file.seek(record.header_offset + 26)
         lengths = file.read(4)
         begin = record.header_offset + 30 + sum(int.from_bytes(part, "little") for part in (lengths[:2], lengths[2:]))
@@ -230,8 +208,130 @@ def archive_digest(file: BufferedReader, size: int, path: Path, *, checks_data: 
         for piece in pieces(end) if checks_data else ():
             crc = crc32(piece, crc)
         if checks_data and crc != record.CRC:
-            raise ValueError(f"{path} is damaged: its record {record.filename!r} has another CRC-32 than when written.")
+            raise ValueError(f"{path} is damaged: the CRC-32 of its record {record.filename!r} does not match.")
         at = end
     for piece in pieces(size - 2):
         digest.update(piece)
     return digest.hexdigest()
+
+
+PATH = re.compile(r"pathlib(\._local)?\.(Pure)?(Posix|Windows)?Path")
+
+
+class Record:
+    """The attributes of an object that was read without its class; its code does not run."""
+
+    arguments: tuple[Any, ...]
+
+    def __new__(cls, *arguments: Any) -> Self:
+        # unpickling may not call `__init__`
+        record = super().__new__(cls)
+        if arguments:
+            record.arguments = arguments
+        return record
+
+    def __setstate__(self, state: Any) -> None:
+        for part in state if isinstance(state, tuple) else (state,):  # a class with slots has two
+            vars(self).update(part or {})
+
+
+# Paths are read as text: their class may be of another operating system.
+def plain_path(*parts: str) -> str:
+    return str(PurePosixPath(*parts))
+
+
+def plain_windows_path(*parts: str) -> str:
+    return str(PureWindowsPath(*parts))
+
+
+def plain_text(value: Any = "") -> str:
+    return str(value)
+
+
+def read_with_stand_ins(path: Path, records: Collection[str] = (), texts: str = "(?!)") -> Any:
+    """Read a file with `weights_only=True`, with stand-ins for objects of some classes.
+
+    Args:
+        path: a file that `torch.save` wrote.
+        records: patterns of classes whose objects are read as `Record`.
+        texts: the pattern of enumerations of strings, which are read as strings.
+
+    Raises:
+        ValueError: the file is damaged, or holds objects of other classes; their names are listed.
+    """
+    check_whole(path)
+    try:
+        stand_ins = {name: _stand_in(name, records, texts) for name in get_unsafe_globals_in_checkpoint(path)}
+    except Exception as error:  # noqa: BLE001  # what is not a pickle of torch's fails in many ways
+        refuse_unread(path, error)
+    refuse_unknown(path, [name for name, stand_in in stand_ins.items() if stand_in is None])
+    try:
+        with safe_globals([(stand_in, name) for name, stand_in in stand_ins.items() if stand_in is not None]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001  # torch.load fails in many ways, too
+        refuse_unread(path, error)
+
+
+def check_whole(path: Path) -> None:
+    with open_regular(path) as file:
+        check_archive(file, path)
+    try:
+        with ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:  # a damaged archive fails in many ways
+        raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    if broken is not None:
+        raise ValueError(
+            f"{path} is damaged, or was not written by torch.save: the checksum of {broken} does not match."
+        )
+
+
+def refuse_unknown(path: Path, names: list[str]) -> None:
+    if names:
+        raise ValueError(
+            f"{path} holds objects of {', '.join(sorted(names))}: creating them could run code, so it is refused. "
+            f"Save weights as torch.save(module.state_dict(), path). To migrate a checkpoint, `heliograph checkpoint "
+            f"migrate {path} --as-data {sorted(names)[0]}` reads only the attributes of such objects."
+        )
+
+
+def _stand_in(name: str, records: Collection[str], texts: str) -> Callable[..., Any] | None:
+    path = PATH.fullmatch(name)
+    if path:
+        return plain_windows_path if path[3] == "Windows" else plain_path
+    if re.fullmatch(texts, name):
+        return plain_text
+    return Record if any(re.fullmatch(pattern, name) for pattern in records) else None
+
+
+def records_as_dicts(value: Any) -> Any:
+    """Return nested containers with each `Record` as a dict of its attributes, and each set as a list.
+
+    Shared objects stay shared.
+
+    Raises:
+        ValueError: something holds itself, or is nested too deep.
+    """
+    try:
+        return _plain(value, {})
+    except RecursionError:
+        raise ValueError("something in it holds itself, or is nested very deep") from None
+
+
+def _plain(value: Any, made: dict[int, Any]) -> Any:
+    if id(value) not in made:
+        made[id(value)] = _make_plain(value, made)
+    return made[id(value)]
+
+
+def _make_plain(value: Any, made: dict[int, Any]) -> Any:
+    if isinstance(value, Record):
+        return _plain(vars(value), made)
+    if isinstance(value, Mapping) and not isinstance(value, Counter):  # a scheduler counts with one
+        return {_plain(key, made): _plain(item, made) for key, item in value.items()}
+    if type(value) in (list, tuple, set):
+        items = [_plain(item, made) for item in value]
+        return tuple(items) if type(value) is tuple else items
+    return value

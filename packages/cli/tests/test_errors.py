@@ -276,7 +276,7 @@ def test_an_empty_key_is_left_out(folder: Path) -> None:
     [
         (
             "--weights=bst",
-            "weights='bst' is not a file or folder that is there. Did you mean 'best'? Known: best, last.",
+            "weights='bst' is neither a file nor a folder. Did you mean 'best'? Known: best, last.",
         ),
         ("--weights=gone.pth", "There is no checkpoint at gone.pth. Known: none."),
     ],

@@ -36,8 +36,8 @@ from heliograph.builtin_callbacks.checkpoint import command as commands
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store, load
 from heliograph.core.checkpoint.storage.files import SYSTEM
-from heliograph.core.checkpoint.storage.folder import Manifests
 from heliograph.core.checkpoint.storage.manifest import Entry
+from heliograph.core.checkpoint.storage.reader import Manifests
 from heliograph.events import CheckpointLoaded, RunClosed, SavePoint, TrainStart
 
 NAMES = ("run", "run", "run", "run-2", "a b", "a-b")

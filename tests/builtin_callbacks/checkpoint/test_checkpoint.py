@@ -338,7 +338,7 @@ def test_a_failing_save_raises_and_leaves_the_former_ones(
 ) -> None:
     checkpoint = Checkpoint(tmp_path)
     monkeypatch.setattr(torch, "save", failing_save(2, error))
-    with pytest.raises(OSError, match=r"could not be written \([\d.]+ MB are free in .*Former checkpoints") as info:
+    with pytest.raises(OSError, match=r"could not be written \([\d.]+ MB are free in .*Previous checkpoints") as info:
         fit(checkpoint, epochs=3)
 
     assert "run_epoch_2_iter_6.pth" in str(info.value)
@@ -538,7 +538,7 @@ def test_auto_without_a_name_warns_where_only_named_runs_are(fit: Make, tmp_path
     named = fit(Checkpoint(tmp_path, resume="auto"), name="b")  # the first start of a second run is as it should be
     assert named.warnings == ()
     assert named.notes == (
-        f"skipped: {tmp_path} has no checkpoint of run 'b'; those in it are of 'a', 'run'.",
+        f"skipped: {tmp_path} has no checkpoint of run 'b', only of 'a', 'run'.",
         f"starts fresh: no checkpoint of 'b' in {tmp_path}",
     )
     assert fit(Checkpoint(tmp_path, resume="auto"), epochs=3).warnings == ()
@@ -602,7 +602,7 @@ def test_auto_says_whose_checkpoints_it_found(fit: Make, tmp_path: Path, caplog:
     fit(Checkpoint(tmp_path), epochs=5, name="other")
     result = fit(Checkpoint(tmp_path, resume="auto"))
 
-    assert any("skipped" in line and "those in it are of 'other'" in line for line in result.notes)
+    assert any("skipped" in line and "only of 'other'" in line for line in result.notes)
     assert not [each for each in caplog.records if each.levelname == "WARNING"]
     (tmp_path / "aside.pth").touch()
     fit(Checkpoint(tmp_path, resume="auto"), name="third")
@@ -979,4 +979,4 @@ def test_what_a_plugin_changes_after_the_state_is_saved_is_reported(
     assert result.resume is not None
     assert bool(result.resume.untracked) is is_lost
     if is_lost:
-        assert "let it listen in a lane before PERSIST" in result.resume.untracked["plugins.counts_late"]
+        assert "use a lane before PERSIST" in result.resume.untracked["plugins.counts_late"]

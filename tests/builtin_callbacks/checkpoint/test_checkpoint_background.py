@@ -524,7 +524,7 @@ def test_a_second_interrupt_leaves_at_once_and_the_next_run_finds_all_in_order(
         fit()
     assert isinstance(info.value.__context__, KeyboardInterrupt)  # the first one
     assert ".run.lock" in names(tmp_path)  # it may still be written to
-    with pytest.raises(ValueError, match="this very process"):
+    with pytest.raises(ValueError, match="this process"):
         make(Checkpoint(tmp_path))[1]()
 
     handlers[0].remove()

@@ -504,7 +504,7 @@ def test_weights_are_loaded_as_they_were_measured_unless_others_are_asked_for(tm
     assert torch.equal(task.model.weight, trained)
     load_weights(task, path, average="ema")
     assert torch.equal(task.model.weight, average)
-    with pytest.raises(ValueError, match=r"no weights that a plugin 'swa' has averaged\. Known: ema"):
+    with pytest.raises(ValueError, match=r"plugin 'swa'.* Known: ema"):
         load_weights(task, path, average="swa")
 
 

@@ -335,7 +335,7 @@ def test_auto_begins_afresh_where_the_newest_training_has_nothing_whole_and_name
     said = f"starts fresh: none of the 1 checkpoints of the newest training of 'run' in {tmp_path} can be used"
     assert said in result.notes
     assert (
-        f"skipped: other trainings of the name are left as they are; resume one of them by its path, "
+        f"skipped: other trainings of the name are not continued; resume one of them by its path, "
         f"resume={tmp_path / FIRST}"
     ) in result.notes
     assert result.progress.steps == 3

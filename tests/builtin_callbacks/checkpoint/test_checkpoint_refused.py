@@ -57,7 +57,7 @@ def test_a_refusal_that_passes_costs_nothing(
     assert result.resume.path == here / FIRST
     assert checkpoint_names(here) == [SECOND]
     assert pauses == [PAUSES[0]]
-    assert "reading failed and is tried again in 0.1 s: [Errno 5] Input/output error" in caplog.text
+    assert "reading failed, retrying in 0.1 s: [Errno 5] Input/output error" in caplog.text
 
 
 @pytest.mark.parametrize(("operation", "name"), [("try_open", FIRST), ("try_range", FIRST), ("try_names", "here")])
@@ -100,7 +100,7 @@ def test_a_fresh_run_leaves_alone_what_it_cannot_read(fit: Make, tmp_path: Path,
 
     assert "(1 without a manifest that can be used): it stays, and this one is written as 'run-2'" in str(result.notes)
     assert f"{tmp_path / FIRST}" in result.notes[0]
-    assert "whose it is, and its place in the order of writing, is not known" in result.notes[0]
+    assert "its run and its position in the order of writing are unknown" in result.notes[0]
     assert {name: content for name, content in contents(tmp_path).items() if name in before} == before
 
 
@@ -116,7 +116,7 @@ def test_a_link_into_storage_that_is_not_there_is_no_reason_to_begin_afresh(
     (folder / FIRST).symlink_to(elsewhere)
     unmounted = elsewhere.rename(tmp_path / "unmounted.pth")
     monkeypatch.setattr(SYSTEM, "pause", lambda seconds: None)
-    with pytest.raises(OSError, match=f"it is a link to {elsewhere}, which is not there") as caught:
+    with pytest.raises(OSError, match=f"it is a broken link to {elsewhere}") as caught:
         fit(Checkpoint(folder, resume="auto"))
     assert "Nothing was begun, skipped or removed" in str(caught.value)
 
@@ -201,7 +201,7 @@ def test_where_all_are_damaged_another_training_begins_and_they_stay(
 
     fresh = f"starts fresh: none of the 1 checkpoints of 'run' in {tmp_path} can be used"
     assert fresh in result.notes
-    why = f"The checkpoint {tmp_path / FIRST} is damaged: its SHA-256 is not the one in its manifest."
+    why = f"The checkpoint {tmp_path / FIRST} is damaged: its SHA-256 does not match its manifest."
     assert result.warnings == (f"Nothing was resumed: the run {fresh}. {why}",)
     assert any("it stays, and this one is written as 'run-2'" in note for note in result.notes)
     assert {name: content for name, content in contents(tmp_path).items() if name in before} == before
@@ -293,7 +293,9 @@ def test_a_save_that_cannot_be_read_back_fails_and_removes_nothing(
         real(file, bytes(spoiled))
 
     monkeypatch.setattr(SYSTEM, "write", write)
-    with pytest.raises(OSError, match="what was read back is not what was written: the disk or the memory is faulty"):
+    with pytest.raises(
+        OSError, match="the data read back differs from the data written; the disk or the memory is faulty"
+    ):
         if hinges == "on what is replaced":
             fit(Checkpoint(tmp_path, resume=Resume(None, on_existing="replace")))
         else:

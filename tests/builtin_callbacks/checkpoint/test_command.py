@@ -381,7 +381,7 @@ def test_prune_says_what_there_is_not(command: Said, write: Make, tmp_path: Path
     assert not (tmp_path / "nowhere").exists()
     write(1, 0.5)
     assert command("prune", tmp_path, "--keep-last", 1, "--run", "other") == 1
-    assert "has no checkpoint of run 'other'; those in it are of 'run'" in command.error
+    assert "has no checkpoint of run 'other', only of 'run'" in command.error
     options = ("--keep-best", 1, "--monitor", "validation/los", "--mode", "min")
     assert command("prune", tmp_path, "--keep-last", 1, *options) == 1
     assert "has a metric 'validation/los'. Did you mean 'validation/loss'?" in command.error

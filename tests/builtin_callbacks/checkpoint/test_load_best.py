@@ -172,7 +172,7 @@ def test_nan_is_no_best_to_load_back(fit: Make, scripted: Make, tmp_path: Path) 
     assert result.warnings == (
         "At the end, validation/loss is nan: the training is lost. Find where it began with NaNGuard('raise').",
         "LoadBest has loaded nothing back: no checkpoint is the best.",
-        "No checkpoint is the best: 'validation/loss' was not a number at any of them.",
+        "No checkpoint is the best: 'validation/loss' was NaN at all of them.",
     )
 
 

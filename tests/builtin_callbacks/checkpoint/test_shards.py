@@ -320,7 +320,7 @@ def test_shards_that_a_peer_left_unfinished_are_no_checkpoint(ranks: Pool, tmp_p
     store = storage.Store(tmp_path, "run")
     notes = store.open()
     store.close()
-    assert notes == ["An interrupted save left .run.shards.tmp: removed."]
+    assert notes == ["Removed files of an interrupted save: .run.shards.tmp."]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".run.steps", ".run.steps.1"]
 
 

@@ -28,7 +28,7 @@ from heliograph import (
     load_weights,
     on,
 )
-from heliograph.core.checkpoint.weights_files import export_weights, read_weights
+from heliograph.core.checkpoint.weights import export_weights, read_weights
 from heliograph.tests import kit
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
@@ -76,7 +76,7 @@ def test_another_base_is_refused_and_nothing_is_loaded(tmp_path: Path) -> None:
     assert path is not None
     other = adapted(base=1)
     before = [each.clone() for each in other.model.parameters()]
-    refusal = r"on top of other frozen weights .*: 2 of 2 differ, such as model\.0\.weight\. Load the same base"
+    refusal = r"frozen weights .* differ: 2 of 2, such as model\.0\.weight\. Load the same base"
     with pytest.raises(ValueError, match=refusal):
         trained(tmp_path / "again", other, resume=path)
     with pytest.raises(ValueError, match=refusal):
@@ -155,7 +155,7 @@ def test_weights_are_loaded_onto_the_base_and_the_best_ones_loaded_back(tmp_path
         assert torch.equal(one, each)
         assert torch.equal(one, single)
     said = export_weights(read_weights(result.best_checkpoint), tmp_path / "head.pth")
-    assert said.endswith("; 2 frozen ones are not in it: only what was trained was saved")
+    assert said.endswith("; 2 frozen tensors are missing: only trained weights were saved")
     assert torch.load(tmp_path / "head.pth", weights_only=True).keys() == HEAD
 
 

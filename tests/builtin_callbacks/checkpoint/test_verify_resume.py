@@ -132,7 +132,7 @@ def test_a_handler_that_changes_the_rate_in_a_resumed_epoch_is_named(tmp_path: P
     fit(tmp_path, 9, Restless())
     result = fit(tmp_path, 9, Restless())
     assert result.resume is not None
-    assert any("which restless handled again" in text for text in result.resume.differences)
+    assert any("handled again by restless" in text for text in result.resume.differences)
 
 
 def test_stop(tmp_path: Path) -> None:

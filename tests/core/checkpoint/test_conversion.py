@@ -26,7 +26,7 @@ Names = Callable[[], list[str]]
 def test_a_file_is_migrated_and_its_former_self_kept(old: Path) -> None:
     before = (old / BORDER).read_bytes()
     lines = migrate(old / BORDER)
-    assert lines[0] == f"{old / BORDER}: migrated to schema {SCHEMA}, the former file is {BORDER}.backup"
+    assert lines[0] == f"{old / BORDER}: migrated to schema {SCHEMA}, the original is {BORDER}.backup"
     assert lines[1] == "    read the layout of Helios 1.1.0; the run is called 'golden', after the file"
     assert (old / f"{BORDER}.backup").read_bytes() == before
     state = storage.load(old / BORDER)
@@ -123,7 +123,7 @@ def test_a_pinned_file_is_not_replaced(old: Path) -> None:
 def test_a_backup_of_something_else_is_never_overwritten(old: Path) -> None:
     before = (old / BORDER).read_bytes()
     (old / f"{BORDER}.backup").write_text("precious")
-    with pytest.raises(ValueError, match="is there already, with other content"):
+    with pytest.raises(ValueError, match="exists with other content"):
         migrate(old / BORDER)
     assert (old / f"{BORDER}.backup").read_text() == "precious"
     assert (old / BORDER).read_bytes() == before

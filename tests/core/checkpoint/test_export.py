@@ -13,7 +13,7 @@ import torch
 from heliograph import EMA, Checkpoint, Every, SaveSchedule, Supervised, ValidationSchedule, load_weights
 from heliograph.__main__ import main
 from heliograph.core.checkpoint.storage import Files
-from heliograph.core.checkpoint.weights_files import WeightsFile, export_weights
+from heliograph.core.checkpoint.weights import WeightsFile, export_weights
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches
 from safetensors import safe_open
@@ -81,7 +81,7 @@ def test_a_tied_tensor_is_stored_once_and_found_by_safetensors(
     }  # fmt: skip
     said = capsys.readouterr().out
     assert said.startswith(f"{trained}: exported to {out}: 7 tensors, 0.001 MB (module model, average ema, run run, ")
-    assert said.endswith("1 names share the tensor of another name, and the file holds that tensor once\n")
+    assert said.endswith("1 names share the tensor of another name, stored once\n")
 
 
 def test_a_plain_file_needs_no_heliograph(trained: Path, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_an_existing_file_is_replaced_by_force_only(
     out = tmp_path / "out.safetensors"
     out.write_bytes(b"precious")
     assert command(trained, out) == 1
-    assert f"{out} exists and was not replaced: give another name, or --force" in capsys.readouterr().err
+    assert f"{out} exists and was not replaced: choose another name" in capsys.readouterr().err
     assert out.read_bytes() == b"precious"
     assert command(trained, out, "--force") == 0
     assert load_file(out).keys() >= {"embedding.weight"}
@@ -112,10 +112,10 @@ def test_an_existing_file_is_replaced_by_force_only(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["out.onnx"], "is .safetensors, .pth or .pt"),
+        (["out.onnx"], "must be .safetensors, .pth or .pt"),
         (["out.pth", "--module", "modle"], "holds no module 'modle'. Did you mean 'model'?"),
-        (["out.pth", "--average", "swa"], "no weights of 'model' that a plugin 'swa' has averaged"),
-        (["out.pth", "--which", "best"], "which= and run_name= choose in a folder"),
+        (["out.pth", "--average", "swa"], "no weights of 'model' averaged by a plugin 'swa'"),
+        (["out.pth", "--which", "best"], "which= and run_name= select"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(
@@ -194,7 +194,7 @@ def test_a_full_disk_leaves_the_former_file(
     if operation == "write":
         monkeypatch.setattr("safetensors.torch.save_file", write)
         monkeypatch.setattr("torch.save", write)
-    with pytest.raises(OSError, match=r"out\.\w+ could not be written: .*a former one is as it was") as caught:
+    with pytest.raises(OSError, match=r"out\.\w+ could not be written: .*existing file is unchanged") as caught:
         export_weights(file, out, overwrite=True, files=Full(operation))
 
     assert caught.value.errno == errno.ENOSPC

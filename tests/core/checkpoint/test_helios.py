@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 import torch
 from heliograph import load_weights
-from heliograph.core.checkpoint import foreign_files, helios
+from heliograph.core.checkpoint.conversion import RECORDS, TEXTS, convert_from_helios, is_of_helios
 from heliograph.core.checkpoint.state.schema import check_schema
+from heliograph.core.checkpoint.storage.untrusted_files import read_with_stand_ins, records_as_dicts
 from heliograph.core.data.draws import rng
 from heliograph.tests.stores import migrate
 from torch import nn
@@ -140,9 +141,9 @@ def write_version_2(path: Path, **more: Any) -> Path:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[str]]:
-    saved = foreign_files.as_plain(foreign_files.read_with_stand_ins(path, helios.RECORDS, helios.TEXTS))
-    assert helios.is_ancestor(saved)
-    return helios.convert(saved, path)
+    saved = records_as_dicts(read_with_stand_ins(path, RECORDS, TEXTS))
+    assert is_of_helios(saved)
+    return convert_from_helios(saved, path)
 
 
 def test_version_1_is_read_without_its_classes(tmp_path: Path) -> None:
@@ -155,8 +156,8 @@ def test_version_1_is_read_without_its_classes(tmp_path: Path) -> None:
     assert state["helios"]["model"] == {"best": 0.25}
     assert state["helios"]["training_state"] == COUNTS
     assert notes[0] == "read the layout of Helios 1.1.0; the run is called 'net_a', after the file"
-    assert notes[2].startswith("the order changes: epochs are shuffled")
-    assert notes[3].startswith("the order changes: the epoch was left after 4 batches")
+    assert notes[2].startswith("the order changes")
+    assert notes[3].startswith("the order changes: the current epoch had 4 batches")
     assert notes[-1] == "kept under 'helios', without effect: the count of early stopping, model['best']"
 
 
@@ -188,7 +189,7 @@ def test_version_2_is_read_with_its_enumerations(tmp_path: Path) -> None:
     assert state["helios"]["datamodule"] == {"phase": 1}
     assert state["helios"]["loggers"]["wandb"] == {"run_id": "abc"}
     assert state["plugins"]["file_log"] == {"file": "run.log"}
-    assert notes[-1].startswith("kept under 'helios', without effect: the gradient scaler, the places of its logs, ")
+    assert notes[-1].startswith("kept under 'helios', without effect: the gradient scaler, the paths of its logs, ")
     assert state["data"]["phase"] == 1
 
 
@@ -220,7 +221,7 @@ def test_random_generators_are_mapped(tmp_path: Path) -> None:
     assert now["globals"]["python"] == rng.pack_python(random.Random(3).getstate())
     assert now["globals"]["torch"] == torch.get_rng_state().numpy().tobytes()
     assert now["generator"] == np.random.default_rng(5).bit_generator.state
-    assert "the state of NumPy's legacy generator was never kept: it starts fresh" in notes
+    assert "Helios did not save the state of NumPy's legacy generator: it starts fresh" in notes
 
 
 def test_paths_of_another_system_become_text(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_two_optimizers_keep_their_names(tmp_path: Path) -> None:
     assert state["optimizers"] == {"optimizer": user["optimizer"], "other": user["optimizer"]}
     assert state["helios"]["model"].keys() == {"best", "scheduler"}
     assert "optimizers optimizer, other: they must be called the same, fit(optimizer={...})" in notes
-    assert "schedulers scheduler: whose each is, is not known, so they start fresh" in notes
+    assert "schedulers scheduler: their optimizers are unknown, so they start fresh" in notes
     assert state["schedulers"] == {}
 
 
@@ -260,7 +261,7 @@ def test_without_an_optimizer_only_the_weights_serve(tmp_path: Path) -> None:
     user = user_part()
     del user["optimizer"]
     _, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(model=user)))
-    assert "0 optimizers: the file serves load_weights only, it cannot be resumed" in notes
+    assert "0 optimizers: the file cannot be resumed, only used by load_weights" in notes
 
 
 def test_load_weights_reads_what_was_migrated(tmp_path: Path) -> None:
@@ -312,7 +313,7 @@ def test_even_a_class_that_is_vouched_for_runs_nothing(tmp_path: Path) -> None:
 
     with module("mine", Trick=Trick), module("helios"), module("helios.trainer"):
         torch.save({"counters": Trick()}, written)
-        saved = foreign_files.as_plain(foreign_files.read_with_stand_ins(written, (r"mine\.Trick",)))
+        saved = records_as_dicts(read_with_stand_ins(written, (r"mine\.Trick",)))
     assert saved == {"counters": {"value": 3}}
     assert not ran
 
@@ -324,7 +325,7 @@ def test_a_flipped_bit_is_noticed_without_a_manifest(tmp_path: Path) -> None:
     whole[whole.index(torch.arange(100.0).numpy().tobytes()) + 17] ^= 1
     written.write_bytes(whole)
     with pytest.raises(ValueError, match=r"weights.pth is damaged, or was not written by torch.save: .*data/0"):
-        foreign_files.read_with_stand_ins(written)
+        read_with_stand_ins(written)
 
 
 class Pair(NamedTuple):
@@ -336,20 +337,20 @@ def test_what_a_class_would_have_been_called_with_is_kept(tmp_path: Path) -> Non
     written = tmp_path / "a.pth"
     with module("mine", Pair=Pair):
         torch.save([Pair(1, 2)], written)
-        saved = foreign_files.as_plain(foreign_files.read_with_stand_ins(written, (r"mine\.Pair",)))
+        saved = records_as_dicts(read_with_stand_ins(written, (r"mine\.Pair",)))
     assert saved == [{"arguments": (1, 2)}]
 
 
 def test_counters_of_a_scheduler_stay_what_they_are() -> None:
     milestones = Counter([3, 3, 5])
-    assert foreign_files.as_plain({"milestones": milestones})["milestones"] is milestones
+    assert records_as_dicts({"milestones": milestones})["milestones"] is milestones
 
 
 def test_an_archive_that_is_not_torchs_is_refused(tmp_path: Path) -> None:
     with ZipFile(tmp_path / "a.pth", "w") as archive:
         archive.writestr("a.txt", "hello")
     with pytest.raises(ValueError, match=r"a\.pth cannot be read: RuntimeError"):
-        foreign_files.read_with_stand_ins(tmp_path / "a.pth")
+        read_with_stand_ins(tmp_path / "a.pth")
 
 
 def test_a_module_that_torch_blocks_stays_blocked(tmp_path: Path) -> None:
@@ -357,20 +358,20 @@ def test_a_module_that_torch_blocks_stays_blocked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds objects of posix\.system"):
         read(written)
     with pytest.raises(ValueError, match=r"cannot be read: UnpicklingError: .*blocked"):
-        foreign_files.read_with_stand_ins(written, (*helios.RECORDS, r"posix\.system"))
+        read_with_stand_ins(written, (*RECORDS, r"posix\.system"))
 
 
 def test_a_flipped_bit_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
     written = tmp_path / "a.pth"
     torch.save({"weight": torch.arange(200.0), "steps": 3, "name": "run", "list": [1, 2, {"a": None}]}, written)
-    content, whole, draw = written.read_bytes(), foreign_files.read_with_stand_ins(written), random.Random(1)
+    content, whole, draw = written.read_bytes(), read_with_stand_ins(written), random.Random(1)
     harmless = 0
     for _ in range(300):
         changed = bytearray(content)
         changed[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
         written.write_bytes(changed)
         try:
-            found = foreign_files.read_with_stand_ins(written)
+            found = read_with_stand_ins(written)
         except ValueError:
             continue
         harmless += 1
@@ -383,11 +384,11 @@ def test_two_schedulers_start_fresh(tmp_path: Path) -> None:
     user = user_part()
     state, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(model=user | {"other": user["scheduler"]})))
     assert state["schedulers"] == {}
-    assert "schedulers scheduler, other: whose each is, is not known, so they start fresh" in notes
+    assert "schedulers scheduler, other: their optimizers are unknown, so they start fresh" in notes
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"text"])
 def test_what_is_no_file_of_torch_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "weights.pth").write_bytes(content)
     with pytest.raises(ValueError, match=r"weights.pth"):
-        foreign_files.read_with_stand_ins(tmp_path / "weights.pth")
+        read_with_stand_ins(tmp_path / "weights.pth")

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.objects.equality import same
-from heliograph.core.objects.graph import Graph, Roots, compare, snapshot, untracked
+from heliograph.core.objects.graph import Graph, Roots, capture_graph, compare, untracked
 from heliograph.core.objects.restore import restore
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,7 +80,7 @@ class Slow:
 
 def saved(roots: Roots, changed: set[str], needed: set[int]) -> tuple[Graph, set[str]]:
     """Return a graph as it is read from a file."""
-    graph, content = snapshot(roots, changed), BytesIO()
+    graph, content = capture_graph(roots, changed), BytesIO()
     torch.save(graph.state_dict(needed), content)
     content.seek(0)
     return Graph.of_state(torch.load(content, weights_only=True)), changed
@@ -89,16 +89,16 @@ def saved(roots: Roots, changed: set[str], needed: set[int]) -> tuple[Graph, set
 def resumed(make: Callable[[], Any], change: Callable[[Any], None]) -> tuple[Any, Any, dict[str, str]]:
     """Change an object, save it, restore another one from the file; return both, and what was not restored."""
     roots = Roots({"it": make()})
-    baseline = snapshot(roots)
+    baseline = capture_graph(roots)
     baseline.contents.clear()
     change(roots.objects["it"])
-    graph = snapshot(roots)
+    graph = capture_graph(roots)
     difference = compare(baseline, graph)
     read, paths = saved(roots, difference.paths, difference.needed)
     fresh = Roots({"it": make()})
     _, failed = restore(fresh, read, paths)
     left = untracked(graph, paths)
-    unlike = compare(read, snapshot(fresh)).paths - failed.keys() - left.keys()
+    unlike = compare(read, capture_graph(fresh)).paths - failed.keys() - left.keys()
     assert not unlike, unlike
     return roots.objects["it"], fresh.objects["it"], failed | left
 
@@ -276,14 +276,14 @@ def test_only_what_changed_is_restored() -> None:
 def resumed_unlike(make: Callable[[], Any], change: Callable[[Any], None]) -> tuple[Any, Any, set[str]]:
     """Do what `resumed` does in a program that has changed; return what differs in the end."""
     roots = Roots({"it": make()})
-    baseline = snapshot(roots)
+    baseline = capture_graph(roots)
     baseline.contents.clear()
     change(roots.objects["it"])
-    difference = compare(baseline, snapshot(roots))
+    difference = compare(baseline, capture_graph(roots))
     read, paths = saved(roots, difference.paths, difference.needed)
     fresh = Roots({"it": make()})
     restore(fresh, read, paths)
-    return roots.objects["it"], fresh.objects["it"], compare(read, snapshot(fresh)).paths
+    return roots.objects["it"], fresh.objects["it"], compare(read, capture_graph(fresh)).paths
 
 
 def test_what_the_program_sets_differently_is_a_difference() -> None:
@@ -395,8 +395,8 @@ def test_no_object_is_made_that_would_lack_a_part() -> None:
 def test_a_snapshot_of_the_run_is_left_alone() -> None:
     """Else each save would hold all saves before it."""
     state = {"schema": 3, "training_id": "a", "objects": {"graph": 1}, "modules": {}}
-    graph = snapshot(Roots({"it": holder(value=lambda: state)()}))
-    assert graph.nodes[0]["slots"][".value"] == {"skip": "a snapshot"}
+    graph = capture_graph(Roots({"it": holder(value=lambda: state)()}))
+    assert graph.nodes[0]["slots"][".value"] == {"skip": "a capture_graph"}
 
 
 def test_the_gradient_of_a_parameter_is_state() -> None:
@@ -483,7 +483,7 @@ def test_a_restored_graph_equals_the_saved_one(seed: int, changes: int) -> None:
 
 SCRIPT = """
 import random, sys, torch
-from heliograph.core.objects.graph import Graph, Roots, compare, snapshot
+from heliograph.core.objects.graph import Graph, Roots, compare, capture_graph
 from heliograph.core.objects.restore import restore
 from heliograph.tests.core.objects.test_graph import grow, program
 
@@ -491,17 +491,17 @@ path, seed = sys.argv[1], int(sys.argv[2])
 root, made = program(seed)
 roots = Roots({"it": root})
 if sys.argv[3] == "save":
-    baseline, source = snapshot(roots), random.Random(seed)
+    baseline, source = capture_graph(roots), random.Random(seed)
     for _ in range(9):
         grow(source, made)
-    graph = snapshot(roots)
+    graph = capture_graph(roots)
     difference = compare(baseline, graph)
     torch.save([graph.state_dict(difference.needed), sorted(difference.paths)], path)
 else:
     state, paths = torch.load(path, weights_only=True)
     graph = Graph.of_state(state)
     restored, failed = restore(roots, graph, paths)
-    print(sorted(compare(graph, snapshot(roots)).paths), failed)
+    print(sorted(compare(graph, capture_graph(roots)).paths), failed)
 """
 
 
@@ -517,14 +517,14 @@ def test_so_it_is_in_a_new_process(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("name", ["torch.optim.sgd", "collections", "json.decoder", "heliograph.core.objects.graph"])
 def test_any_module_can_be_walked(name: str) -> None:
     module = sys.modules[name]
-    first = snapshot(Roots({"module": SimpleNamespace(**vars(module))}))
-    assert not compare(first, snapshot(Roots({"module": SimpleNamespace(**vars(module))}))).paths
+    first = capture_graph(Roots({"module": SimpleNamespace(**vars(module))}))
+    assert not compare(first, capture_graph(Roots({"module": SimpleNamespace(**vars(module))}))).paths
 
 
 def test_objects_are_let_go() -> None:
     thing = Thing()
     vars(thing)["tensor"] = torch.zeros(2)
-    baseline = snapshot(Roots({"it": thing}))
+    baseline = capture_graph(Roots({"it": thing}))
     baseline.contents.clear()
     gc.collect()
     assert sys.getrefcount(thing.tensor) <= 3  # type: ignore[attr-defined]

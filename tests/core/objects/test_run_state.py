@@ -331,7 +331,7 @@ CHANGED: Mapping[str, tuple[Job, Job, str]] = {
     "a plugin that is gone": (
         Job(plugins=lambda: [h.GradientClipping(0.1)]),
         Job(),
-        "plugin 'gradient_clipping' was there and is gone",
+        "plugin 'gradient_clipping' is no longer registered",
     ),
     "a plugin that is new": (Job(), Job(plugins=lambda: [h.EMA()]), "plugin 'ema' is new"),
     "a plugin's option": (
@@ -435,8 +435,8 @@ def test_options_that_the_checkpoint_overrides_are_said(tmp_path: Path, caplog: 
 
     result, is_equal = job(0.1, 4).attempts(tmp_path, job(0.1, 5, 0.5))
     said = [
-        "momentum of optimizer was 0.9 in the program, and is 0.5: what the checkpoint holds is used",
-        "step_size of the scheduler of optimizer was 4 in the program, and is 5: what the checkpoint holds is used",
+        "momentum of optimizer was 0.9 in the program and is 0.5: the value in the checkpoint is used",
+        "step_size of the scheduler of optimizer was 4 in the program and is 5: the value in the checkpoint is used",
     ]
     assert [note for note in result.notes if "in the program" in note] == said
     assert [each for each in caplog.messages if "in the program" in each] == said

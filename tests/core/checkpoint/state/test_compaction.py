@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.builtin_callbacks.checkpoint.writers import Buffers
-from heliograph.core.checkpoint.state.compaction import compacted
+from heliograph.core.checkpoint.storage.archive import compacted
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from heliograph.core.checkpoint.state.frozen import digest, own_weights
+from heliograph.core.checkpoint.state.frozen import digest, verified_weights
 from heliograph.core.objects.equality import SUMMED, sums
 from heliograph.tests import kit
 from torch import nn
@@ -48,8 +48,8 @@ def test_digests_are_of_type_shape_and_bits() -> None:
     assert digest(torch.arange(6.0).reshape(2, 3).t()) == digest(torch.arange(6.0).reshape(2, 3).t().contiguous())
     divided = nn.Linear(1, 1)
     vars(divided.weight)["full_tensor"] = None  # as a DTensor has
-    with pytest.raises(ValueError, match=r"divided among its ranks: read it with an engine that has whole weights"):
-        own_weights("model", divided, {"weight": ""})
+    with pytest.raises(ValueError, match=r"shards its weights: read it with an engine that has full weights"):
+        verified_weights("model", divided, {"weight": ""})
 
 
 # On ranks.

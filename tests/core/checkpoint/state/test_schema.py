@@ -57,7 +57,9 @@ def test_what_is_not_plain_is_named_by_its_place(value: Any) -> None:
 @pytest.mark.parametrize("kind", [list, tuple, dict])
 def test_lists_that_are_shared_again_and_again(check: Any, kind: type) -> None:
     check(doubled(10, kind), "state")
-    with pytest.raises(ValueError, match=r"^state holds the same lists or dicts again and again, [0-9,]+ items in all"):
+    with pytest.raises(
+        ValueError, match=r"^state holds the same lists or dicts again and again, [0-9,]+ items in total"
+    ):
         check(doubled(60, kind), "state")
 
 

@@ -180,7 +180,7 @@ def test_a_save_that_fails_at_any_operation_changes_nothing(
     if isinstance(error, OSError):
         place = re.escape(str(tmp_path))
         said = rf"The checkpoint {place}/\d+/{name} could not be written \([\d.]+ MB are free in its folder\): "
-        said += rf"{re.escape(str(error))}\. Former checkpoints are untouched\."
+        said += rf"{re.escape(str(error))}\. Previous checkpoints are unchanged\."
         assert len(messages) > 40
         assert all(re.fullmatch(said, message) for message in messages)
 
@@ -265,7 +265,7 @@ def test_a_failed_save_without_hard_links_leaves_one_of_both(
         newest = steps(store)
         ends.add(newest)
         if isinstance(error, OSError):
-            assert ("Former checkpoints are untouched" in str(raised)) == (newest == 1)
+            assert ("checkpoints are unchanged" in str(raised)) == (newest == 1)
         assert store.save("c.pth", state(3)).sequence == newest + 1
         assert contents(folder).keys() == {"a.pth", "c.pth"}
         for entry in store.entries()[0]:
@@ -400,7 +400,7 @@ def test_not_knowing_the_free_space_does_not_hide_the_fault(
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(files, "free", free)
-    with pytest.raises(OSError, match=r"a\.pth could not be written \(how much .* cannot be read: .*Stale") as info:
+    with pytest.raises(OSError, match=r"a\.pth could not be written \(.* is unknown: .*Stale") as info:
         store.save("a.pth", state())
 
     assert info.value.__cause__ is FULL
@@ -412,7 +412,7 @@ def test_a_folder_that_is_gone(tmp_path: Path, opened: Make, state: Make) -> Non
     for path in (tmp_path / "gone").iterdir():
         path.unlink()
     (tmp_path / "gone").rmdir()
-    with pytest.raises(OSError, match="its folder is gone"):
+    with pytest.raises(OSError, match="its folder is missing"):
         store.save("a.pth", state())
 
 
@@ -514,5 +514,5 @@ def test_what_the_start_says(tmp_path: Path, opened: Make, state: Make, names: M
     again = Store(tmp_path, "run")
     notes = again.open()
     again.close()
-    assert notes == ["An interrupted save left .run.data.tmp: removed."]
+    assert notes == ["Removed files of an interrupted save: .run.data.tmp."]
     assert names() == ["a.pth"]

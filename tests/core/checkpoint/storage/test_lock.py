@@ -71,7 +71,7 @@ def test_who_has_patience_waits_for_a_process_that_ends(tmp_path: Path, monkeypa
         monkeypatch.setattr(lock, "sleep", kill)
         store = Store(tmp_path, "run")
         assert store.open(patience=60.0) == []
-        with pytest.raises(ValueError, match="this very process"):  # which would wait for itself
+        with pytest.raises(ValueError, match="this process"):  # which would wait for itself
             Store(tmp_path, "run").open(patience=60.0)
         store.close()
         assert child.stdin is not None
@@ -91,7 +91,7 @@ def test_patience_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_same_process_is_refused_too(tmp_path: Path, opened: Make, names: Make) -> None:
     first = opened()
-    with pytest.raises(ValueError, match=rf"process {os.getpid()} on .* \(this very process\)"):
+    with pytest.raises(ValueError, match=rf"process {os.getpid()} on .* \(this process\)"):
         Store(tmp_path, "run").open()
     first.close()
     opened()
@@ -136,7 +136,7 @@ def test_a_lock_file_that_was_removed_in_between_is_not_held(tmp_path: Path, mon
     mine = Lock(path, "It is used")
     assert mine.acquire() is True
     assert len(times) == 2
-    with pytest.raises(ValueError, match="this very process"):
+    with pytest.raises(ValueError, match="this process"):
         Lock(path, "It is used").acquire()
     mine.release()
     assert not path.exists()
@@ -150,7 +150,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fcntl, "flock", flock)
     stores = [Store(tmp_path, "run"), Store(tmp_path, "run")]
     for store in stores:
-        assert store.open() == [f"{tmp_path} has no file locks: nothing keeps a second process from writing this run."]
+        assert store.open() == [f"{tmp_path} has no file locks: a second process can write this run at the same time."]
     for store in stores:
         store.close()
     assert list(tmp_path.iterdir()) == []

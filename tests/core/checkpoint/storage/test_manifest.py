@@ -123,7 +123,7 @@ def test_what_is_no_manifest(content: bytes) -> None:
         ({"shards": ["../evil.00000000.shards", ""]}, "is not the name of a folder of shards"),
         ({"metrics": {"a": []}}, "cannot be used"),
         ({"progress": "leave out"}, "cannot be used: 'progress'"),
-        ({"format": "another"}, "no checkpoint of heliograph"),
+        ({"format": "another"}, "not a checkpoint of heliograph"),
     ],
 )
 def test_a_right_digest_alone_is_not_enough(changes: dict[str, Any], says: str) -> None:

@@ -19,10 +19,10 @@ from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Entry, Files, manifest
 from heliograph.core.checkpoint.storage.files import PAUSES, TRIES
-from heliograph.core.checkpoint.storage.folder import Manifests
 from heliograph.core.checkpoint.storage.manifest import SchemaError
+from heliograph.core.checkpoint.storage.reader import Manifests
 from heliograph.core.checkpoint.storage.untrusted_files import UnreadableError
-from heliograph.core.checkpoint.weights_files import find_weights
+from heliograph.core.checkpoint.weights import find_weights
 from heliograph.tests.stores import seal_as, training_named
 
 Make = Callable[..., Any]
@@ -91,13 +91,13 @@ def test_another_size_or_content_is_refused_before_anything_is_unpickled(
     content = (tmp_path / "a.pth").read_bytes()
     size = storage.read_manifest(tmp_path / "a.pth").size
     (tmp_path / "a.pth").write_bytes(content + b"\0")
-    with pytest.raises(ValueError, match=r"a\.pth is damaged, .* it does not end as an archive does"):
+    with pytest.raises(ValueError, match=r"a\.pth is damaged, .* the end of the archive is missing"):
         storage.load(tmp_path / "a.pth")
     (tmp_path / "a.pth").write_bytes(content[:9] + b"more" + content[9:])
     with pytest.raises(ValueError, match=rf"damaged: it has {size + 4} bytes before its manifest, which says {size}"):
         storage.load(tmp_path / "a.pth")
     (tmp_path / "a.pth").write_bytes(content[:90] + bytes([content[90] ^ 1]) + content[91:])
-    with pytest.raises(ValueError, match=r"a\.pth is damaged: its SHA-256 is not the one in its manifest"):
+    with pytest.raises(ValueError, match=r"a\.pth is damaged: its SHA-256 does not match its manifest"):
         storage.load(tmp_path / "a.pth")
 
 
@@ -110,7 +110,7 @@ def test_a_malicious_pickle_with_a_forged_manifest_is_refused(tmp_path: Path, op
     for verify in (True, False):
         with pytest.raises(ValueError, match=r"evil\.pth .*cannot be read: UnpicklingError: Unsupported global"):
             storage.load(tmp_path / "evil.pth", verify=verify)
-    with pytest.raises(UnreadableError, match=r"evil\.pth is intact.*cannot be read"):
+    with pytest.raises(UnreadableError, match=r"evil\.pth .* it is intact.*cannot be read"):
         store.newest()
     assert not (tmp_path / "it ran").exists()
 
@@ -127,7 +127,7 @@ def test_an_intact_newest_one_that_cannot_be_read_is_not_passed_over(
         raise error("no such class")
 
     monkeypatch.setattr(torch, "load", load)
-    with pytest.raises(UnreadableError, match=r"2\.pth is intact.*no such class"):
+    with pytest.raises(UnreadableError, match=r"2\.pth .* it is intact.*no such class"):
         store.newest()
 
 
@@ -323,7 +323,7 @@ def test_other_runs_are_none_of_its_business_unless_there_is_nothing_else(
     (tmp_path / "settings.json").write_text('{"format": "mine"}')
     store = opened()
 
-    assert store.newest() == (None, None, [f"{tmp_path} has no checkpoint of run 'run'; those in it are of 'a', 'b'."])
+    assert store.newest() == (None, None, [f"{tmp_path} has no checkpoint of run 'run', only of 'a', 'b'."])
     store.save("c.pth", state())
     assert store.newest()[2] == []
 
@@ -363,4 +363,4 @@ def test_of_many_other_runs_a_few_are_named(opened: Make, state: Make) -> None:
         opened(name).save(f"{name}.pth", state(name=name))
 
     (sentence,) = opened().newest()[2]
-    assert sentence.endswith("those in it are of 'a', 'b', 'c', 'd', 'e' and 2 more.")
+    assert sentence.endswith("only of 'a', 'b', 'c', 'd', 'e' and 2 more.")

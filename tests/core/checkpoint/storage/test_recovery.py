@@ -42,7 +42,7 @@ def test_what_has_a_hidden_name_goes_and_nothing_else(
     (tmp_path / "a.00000000.shards").mkdir()
     again = Store(tmp_path, "run")
 
-    assert again.open() == [f"An interrupted save left .run.{kind}.tmp: removed."]
+    assert again.open() == [f"Removed files of an interrupted save: .run.{kind}.tmp."]
     again.close()
     assert names() == [".run-2.data.tmp", "a.00000000.shards", "a.pth"]
 

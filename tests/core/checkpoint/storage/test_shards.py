@@ -135,7 +135,7 @@ def test_what_a_killed_writer_of_shards_left_is_removed(tmp_path: Path, opened: 
     notes = again.open()
     again.close()
     assert names() == []
-    assert notes == ["An interrupted save left .run.shards.tmp: removed."]
+    assert notes == ["Removed files of an interrupted save: .run.shards.tmp."]
 
 
 def test_shards_that_were_never_saved_go_at_the_next_save(opened: Make, state: Make, names: Make) -> None:
@@ -164,9 +164,9 @@ def test_a_damaged_shard_is_noticed(tmp_path: Path, opened: Make, state: Make, f
     else:
         shard.write_bytes(content[:-1] if fault == "cut" else content[:-1] + b"?")
     said = {
-        "flipped": "SHA-256 is not the one",
+        "flipped": "SHA-256 does not match",
         "cut": "it has 59 bytes, its manifest says 60",
-        "gone": "is not there",
+        "gone": "is missing",
     }
     with pytest.raises(ValueError, match=rf"shard .*b\.\w+\.shards/__1_0\.distcp.*{said[fault]}"):
         storage.verify(tmp_path / "b.pth")

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.compaction import compacted
 from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.core.checkpoint.storage.archive import compacted
 from heliograph.core.checkpoint.storage.files import prepare_folder
 from heliograph.core.checkpoint.storage.manifest import encode
 
@@ -403,7 +403,7 @@ def test_a_late_judgement_needs_room_for_a_second_file(opened: Make, state: Make
     store = opened(files=files)
     entry = store.save("a.pth", state(1))
     before, files.room = entry.path.read_bytes(), 1000
-    with pytest.raises(OSError, match=r"judging it needs 0\.1 MB and was not begun") as info:
+    with pytest.raises(OSError, match=r"needs 0\.1 MB and was not started") as info:
         store.judge(entry, ("validation/loss", "min", 0.5))
 
     assert info.value.errno == errno.ENOSPC

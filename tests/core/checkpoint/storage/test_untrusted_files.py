@@ -61,7 +61,7 @@ def test_a_link_to_a_file_is_followed_where_that_is_asked_for(tmp_path: Path) ->
 
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"content")
-    with pytest.raises(ValueError, match="it has 7 bytes, at most 6 are expected"):
+    with pytest.raises(ValueError, match="has 7 bytes, at most 6 are expected"):
         read_small(tmp_path / "a", 6)
 
 
@@ -144,7 +144,7 @@ def test_a_zip_bomb(tmp_path: Path, is_refused: Make, state: Make) -> None:
     path = write(tmp_path / "a.pth", content, bytes(20_000_000), zipfile.ZIP_DEFLATED)
 
     assert path.stat().st_size < 30_000
-    is_refused(path, "its part 'archive/data.pkl' is compressed")
+    is_refused(path, "its record 'archive/data.pkl' is compressed")
 
 
 def test_parts_that_overlap(tmp_path: Path, is_refused: Make, state: Make) -> None:
@@ -158,7 +158,7 @@ def test_parts_that_overlap(tmp_path: Path, is_refused: Make, state: Make) -> No
     struct.pack_into("<HHLL", content, end + 8, 5, 5, size + len(again), begin)
     path.write_bytes(bytes(content[: begin + size]) + again + bytes(content[end:]))
 
-    is_refused(path, "its parts claim ")
+    is_refused(path, "its records claim ")
 
 
 @pytest.mark.parametrize(
