@@ -203,7 +203,7 @@ def nests(own: bool) -> tuple[int, str]:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_run_within_another_needs_an_engine_of_its_own(ranks: Pool, own: bool) -> None:
-    refused = "This DDPEngine is used by another run: use another Trainer with its own engine."
+    refused = "This DDPEngine is in use by another run: use another Trainer with its own engine."
     assert ranks(2).run(nests, own) == [(2, "completed" if own else refused)] * 2
 
 
