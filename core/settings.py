@@ -233,7 +233,7 @@ def check_needs(settings: Settings, plugins: Plugins) -> None:
 
 
 def unmet_needs(settings: Settings, plugins: Plugins) -> Iterator[tuple[str, str | None]]:
-    """Yield (word, None) for each need of `fit` that no enabled plugin `asks`, (word, name) for those of plugins."""
+    """Yield (word, None) for each need of `fit` that no enabled plugin `asks`, (word, name) for needs of plugins."""
     asked = {**plugins.declared("asks"), "validation data": ""}
     endless = settings.epochs is None and settings.steps is None
     needs = {"validation": settings.evaluations, "stop": endless, "scheduler": settings.schedulers}

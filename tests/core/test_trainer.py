@@ -433,7 +433,7 @@ def test_a_slash_in_the_name_of_a_set() -> None:
         (lambda outputs: 1.0, TypeError, "The loss must be a scalar tensor, got float"),
         (lambda outputs: outputs, ValueError, r"The loss must be a scalar tensor, got shape \[3, 2\]"),
         (lambda outputs: None, TypeError, r"got NoneType: is a return missing\?"),
-        (lambda outputs: {"loss": outputs.mean()}, TypeError, r"got dict: take \.loss of a model's outputs, or add"),
+        (lambda outputs: {"loss": outputs.mean()}, TypeError, r"got dict: use \.loss of a model's outputs, or add"),
     ],
 )
 def test_a_loss_that_is_no_scalar_tensor(loss: Any, error: type[Exception], sentence: str) -> None:

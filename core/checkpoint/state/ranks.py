@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....events import Engine, Run
 from ....events.errors import describe_error
-from ...engines.sharded.states import ShardingEngine, States, empty, join_states
+from ...engines.sharded.states import ShardingEngine, States, empty_tensors, join_states
 from ...system.errors import is_of_machine
 from .compatibility import restore_groups
 from .schema import with_numbers
@@ -226,7 +226,7 @@ def _weights_only(rest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_alone(rest: Mapping[str, Any], path: Path | None) -> States:
     """Return the full states in shards; every process reads them itself."""
-    tensors = empty(rest)
+    tensors = empty_tensors(rest)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         _read(tensors, shards_folder(rest, path), no_dist=True)

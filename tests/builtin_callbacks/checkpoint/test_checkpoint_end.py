@@ -504,7 +504,7 @@ def test_weights_are_loaded_as_they_were_measured_unless_others_are_asked_for(tm
     assert torch.equal(task.model.weight, trained)
     load_weights(task, path, average="ema")
     assert torch.equal(task.model.weight, average)
-    with pytest.raises(ValueError, match=r"no weights that a plugin 'swa' has averaged\. Known: ema"):
+    with pytest.raises(ValueError, match=r"no averaged weights of a plugin 'swa'\. Known: ema"):
         load_weights(task, path, average="swa")
 
 
@@ -544,8 +544,6 @@ def test_two_in_one_folder_are_refused_by_their_names(tmp_path: Path) -> None:
 
 
 def test_the_average_and_the_best_cannot_both_be_left_in_the_model(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"both claim the weights that a run leaves \(EMA\(load_at_end=True\), LoadBest\)"
-    ):
+    with pytest.raises(ValueError, match=r"both claim the final weights \(EMA\(load_at_end=True\), LoadBest\)"):
         Trainer([EMA(load_at_end=True), Checkpoint(tmp_path, **BEST), LoadBest()])
     Trainer([EMA(), Checkpoint(tmp_path, **BEST), LoadBest()])

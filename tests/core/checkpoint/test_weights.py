@@ -280,13 +280,13 @@ def test_the_average_of_the_module_that_fits(saved: Make) -> None:
 
     assert (load_weights(layer, path).average, filled(layer)) == ("ema", 4.0)
     assert (load_weights(layer, path, average=False).average, filled(layer)) == (None, 2.0)
-    with pytest.raises(ValueError, match=r"no weights that a plugin 'swa' has averaged\. Known: ema"):
+    with pytest.raises(ValueError, match=r"no averaged weights of a plugin 'swa'\. Known: ema"):
         load_weights(linear(0.0), path, module="small", average="swa")
 
 
 def test_an_average_that_is_not_there_leaves_the_module_alone(saved: Make) -> None:
     task = supervised()
-    with pytest.raises(ValueError, match="no weights that a plugin 'ema' has averaged"):
+    with pytest.raises(ValueError, match="no averaged weights of a plugin 'ema'"):
         load_weights(task, saved(1), average="ema")
     assert filled(task.model) == 0.0
 

@@ -725,7 +725,7 @@ def test_a_step_that_yields_needs_optimizers_by_name() -> None:
         def training_step(self, run: Run, batch: Batch) -> Losses:
             return super().training_step(run, batch)
 
-    with pytest.raises(TypeError, match="training_step yields several losses: give their optimizers by the names"):
+    with pytest.raises(TypeError, match="training_step yields several losses: pass an optimizer for each name"):
         train(task=Hides(), optimizer=adam())
 
 
