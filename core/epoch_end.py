@@ -1,4 +1,4 @@
-"""The end of an epoch: its loader has ended, or the loop over its batches was left."""
+"""The end of an epoch: the loader was exhausted, or the loop over its batches was left."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from .context import RunContext
 
 
 def check_exhausted(run: RunContext) -> None:
-    """Note that the loader ended; raise or warn where that was before it had begun, or before it said it would.
+    """Record that the loader was exhausted. Raise or warn if that happened too early.
 
-    One that has yielded batches in earlier epochs, and yields no more, ends the run.
+    A loader that yields no batch in a later epoch, such as a generator, ends the run.
     """
     if run.progress.batch >= run.last_batch:
         return
@@ -22,20 +22,20 @@ def check_exhausted(run: RunContext) -> None:
             f"The train loader yielded no batch in epoch {run.progress.epoch}{where}. A generator can be read only "
             f"once: give a list, a DataLoader, or an object whose __iter__ starts again."
         )
-    origin = run.origin.batch if run.origin.epoch == run.progress.epoch else 0  # a resume may begin beyond the end
+    origin = run.origin.batch if run.origin.epoch == run.progress.epoch else 0  # a resumed run may start after the end
     if expected is not None and batch != max(expected, origin):
         text = f"The train loader ended after {batch} batches, but its length says {expected}."
         if is_shared and batch < expected:
-            raise ValueError(f"{text} On several ranks that is an error, since the others count on them.")
+            raise ValueError(f"{text} On several ranks this is an error: the other ranks wait for the missing batches.")
         run.warn(text)
     run.work.is_exhausted = True
 
 
 def epoch_has_ended(run: RunContext) -> bool:
-    """Return whether the epoch has ended; if not, the run ends within it.
+    """Return True if the epoch has ended, False if the run ends within it.
 
     Raises:
-        RuntimeError: the user's own loop did not read the batches of the epoch, and so would never end.
+        RuntimeError: the user's own loop did not read the batches of the epoch, so it would never end.
     """
     if run.work.is_exhausted or run.data.is_last_batch or run.control.should_end_epoch:
         if not run.progress.batch:
@@ -46,8 +46,8 @@ def epoch_has_ended(run: RunContext) -> bool:
     raise RuntimeError("The epoch was not trained: loop over run.batches() within run.epochs().")
 
 
-def finish_left_batch(run: RunContext) -> None:
-    """Finish the batch at which the user's own loop was left; that ends the epoch."""
+def finish_abandoned_batch(run: RunContext) -> None:
+    """Finish the batch at which the user's own loop was left, which ends the epoch."""
     control, work = run.control, run.work
     work.autocast.close()
     if not work.in_hand:
@@ -59,16 +59,16 @@ def finish_left_batch(run: RunContext) -> None:
         control.leave_out_batch(reason)
     control.leaving = True
     for _ in work.batches:
-        raise AssertionError("leaving was asked for")
+        raise AssertionError("a batch after control.leaving")
 
 
 def _stop_without_data(run: RunContext) -> None:
-    """Stop a run whose loader yields no more batches, and warn of what was not done; all ranks do so together."""
+    # All ranks stop together.
     progress = run.progress
     run.control.stop(f"the data ended: the train loader yielded no batch in epoch {progress.epoch}", by="the loop")
     run.control.decide()
     planned = ((progress.steps, run.settings.steps, "steps"), (progress.epoch, run.settings.epochs, "epochs"))
-    done = [f"{number} of {whole} {unit} were done" for number, whole, unit in planned if whole is not None]
+    done = [f"{number} of {total} {unit} were done" for number, total, unit in planned if total is not None]
     run.warn(
         f"The train loader yielded no batch in epoch {progress.epoch}, so the run ended early: "
         f"{' and '.join(done) or f'{progress.steps} steps were done'}. A generator can be read only once: give a "

@@ -1,4 +1,4 @@
-"""One validation, test or prediction within a run: its batches, its metrics, its end where it is cut short."""
+"""One validation, test or prediction within a run: its batches, its metrics and its early end."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
     "test": (ev.TestStart, ev.TestBatchStart, ev.TestBatchEnd, ev.TestEnd),
     "predict": (ev.PredictStart, ev.PredictBatchStart, ev.PredictBatchEnd, ev.PredictEnd),
 }
-BY_NAME = (dict, Mapping)  # in this order: among other work, an abstract class takes a microsecond to answer
+BY_NAME = (dict, Mapping)  # dict first: isinstance with an abstract class takes a microsecond
 
 
 class Evaluation:
     """The sets of a phase, their step and their means, weighted by samples.
 
     Attributes:
-        events: of the start, the start and the end of a batch, and the end.
-        is_whole: whether it was not cut short.
-        collection: what is collected, and which set is read.
+        events: the event classes of the start, the start and the end of a batch, and the end.
+        is_complete: True unless it was cut short.
+        collection: the collected values, and the current set.
 
     Raises:
         ValueError: there is no set to evaluate.
@@ -42,7 +42,7 @@ class Evaluation:
 
     def __init__(self, run: RunContext, phase: Phase, loaders: Mapping[str, Iterable[Any]]) -> None:
         if not loaders:
-            raise ValueError(f"A {phase} was asked for, but there is no {phase} data: pass {phase}= to fit.")
+            raise ValueError(f"A {phase} was requested, but there is no {phase} data: pass {phase}= to fit.")
         every, self._limits = run.settings.every, run.settings.limits
         self._numbers = {dataset: number for number, dataset in enumerate(loaders)}
         self.loaders = loaders = {
@@ -50,9 +50,9 @@ class Evaluation:
             for dataset, loader in loaders.items()
             if dataset not in every or (run.progress.validations + 1) % every[dataset] == 0
         }
-        self.events, self.is_whole = EVENTS[phase], False
+        self.events, self.is_complete = EVENTS[phase], False
         self._run, self._phase = run, phase
-        self._began, self._samples, self._returned_none = perf_counter(), 0, False
+        self._started_at, self._samples, self._returned_none = perf_counter(), 0, False
         self._forward = run.engine.bind_evaluation(getattr(run.task, f"{phase}_step"))
         self._work, self._size_of, self._trains = run.work, run.size_of, bool(run.settings.train)
         self._means: dict[str, Means] = {dataset: run.means.for_evaluation() for dataset in loaders}
@@ -66,7 +66,7 @@ class Evaluation:
         }
         for dataset, loader in loaders.items():
             if dataset not in self._limits and (samples := left_out(loader)):
-                run.data.note_once(f"the {self._called(dataset)} leaves out {samples}: give it drop_last=False")
+                run.data.note_once(f"the {self._label(dataset)} leaves out {samples}: give it drop_last=False")
         lengths = self._lengths.values()
         run.data.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
         run.progress.evaluated = 0
@@ -77,7 +77,7 @@ class Evaluation:
         self.collection = run.work.collection = Collection(run.engine.rank, run.engine.world_size, low)
 
     def batches(self) -> Iterator[tuple[str, Any]]:
-        """Yield (name of the set, batch on the device), until the last one or until the evaluation is cut short."""
+        """Yield (name of the set, batch on the device) until the sets end or the evaluation is cut short."""
         run, collection, is_cut = self._run, self.collection, self._run.control.is_cut
         for dataset, loader in self.loaders.items():
             if is_cut():
@@ -94,31 +94,30 @@ class Evaluation:
                     return
             self._counts[dataset] = count
             if not run.control.is_shared:
-                self._check(dataset, count)
+                self._check_not_empty(dataset, count)
             if (length := self._lengths[dataset]) is not None and count != length:
-                run.warn(f"The {self._called(dataset)} ended after {count} batches, but its length says {length}.")
+                run.warn(f"The {self._label(dataset)} ended after {count} batches, but its length says {length}.")
 
     def close(self) -> Request | None:
-        """End; return the request that cut it short, if one did. A collective."""
+        """End the evaluation; return the request that cut it short, if any. A collective."""
         control, self.collection.batch = self._run.control, None
         control.agree_on_validation()
         cut = control.close_validation()
-        self.is_whole = cut is None
+        self.is_complete = cut is None
         if cut is None and not self._run.settings.train and (stop := control.stop_request) is not None:
             self._run.warn(
-                f"{stop.by} asked to stop ({stop.reason}), and the {self._phase} read all its data: only "
-                f"control.cut_validation(reason) ends it before."
+                f"{stop.by} requested a stop ({stop.reason}), but the {self._phase} read all its data: only "
+                f"control.cut_validation(reason) ends it early."
             )
         return cut
 
     def stop_after(self, cut: Request) -> None:
-        """Stop a run of which the evaluation that was cut short was the last part."""
-        outcome = self._run.report
-        if outcome.finished or not outcome.started:
+        report = self._run.report
+        if report.finished or not report.started:  # the evaluation was the last part of the run
             self._run.control.stop_once(cut)
 
     def step(self, batch: Any) -> Any:
-        """Run the task's step on a batch and add what it returns to the means."""
+        """Run the task's step on a batch and add the returned values to the means."""
         run, work = self._run, self._work
         values = self._forward(run, batch)
         weight = self._size_of(batch)
@@ -141,11 +140,11 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         """Return the means as `<phase>/<name>`, or `<phase>/<dataset>/<name>` for a named set. A collective.
 
-        On several ranks all read the same, and `progress` then counts the batches and samples of all of them. What was
-        collected is joined.
+        All ranks return the same, and `progress` then counts the batches and samples of all ranks. Collected values are
+        joined.
 
         Raises:
-            TypeError: the step returned None, and nothing was measured otherwise.
+            TypeError: the step returned None and nothing else was measured.
         """
         if self._run.control.is_shared:
             self._exchange()
@@ -156,11 +155,11 @@ class Evaluation:
             measured = means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
             if not measured and means.totals:
                 counts = " and of ".join(map(repr, means.totals))
-                self._run.warn(f"The {self._called(dataset)} has no metric: every count of {counts} is 0.")
+                self._run.warn(f"The {self._label(dataset)} has no metric: every count of {counts} is 0.")
             metrics |= measured
             self.collection.hold(dataset, means.others)
         if self._returned_none and not metrics and not self.collection.whole:
-            self._check_silence()
+            self._check_measured()
         add_row(self._run, self._pace(), by_the_clock=True)
         return metrics
 
@@ -172,56 +171,56 @@ class Evaluation:
             progress.samples += samples
 
     def _pace(self) -> dict[str, float]:
-        """Return how long it took, and its throughput: by the clock, and so no metrics of the run."""
-        seconds = perf_counter() - self._began
+        # Depends on the clock, so it is not among the metrics of the run.
+        seconds = perf_counter() - self._started_at
         return {f"{self._phase}/seconds": seconds, f"{self._phase}/samples_per_second": self._samples / seconds}
 
     def _exchange(self) -> None:
-        """Replace each set's means by those over all ranks."""
+        """Replace the means of each set by those over all ranks."""
         from .distributed.ranks.means import Terms, compute_together, merge_means
 
         run, progress = self._run, self._run.progress
-        kept = {dataset: means for dataset, means in self._means.items() if isinstance(means, Terms)}
-        own = {dataset: (means.take(), list(means.objects)) for dataset, means in kept.items()}
-        counted = progress.evaluated, progress.samples, self._samples  # a step of the user's may count samples, too
-        of_ranks = run.engine.gather_objects((own, self._counts, counted, self.collection.keys))
-        for dataset, means in kept.items():
-            self._check(dataset, sum(counts[dataset] for _, counts, *_ in of_ranks))
-            terms, names = zip(*(each[dataset] for each, *_ in of_ranks), strict=True)
+        shared = {dataset: means for dataset, means in self._means.items() if isinstance(means, Terms)}
+        local_terms = {dataset: (means.take(), list(means.objects)) for dataset, means in shared.items()}
+        totals = progress.evaluated, progress.samples, self._samples  # the user's step may count samples, too
+        of_ranks = run.engine.gather_objects((local_terms, self._counts, totals, self.collection.keys))
+        for dataset, means in shared.items():
+            self._check_not_empty(dataset, sum(counts[dataset] for _, counts, *_ in of_ranks))
+            terms, names = zip(*(terms_by_set[dataset] for terms_by_set, *_ in of_ranks), strict=True)
             self._means[dataset] = merged = merge_means(terms, run.engine, means.note)
             merged.together = compute_together(means.objects, names, run.engine)
         progress.evaluated, samples, self._samples = (
-            sum(column) for column in zip(*(each for _, _, each, _ in of_ranks), strict=True)
+            sum(column) for column in zip(*(totals for _, _, totals, _ in of_ranks), strict=True)
         )
         if not run.settings.train:
             progress.samples = samples
         self.collection.gather({key for *_, keys in of_ranks for key in keys}, run.engine)
 
-    def _check(self, dataset: str, batches: int) -> None:
+    def _check_not_empty(self, dataset: str, batches: int) -> None:
         if not batches:
             raise ValueError(
-                f"The {self._called(dataset)} yielded no batch. A generator can be read only once: give a list or a "
+                f"The {self._label(dataset)} yielded no batch. A generator can be read only once: give a list or a "
                 f"loader."
             )
 
-    def _check_silence(self) -> None:
-        """Raise TypeError unless a count is the reason, or the user's own handlers may measure instead of the step."""
+    def _check_measured(self) -> None:
+        # No error if a count is the reason, or if the user's own handlers may measure instead of the step.
         from .metrics.monitor import others_take_part
 
         if any(means.totals for means in self._means.values()) or others_take_part(self._run, self.events):
             return
         raise TypeError(
             f"{type(self._run.task).__name__}.{self._phase}_step returned None, and nothing was tracked or collected: "
-            f"return the loss, or a dict of values by name; {{}} where it is to measure nothing."
+            f"return the loss, a dict of values by name, or {{}} to measure nothing."
         )
 
-    def _called(self, dataset: str) -> str:
+    def _label(self, dataset: str) -> str:
         return f"{self._phase} set {dataset!r}" if dataset else f"{self._phase} loader"
 
 
 @contextmanager
 def eval_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Switch modules to eval mode, and every submodule back to the mode that it had."""
+    """Switch modules to eval mode, and restore the mode of each submodule afterwards."""
     modes = [(module, module.training) for root in modules.values() for module in root.modules()]
     for root in modules.values():
         root.eval()
@@ -234,7 +233,7 @@ def eval_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def evaluating(run: RunContext, phase: Phase, kind: Callable[..., Evaluation] = Evaluation) -> Iterator[Evaluation]:
-    """Set another phase within this context: eval mode, no gradients, means of its own."""
+    """Switch the run to another phase within this context: eval mode, no gradients, separate means."""
     previous, means, claims = run.phase, run.means, run.work.claims
     run.phase, run.work.claims = phase, {}
     try:
@@ -242,6 +241,6 @@ def evaluating(run: RunContext, phase: Phase, kind: Callable[..., Evaluation] = 
             yield kind(run, phase, run.settings.evaluations.get(phase, {}))
     finally:
         run.control.is_evaluating = False
-    # Not reached after an error: `run.phase` and the collection are then those that failed.
+    # Not reached after an error: `run.phase` and the collection then show where it failed.
     run.phase, run.means, run.work.claims = previous, means, claims
     run.work.batch = run.outputs = run.work.collection = None

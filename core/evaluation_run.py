@@ -1,4 +1,4 @@
-"""A validation, a test or a prediction outside of a training; a run that fails before it begins."""
+"""A validation, test or prediction outside of a training, and a run that fails before it begins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .data.run_loaders import named_sets, plain_sets
 from .evaluation import Evaluation, evaluating
 from .outputs.parts import Parts
 from .result import RunResult
-from .run import TrainRun, apart_from_others, is_in_run
+from .run import TrainRun, is_in_run, isolated_from_outer_runs
 from .run_end import close_run
 from .settings import FitOptions, Settings, check_name, evaluation
 
@@ -41,7 +41,7 @@ class Prediction(Evaluation):
         run: the run.
         phase: of the sets.
         loaders: by the names of the sets.
-        outputs: what becomes of them: kept for the result, taken by plugins, or yielded to the caller.
+        outputs: `kept` for the result, `taken` by plugins, or `yielded` to the caller.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Prediction(Evaluation):
         super().__init__(run, phase, loaders)
         self._outputs = outputs
         self._is_ordered = outputs != "yielded" or _plugin_takes_outputs(run.bus, run.plugins)
-        self._parts = {dataset: Parts(self._called(dataset)) for dataset in loaders}
+        self._parts = {dataset: Parts(self._label(dataset)) for dataset in loaders}
 
     def step(self, batch: Any) -> Any:
-        """Run the task's step on a batch, and return the outputs.
+        """Run the task's step on a batch and return the outputs.
 
         Raises:
-            TypeError: there are none, or they are of a type that cannot be joined.
-            ValueError: they are not like those of the batches before; their place in the order of the data is unknown.
+            TypeError: there are no outputs, or their type cannot be joined.
+            ValueError: they are unlike those of earlier batches, or their place in the order of the data is unknown.
         """
         run, collection = self._run, self.collection
         if self._is_ordered:
@@ -76,7 +76,7 @@ class Prediction(Evaluation):
         return outputs
 
     def metrics(self) -> dict[str, float]:
-        """Return what was tracked, and join the outputs. A collective."""
+        """Return the tracked values and join the outputs. A collective."""
         metrics = super().metrics()
         if self._outputs == "kept":
             run = self._run
@@ -89,16 +89,9 @@ class Prediction(Evaluation):
 
 
 def predict(bus: Bus, plugins: Plugins, make_run: Callable[[], TrainRun], *, gather: bool) -> RunResult:
-    """Predict every set; see `Trainer.predict`.
-
-    Args:
-        bus: the trainer's.
-        plugins: the trainer's.
-        make_run: returns a run for the sets.
-        gather: whether the outputs are kept.
-    """
+    """Predict every set; see `Trainer.predict`."""
     check_flag("gather", gather)
-    functions = (each.owner for each in bus.signal(PredictBatchEnd).subscriptions.values())
+    functions = (subscription.owner for subscription in bus.signal(PredictBatchEnd).subscriptions.values())
     is_taken = _plugin_takes_outputs(bus, plugins) or not all(isinstance(owner, PluginName) for owner in functions)
     if not gather and not is_taken:
         raise ValueError(
@@ -112,13 +105,9 @@ def predict(bus: Bus, plugins: Plugins, make_run: Callable[[], TrainRun], *, gat
     return run.result_or_raise()
 
 
-@torch.no_grad()  # as a generator's: what the caller does between two batches has the mode that it had
-def each_batch(make_run: Callable[[], TrainRun]) -> Iterator[Any]:
-    """Yield the outputs of each batch of this process; see `Trainer.predict_batches`.
-
-    Args:
-        make_run: returns a run for the sets.
-    """
+@torch.no_grad()  # on a generator: the caller's code between two batches keeps its own mode
+def predicted_batches(make_run: Callable[[], TrainRun]) -> Iterator[Any]:
+    """Yield the outputs of each batch of this process; see `Trainer.predict_batches`."""
     with make_run() as run, evaluating(run, "predict", partial(Prediction, outputs="yielded")) as prediction:
         has_names = [*prediction.loaders] != [""]
         for batch in loop.evaluated(run, prediction):
@@ -127,15 +116,17 @@ def each_batch(make_run: Callable[[], TrainRun]) -> Iterator[Any]:
                 yield (prediction.collection.dataset, outputs) if has_names else outputs
             except GeneratorExit:
                 run.control.cut_validation("the loop over predict_batches was left", by="the caller")
-            del outputs  # while the next batch is computed
+            del outputs  # frees memory while the next batch is computed
     run.result_or_raise()
 
 
 def _plugin_takes_outputs(bus: Bus, plugins: Plugins) -> bool:
-    """Return whether a plugin takes outputs, to judge by who handles their event in lane `PERSIST`."""
+    """Return True if an enabled plugin handles PredictBatchEnd in lane `PERSIST`, where outputs are stored."""
     return any(
-        isinstance(each.owner, PluginName) and each.position[0] == Lane.PERSIST and plugins.is_enabled(each.owner)
-        for each in bus.signal(PredictBatchEnd).subscriptions.values()
+        isinstance(owner := subscription.owner, PluginName)
+        and subscription.position[0] == Lane.PERSIST
+        and plugins.is_enabled(owner)
+        for subscription in bus.signal(PredictBatchEnd).subscriptions.values()
     )
 
 
@@ -154,14 +145,14 @@ def evaluation_run(
 ) -> TrainRun:
     """Return a run for the sets of one phase; see `Trainer.validate`, `Trainer.test` and `Trainer.predict`."""
     with ExitStack() as life:
-        life.enter_context(apart_from_others())
+        life.enter_context(isolated_from_outer_runs())
         opening = life.enter_context(failing_with_data(bus, plugins, engine, task, phase, name))
         life.enter_context(engine.process())
         with opening():
             loaders = data_of_phase(data, phase, life, engine)
         if loader_params is None and isinstance(data, DataModule):
             loader_params = shared_params(data.loader_params)
-        loaders = plain_sets(named_sets(loaders))  # periodic ones, too, are read by every run of this kind
+        loaders = plain_sets(named_sets(loaders))  # periodic sets, too: this run reads them all
         check_params(loader_params, loaders.values())
         params = params_of_one_process(loader_params, engine.world_size)
         checked = evaluation(task, loaders, phase, name, params, limit)
@@ -180,9 +171,9 @@ def evaluation_run(
 def failing_with_data(
     bus: Bus, plugins: Plugins, engine: LoopEngine, task: Any, phase: Phase, name: str
 ) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Let a data module that fails fail the run that was to begin: emit RunFailed and RunClosed when all is closed.
+    """Fail the run that was about to begin if its data module fails: emit RunFailed and RunClosed afterwards.
 
-    Yields what makes the context in which the module is prepared, set up and asked for its data.
+    Yields a context manager in which the module is prepared, set up and read.
     """
     failures: list[BaseException] = []
 
@@ -209,11 +200,10 @@ def failing_with_data(
 def open_training_data(
     bus: Bus, plugins: Plugins, engine: LoopEngine, module: DataModule, task: Any, options: FitOptions, life: ExitStack
 ) -> Any:
-    """Return the training data of a module, and complete the options with the rest of it."""
-    opening = failing_with_data(bus, plugins, engine, task, "train", options.get("name", "run"))
-    opened = life.enter_context(opening)
+    """Return the training data of a module, and complete the options with its other data."""
+    opening = life.enter_context(failing_with_data(bus, plugins, engine, task, "train", options.get("name", "run")))
     life.enter_context(engine.process())
-    with opened():
+    with opening():
         open_module(module, life, engine)
         train = module.train()
         complete_options(module, options)

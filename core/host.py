@@ -1,4 +1,4 @@
-"""A cluster that runs this process: the trainings in it ask its host, such as that of a Ray worker."""
+"""The host of this process: a cluster launcher, such as Ray's, that runs its trainings."""
 
 from __future__ import annotations
 
@@ -15,47 +15,50 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """A launcher's representative within the process of a rank."""
+    """The launcher's object within the process of a rank."""
 
     def prepare(self, plugins: Plugins) -> None:
-        """Add what every training here needs to the plugins of its trainer; called as it begins."""
+        """Add the plugins that every training here needs; called when a training begins."""
 
     def ended(self, result: RunResult) -> None:
-        """Take note of how a training ended, where it ended without an error."""
+        """Receive the result of a training that ended without an error."""
 
 
-_hosts: dict[int, Host | None] = {}  # by process: one that is forked from a rank (a loader's worker, say) has none
+_hosts: dict[int, Host | None] = {}  # by process id: a process forked from a rank, such as a loader's worker, has none
 
 
 def current_host() -> Host | None:
-    """Return who runs this process; None where it is not heliograph."""
+    """Return the host of this process, or None if heliograph did not start it."""
     return _hosts.get(os.getpid())
 
 
 def is_preempted(run: Run) -> bool:
-    """Return whether a plugin has stopped a run because its process or machine is to be taken away."""
-    stops = [each for each in run.control.history if each.verb == "stop"]
-    if (
-        run.report.is_replay
-    ):  # a recording does not hold what plugins declare: who stops, and saves or cuts, is taken for it
-        acts = {(one.by, one.step, one.reason) for one in run.control.history if one.verb in ("save", "cut_validation")}
-        return any((each.by, each.step, each.reason) in acts for each in stops)
+    """Return True if a plugin stopped the run because its process or machine will be taken away."""
+    stops = [request for request in run.control.history if request.verb == "stop"]
+    if run.report.is_replay:
+        # A recording lacks the declarations of plugins. One that stops and also saves or cuts is taken for preemption.
+        acts = {
+            (request.by, request.step, request.reason)
+            for request in run.control.history
+            if request.verb in ("save", "cut_validation")
+        }
+        return any((stop.by, stop.step, stop.reason) in acts for stop in stops)
     by = run.plugins.declared("exclusive").get("preemption") if stops else None
-    return any(each.by == by for each in stops)
+    return any(stop.by == by for stop in stops)
 
 
 def ended_for_good(run: Run, status: Status) -> bool:
-    """Return whether a run ended well, and is not one that is preempted: a resumed run does the rest of that."""
+    """Return True if a run ended without failure or preemption, so that nothing is left to resume."""
     return status in ("completed", "stopped") and not is_preempted(run)
 
 
 @contextmanager
 def hosted_by(host: Host | None, send: Callable[[bytes], None] | None = None) -> Iterator[None]:
-    """Have every training that begins within ask this host; None for no host.
+    """Use a host for every training that begins within this context; None for no host.
 
     Args:
         host: the launcher's object.
-        send: takes what is put into `run.report.queue`, pickled, to the launcher without waiting.
+        send: sends objects put into `run.report.queue`, pickled, to the launcher without waiting.
     """
     if send is not None:
         from .distributed.launch.queue import open_queue  # not needed without a launcher

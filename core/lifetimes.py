@@ -1,4 +1,4 @@
-"""The parts of a run by how long they live: each is one object, and is reset by making a new one."""
+"""The parts of a run by lifetime; a part is reset by creating a new one."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class EpochWork:
         in_hand: whether a batch is being processed.
         is_unstepped: whether the user's own loop has yet to call `run.step(loss)` for it.
         is_exhausted: whether the loader has ended.
-        is_last_seen: whether the current batch is the loader's last; None if its length alone says so.
-        reads_ahead: whether a loader without a length is read one item ahead, so that its last batch is known; not in
-            the user's own loop, which may make what it reads.
+        is_last_seen: whether the current batch is the loader's last; None if only its length can answer.
+        reads_ahead: whether a loader without a length is read one item ahead to find its last batch; False in the
+            user's own loop, which may produce the data that it reads.
         has_begun: whether `EpochStart` was emitted.
         batches: the batches that the user's own loop reads.
-        contexts: what is open until the batch ends.
+        contexts: contexts that stay open until the batch ends.
         casts: whether the user's own loop computes under autocast.
         autocast: holds that context while the user's own loop has a batch.
         claims: whether the values of a mean are tracked or returned, by its name.
-        weight: what `run.stepping.weigh` was given for a batch.
+        weight: the argument of `run.stepping.weigh` for the current batch.
         averaged: the gradients that the user's own loop has averaged over the ranks, by the ids of their parameters.
-        collection: what the running evaluation collects.
+        collection: the collected values of the running evaluation.
     """
 
     batch: Any = None
@@ -75,21 +75,21 @@ class EpochWork:
 
 @dataclass(slots=True)
 class Checkpoints:
-    """`run.checkpoints`; see `heliograph.events.run.RunCheckpoints` for what plugins use of it.
+    """`run.checkpoints`; `heliograph.events.run.RunCheckpoints` documents the part for plugins.
 
     Attributes:
-        training_id: a new one is drawn from the system, not from a generator.
-        pending_state: a state that is to be applied, and its file; None before and after.
-        path: the file of the state that is being applied, or was last.
-        is_resume: whether it is applied in a resume, not in a roll back.
-        batch_change: what to do with the learning rates if the global batch changed.
-        restored: paths of state that no state_dict holds, and that was restored.
-        edited: paths of such state that the program sets differently than the one that saved.
-        before: how many ranks and workers the run that saved had.
-        fresh_plugins: plugins that found no state.
-        unclaimed_states: states that no plugin claimed.
-        objects: the state that no state_dict holds; None if nothing is saved or resumed.
-        given_rates: the learning rates of the program that began the training; None as for `objects`.
+        training_id: drawn from the system, not from a seeded generator.
+        pending_state: a state that is about to be loaded, and its file; None before and after.
+        path: the file of the state that is being loaded, or was loaded last.
+        is_resume: True in a resume, False in a rollback.
+        batch_change: how to change the learning rates if the global batch changed.
+        restored: paths of restored state that no state_dict covers.
+        edited: paths of such state that the program sets to another value than the saving run did.
+        before: the world size and the loader workers of the run that saved.
+        fresh_plugins: plugins without state in the checkpoint.
+        unclaimed_states: states without a plugin.
+        objects: the state that no state_dict covers; None if nothing is saved or resumed.
+        given_rates: the learning rates that the program set at the start; None if nothing is saved or resumed.
     """
 
     best: Path | None = None
@@ -117,26 +117,24 @@ class Checkpoints:
 
     @property
     def is_resuming(self) -> bool:
-        """Whether a state waits to be applied."""
         return self.pending_state is not None
 
 
 @dataclass(slots=True)
 class Report:
-    """`run.report`, and what else becomes the result; see `heliograph.events.run.RunReport` for what plugins use of it.
+    """`run.report`, the basis of the result; `heliograph.events.run.RunReport` documents the part for plugins.
 
     Attributes:
-        run: the run.
-        began: when the run was made, of `perf_counter`.
+        began: when the run was created, by `perf_counter`.
         started: whether a training began.
         finished: whether it is over.
-        held: the state of the end of a training without what its last log and validation add; None elsewhere.
-        at_save_point: whether the state is being saved in a boundary, of which only `ShouldStop` is left.
+        held: the state at the end of a training, captured before its last log and validation; None at other times.
+        at_save_point: whether the state is being saved in a boundary that then only emits `ShouldStop`.
         is_strict: whether warnings are raised.
-        emitted: the events that were emitted, but for those of every batch.
+        emitted: the emitted event classes, except those of every batch.
         predictions: the outputs of all samples.
-        rows: what was logged, None where nothing was.
-        result: how it went, once the run is closed.
+        rows: the logged rows, or None.
+        result: the outcome, once the run is closed.
     """
 
     run: Any
@@ -159,35 +157,30 @@ class Report:
 
     @property
     def is_replay(self) -> bool:
-        """Whether this is the replay of a recording."""
         return False
 
     @property
     def queue(self) -> Any:
-        """Where to put what the process that called `launch` gets at once; None without it."""
+        # None unless `launch` started this process.
         from .distributed.launch.queue import child_queue
 
         return child_queue()
 
     @property
     def ranks_meet(self) -> bool:
-        """Whether the ranks meet when this batch is done."""
         control: Control = self.run.control
         return control.is_shared and control.is_due(window=self.run.stepping.window, judged=False)
 
     @property
     def tracks(self) -> bool:
-        """Whether tracked values are read now."""
         run = self.run
         return run.phase != "train" or bool(run.hot.log.chain) or run.control.is_shared  # another rank may log
 
     def plan(self) -> str:
-        """Return what will happen, in a few lines."""
         lines: str = self.run.describe()
         return lines
 
     def reason(self, error: BaseException | None) -> str:
-        """Return why the run ends, in words; its status is known by then."""
         run, resumed_at = self.run, self.run.checkpoints.resumed_at
         progress, control = cast("Progress", run.progress), cast("Control", run.control)
         if error is not None:
@@ -204,13 +197,11 @@ class Report:
         return f"{count(progress.steps, 'step', 'steps')} done"
 
     def raise_if_strict(self, result: RunResult | None = None) -> None:
-        """Raise the warnings that there are, where the trainer is strict."""
         if self.is_strict and self.warnings:
             raise StrictError(tuple(self.warnings), result)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Note that the state is being saved."""
         before, self.at_save_point = self.at_save_point, not self.finished
         yield
         self.at_save_point, self.held = before, None
@@ -218,16 +209,16 @@ class Report:
 
 @dataclass(slots=True)
 class Hooks:
-    """`run.hooks`; see `heliograph.events.run.RunHooks` for what plugins use of it.
+    """`run.hooks`; `heliograph.events.run.RunHooks` documents the part for plugins.
 
     Attributes:
-        positioned: what to call once, when the loader is at its position.
-        settling: what to call at every `settle()`.
-        leaving: what to call before this rank leaves its group for an error.
-        closing: what to call when the run is closed.
-        apart: what handlers of observers run within.
-        exit_status: what the process exits with.
-        exit_error: what `fit` raises instead of returning.
+        positioned: functions to call once, when the loader is at its position.
+        settling: functions to call at every `settle()`.
+        leaving: functions to call before this rank leaves its group after an error.
+        closing: functions to call when the run is closed.
+        apart: the context in which handlers of observers run.
+        exit_status: the exit status of the process.
+        exit_error: the error that `fit` raises instead of returning.
         replacement: the error to raise instead of the one that failed the run.
     """
 
@@ -241,49 +232,39 @@ class Hooks:
     replacement: BaseException | None = None
 
     def when_positioned(self, action: Action) -> None:
-        """Call `action` once, when the loader is at its position and before it is read."""
         self.positioned.append(action)
 
     def when_settling(self, action: Action) -> None:
-        """Call `action` at every `settle()`."""
         if action not in self.settling:
             self.settling.append(action)
 
     def when_leaving(self, action: Action) -> None:
-        """Call `action` before this rank leaves its group for an error."""
         if action not in self.leaving:
             self.leaving.append(action)
 
     def settle(self) -> None:
-        """Wait until what plugins do in the background is done, and its events are emitted."""
         for action in tuple(self.settling):
             action()
 
     def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Run the handlers of observers within `apart()`, until the run is closed."""
         check_within(TrainStart, "hooks.isolate_observers")
         self.apart = apart
 
     def exit_with(self, status: int) -> None:
-        """Set the status that the process exits with, unless the run fails."""
         self.exit_status = check_whole_number("An exit status", status, at_least=0, at_most=255)
 
     def raise_when_closed(self, error: BaseException) -> None:
-        """Let `fit` raise this instead of returning, when a run that did not fail is closed."""
         self.exit_error = error
 
     def replace_error(self, error: BaseException) -> None:
-        """Raise this error instead of the one that failed the run."""
         check_within(RunFailed, "hooks.replace_error")
         self.replacement = error
 
     def call_positioned(self) -> None:
-        """Call what waits for the loader."""
         while self.positioned:
             self.positioned.pop(0)()
 
 
 def check_within(event: type[Event], verb: str) -> None:
-    """Raise RuntimeError unless a handler of an event runs."""
     if not is_within(event.name):
-        raise RuntimeError(f"run.{verb} is for handlers of {event.__name__}: elsewhere it would have no effect.")
+        raise RuntimeError(f"run.{verb} has an effect in handlers of {event.__name__} only: call it there.")

@@ -1,14 +1,14 @@
-"""The loop: every event that it emits is emitted here.
+"""The training loop, the only place that emits the loop's events.
 
-TrainStart, then for each epoch EpochStart, for each batch BatchStart, forward, ForwardEnd, backward, BackwardEnd,
-GradientsReady, optimizer step, StepEnd, BatchEnd, and at a step boundary what was requested, in this order:
-ChangeServed, Log, validation, SavePoint, ShouldStop. EpochEnd is followed by such a boundary too, and so are
-LastBoundary and TrainEnd, but for ShouldStop. RunFailed after any exception; RunClosed always.
+TrainStart. For each epoch: EpochStart. For each batch: BatchStart, forward, ForwardEnd, backward, BackwardEnd,
+GradientsReady, optimizer step, StepEnd, BatchEnd. At a step boundary, if requested, in this order: ChangeServed, Log,
+validation, SavePoint, ShouldStop. EpochEnd is followed by a boundary too. LastBoundary and TrainEnd are followed by a
+boundary without ShouldStop. RunFailed after any exception. RunClosed always.
 
 A validation that is cut short ends with ValidationCut. An epoch that is rolled back ends without EpochEnd, and
 CheckpointLoaded follows as in a resume.
 
-`fit` is made of the same public pieces (`epochs`, `batches`, `step`) that a user's own loop is made of.
+`fit` uses the same public functions (`epochs`, `batches`, `step`) as a user's own loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..events import catalogue as ev
 from .context import RunContext
-from .epoch_end import check_exhausted, epoch_has_ended, finish_left_batch
+from .epoch_end import check_exhausted, epoch_has_ended, finish_abandoned_batch
 from .metrics.values import Metrics
 from .stepping.windows import OptimizerWindow
 
@@ -33,13 +33,13 @@ def fit(run: RunContext) -> None:
     """Train."""
     take_losses = run.stepping.for_each_loss(step)
     for _ in epochs(run):
-        forward = run.stepping.forward  # only now: a handler of TrainStart may have replaced it
+        forward = run.stepping.forward  # not earlier: a handler of TrainStart may replace it
         for batch in batches(run):
             take_losses(run, forward(run, batch))
 
 
 def epochs(run: RunContext) -> Iterator[int]:
-    """Yield the index of each epoch. Emit TrainStart; the events of each epoch; LastBoundary and TrainEnd."""
+    """Yield the index of each epoch. Emit TrainStart, the events of each epoch, LastBoundary and TrainEnd."""
     control, run.report.started = run.control, True
     with run.starting():
         run.plugins.reset()
@@ -51,7 +51,7 @@ def epochs(run: RunContext) -> Iterator[int]:
         begin_epoch(run)
         if not control.leaving:
             yield run.progress.epoch
-        run.hooks.call_positioned()  # in case nobody read the loader
+        run.hooks.call_positioned()  # in case the user's loop did not read the loader
         close_epoch(run)
         if control.is_rolling_back:
             restore_or_continue(run)
@@ -59,7 +59,7 @@ def epochs(run: RunContext) -> Iterator[int]:
 
 
 def restore_or_continue(run: RunContext) -> None:
-    """Apply the state that a plugin resumes or rolls back to, if one does. Emit CheckpointLoaded, then a boundary."""
+    """If a plugin resumes or rolls back, load that state, emit CheckpointLoaded and run a boundary."""
     while True:
         if run.control.is_rolling_back:
             run.discard_epoch()
@@ -70,12 +70,12 @@ def restore_or_continue(run: RunContext) -> None:
                 run.emit(ev.CheckpointLoaded(path))
         if run.control.has_boundary or run.checkpoints.in_boundary:
             boundary(run)
-        if not run.control.is_rolling_back:  # no handler has rolled back at once
+        if not run.control.is_rolling_back:  # else a handler rolled back again at once
             return
 
 
 def begin_epoch(run: RunContext) -> None:
-    """Emit EpochStart, then a boundary; an epoch that had begun before the state was saved has had its boundary."""
+    """Emit EpochStart, then run a boundary, unless a resumed epoch has already had it."""
     resumed, run.work.has_begun = run.work.has_begun, True
     with run.comparing_start():
         run.emit(ev.EpochStart(run.progress.epoch, resumed=resumed))
@@ -84,10 +84,10 @@ def begin_epoch(run: RunContext) -> None:
 
 
 def batches(run: RunContext) -> Iterator[Any]:
-    """Yield each batch of the epoch that is not skipped. Emit BatchStart and BatchEnd, and a boundary where it is due.
+    """Yield each batch of the epoch that is not skipped. Emit BatchStart and BatchEnd; run a boundary if needed.
 
-    Emit Replay while the loader is read again to reach the position of a resumed run, which may take hours. The
-    conditions are such that a batch without handlers costs next to nothing.
+    Emit Replay while a resumed run reads the loader up to its position, which may take hours. The conditions keep the
+    cost of a batch without handlers close to zero.
     """
     control, progress, hot, bus, work = run.control, run.progress, run.hot, run.bus, run.work
     finishes, last_step, is_shared = run.stepping.is_named, run.last_step, control.is_shared
@@ -110,7 +110,7 @@ def batches(run: RunContext) -> Iterator[Any]:
 
 
 def open_batch(run: RunContext) -> None:
-    """Emit BatchStart, and apply what handlers request for the batch."""
+    """Emit BatchStart and apply what its handlers request for the batch."""
     run.hot.batch_start.emit(run, BATCH_START)
     run.control.agree_on_batch()
     if run.control.holds_step and not run.data.is_last_batch:
@@ -118,7 +118,7 @@ def open_batch(run: RunContext) -> None:
 
 
 def finish_batch(run: RunContext) -> None:
-    """Finish a batch with requests; a skipped one still ends its window. Emit GradientsReady and StepEnd then."""
+    """Finish a batch with requests. A skipped batch still ends its window, which emits GradientsReady and StepEnd."""
     run.work.contexts.close()
     if run.control.skips_batch:
         run.control.count_skip("skipped_batches")
@@ -128,7 +128,7 @@ def finish_batch(run: RunContext) -> None:
 
 
 def close_batch(run: RunContext) -> None:
-    """Emit BatchEnd, then a boundary where one is due."""
+    """Emit BatchEnd, then run a boundary if one is needed."""
     control, hot = run.control, run.hot
     if hot.batch_end.chain:
         hot.batch_end.emit(run, BATCH_END)
@@ -141,7 +141,7 @@ def close_batch(run: RunContext) -> None:
 
 
 def step(run: RunContext, loss: Any, name: str | None = None) -> None:
-    """Emit ForwardEnd, take a loss backward, emit BackwardEnd; where that ends its window, step, emitting more."""
+    """Emit ForwardEnd, run the backward pass, emit BackwardEnd, and close the window if this batch is its last."""
     control, stepping, hot, size = run.control, run.stepping, run.hot, run.size_of(run.work.batch)
     has_receivers, is_shared, window = run.bus.receiver_count, control.is_shared, stepping.checked
     if window is None or name is not None or loss.__class__ is tuple:
@@ -150,7 +150,7 @@ def step(run: RunContext, loss: Any, name: str | None = None) -> None:
     if stepping.is_first_loss:
         run.progress.samples += run.data.sum_of_all_ranks(size) if is_shared else size
     if has_receivers or is_shared:
-        if (hot.log.chain or is_shared) and window.counts is None:  # of several ranks, another may log
+        if (hot.log.chain or is_shared) and window.counts is None:  # another rank may log
             window.kept.append((loss.detach().clone() if control.holds_step else loss, size, False))
         if hot.forward_end.chain:
             hot.forward_end.emit(run, FORWARD_END)
@@ -166,7 +166,7 @@ def step(run: RunContext, loss: Any, name: str | None = None) -> None:
 
 
 def close_window(run: RunContext, window: OptimizerWindow) -> None:
-    """Emit GradientsReady, step with the gradients unless they are dropped, and emit StepEnd."""
+    """Emit GradientsReady, step the optimizer unless the step is dropped, and emit StepEnd."""
     control, stepping, hot, has_receivers = run.control, run.stepping, run.hot, run.bus.receiver_count > 0
     run.loss = stepping.select(window, control) if stepping.is_named else window.loss
     if window.counts is not None:
@@ -180,7 +180,7 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
     if window.kept:
         run.means.settle(window.label, window.kept, stepped)
     if stepped:
-        run.progress.steps += 0 if stepping.has_stepped else 1  # of several optimizers, one step of a round counts
+        run.progress.steps += 0 if stepping.has_stepped else 1  # a round of several optimizers counts as one step
         if has_receivers and hot.step_end.chain:
             hot.step_end.emit(run, STEP_END)
     window.size = 0
@@ -190,18 +190,18 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
 
 
 def flush(run: RunContext) -> None:
-    """Step with all gradients that are left, and end the round. Emit GradientsReady and StepEnd for each optimizer."""
+    """Step with all remaining gradients and end the round. Emit GradientsReady and StepEnd for each optimizer."""
     for window in run.stepping.unfinished():
         close_window(run, window)
     run.stepping.end_round(run.control)
 
 
 def boundary(run: RunContext, *, in_epoch: bool = False) -> None:
-    """Serve the requests, give the last word to handlers of ShouldStop, then decide whether to leave."""
+    """Serve the requests, emit ShouldStop, then decide whether to leave the loop."""
     control, should_stop = run.control, run.hot.should_stop
     if pending := control.agree(in_epoch=in_epoch):
         serve(run)
-    if run.checkpoints.in_boundary:  # of a resumed run: its state was saved here
+    if run.checkpoints.in_boundary:  # of a run that resumed from a save here
         run.checkpoints.in_boundary, pending = False, True
         control.release()
     if should_stop.chain:
@@ -210,21 +210,21 @@ def boundary(run: RunContext, *, in_epoch: bool = False) -> None:
 
 
 def serve(run: RunContext) -> None:
-    """Change the run, log, validate and save, in this order, each if requested, also by a handler of the one before.
+    """Change the run, log, validate and save, in this order, if requested; each may be requested by the previous one.
 
-    Emit ChangeServed, Log, the events of the validation, SavePoint: of its boundary, a run that resumes from there has
-    only ShouldStop left.
+    Emit ChangeServed, Log, the events of the validation and SavePoint. A run that resumes from this checkpoint
+    has only ShouldStop of this boundary left.
     """
     control = run.control
     for request in control.pop_changes():
-        from .stepping.changes import serve_change  # loaded where something is changed
+        from .stepping.changes import serve_change  # imported when a change is served
 
         facts = request.verb, request.target, request.value, request.by, request.reason
         run.emit(ev.ChangeServed(*facts, *serve_change(run, request)))
     if control.pop_request("next_phase") and run.data.ask_to_advance(between_epochs=not run.progress.batch):
-        control.end_epoch("the next phase was asked for", by="the loop")
+        control.end_epoch("the next phase was requested", by="the loop")
     if run.report.finished and control.should_save and (control.should_log or control.should_validate):
-        from .snapshot import hold  # loaded where the end is saved
+        from .snapshot import hold  # imported when the end is saved
 
         hold(run)
     if control.pop_request("log"):
@@ -239,8 +239,8 @@ def serve(run: RunContext) -> None:
 
 
 def publish(run: RunContext, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:
-    """Emit an event with metrics, then add these to the metrics and the rows of the run."""
-    from .metrics.log_rows import add_row  # loaded where something is logged
+    """Emit an event with metrics, then add the metrics to the run and to its log rows."""
+    from .metrics.log_rows import add_row  # imported when something is logged
 
     run.emit(event)
     run.metrics.update(event.metrics)
@@ -248,17 +248,17 @@ def publish(run: RunContext, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.
 
 
 def evaluate(run: RunContext, phase: ev.Phase) -> bool:
-    """Run every set of a phase in eval mode, without gradients; return whether it was not cut short."""
-    from .evaluation import evaluating  # loaded where something is evaluated
+    """Evaluate every set of a phase in eval mode without gradients. Return True unless it was cut short."""
+    from .evaluation import evaluating  # imported when something is evaluated
 
     with evaluating(run, phase) as evaluation:
         for batch in evaluated(run, evaluation):
             evaluation.step(batch)
-    return evaluation.is_whole
+    return evaluation.is_complete
 
 
 def evaluated(run: RunContext, evaluation: Evaluation) -> Iterator[Any]:
-    """Yield each batch of an evaluation. Emit the start, the events of each batch, and the end or ValidationCut."""
+    """Yield each batch of an evaluation. Emit its start, the events of each batch, and its end or ValidationCut."""
     start, batch_start, batch_end, end = evaluation.events
     before, after, work = run.bus.signal(batch_start), run.bus.signal(batch_end), run.work
     run.emit(start())
@@ -276,9 +276,9 @@ def evaluated(run: RunContext, evaluation: Evaluation) -> Iterator[Any]:
 
 
 def close_epoch(run: RunContext) -> None:
-    """Emit EpochEnd, then a boundary; one that ends early with a postponed validation stays open for a resumed run."""
+    """Emit EpochEnd, then run a boundary. An early end with a postponed validation keeps the epoch open."""
     control = run.control
-    finish_left_batch(run)
+    finish_abandoned_batch(run)
     control.agree()
     if run.stepping.window and not control.is_rolling_back:
         flush(run)
@@ -300,14 +300,14 @@ def finish(run: RunContext) -> None:
         run.modes.eval()
     for event in (ev.LastBoundary(), ev.TrainEnd()):
         run.emit(event)
-        for _ in range(2):  # the second time, what was requested during the first
+        for _ in range(2):  # the second time for what the first one requested
             run.control.agree()
             serve(run)
 
 
 def end(run: RunContext, error: BaseException | None) -> Iterator[tuple[str, str, BaseException]]:
-    """Emit RunFailed after an error, then RunClosed; yield (plugin, event, error) of each handler that fails."""
+    """Emit RunFailed after an error, then RunClosed. Yield (plugin, event, error) for each handler that fails."""
     failure = [] if error is None else [ev.RunFailed(error, run.phase, *run.blame(error))]
     for event in (*failure, ev.RunClosed(run.report.status)):
-        for owner, other in run.bus.signal(type(event)).emit_each(run, event):
-            yield owner, event.name, other
+        for owner, secondary in run.bus.signal(type(event)).emit_each(run, event):
+            yield owner, event.name, secondary

@@ -1,8 +1,8 @@
-"""What only a loop of your own needs: mistakes in it as errors, and steps with gradients that it has computed."""
+"""Support for the user's own loop: errors for mistakes, autocast, and steps with precomputed gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ def check_stepped(run: RunContext, batches: Iterator[Any], *, must_step: bool) -
     """Yield batches to the user's own loop.
 
     Raises:
-        RuntimeError: the loop did not call `run.step(loss)` for a batch, and must.
+        RuntimeError: `must_step` is set and the loop did not call `run.step(loss)` for a batch.
     """
     for batch in batches:
         run.work.is_unstepped = True
@@ -36,7 +36,7 @@ def check_stepped(run: RunContext, batches: Iterator[Any], *, must_step: bool) -
 
 
 def under_autocast(run: RunContext, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches, each within the engine's autocast, until the loop asks for the next one or is left.
+    """Yield batches, each within the engine's autocast, until the loop continues or is left.
 
     The run holds no reference to this generator, so `break` closes it at once.
     """
@@ -48,7 +48,7 @@ def under_autocast(run: RunContext, batches: Iterator[Any]) -> Iterator[Any]:
 
 @contextmanager
 def outside_autocast(device: torch.device) -> Iterator[None]:
-    """Leave autocast for a backward pass and a step, and drop the casts of the weights that the step changes."""
+    """Leave autocast for a backward pass and a step, and clear the cached casts of the old weights."""
     with torch.autocast(device.type, enabled=False, cache_enabled=False):
         yield
     torch.clear_autocast_cache()
@@ -58,7 +58,7 @@ def step_with_gradients(run: RunContext, optimizer: str) -> None:
     """Step an optimizer with the gradients that the user's own loop has computed.
 
     Raises:
-        RuntimeError: fp16 or a plugin scales the loss, or a plugin holds the step, which takes `run.step(loss)`.
+        RuntimeError: fp16 or a plugin scales the loss, or a plugin holds the step: both need `run.step(loss)`.
         ValueError: there is no such optimizer.
     """
     control, window = run.control, run.stepping.by_name.get(optimizer)
@@ -70,36 +70,40 @@ def step_with_gradients(run: RunContext, optimizer: str) -> None:
     elif (control.holds_step and not run.data.is_last_batch) or control.loss_scale != 1.0:
         why = "A plugin holds the step of this batch or scales its loss"
     elif window.counts is not None and window.size:
-        why = "Micro-batches with counts are held in the window"
+        why = "The window has micro-batches with counts"
     if why is not None:
         raise RuntimeError(
-            f"{why}, so the gradients that your loop has computed cannot be stepped with: call run.step(loss) instead "
-            f"of loss.backward() and run.step_with_gradients; in a train_function, call iterator.step(loss)."
+            f"{why}, so the optimizer cannot step with the gradients of your loop: call run.step(loss) instead of "
+            f"loss.backward() and run.step_with_gradients; in a train_function, call iterator.step(loss)."
         )
     run.work.is_unstepped = False
     if run.control.is_shared:
-        window.exchange = partial(_average_rest, run, window)
-        if not run.stepping.is_named:  # else the step begins with it
+        window.exchange = partial(_average_remaining, run, window)
+        if not run.stepping.is_named:  # else the step averages them first
             window.exchange()
     loop.close_window(run, window)
-    for each in trained_parameters(window.optimizer):
-        run.work.averaged.pop(id(each), None)  # a gradient that is set to zero stays the same object
+    for parameter in trained_parameters(window.optimizer):
+        run.work.averaged.pop(id(parameter), None)  # a gradient that is set to zero stays the same object
 
 
 def average_gradients(run: RunContext) -> None:
-    """Average over all ranks the gradients that the user's own loop has computed, of every optimizer."""
+    """Average over all ranks the gradients of every optimizer that the user's own loop has computed."""
     windows = run.stepping.by_name.values()
-    parameters = [each for window in windows for each in trained_parameters(window.optimizer)]
+    parameters = [parameter for window in windows for parameter in trained_parameters(window.optimizer)]
     run.engine.exchange_gradients(parameters)
-    run.work.averaged = {id(each): None if each.grad is None else ref(each.grad) for each in parameters}
+    run.work.averaged = {
+        id(parameter): None if parameter.grad is None else ref(parameter.grad) for parameter in parameters
+    }
 
 
-def _average_rest(run: RunContext, window: OptimizerWindow) -> None:
-    """Average the gradients of an optimizer over all ranks, unless they are those that were averaged."""
+def _average_remaining(run: RunContext, window: OptimizerWindow) -> None:
     parameters, averaged = trained_parameters(window.optimizer), run.work.averaged
-    if not all(id(each) in averaged and _is(each.grad, averaged[id(each)]) for each in parameters):
+    if not all(_is_averaged(parameter, averaged) for parameter in parameters):
         run.engine.exchange_gradients(parameters)
 
 
-def _is(gradient: Tensor | None, averaged: ReferenceType[Tensor] | None) -> bool:
-    return gradient is (None if averaged is None else averaged())
+def _is_averaged(parameter: Tensor, averaged: Mapping[int, ReferenceType[Tensor] | None]) -> bool:
+    if id(parameter) not in averaged:
+        return False
+    gradient = averaged[id(parameter)]
+    return parameter.grad is (None if gradient is None else gradient())

@@ -1,4 +1,4 @@
-"""What a training will do, in the few lines that it starts with."""
+"""The plan of a training, which is logged at its start."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WRAPPED = TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_l
 
 
 def plan_of(run: RunContext) -> str:
-    """Return the model, the hardware, the length, what each plugin will do, and where the run starts."""
+    """Return the model, the hardware, the length, the plugins' descriptions and the start of a run."""
     lines = [_model(run), _hardware(run), _length(run), *_streams(run), *_validation(run)]
     lines += [f"{name}: {text}" for name, text in run.plugins.descriptions(run).items()]
     if "rng" not in run.plugins.declared("exclusive"):
-        lines += ["seed: none is set, so another run draws other numbers; RNGCapture() sets one"]
+        lines += ["seed: none, so another run draws other random numbers; RNGCapture() sets one"]
     if run.report.started:
         lines += ["start: from the beginning"] * (run.checkpoints.resumed_at is None) + run.report.notes
         lines += [f"WARNING: {warning}" for warning in run.report.warnings]
@@ -28,9 +28,9 @@ def plan_of(run: RunContext) -> str:
 
 
 def _model(run: RunContext) -> str:
-    parameters = {id(each): each for module in run.modules.values() for each in module.parameters()}.values()
-    total = sum(each.numel() for each in parameters)
-    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    parameters = {id(value): value for module in run.modules.values() for value in module.parameters()}.values()
+    total = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     frozen = "" if trained == total else f", {trained:,} of them trained"
     return f"model: {type(run.task).__name__} with {total:,} parameters{frozen}"
 
@@ -38,7 +38,7 @@ def _model(run: RunContext) -> str:
 def _hardware(run: RunContext) -> str:
     engine = run.engine
     processes = "1 process" if engine.world_size == 1 else f"{engine.world_size} processes"
-    precision = getattr(getattr(engine, "precision", None), "name", "a precision of its own")
+    precision = getattr(getattr(engine, "precision", None), "name", "unknown precision")
     return f"hardware: {engine.device}, {precision}, {processes}, {type(engine).__name__}"
 
 
@@ -46,7 +46,7 @@ def _length(run: RunContext) -> str:
     factors = batch_factors(run)
     batches, window = run.data.length, factors["accumulation"]
     if batches is not None and window is not None:
-        window = min(window, batches)  # it ends with the epoch
+        window = min(window, batches)  # a window ends with the epoch
     parts = [count(run.settings.epochs, "epoch", "epochs")] if run.settings.epochs is not None else []
     if run.settings.steps is not None:
         parts += [
@@ -65,12 +65,12 @@ def _length(run: RunContext) -> str:
 
 
 def _batch_size(run: RunContext) -> int | None:
-    """Return the samples in a batch of this process; None where that is unknown before it is read."""
+    """Return the samples in a batch of this process, or None if that is unknown before a batch is read."""
     loader = run.data.train_loader
     if isinstance(loader, list | tuple):
         return run.size_of(loader[0])
     loaders = loader.loaders.values() if isinstance(loader, Streams) else [loader]
-    return run.data.batch_size if all(getattr(each, "batch_size", None) for each in loaders) else None
+    return run.data.batch_size if all(getattr(part, "batch_size", None) for part in loaders) else None
 
 
 def _streams(run: RunContext) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A program by its name: the function `module:function`, and the trainer that it returns."""
+"""Programs by name: the function `module:function`, and the trainer that it returns."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..events.checks import describe, known_names
 from .engines.options import modules_of
 from .trainer import Trainer
 
-Made = tuple[Trainer, Mapping[str, Any]]
-MakeTrainer = Callable[[], Made] | Callable[[Path], Made]
+TrainerAndOptions = tuple[Trainer, Mapping[str, Any]]
+MakeTrainer = Callable[[], TrainerAndOptions] | Callable[[Path], TrainerAndOptions]
 FORM = "make_trainer returns a trainer and the keywords of its fit: return trainer, {'task': ..., 'train': ..., ...}"
-FOLDER = "folder"  # a parameter of this name is given one even if it has a default
-MAY_BE_SHARED = (list, tuple, Dataset)
+FOLDER = "folder"  # a parameter of this name gets the folder even if it has a default
+SHAREABLE = (list, tuple, Dataset)
 
 
 class UsageError(ValueError):
-    """An argument is wrong, or the program cannot be used; says nothing about its training."""
+    """An argument is wrong, or the program cannot be used; the training itself is not at fault."""
 
 
 def find_function(name: str) -> Callable[..., Any]:
-    """Return the function that `module:function` names, in a module of the current folder or an installed one.
+    """Return the function that `module:function` names, from the current folder or an installed module.
 
     Raises:
         UsageError: there is none.
@@ -37,9 +37,9 @@ def find_function(name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise UsageError(f"Name a function as module:function, as in train:make_trainer; got {name!r}.")
-    if module_name.endswith(".py") or "/" in module_name:  # importing it would run the file that is meant
-        meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        raise UsageError(f"Name the module, not its file: {meant}:{function_name} in place of {name}.")
+    if module_name.endswith(".py") or "/" in module_name:  # importing it would run the file
+        module_name = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise UsageError(f"Name the module, not its file: {module_name}:{function_name} instead of {name}.")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -47,13 +47,12 @@ def find_function(name: str) -> Callable[..., Any]:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module imports another that is missing
-        known = known_names(module_name, [each.name for each in iter_modules([folder])])
-        raise UsageError(f"There is no module {module_name!r} in {folder}, and none is installed.{known}") from None
-    own = vars(module)
+            raise  # the module exists; one of its own imports is missing
+        hint = known_names(module_name, [module.name for module in iter_modules([folder])])
+        raise UsageError(f"There is no module {module_name!r} in {folder}, and none is installed.{hint}") from None
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if function is None:
-        defined = [each for each, value in own.items() if getattr(value, "__module__", None) == module.__name__]
+        defined = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
         raise UsageError(f"{module_name} has no function {function_name!r}.{known_names(function_name, defined)}")
     if not callable(function):
         raise UsageError(f"{name} must be a function, got {function!r}.")
@@ -61,7 +60,7 @@ def find_function(name: str) -> Callable[..., Any]:
 
 
 class TrainerFactory:
-    """Makes a new trainer for every attempt.
+    """Create a new trainer for every attempt.
 
     Args:
         make_trainer: called without arguments, or with a folder if it needs an argument or has a parameter `folder`.
@@ -74,19 +73,18 @@ class TrainerFactory:
         if not callable(make_trainer):
             raise UsageError(f"make_trainer must be a function, got {make_trainer!r}.")
         parameters = signature(make_trainer).parameters
-        needed = [each for each in parameters.values() if _is_needed(each)]
-        if len(needed) > 1:
-            names = ", ".join(each.name for each in needed)
+        required = [parameter.name for parameter in parameters.values() if _is_required(parameter)]
+        if len(required) > 1:
             raise UsageError(
-                f"{describe(make_trainer)} may take no argument but a folder to write to; it needs {names}."
+                f"{describe(make_trainer)} needs the arguments {', '.join(required)}; allowed is one, a folder."
             )
         self._make: Callable[..., Any] = make_trainer
-        self._takes_a_folder, self._by_name = bool(needed), not needed and FOLDER in parameters
+        self._takes_a_folder, self._by_name = bool(required), not required and FOLDER in parameters
         self._first: list[tuple[str, Any]] = []
 
     @property
     def takes_folder(self) -> bool:
-        """Whether `make_trainer` takes the folder to write to."""
+        """True if `make_trainer` takes the folder to write to."""
         return self._takes_a_folder or self._by_name
 
     def __call__(self, folder: Path) -> tuple[Trainer, dict[str, Any]]:
@@ -96,11 +94,11 @@ class TrainerFactory:
             folder: for the files of the run; created if it is missing.
 
         Raises:
-            UsageError: something else was returned, the run has no limit, or it shares an object with the first.
+            UsageError: the return value is wrong, the run has no limit, or it shares an object with the first one.
         """
         folder.mkdir(exist_ok=True)
         arguments, named = (folder,) * self._takes_a_folder, {FOLDER: folder} if self._by_name else {}
-        trainer, options = _check(self._make(*arguments, **named))
+        trainer, options = _check_returned(self._make(*arguments, **named))
         objects = list(_objects(trainer, options))
         self._first = self._first or objects
         if objects is not self._first:
@@ -108,35 +106,36 @@ class TrainerFactory:
         return trainer, options
 
     def _check_not_shared(self, objects: list[tuple[str, Any]]) -> None:
-        for name, each in objects:
-            if any(each is other for _, other in self._first):
+        first = {id(value) for _, value in self._first}
+        for name, value in objects:
+            if id(value) in first:
                 raise UsageError(
-                    f"make_trainer returned the same {name} twice ({type(each).__name__}): the state of one run would "
+                    f"make_trainer returned the same {name} twice ({type(value).__name__}): the state of one run would "
                     f"leak into the next. Create it inside make_trainer."
                 )
 
 
-def _is_needed(parameter: Parameter) -> bool:
+def _is_required(parameter: Parameter) -> bool:
     variable = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     return parameter.default is Parameter.empty and not variable
 
 
-def _check(made: Any) -> tuple[Trainer, dict[str, Any]]:
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise UsageError(f"{FORM}; it returned {type(made).__name__}.")
-    trainer, options = made
+def _check_returned(returned: Any) -> tuple[Trainer, dict[str, Any]]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise UsageError(f"{FORM}; it returned {type(returned).__name__}.")
+    trainer, options = returned
     if not isinstance(trainer, Trainer) or not isinstance(options, Mapping):
         raise UsageError(f"{FORM}; it returned ({type(trainer).__name__}, {type(options).__name__}).")
     for name in ("task", "train"):
         if name not in options:
             raise UsageError(f"{FORM}; {name!r} is missing among {', '.join(map(repr, options)) or 'none'}.")
     if options.get("epochs") is None and options.get("steps") is None:
-        raise UsageError("The check trains several times: give epochs= or steps=, so that each training ends.")
+        raise UsageError("The check trains several times: pass epochs= or steps=, so that each training ends.")
     return trainer, dict(options)
 
 
 def _objects(trainer: Trainer, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield, by name, the objects that a run changes."""
+    # The objects that a run changes.
     yield "trainer", trainer
     yield "task", options["task"]
     for name, module in modules_of(options["task"]).items():
@@ -148,7 +147,7 @@ def _objects(trainer: Trainer, options: Mapping[str, Any]) -> Iterator[tuple[str
     if hasattr(options.get("scheduler"), "step"):
         yield "scheduler", options["scheduler"]
     for split in ("train", "validation"):
-        given = options.get(split)
-        for loader in given.values() if isinstance(given, Mapping) else [given]:
-            if loader is not None and not isinstance(loader, MAY_BE_SHARED):
+        data = options.get(split)
+        for loader in data.values() if isinstance(data, Mapping) else [data]:
+            if loader is not None and not isinstance(loader, SHAREABLE):
                 yield f"{split} loader", loader

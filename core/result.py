@@ -1,4 +1,4 @@
-"""What a run returns."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from ..events.resume_facts import Position, describe_untracked, verified
 
 @dataclass(frozen=True, slots=True)
 class ResumeReport:
-    """What is known about the resume of a run: facts, and what was measured.
+    """Facts and measurements about the resume of a run.
 
     Attributes:
-        untracked: path and type of state that no checkpoint holds, and that may influence the training.
-        differences: what is not as it was in the run that saved, in sentences: state, data, settings, versions.
-        position: how the data reached their position: `seeked` at once, `replayed` by reading the epoch again, or
+        untracked: path and type of state that no checkpoint has and that may influence the training.
+        differences: differences from the run that saved, in sentences: state, data, settings, versions.
+        position: how the data reached their position: `seeked` directly, `replayed` by reading the epoch again, or
             `unknown`.
-        path: the file that this run was resumed from, None if it started fresh or was given a state.
-        epoch: where it was resumed, None if it started fresh.
-        batch: where in the epoch.
-        step: after which optimizer step.
-        verified_steps: the repeated optimizer steps that are bitwise identical with those of the killed run; 0 if no
-            step was repeated.
-        divergence: where the repeated steps differ first from the killed run, None if they do not.
-        restored: paths of state that no `state_dict` holds, restored from the checkpoint.
-        edited: paths of such state that the program sets differently than the one that saved; it stays as it is now.
-        fresh_plugins: plugins that found no state in the checkpoint.
-        unclaimed_states: states in the checkpoint that no plugin claimed.
+        path: the checkpoint file; None if the run started fresh or got a state.
+        epoch: the epoch of the resume, None if the run started fresh.
+        batch: the batch within the epoch.
+        step: the number of optimizer steps before the resume.
+        verified_steps: the number of repeated optimizer steps that are bitwise identical to those of the killed run.
+        divergence: where the repeated steps first differ from the killed run, None if they do not.
+        restored: paths of state that no `state_dict` covers, restored from the checkpoint.
+        edited: paths of such state that the program sets to another value than the run that saved; they keep it.
+        fresh_plugins: plugins without state in the checkpoint.
+        unclaimed_states: states in the checkpoint without a plugin.
         world_sizes: the number of ranks before and after the resume; None if the run started fresh.
     """
 
@@ -54,12 +53,12 @@ class ResumeReport:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the resumed run may differ from the uninterrupted one, in sentences; empty if nothing is known."""
+        """Reasons why the resumed run may differ from the uninterrupted one, in sentences; empty if none is known."""
         return (*describe_untracked(self.untracked), *self.differences)
 
     @property
     def measured(self) -> str:
-        """What comparing repeated steps has shown, in words."""
+        """The outcome of comparing repeated steps, in words."""
         if self.divergence is not None:
             return self.divergence
         return verified(self.verified_steps) if self.verified_steps else "nothing to verify: no step was repeated"
@@ -69,12 +68,12 @@ class ResumeReport:
         if self.step is None:
             return printable("; ".join(facts or ("nothing is untracked",)))
         replayed = ["the data were read again up to the position"] if self.position == "replayed" and self.batch else []
-        listed = ", ".join(self.edited[:MOST_NAMED]) + ", ..." * (len(self.edited) > MOST_NAMED)
+        listed = ", ".join(self.edited[:MAX_PATHS]) + ", ..." * (len(self.edited) > MAX_PATHS)
         edited = [f"changed by the program: {listed}"] if self.edited else []
         return printable("; ".join([f"resumed at step {self.step:,}", self.measured, *replayed, *facts, *edited]))
 
 
-MOST_NAMED = 3  # paths in a line
+MAX_PATHS = 3  # listed in a line
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -82,31 +81,32 @@ class RunResult:
     """How a run ended; `print` shows a summary, `repr` one line, a notebook that line with the summary folded in.
 
     Attributes:
-        status: `completed`, `stopped` on purpose, `interrupted`, or `failed` (seen by plugins only: a failure raises).
+        status: `completed`, `stopped` on purpose, `interrupted`, or `failed` (for plugins only: `fit` raises a
+            failure).
         reason: why it ended.
-        stopped_by: who asked for the stop, None unless stopped.
-        stopped_on_rank: which of several processes that was, None where all of them did.
+        stopped_by: the plugin or caller that requested the stop, None unless stopped.
+        stopped_on_rank: the rank that requested the stop, None if all ranks did.
         progress: the counters at the end.
         metrics: the latest value of every metric.
-        means: the mean of each training value over the whole training, such as `train/loss`: over all samples, those
-            before a resume included. Empty where nothing is logged.
-        log_history: a row for each step at which something was logged or measured: `step`, `epoch` (with the part of
-            the present one) and the metrics, as in `pandas.DataFrame(result.log_history)`. A validation adds how long
-            it took and its throughput, `validation/seconds` and `validation/samples_per_second`. The newest 10,000
-            rows, those before a resume included (but for what is by the clock).
+        means: the mean of each training value over the whole training, such as `train/loss`: over all samples,
+            including those before a resume. Empty if nothing is logged.
+        log_history: a row for each step at which something was logged or measured: `step`, `epoch` (with the completed
+            fraction) and the metrics, as in `pandas.DataFrame(result.log_history)`. A validation adds its duration and
+            throughput, `validation/seconds` and `validation/samples_per_second`. At most the newest 10,000 rows,
+            including those before a resume, except for values that depend on the clock.
         best_checkpoint: the file of the best state, if one was kept.
         last_checkpoint: the file of the newest state, if one was written.
-        recording: where what happened is recorded, if a plugin recorded it.
-        history: every request to the control, with who asked and why.
+        recording: the recording, if a plugin wrote one.
+        history: every request to the control, with its source and reason.
         seconds: wall time of this call.
-        exit_status: what the process should exit with: 0, 130 if interrupted, 1 if failed, or what a plugin asked for.
-        notes: lines by plugins: resumed from where, skipped what and why.
-        warnings: what was asked for and did not happen, in sentences; empty when all is well.
-        resume: what is known about a resume: untracked state, differences, and what repeated steps have shown; None
-            without training.
-        plugin_errors: the forgiven errors of observer plugins.
-        plugin_seconds: time in each plugin's handlers, where `HandlerTimes` measured it.
-        predictions: what `predict` computed for all samples; None of other runs, and without `gather`.
+        exit_status: the exit status for the process: 0, 130 if interrupted, 1 if failed, or the one a plugin requested.
+        notes: lines by plugins, such as the resumed checkpoint and skipped files.
+        warnings: requested things that did not happen, in sentences; empty if there are none.
+        resume: facts about a resume: untracked state, differences, and the comparison of repeated steps; None without
+            training.
+        plugin_errors: the tolerated errors of observer plugins.
+        plugin_seconds: time in each plugin's handlers, if `HandlerTimes` measured it.
+        predictions: the outputs of `predict` for all samples; None for other runs, and without `gather`.
     """
 
     status: Status
@@ -139,8 +139,9 @@ class RunResult:
         ]
         lines += [f"{name} {value:.6g}" for name, value in sorted(self.metrics.items())]
         lines += self._predicted()
-        lines += [f"{label} checkpoint {path}" for label, path in self._checkpoints() if path]
-        lines += self._worth()
+        checkpoints = (("best", self.best_checkpoint), ("last", self.last_checkpoint))
+        lines += [f"{label} checkpoint {path}" for label, path in checkpoints if path]
+        lines += self._resume_lines()
         lines += self.notes
         lines += [f"WARNING: {warning}" for warning in self.warnings]
         lines += [f"plugin {name} failed: {error}" for name, errors in self.plugin_errors.items() for error in errors]
@@ -167,9 +168,9 @@ class RunResult:
         return self.status + by + (f" on rank {self.stopped_on_rank}" if self.stopped_on_rank is not None else "")
 
     def explain(self) -> str:
-        """Return how and why the run ended, as `python -m heliograph explain` does: from its recording, if any.
+        """Return how and why the run ended, as `python -m heliograph explain` does.
 
-        Without a recording, it is made from this result: how the run ended, who requested what, the notes.
+        Uses the recording, if any; otherwise this result: how the run ended, the requests, the notes.
         """
         from ..plugins.discovery import find
         from ..plugins.providers import how_to_install
@@ -177,7 +178,7 @@ class RunResult:
         try:
             explain = find("result", "heliograph.explainers").load()
         except LookupError:
-            raise ImportError(f"Nothing installed explains runs. {how_to_install('recorder')}") from None
+            raise ImportError(f"No installed package explains runs. {how_to_install('recorder')}") from None
         return str(explain(self))
 
     def _predicted(self) -> list[str]:
@@ -188,8 +189,8 @@ class RunResult:
         return [f"predictions {shape_of(self.predictions)}"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it for `json.dump`: paths as text, and what JSON has no number for, such as NaN, too."""
-        return {each.name: _to_json(getattr(self, each.name)) for each in fields(self)}
+        """Return all fields for `json.dump`; paths become text, and so do numbers that JSON lacks, such as NaN."""
+        return {item.name: _to_json(getattr(self, item.name)) for item in fields(self)}
 
     def plot(self, path: str | Path | None = None, *, names: Sequence[str] = ()) -> Any:
         """Draw the curves of `log_history`; return the matplotlib figure.
@@ -197,39 +198,35 @@ class RunResult:
         There is a panel for each name, such as `loss` for `train/loss`, `validation/loss` and `validation/<set>/loss`.
 
         Args:
-            path: where to save it too, such as `curves.png`.
-            names: what to draw; by default all but what is by the clock, such as `seconds`.
+            path: a file to save it to, such as `curves.png`.
+            names: what to draw; by default all values that do not depend on the clock.
 
         Raises:
             ImportError: matplotlib is not installed.
-            ValueError: nothing was logged, or nothing of such a name.
+            ValueError: nothing was logged, or nothing with such a name.
         """
         from .metrics.curves import plot
 
         return plot(self.log_history, path, names)
 
-    def _worth(self) -> list[str]:
-        """Return a line about the resume of this run, or about one from its checkpoint."""
+    def _resume_lines(self) -> list[str]:
         if self.resume is None:
             return []
         if self.resume.epoch is not None:
             return [str(self.resume)]
         return [f"resumable: {self.resume}"] if self.last_checkpoint else []
 
-    def _checkpoints(self) -> list[tuple[str, Path | None]]:
-        return [("best", self.best_checkpoint), ("last", self.last_checkpoint)]
-
 
 class StrictError(RuntimeError):
-    """`Trainer(strict=True)`: something that was asked for did not happen, or cannot.
+    """With `Trainer(strict=True)`: something that was requested did not happen, or cannot.
 
     Attributes:
-        warnings: what, in sentences.
-        result: how the run went, None where it was not begun.
+        warnings: the warnings, in sentences.
+        result: the result of the run, None if it did not begin.
     """
 
     def __init__(self, warnings: tuple[str, ...], result: RunResult | None = None) -> None:
-        super().__init__(warnings, result)  # as given, so that it can be pickled
+        super().__init__(warnings, result)  # all arguments, so that it can be pickled
         self.warnings, self.result = warnings, result
 
     def __str__(self) -> str:
@@ -237,23 +234,19 @@ class StrictError(RuntimeError):
 
 
 def check_line(method: str, text: str) -> str:
-    """Return a line for the notes or the warnings of a run.
-
-    Raises:
-        TypeError: it is not text.
-    """
+    """Return a line for the notes or warnings of a run; raise TypeError if it is not text."""
     if not isinstance(text, str):
         raise TypeError(f"run.{method} takes a line of text, got {type(text).__name__}: format it first.")
     return text
 
 
 def _to_json(value: Any) -> Any:
-    """Return a value as JSON has it: of an object its public fields, of NaN, infinities and other objects the text."""
+    # Objects become their public fields; NaN, infinities and other objects become text.
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value)):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        own = (each.name for each in fields(value) if not each.name.startswith("_"))
-        return {name: _to_json(getattr(value, name)) for name in own}
+        names = (item.name for item in fields(value) if not item.name.startswith("_"))
+        return {name: _to_json(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, Iterable):

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from .engines.contract import LoopEngine
     from .task import Loss
 
-_RUNS: WeakKeyDictionary[TrainRun, int] = WeakKeyDictionary()  # those that have begun and not ended; their threads
+_RUNS: WeakKeyDictionary[TrainRun, int] = WeakKeyDictionary()  # active runs and their threads
 
 
 class TrainRun(RunContext):
     """One `fit`, `validate` or `test`.
 
-    A context: leaving it emits `RunFailed` if an exception passes, and `RunClosed` always. Within it, your own
-    loop is `for _ in run.epochs(): for batch in run.batches(): run.step(loss)`; then `run.result` says how it went.
+    A context manager: leaving it emits `RunFailed` after an exception, and `RunClosed` always. Within it, your own loop
+    is `for _ in run.epochs(): for batch in run.batches(): run.step(loss)`. Afterwards, `run.result` has the outcome.
     """
 
     def __init__(
@@ -45,21 +45,21 @@ class TrainRun(RunContext):
 
     def __enter__(self) -> Self:
         if self._entered:
-            raise RuntimeError("A run is used once: ask trainer.run(...) for another.")
+            raise RuntimeError("A run can be used once: call trainer.run(...) again.")
         try:
             if is_in_run(self.engine):
                 raise RuntimeError(
-                    f"This {type(self.engine).__name__} is used by another run: use another Trainer with its own "
+                    f"This {type(self.engine).__name__} is in use by another run: use another Trainer with its own "
                     f"engine."
                 )
             self.plugins.check_free()
         except RuntimeError:
-            self.hooks.closing.close()  # without an error: the engine stays in its group, for the run that uses it
+            self.hooks.closing.close()  # without an error: the engine stays in its group for the other run
             raise
         _RUNS[self] = get_ident()
         try:
             self._prepare()
-        except BaseException as error:  # a run that does not begin has no other end
+        except BaseException as error:  # __exit__ is not called
             try:
                 self.hooks.closing.__exit__(type(error), error, error.__traceback__)
                 self.engine.abandon()
@@ -92,48 +92,44 @@ class TrainRun(RunContext):
         return snapshot.capture_weights(self) if weights_only else snapshot.capture(self, shards)
 
     def describe(self) -> str:
-        """Return what will happen, in a few lines."""
+        """Return the plan of the run in a few lines."""
         from .plan import plan_of
 
         return plan_of(self)
 
     def epochs(self) -> Iterator[int]:
-        """Yield the index of each epoch; the run's and the epochs' events are emitted around them."""
+        """Yield the index of each epoch; emit the events of the run and of its epochs."""
         if not self._entered:
-            raise RuntimeError(
-                "A run begins with its context: with trainer.run(...) as run: for _ in run.epochs(): ..."
-            )
+            raise RuntimeError("Enter the run first: with trainer.run(...) as run: for _ in run.epochs(): ...")
         return loop.epochs(self)
 
     def batches(self, *, must_step: bool = True) -> Iterator[Any]:
-        """Yield the batches of the epoch; their events and the step boundaries are emitted around them.
+        """Yield the batches of the epoch; emit their events and run the step boundaries.
 
-        Each is read when it is asked for, also of a loader without a length, of which no batch is known to be the last.
-        With `precision="bf16"` or `"fp16"`, the body of the loop runs under the engine's autocast.
+        Each batch is read only when the loop requests it. If the loader has no length, no batch is known to be the
+        last. With `precision="bf16"` or `"fp16"`, the body of the loop runs under the engine's autocast.
 
         Args:
-            must_step: whether a batch for which nothing is stepped is an error; else its gradients stay for a later
-                one.
+            must_step: whether a batch without a step is an error. If not, its gradients remain for a later step.
         """
         from .own_loop import check_stepped, under_autocast
 
         self.work.reads_ahead = False
         self.work.batches = check_stepped(self, loop.batches(self), must_step=must_step)
-        self.work.casts = _casts(self.engine)
+        self.work.casts = _uses_autocast(self.engine)
         return under_autocast(self, self.work.batches) if self.work.casts else self.work.batches
 
     def step(self, loss: Loss, optimizer: str | None = None) -> None:
-        """Take the loss of the current batch backward and step the optimizer, unless the step is held.
+        """Run the backward pass of the current batch's loss and step the optimizer, unless the step is held.
 
         Args:
             loss: a scalar tensor, averaged over the samples of the batch; or a sum with its count, `(loss_sum, count)`.
-            optimizer: the name of the one that this loss is for, where several were given by name. Its parameters are
-                the only ones that the loss leaves gradients in; call this once for each, and compute each loss after
-                the step of the one before.
+            optimizer: its name, if several were given by name. The loss leaves gradients only in the parameters of this
+                optimizer. Call `step` once for each optimizer, and compute each loss after the previous step.
 
         Raises:
-            TypeError: the loss is not a tensor, nor a sum with its count.
-            ValueError: the loss is not a scalar; its count is not valid; there is no optimizer of that name, or its
+            TypeError: the loss is neither a tensor nor a sum with its count.
+            ValueError: the loss is not a scalar; its count is not valid; there is no optimizer of that name; or its
                 step with a loss of this batch is held.
         """
         if not self.work.in_hand:
@@ -145,13 +141,13 @@ class TrainRun(RunContext):
     def step_with_gradients(self, optimizer: str) -> None:
         """Step an optimizer with the gradients that your own loop has computed, without `run.step(loss)`.
 
-        On several ranks they are averaged first, unless `average_gradients` has done it. A collective.
+        On several ranks the gradients are averaged first, unless `average_gradients` has done so. A collective.
 
         Args:
             optimizer: its name, one of `run.optimizers`.
 
         Raises:
-            RuntimeError: fp16 or a plugin scales the loss, or a plugin holds the step, which takes `run.step(loss)`.
+            RuntimeError: fp16 or a plugin scales the loss, or a plugin holds the step: both need `run.step(loss)`.
             ValueError: there is no such optimizer.
         """
         from .own_loop import step_with_gradients
@@ -160,29 +156,29 @@ class TrainRun(RunContext):
             step_with_gradients(self, optimizer)
 
     def average_gradients(self) -> None:
-        """Average over all ranks the gradients that your own loop has computed, before it clips them, say.
+        """Average over all ranks the gradients that your own loop has computed, for example before clipping.
 
-        Call it after the last backward pass before `step_with_gradients`, which averages them itself where this was not
-        called. A collective: every rank must call it.
+        Call it after the last backward pass and before `step_with_gradients`, which otherwise averages them itself. A
+        collective: every rank must call it.
         """
         from .own_loop import average_gradients
 
         average_gradients(self)
 
     def result_or_raise(self, *, exits: bool = True) -> RunResult:
-        """Return the result of a run that is closed, as `fit` does.
+        """Return the result of a closed run, as `fit` does.
 
         Args:
-            exits: whether to raise SystemExit where a plugin asked for an exit status.
+            exits: whether to raise SystemExit if a plugin requested an exit status.
 
         Raises:
-            SystemExit: a plugin such as `Preemption` asked for an exit status.
-            BaseException: what a plugin left to be raised at the end.
+            SystemExit: a plugin such as `Preemption` requested an exit status.
+            BaseException: an error that a plugin set to be raised at the end.
         """
         if exits and self.hooks.exit_status is not None:
-            from .early_end import as_exit
+            from .early_end import system_exit
 
-            raise as_exit(self.hooks.exit_status, self.result)
+            raise system_exit(self.hooks.exit_status, self.result)
         if self.hooks.exit_error is not None and self.result.status != "interrupted":
             raise self.hooks.exit_error
         return self.result
@@ -205,31 +201,30 @@ class TrainRun(RunContext):
                 optimizer.zero_grad()
             if self.modes is not None:
                 self.modes.begin(engine)
-        self.plugins.open(self)  # last: what fails before leaves the trainer free
+        self.plugins.open(self)  # last: an earlier error leaves the trainer free
         try:
             self.control.open()
-        except BaseException:  # a Ctrl-C, too, must leave the plugins to the next run
+        except BaseException:  # after a Ctrl-C, too, the next run needs the plugins
             self.plugins.free()
             raise
 
 
 def is_in_run(engine: LoopEngine) -> bool:
-    """Return whether an engine is in a run."""
     return any(run.engine is engine for run in list(_RUNS))
 
 
-def apart_from_others() -> AbstractContextManager[Any]:
-    """Isolate a nested run, for example in a handler: from the draws of the outer run, and from its autocast."""
+def isolated_from_outer_runs() -> AbstractContextManager[Any]:
+    """Isolate a nested run, for example in a handler, from the RNG and the autocast of the outer run."""
     outer = [run.engine for run, thread in list(_RUNS.items()) if thread == get_ident()]
     contexts = ExitStack()
     if outer:
         from .data.draws.rng import kept
 
         contexts.enter_context(kept())
-    for engine in filter(_casts, outer):
+    for engine in filter(_uses_autocast, outer):
         contexts.enter_context(torch.autocast(engine.device.type, enabled=False, cache_enabled=False))
     return contexts
 
 
-def _casts(engine: LoopEngine) -> bool:
+def _uses_autocast(engine: LoopEngine) -> bool:
     return not isinstance(engine.autocast(), nullcontext)

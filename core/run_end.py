@@ -1,4 +1,4 @@
-"""The end of a run: its status and exit status, its last events, its errors, its result and the warnings in it."""
+"""The end of a run: its status, exit status, last events, errors, result and warnings."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .host import is_preempted
 from .result import ResumeReport, RunResult
 from .stepping.optimizers import held_parameters
 
-EXIT_STATUSES = {"interrupted": 130, "failed": 1}  # what a shell calls an interrupt, and Python an exception
-NAMED = 5  # so many parameters are named
-MEND = "Freeze them with requires_grad_(False), or pass allow_unused_parameters=True to fit."
+EXIT_STATUSES = {"interrupted": 130, "failed": 1}  # as shells and Python report an interrupt and an exception
+MAX_NAMES = 5  # parameters listed in a warning
+REMEDY = "Freeze them with requires_grad_(False), or pass allow_unused_parameters=True to fit."
 
 
 def close_run(run: RunContext, error: BaseException | None) -> None:
-    """Emit the closing events, set `run.result`, and raise where that is not what already passes.
+    """Emit the closing events, set `run.result`, and raise the error unless it already propagates.
 
-    On several ranks, the others are informed of an error first, and the group is left: no collective follows.
+    On several ranks, an error is first reported to the other ranks and the group is left: no collective follows.
     """
     passing, departure = error, Departure(run)
     if error is not None or (run.phase == "train" and not run.report.finished):
@@ -34,7 +34,9 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
 
         error = end_early(run, error)
     run.report.finished = True
-    if run.modes is not None and (error is None or isinstance(error, KeyboardInterrupt)):  # others may be the device's
+    if run.modes is not None and (
+        error is None or isinstance(error, KeyboardInterrupt)
+    ):  # else the device may have failed
         run.modes.eval()
     owner, event = (None, None) if error is None else run.blame(error)
     where = place_of(run) + ("" if owner is None else f"; in {owner} on {event}")
@@ -48,18 +50,18 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
         owner, event, error = secondary.pop(0)
         where += f"; in {owner} on {event}"
         run.report.status = _status(run, error)
-        from .early_end import note_newest
+        from .early_end import note_newest_checkpoint
 
-        note_newest(run, error)
+        note_newest_checkpoint(run, error)
     warn_of_closing(run)
-    run.modes = None  # keeps no weights
-    run.bus.blamed = None  # keeps no traceback, and so no batch, alive
+    run.modes = None  # frees the weights
+    run.bus.blamed = None  # frees the traceback, and with it the batch
     run.report.result = _result(run, error)
     if error is None:
         return
     error.add_note(f"heliograph: {where}")
-    for owner, event, other in secondary:
-        error.add_note(f"heliograph: then {owner} failed on {event}: {describe_error(other)}")
+    for owner, event, failure in secondary:
+        error.add_note(f"heliograph: then {owner} failed on {event}: {describe_error(failure)}")
     if run.hooks.replacement is not None and run.hooks.replacement is not error:
         raise run.hooks.replacement from error
     if error is not passing:
@@ -67,10 +69,10 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
 
 
 def _close_all(run: RunContext, error: BaseException | None, departure: Departure) -> Failures:
-    """Close whatever was opened, even if some of it fails; return (owner, event, error), a Ctrl-C first.
+    """Close everything that was opened, even if some of it fails; return (owner, event, error), a Ctrl-C first.
 
     Raises:
-        KeyboardInterrupt: the second one; the rest is not closed.
+        KeyboardInterrupt: the second one; then the remaining objects are not closed.
     """
     run.bus.interrupted = isinstance(error, KeyboardInterrupt)
     failures: Failures = []
@@ -86,7 +88,7 @@ def _close_all(run: RunContext, error: BaseException | None, departure: Departur
         for close in (departure.finish, run.hooks.closing.close):
             try:
                 close()
-            except BaseException as failure:  # joins the others
+            except BaseException as failure:
                 if run.bus.is_second_interrupt(failure):
                     raise
                 add("the run", "close", failure)
@@ -95,7 +97,7 @@ def _close_all(run: RunContext, error: BaseException | None, departure: Departur
         raise
     finally:
         run.plugins.free()
-    return sorted(failures + departure.failures, key=lambda each: not isinstance(each[2], KeyboardInterrupt))
+    return sorted(failures + departure.failures, key=lambda failure: not isinstance(failure[2], KeyboardInterrupt))
 
 
 def _status(run: RunContext, error: BaseException | None) -> Status:
@@ -107,37 +109,37 @@ def _status(run: RunContext, error: BaseException | None) -> Status:
 
 
 def _resume(run: RunContext) -> ResumeReport:
-    facts, resumption, at = run.data.resume_facts(), run.checkpoints, run.checkpoints.resumed_at
+    facts, checkpoints, resumed_at = run.data.resume_facts(), run.checkpoints, run.checkpoints.resumed_at
     report = ResumeReport(
         dict(facts.untracked),
-        tuple(text for text in facts.differences if text != run.checkpoints.difference),
+        tuple(text for text in facts.differences if text != checkpoints.difference),
         facts.position,
     )
-    if at is None:
+    if resumed_at is None:
         return report
     return replace(
         report,
-        path=run.checkpoints.resumed_from,
-        epoch=at.epoch,
-        batch=at.batch,
-        step=at.steps,
-        verified_steps=run.checkpoints.verified_steps,
-        divergence=run.checkpoints.difference,
-        restored=tuple(resumption.restored),
-        edited=tuple(resumption.edited),
-        fresh_plugins=resumption.fresh_plugins,
-        unclaimed_states=resumption.unclaimed_states,
-        world_sizes=(resumption.before[0] if resumption.before else run.engine.world_size, run.engine.world_size),
+        path=checkpoints.resumed_from,
+        epoch=resumed_at.epoch,
+        batch=resumed_at.batch,
+        step=resumed_at.steps,
+        verified_steps=checkpoints.verified_steps,
+        divergence=checkpoints.difference,
+        restored=tuple(checkpoints.restored),
+        edited=tuple(checkpoints.edited),
+        fresh_plugins=checkpoints.fresh_plugins,
+        unclaimed_states=checkpoints.unclaimed_states,
+        world_sizes=(checkpoints.before[0] if checkpoints.before else run.engine.world_size, run.engine.world_size),
     )
 
 
 def _result(run: RunContext, error: BaseException | None) -> RunResult:
-    asked = run.control.stop_request
+    stop = run.control.stop_request if run.report.status == "stopped" else None
     return RunResult(
         status=run.report.status,
         reason=run.report.reason(error),
-        stopped_by=asked.by if run.report.status == "stopped" and asked is not None else None,
-        stopped_on_rank=asked.rank if run.report.status == "stopped" and asked is not None else None,
+        stopped_by=None if stop is None else stop.by,
+        stopped_on_rank=None if stop is None else stop.rank,
         progress=run.progress.copy(),
         metrics=dict(run.metrics),
         **({} if run.report.rows is None else run.report.rows.as_results(run)),
@@ -160,28 +162,16 @@ Failures = list[tuple[str, str, BaseException]]  # owner, event, error
 
 
 class Departure:
-    """How a run leaves its group.
-
-    Args:
-        run: the run.
-
-    Attributes:
-        failures: what failed while the group was left in haste.
-    """
+    """How a run leaves its group; `failures` are the errors of leaving it early."""
 
     def __init__(self, run: RunContext) -> None:
         self.failures: Failures = []
         self._run = run
 
     def fail(self, error: BaseException, where: str) -> BaseException:
-        """Leave the group at once, for an error that not all ranks share; the others are informed before.
+        """Leave the group at once after an error that not all ranks share; return its cause.
 
-        Args:
-            error: why.
-            where: where in the run it came up.
-
-        Returns:
-            What caused the error: itself, or that another rank failed.
+        The cause is the error itself, or a failure of another rank. The other ranks are informed first.
         """
         from .early_end import leave_group
 
@@ -191,7 +181,7 @@ class Departure:
         return cause
 
     def finish(self) -> None:
-        """End together with the others, if nothing failed: take the wrappers off, agree on exit status and warnings."""
+        """If nothing failed, end together with the other ranks: remove wrappers, agree on exit status and warnings."""
         run = self._run
         if not run.report.has_left_group:
             if run.report.rows is not None and run.settings.train:
@@ -199,79 +189,81 @@ class Departure:
             run.engine.tear_down()
             run.control.agree_on_exit_status()
             if run.control.is_shared:
-                own = tuple(run.report.warnings)
-                for rank, others in enumerate(run.engine.gather_objects(own)):
-                    for text in others:
-                        run.warn(text if text in own else f"On rank {rank}: {text}")
+                local_warnings = tuple(run.report.warnings)
+                for rank, warnings in enumerate(run.engine.gather_objects(local_warnings)):
+                    for text in warnings:
+                        run.warn(text if text in local_warnings else f"On rank {rank}: {text}")
 
 
 def warn_of_shortfall(run: RunContext) -> None:
-    """Compare what was asked for with what happened, and say the difference in the warnings of the result.
+    """Compare what the user requested with what happened, and add the differences to the warnings of the result.
 
-    Nothing of it waits for the device. What only plugins know they say themselves, with `run.warn`.
+    Does not wait for the device. Plugins add their own warnings with `run.warn`.
     """
     warn_of_closing(run)
     if run.phase == "train" and not run.progress.steps and not (run.control.stopped and not run.progress.batches):
-        from .early_end import no_step
+        from .early_end import no_step_warning
 
-        run.warn(no_step(run))
-    if ev.EpochStart not in run.report.emitted or is_preempted(run):  # which a resumed run continues
+        run.warn(no_step_warning(run))
+    if ev.EpochStart not in run.report.emitted or is_preempted(run):  # a resumed run continues it
         return
     losses = [value for name, value in run.metrics.items() if name.endswith("loss")]
     skipped, saved = run.progress.skipped_steps or run.progress.skipped_batches, ev.SavePoint in run.report.emitted
     if len(run.plugins) or skipped or saved or run.settings.evaluations or not all(map(isfinite, losses)):
-        from .early_end import left_undone
+        from .early_end import shortfall_warnings
 
-        for sentence in left_undone(run):
+        for sentence in shortfall_warnings(run):
             run.warn(sentence)
     for sentence in (*_without_gradient(run), *_without_optimizer(run)):
         run.warn(sentence)
 
 
 def warn_of_closing(run: RunContext) -> None:
-    """Say which observers failed, unless it is said, and what was requested when it was too late."""
-    for sentence in _due(run):
+    """Warn about failed observers without a warning yet, and about requests that came too late."""
+    for sentence in _unserved_requests(run):
         run.warn(sentence)
     for name, errors in run.plugins.errors().items():
-        if not any(f"Plugin {name!r}" in said for said in run.report.warnings):
+        if not any(f"Plugin {name!r}" in warning for warning in run.report.warnings):
             run.warn(f"Plugin {name!r} failed, and the run continued: {errors[-1].removesuffix('.')}.")
 
 
-def _due(run: RunContext) -> Iterator[str]:
+def _unserved_requests(run: RunContext) -> Iterator[str]:
     for verb, request in run.control.open_requests().items():
         if verb in ("log", "validation", "save"):
-            yield f"A {verb} was still due when the run ended, requested by {request.by}: {request.reason}."
+            yield f"A {verb} was still pending when the run ended, requested by {request.by}: {request.reason}."
 
 
 def _without_optimizer(run: RunContext) -> Iterator[str]:
     if run.settings.allow_unused_parameters:
         return
-    held = set[int]().union(*map(held_parameters, run.optimizers.values()))
-    missing = [name for name, each in _parameters(run) if each.requires_grad and id(each) not in held]
+    optimized = set[int]().union(*map(held_parameters, run.optimizers.values()))
+    missing = [
+        name for name, parameter in _parameters(run) if parameter.requires_grad and id(parameter) not in optimized
+    ]
     if missing:
-        yield f"{_named(missing)} require gradients and are in no optimizer, so they were not trained. {MEND}"
+        yield f"{_named(missing)} require gradients and are in no optimizer, so they were not trained. {REMEDY}"
 
 
 def _without_gradient(run: RunContext) -> Iterator[str]:
     if run.progress.steps == (run.checkpoints.resumed_at or Progress()).steps:
         return
-    names = {id(each): name for name, each in _parameters(run)}
+    names = {id(parameter): name for name, parameter in _parameters(run)}
     for window in run.stepping.by_name.values():
-        # those of a module that was replaced are none of the task's
-        missing = [names[id(each)] for each in window.without_gradient or () if id(each) in names]
+        # The parameters of a module that was replaced are not in the task.
+        missing = [names[id(parameter)] for parameter in window.without_gradient or () if id(parameter) in names]
         if missing:
-            yield f"{_named(missing)} never had a gradient, and were not trained. {MEND}"
+            yield f"{_named(missing)} never had a gradient, so they were not trained. {REMEDY}"
         elif window.without_gradient is None and run.stepping.is_named:
             yield f"The optimizer {window.name!r} was never stepped: training_step yielded no loss for it."
 
 
 def _parameters(run: RunContext) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters of the task with their names; of several modules these begin with the module's."""
+    """Yield the names and parameters of the task; with several modules, a name begins with the module's."""
     for owner, module in run.modules.items():
         for name, parameter in module.named_parameters():
             yield (f"{owner}.{name}" if len(run.modules) > 1 else name), parameter
 
 
 def _named(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{len(names)} parameters ({', '.join(names[:NAMED])}{more})"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{len(names)} parameters ({', '.join(names[:MAX_NAMES])}{more})"

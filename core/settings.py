@@ -1,4 +1,4 @@
-"""What a run is called with, checked before anything begins."""
+"""The arguments of a run, checked before anything begins."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ MAX_SKIPPED_STEPS = 100  # as in the HF Trainer
 Loader = Iterable[Any] | torch.utils.data.Dataset[Any]
 Loaders = Loader | Mapping[str, Loader]
 NEEDS = {
-    "validation": "no plugin ever asks for a validation: add ValidationSchedule(epochs=1); standard('runs/x') has one.",
+    "validation": "no plugin requests a validation: add ValidationSchedule(epochs=1); standard('runs/x') has one.",
     "stop": "the run has no end: pass epochs= or steps=, or add a plugin that stops it, such as EarlyStopping.",
     "scheduler": "no plugin steps the scheduler: add LearningRate('step') or LearningRate('epoch').",
-    "save": "no plugin ever asks for a save: add SaveSchedule(epochs=1), or give Checkpoint every=Every(epochs=1).",
-    "log": "no plugin ever asks for a log: add LogSchedule(steps=50).",
+    "save": "no plugin requests a save: add SaveSchedule(epochs=1), or give Checkpoint every=Every(epochs=1).",
+    "log": "no plugin requests a log: add LogSchedule(steps=50).",
 }
 CALLED = {"validation": "fit was given validation data"}
 
 
 class FitOptions(TypedDict, total=False):
-    """The keywords of `Trainer.fit` and `Trainer.run`; see there. Their signatures are made from this list."""
+    """The keywords of `Trainer.fit` and `Trainer.run`; their signatures are built from this list."""
 
     validation: Loaders | None
     limit_train: int | float | Mapping[str, int | float] | None
@@ -53,7 +53,6 @@ class FitOptions(TypedDict, total=False):
     allow_unused_parameters: bool
 
 
-# None for those that are not named here.
 class EvaluationOptions(TypedDict, total=False):
     """The optional arguments of `Trainer.validate`, `test` and `predict`."""
 
@@ -63,16 +62,17 @@ class EvaluationOptions(TypedDict, total=False):
     weights: str | Path | None
 
 
+# The defaults of options that are not None.
 DEFAULTS: dict[str, Any] = {"max_skipped_steps": MAX_SKIPPED_STEPS, "name": "run", "allow_unused_parameters": False}
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def shows_options(options: type) -> Callable[[_Method], _Method]:
-    """Let `inspect.signature`, and so `fit?` in a notebook, show each option of a method instead of `**options`."""
+    """Show each option of a method instead of `**options` in `inspect.signature`, and so in `fit?` in a notebook."""
 
     def show(method: _Method) -> _Method:
         shown, defaults = signature(method), {"optimizer": Parameter.empty, **DEFAULTS}
-        parameters = [each for each in shown.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        parameters = [value for value in shown.parameters.values() if value.kind is not Parameter.VAR_KEYWORD]
         parameters[3:3] = [  # after self, task and the data
             Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind.__forward_arg__)
             for name, kind in options.__annotations__.items()
@@ -85,19 +85,19 @@ def shows_options(options: type) -> Callable[[_Method], _Method]:
 
 @dataclass(frozen=True)
 class Settings:
-    """The checked form of the arguments of one `fit`, `validate`, `test` or `predict`."""
+    """The checked arguments of one `fit`, `validate`, `test` or `predict`."""
 
     name: str
     task: Any
     train: Sequence[Loader] = ()
     per_sample: bool = False
     evaluations: Mapping[Phase, Mapping[str, Loader]] = field(default_factory=dict)
-    limits: Mapping[str, int | float] = field(default_factory=dict)  # of the sets of an evaluation
-    every: Mapping[str, int] = field(default_factory=dict)  # of a set, which of the validations read it
-    streams: Sequence[Collection[str]] = ()  # for each phase with streams, their names
+    limits: Mapping[str, int | float] = field(default_factory=dict)  # by evaluation set
+    every: Mapping[str, int] = field(default_factory=dict)  # by set: n if only every n-th validation reads it
+    streams: Sequence[Collection[str]] = ()  # the names of the streams, for each phase with streams
     optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
     schedulers: Mapping[str, Any] = field(default_factory=dict)
-    several: bool = False  # the optimizers were given by name, for a loss of its own each
+    several: bool = False  # whether optimizers were given by name, each with its own loss
     epochs: float | None = None  # an int, unless there is a fraction
     steps: int | None = None
     max_skipped_steps: int | None = MAX_SKIPPED_STEPS
@@ -111,10 +111,10 @@ class Settings:
 
 
 def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Settings:
-    """Return the settings of a training on so many processes.
+    """Return the settings of a training on `world_size` processes.
 
     Raises:
-        TypeError: an argument is not of its kind.
+        TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range.
     """
     for unknown in options.keys() - FitOptions.__annotations__.keys():
@@ -122,7 +122,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
 
         tail = hint(unknown) or known_names(unknown, FitOptions.__annotations__)
         raise TypeError(f"fit has no argument {unknown!r}.{tail}")
-    options = {**DEFAULTS, **options}  # type: ignore[typeddict-item]  # their names are checked
+    options = {**DEFAULTS, **options}  # type: ignore[typeddict-item]  # the names are checked
     check_task(task, "training_step")
     loaders, params, streams = training_loaders(train, options, world_size)
     epochs, steps = check_length(options.get("epochs"), options.get("steps"))
@@ -134,8 +134,8 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     several = isinstance(options.get("optimizer"), Mapping)
     if isgeneratorfunction(task.training_step) and not several:
         raise ValueError(
-            f"{type(task).__name__}.training_step yields losses: give the optimizer of each by the name that it is "
-            f'yielded with, optimizer={{"generator": ..., "discriminator": ...}}.'
+            f"{type(task).__name__}.training_step yields losses: pass an optimizer for each name that it yields, "
+            f'as in optimizer={{"generator": ..., "discriminator": ...}}.'
         )
     optimizers, schedulers = _optimizers(options.get("optimizer"), task), dict[str, Any]()
     if options.get("scheduler") is not None:
@@ -170,25 +170,25 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
 
 
 def check_length(epochs: object, steps: object) -> tuple[float | None, int | None]:
-    """Return the epochs, an int unless there is a fraction, and the steps of a run; ValueError unless positive."""
+    """Return the epochs (an int unless fractional) and the steps of a run; raise ValueError unless positive."""
     if epochs is not None:
         epochs = check_number("epochs=", epochs, more_than=0)
         epochs = int(epochs) if epochs == int(epochs) else epochs
     return epochs, None if steps is None else check_whole_number("steps=", steps, at_least=1)
 
 
-def _optimizers(given: Any, task: Any) -> dict[str, torch.optim.Optimizer]:
-    if not isinstance(given, Mapping):
-        return {SINGLE: make_optimizer(given, task)}
+def _optimizers(optimizer: Any, task: Any) -> dict[str, torch.optim.Optimizer]:
+    if not isinstance(optimizer, Mapping):
+        return {SINGLE: make_optimizer(optimizer, task)}
     from .stepping.named_windows import make_optimizers
 
-    return make_optimizers(given, task)
+    return make_optimizers(optimizer, task)
 
 
 def training_loaders(train: Any, options: Mapping[str, Any], world_size: int) -> TrainingLoaders:
-    """Return the loader of each phase, with the parameters as one process goes by them, and the names of streams."""
+    """Return the loader of each phase, the loader parameters of one process, and the names of streams."""
     is_plain = options.get("loader_params") is None and options.get("limit_train") is None
-    if is_plain and type(train) in (list, tuple) and train:  # of batches
+    if is_plain and type(train) in (list, tuple) and train:  # a list of batches
         return [train], None, ()
     from .data.run_loaders import given_loaders
 
@@ -199,7 +199,7 @@ def _validation_sets(task: Any, options: FitOptions, params: LoaderParams | None
     validation, limit = options.get("validation"), options.get("limit_validation")
     if validation is None:
         if limit is not None:
-            raise ValueError(f"limit_validation={limit!r} limits nothing, there is no validation data.")
+            raise ValueError(f"limit_validation={limit!r} has no effect: there is no validation data.")
         return {}, {}, {}
     from .data.run_loaders import evaluation_sets
 
@@ -219,19 +219,21 @@ def evaluation(
 
 
 def check_needs(settings: Settings, plugins: Plugins) -> None:
-    """Raise ValueError where something that was asked for would never happen."""
-    off = plugins.declared("asks", enabled=False)  # such a plugin may be enabled in the run, or not be wanted in it
+    """Raise ValueError if something that the user requested would never happen."""
+    off = plugins.declared("asks", enabled=False)  # it may be enabled during the run, or be disabled on purpose
     for word, name in unmet_needs(settings, plugins):
         if word == "validation data":
-            raise ValueError(f"Plugin {name!r} would never act, there is no validation data: pass validation= to fit.")
+            raise ValueError(f"Plugin {name!r} would never act without validation data: pass validation= to fit.")
         if word == "stop" or word not in off:
             who = f"{CALLED.get(word, 'As fit was called')}," if name is None else f"Plugin {name!r} would never act:"
-            own = f"Plugin {off[word]!r} is disabled" if word in off else f"A plugin of yours says asks = ({word!r},)"
-            raise ValueError(f"{who} {NEEDS.get(word, f'no plugin asks for {word!r}.')} {own}.")
+            remedy = (
+                f"Plugin {off[word]!r} is disabled" if word in off else f"Your own plugin declares asks = ({word!r},)"
+            )
+            raise ValueError(f"{who} {NEEDS.get(word, f'no plugin requests {word!r}.')} {remedy}.")
 
 
 def unmet_needs(settings: Settings, plugins: Plugins) -> Iterator[tuple[str, str | None]]:
-    """Yield each word that no enabled plugin `asks` and that `fit` needs, or, with its name, an enabled plugin."""
+    """Yield (word, None) for each need of `fit` that no enabled plugin `asks`, (word, name) for needs of plugins."""
     asked = {**plugins.declared("asks"), "validation data": ""}
     endless = settings.epochs is None and settings.steps is None
     needs = {"validation": settings.evaluations, "stop": endless, "scheduler": settings.schedulers}
@@ -244,7 +246,7 @@ def unmet_needs(settings: Settings, plugins: Plugins) -> Iterator[tuple[str, str
 
 
 def check_name(name: str) -> str:
-    """Return the name of a run; ValueError where files could not have it."""
+    """Return the name of a run; raise ValueError if it cannot be part of a file name."""
     if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
         raise ValueError(f"name= becomes part of file names: letters and digits, no slashes; got {name!r}.")
     return name

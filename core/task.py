@@ -19,21 +19,21 @@ Metric = Callable[[Any, Any], Tensor | float] | nn.Module
 Loss = Tensor | tuple[Tensor, int | Tensor]  # a mean, or a sum with its count
 Losses = Iterator[tuple[str, Loss]]
 Value = Tensor | float | tuple[Tensor | float, int | Tensor]
-Evaluation = Value | Mapping[str, Value] | None
+EvaluationValues = Value | Mapping[str, Value] | None
 
-_PAIRS = (tuple, list)  # others may come apart into keys, rows or letters
+_PAIRS = (tuple, list)  # other iterables could unpack into keys, rows or letters
 
 
 @explains_attributes(OF_SELF)
 class Task:
-    """Base of tasks: write `training_step`, and `validation_step` where you validate.
+    """Base class of tasks: write `training_step`, and `validation_step` if you validate.
 
-    Every `nn.Module` among the attributes is moved, switched between train and eval mode, and saved. A task may itself
-    be an `nn.Module` instead of a subclass of this: what counts are the method names.
+    Every `nn.Module` among the attributes is moved, switched between train and eval mode, and saved. A task may also be
+    an `nn.Module` instead of a subclass of `Task`: only the method names matter.
     """
 
     def __repr__(self) -> str:
-        """Return the class with its attributes; of a task that is a module, the layers."""
+        """Return the class with its attributes; for a task that is a module, the layers."""
         from ..events.signatures import show_attributes
 
         return nn.Module.__repr__(self) if isinstance(self, nn.Module) else show_attributes(self)
@@ -41,65 +41,66 @@ class Task:
     def training_step(self, run: Run, batch: Any) -> Loss | Losses:
         """Return the loss of a batch, a scalar tensor, averaged over its samples.
 
-        Or return `(loss_sum, count)`, a sum over tokens, say, and how many these are, an integer or a tensor of one:
-        the gradients of a step are then divided by the counts of all its micro-batches, on all ranks, and so are the
-        tracked losses. `run.stepping.weigh(count)` says of a loss that is a mean what it is a mean over.
+        Or return `(loss_sum, count)`, for example a sum over tokens and their number, an int or a tensor with one
+        element. The gradients of a step are then divided by the total count of its micro-batches on all ranks, and so
+        are the tracked losses. If the loss is a mean, `run.stepping.weigh(count)` sets the number of items it is a mean
+        of.
 
-        Where `fit` is given several optimizers by name, yield `(name, loss)` for each instead. What follows a `yield`
-        runs when that loss was taken backward and, unless the step is held, its optimizer was stepped.
+        If `fit` has several optimizers by name, yield `(name, loss)` for each instead. The code after a `yield` runs
+        after the backward pass of that loss and, unless the step is held, after the step of its optimizer.
         """
         raise TypeError(f"{type(self).__name__} needs a method training_step(run, batch) that returns the loss.")
 
-    def validation_step(self, run: Run, batch: Any) -> Evaluation:
+    def validation_step(self, run: Run, batch: Any) -> EvaluationValues:
         """Return the loss of a batch, or values by name; they are averaged, weighted by samples.
 
-        One that is given as `(sum, count)` is averaged over what is counted; see `training_step`.
+        A value `(sum, count)` is averaged over its count; see `training_step`.
         """
         raise TypeError(f"{type(self).__name__} needs a method validation_step(run, batch) to be validated or tested.")
 
-    def test_step(self, run: Run, batch: Any) -> Evaluation:
-        """Do as in validation, unless overridden."""
+    def test_step(self, run: Run, batch: Any) -> EvaluationValues:
+        """Call `validation_step`, unless overridden."""
         return self.validation_step(run, batch)
 
     def predict_step(self, run: Run, batch: Any) -> Any:
         """Return the outputs of a batch, for `trainer.predict`.
 
-        They are tensors or arrays whose first dimension is the samples, lists with an item for each sample, or dicts
-        and tuples of these. Averages of values that are tracked with `run.track` are in the result's metrics.
+        Outputs are tensors or arrays whose first dimension is the samples, lists with an item for each sample, or dicts
+        and tuples of these. Means of values tracked with `run.track` are in the metrics of the result.
         """
         raise TypeError(f"{type(self).__name__} needs a method predict_step(run, batch) that returns the outputs.")
 
     def validation_names(self) -> Iterable[str] | None:
-        """Return the names of all values that `validation_step` measures, such as `loss`; None where that is not known.
+        """Return the names of all values that `validation_step` measures, such as `loss`, or None if unknown.
 
-        With them, a plugin that monitors another name is refused before the training begins.
+        A plugin that monitors another name is then refused before the training begins.
         """
         return None
 
 
 class Supervised(Task):
-    """One model, one loss; batches of (inputs, targets), or dicts of columns.
+    """One model and one loss; batches are pairs (inputs, targets), or dicts of columns.
 
     Args:
         model: called with the inputs.
         loss_fn: called with (outputs, targets); returns the mean loss of the batch, a scalar tensor. Without it,
-            batches are dicts, the model is called with their columns by name, and computes the `loss` of its outputs,
-            as the models of transformers do.
-        inputs: of batches that are dicts, the column that the model is called with, `"image"`; or several, which it is
-            called with by name, `("input_ids", "attention_mask")`.
-        targets: of batches that are dicts, the column of the targets.
-        metrics: by name. A function of (outputs, targets) is a mean over the samples of a batch, such as
-            `{"accuracy": heliograph.accuracy}`; over batches it is averaged, weighted by samples, so it is for what is
-            a mean (accuracy, an error), not for F1 or AUROC. An object with `update(outputs, targets)`, `compute()` and
-            `reset()`, such as those of torchmetrics, computes its value over all batches since the last log, or of a
-            validation or test set. It is copied for each of these; on several ranks it synchronises itself in
-            `compute`. Of a validation or test, what is not a number is in `run.collected` by its name. A
-            `MetricCollection` may stand for the dict. Read only when they are logged. Without a `loss_fn`, metrics get
-            the `logits` of the outputs, and the column `labels` unless `targets` names another.
+            batches are dicts: the model is called with their columns by name and computes the `loss` in its outputs, as
+            the models of transformers do.
+        inputs: for batches that are dicts, the column with which the model is called, such as `"image"`; or several,
+            passed by name, such as `("input_ids", "attention_mask")`.
+        targets: for batches that are dicts, the column of the targets.
+        metrics: by name. A function of (outputs, targets) returns a mean over the samples of a batch, such as
+            `{"accuracy": heliograph.accuracy}`. Batches are averaged, weighted by samples, so use a function for
+            accuracy or an error, not for F1 or AUROC. An object with `update(outputs, targets)`, `compute()` and
+            `reset()`, such as those of torchmetrics, computes its value over all batches since the last log, or over a
+            validation or test set. A copy is made for each of these. On several ranks it synchronizes itself in
+            `compute`. In a validation or test, values that are not numbers are in `run.collected` by name. A
+            `MetricCollection` may replace the dict. Metrics are read only when they are logged. Without a `loss_fn`,
+            metrics get the `logits` of the outputs, and the column `labels` unless `targets` names another.
 
     Raises:
-        TypeError: the model is not a `nn.Module`, or a metric is neither of these; in a run, a batch is not a pair, or
-            not a dict.
+        TypeError: the model is not an `nn.Module`, or a metric has another type; in a run, a batch is not a pair or
+            dict.
         ValueError: a metric is called `loss`, or only one of `inputs` and `targets` is given with a `loss_fn`.
     """
 
@@ -135,8 +136,8 @@ class Supervised(Task):
         self.loss_fn = loss_fn
 
     def training_step(self, run: Run, batch: Any) -> Tensor:
-        """Return the loss; the outputs are `run.outputs` until the batch ends, if there are handlers."""
-        is_pair = batch.__class__ is tuple and self._columns is None and len(batch) == 2  # nearly always: spared a call
+        """Return the loss; if there are handlers, `run.outputs` has the outputs until the batch ends."""
+        is_pair = batch.__class__ is tuple and self._columns is None and len(batch) == 2  # the usual case avoids a call
         outputs, targets = (self.model(batch[0]), batch[1]) if is_pair else self._forward(batch)
         if run.bus.receiver_count:
             run.outputs = outputs
@@ -146,7 +147,7 @@ class Supervised(Task):
                 run.track(name, value, weight)
         return self.loss_fn(outputs, targets)
 
-    def validation_step(self, run: Run, batch: Any) -> Evaluation:
+    def validation_step(self, run: Run, batch: Any) -> EvaluationValues:
         """Return the loss and the metrics."""
         outputs, targets = self._forward(batch)
         run.outputs = outputs
@@ -154,10 +155,10 @@ class Supervised(Task):
         return loss | dict(self._measure(outputs, targets)) if self.metrics else loss
 
     def predict_step(self, run: Run, batch: Any) -> Any:
-        """Return what the model returns for the inputs of a batch, which may come with targets or without.
+        """Return the model's outputs for the inputs of a batch, with or without targets.
 
-        A list or tuple of two is taken for (inputs, targets), of one for (inputs,); all else is the inputs themselves.
-        Of a model that computes its own loss, the outputs are the `logits`.
+        A list or tuple of two is (inputs, targets), of one (inputs,); anything else is the inputs. For a model that
+        computes its own loss, the outputs are the `logits`.
         """
         if self._columns is not None:
             return self._columns.predict(self.model, batch)
@@ -165,12 +166,11 @@ class Supervised(Task):
         return self.model(batch[0] if is_pair else batch)
 
     def validation_names(self) -> Iterable[str] | None:
-        """Return `loss` and the names of the metrics, unless a subclass measures by a step of its own."""
+        """Return `loss` and the names of the metrics, or None if a subclass overrides `validation_step`."""
         is_known = type(self).validation_step is Supervised.validation_step and "" not in self.metrics
         return ("loss", *self.metrics) if is_known else None
 
     def _forward(self, batch: Any) -> tuple[Any, Any]:
-        """Return the outputs of the model, and the targets."""
         if self._columns is not None:
             return self._columns.forward(self.model, batch)
         if batch.__class__ not in _PAIRS and (
@@ -197,7 +197,7 @@ def _no_pair(batch: Any) -> TypeError:
 
 
 def check_task(task: Any, step: str) -> None:
-    """Raise TypeError unless a task has a step that a run will call, and no method that nothing would call."""
+    """Raise TypeError unless a task has the required step, or if it has a hook that would never be called."""
     if not callable(getattr(task, step, None)):
         raise TypeError(
             f"{type(task).__name__} has no {step}(run, batch), so it cannot be the task here. Wrap a plain model "
@@ -210,10 +210,10 @@ def check_task(task: Any, step: str) -> None:
 
 
 def check_step(task: Any, step: str) -> None:
-    """Raise TypeError unless a task has written the step that a run will call, and it takes (run, batch)."""
+    """Raise TypeError unless a task defines the required step with the arguments (run, batch)."""
     check_task(task, step)
     if step == "test_step" and _is_unwritten(task, step):
-        step = "validation_step"  # which it calls
+        step = "validation_step"  # test_step calls it
     if _is_unwritten(task, step):
         getattr(task, step)(None, None)  # raises
     code = getattr(getattr(task, step), "__code__", None)
@@ -224,23 +224,21 @@ def check_step(task: Any, step: str) -> None:
 
 
 def can_validate(task: Any) -> bool:
-    """Return whether a task has a validation step of its own."""
     return callable(getattr(task, "validation_step", None)) and not _is_unwritten(task, "validation_step")
 
 
 def _is_unwritten(task: Any, step: str) -> bool:
-    """Return whether a step is that of the base class, which has nothing to run."""
     return getattr(getattr(task, step), "__func__", None) is getattr(Task, step)
 
 
 def check_parts(task: Any) -> None:
-    """Raise ValueError where a task hides modules or parameters that would never be trained, moved or saved."""
+    """Raise ValueError if a task has modules or parameters in containers, where they would not be trained."""
     for name, value in {} if isinstance(task, nn.Module) else vars(task).items():
-        held = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
-        if not isinstance(value, nn.Module) and any(_is_trained(each) for each in held):
+        items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+        if not isinstance(value, nn.Module) and any(map(_is_trained, items)):
             raise ValueError(
-                f"{type(task).__name__}.{name} holds modules or parameters where they are not found: nothing trains "
-                f"them. Put them into a module, as in nn.ModuleList(...) or nn.ParameterList([...])."
+                f"{type(task).__name__}.{name} has modules or parameters outside of a module, so they would not be "
+                f"trained. Put them into a module, as in nn.ModuleList(...) or nn.ParameterList([...])."
             )
 
 

@@ -18,7 +18,7 @@ from .engines.choice.engine_choice import make_engine
 from .engines.options import EngineOptions
 from .host import current_host
 from .result import RunResult
-from .run import TrainRun, apart_from_others
+from .run import TrainRun, isolated_from_outer_runs
 from .task import check_step
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Trainer:
         if (host := current_host()) is not None:
             host.prepare(self.plugins)
         with ExitStack() as life:
-            life.enter_context(apart_from_others())
+            life.enter_context(isolated_from_outer_runs())
             if isinstance(train, DataModule):
                 from .evaluation_run import open_training_data
 
@@ -248,9 +248,9 @@ class Trainer:
             name: the name of the run.
             weights: as in `test`.
         """
-        from .evaluation_run import each_batch
+        from .evaluation_run import predicted_batches
 
-        return each_batch(partial(self._evaluation, task, data, "predict", options))
+        return predicted_batches(partial(self._evaluation, task, data, "predict", options))
 
     def plan(self, task: Any = None, train: Any = None, **options: Unpack[settings.FitOptions]) -> str:
         """Return the handlers of each event in the order in which they run.

@@ -89,11 +89,11 @@ def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: py
     error, seen, log = lose(tmp_path, 1, "hang")
     assert (error.rank, error.kind) == (1, "hung")
     assert [note for note in error.__notes__ if "rank 1" in note.partition("\n")[0]] == [
-        "heliograph: rank 1 hung, and has ended since: it ended with exit status 1 before it could report. Look above "
-        "for what it printed"
+        "heliograph: rank 1 hung, and has ended since: it ended with exit status 1 before it could report. See its "
+        "output above"
     ]
     assert (
-        "heliograph: rank 1 is ended: its run has not ended 1 s after another's end (rank 1 hung). It "
+        "heliograph: rank 1 is ended: its run did not end within 1 s after the failure of a rank (rank 1 hung). It "
         in capfd.readouterr().err
     )
     assert (seen["rank"], seen["kind"]) == (1, "hung")
@@ -102,7 +102,7 @@ def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: py
     )
     assert " < hang_for_ever (lost_rank.py:" in seen["text"]
     first, waits, hangs = log.splitlines()[:3]
-    assert first == "rank 0 waits in a collective. Where each rank is:"
+    assert first == "rank 0 waits in a collective. Places of the ranks:"
     assert waits.startswith(
         "  rank 0 waits in the boundary for 1 s; in train, epoch 0, batch 2, step 2, last event batch_end; at "
     )

@@ -1,4 +1,4 @@
-"""The whole contract of engines: what the loop calls, besides what plugins see."""
+"""The complete protocol of engines: what the loop calls in addition to the part for plugins."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ if TYPE_CHECKING:
 
 
 class LoopEngine(Engine, Protocol):
-    """What an engine does. Inherit from an existing one, or write all of it.
+    """What an engine does. Inherit from an existing engine, or implement all methods.
 
-    The order of a run: `process()` is entered, `set_up`, then training and evaluation, `tear_down`, `process()` is
-    left; after a failure, `abandon` instead of `tear_down`.
+    The order of a run: enter `process()`, `set_up`, training and evaluation, `tear_down`, leave `process()`. After a
+    failure, `abandon` instead of `tear_down`.
     """
 
     # Life.
 
     def process(self) -> AbstractContextManager[None]:
-        """Return a context in which this process belongs to its group; entered again within itself, it does nothing."""
+        """Return a context in which this process belongs to its group; entering it again within itself does nothing."""
 
     def set_up(
         self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> None:
-        """Move and wrap what is trained; the modules and optimizers stay the user's own objects.
+        """Move and wrap the trained modules; modules and optimizers remain the user's own objects.
 
         Args:
             task: the user's model code, whose attributes the modules are.
             modules: by attribute name.
-            optimizers: by name; none where nothing is trained. Their parameters are made to be the modules' again,
-                where these were replaced.
+            optimizers: by name; empty without training. If parameters of the modules were replaced, the optimizers get
+                the new ones.
         """
 
     def tear_down(self) -> None:
-        """Take the wrappers off: the user's modules hold plain tensors again. A collective."""
+        """Remove the wrappers: the user's modules hold plain tensors again. A collective."""
 
     def abandon(self) -> None:
-        """Leave the group at once and without a collective, so that no peer waits for this rank; take wrappers off."""
+        """Leave the group at once, without a collective, so that no rank waits for this one; remove wrappers."""
 
     # Batches.
 
@@ -58,21 +58,21 @@ class LoopEngine(Engine, Protocol):
     def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return a training step as this engine runs it: under autocast, with gradients exchanged after it.
 
-        One that yields several losses is still a generator then: the loop enters `autocast` around each of its parts,
-        and calls `backward_for` and `exchange_gradients`.
+        A step that yields several losses remains a generator: the loop enters `autocast` around each of its parts, and
+        calls `backward_for` and `exchange_gradients`.
         """
 
     def bind_evaluation(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return a validation or test step as this engine runs it."""
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return the context of a validation or test. Entering it may be a collective (buffers made equal)."""
+        """Return the context of a validation or test. Entering it may be a collective, for example to share buffers."""
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass, for loops of one's own."""
+        """Return the context of a forward pass, for the user's own loop."""
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """Return the context of a micro-batch whose gradients are not yet exchanged."""
+        """Return the context of a micro-batch whose gradients are not exchanged yet."""
 
     def backward(self, loss: Tensor, /) -> None:
         """Add the gradients of a loss."""
@@ -84,13 +84,13 @@ class LoopEngine(Engine, Protocol):
         """Add the gradients of `scale * loss` to these parameters only; they are not exchanged."""
 
     def exchange_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Average over all ranks the gradients that `backward_for` left."""
+        """Average over all ranks the gradients of `backward_for`."""
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradients true ones before handlers of `GradientsReady` see them."""
+        """Remove the loss scale from the gradients before handlers of `GradientsReady` read them."""
 
     def bind_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-        """Return a function that steps the optimizer, and returns False where it had to skip that."""
+        """Return a function that steps the optimizer, and returns False if it had to skip the step."""
 
     def bind_zero_grad(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
         """Return a function that drops the gradients of an optimizer's parameters."""
@@ -106,9 +106,9 @@ class LoopEngine(Engine, Protocol):
     def pack(
         self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the states of modules and optimizers by name, whole and without a trace of wrappers. A collective.
+        """Return the complete states of modules and optimizers by name, without traces of wrappers. A collective.
 
-        Where they are gathered, only the main rank gets them; the others get empty ones.
+        If states are gathered, only the main rank gets them; the other ranks get empty ones.
         """
 
     def unpack(
@@ -117,10 +117,10 @@ class LoopEngine(Engine, Protocol):
         optimizers: Mapping[str, torch.optim.Optimizer],
         states: tuple[Mapping[str, Any], Mapping[str, Any]],
     ) -> None:
-        """Load what `pack` returned; every rank has the whole of it."""
+        """Load the states that `pack` returned; every rank has all of them."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs of the engine (the scale of a gradient scaler, say), as plain types."""
+        """Return the engine's state for a resumed run as plain types, for example the loss scale."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; an empty one is of an engine that has none."""
+        """Restore a saved state; an empty one comes from an engine without state."""

@@ -23,14 +23,14 @@ class DeviceEngine:
     """One process, one device.
 
     Args:
-        device: `cpu`, `cuda`, `cuda:1`, `mps` and the like; by default a GPU where there is one.
+        device: `cpu`, `cuda`, `cuda:1`, `mps` and the like; by default a GPU if there is one.
         precision: `fp32`, `tf32`, `bf16` or `fp16`; see `Precision`.
-        deterministic: use deterministic algorithms only; an operation that has none raises.
-        cudnn_benchmark: let cuDNN time its algorithms and take the fastest; not in a validation or test.
+        deterministic: use deterministic algorithms only; an operation without one raises.
+        cudnn_benchmark: let cuDNN time its algorithms and choose the fastest; not in a validation or test.
 
     Raises:
-        ValueError: the device is unknown, or not to be had on this machine; it does not compute in this precision; the
-            options contradict each other, or the environment of cuBLAS.
+        ValueError: the device is unknown or not available; it does not support the precision; the options contradict
+            each other, or the environment of cuBLAS.
     """
 
     rank = local_rank = 0
@@ -64,12 +64,12 @@ class DeviceEngine:
         return f"{type(self).__name__}(device='{self.device}', precision={self.precision.name!r}{ranks})"
 
     def process(self) -> AbstractContextManager[None]:
-        """Return a context with torch's settings for a run: one process belongs to no group."""
+        """Return a context with torch's settings for a run: a single process belongs to no group."""
         return self.settings()
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Set torch's settings for precision and determinism, and restore them afterwards."""
+        """Set torch's settings for precision and determinism; restore them afterwards."""
         determined = nullcontext() if self.determinism is None else self.determinism.running()
         with determined, self.precision.running():
             yield
@@ -88,17 +88,17 @@ class DeviceEngine:
         self.precision.begin(self.device, optimizers)
 
     def refuse_shared(self, modules: Mapping[str, nn.Module]) -> None:
-        """Raise ValueError where several processes compute the model together, such as a tensor-parallel one."""
+        """Raise ValueError if several processes compute the model together, as in tensor parallelism."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             from .weights import refuse_shared_weights
 
             refuse_shared_weights(modules, type(self).__name__, self.world_size)
 
     def tear_down(self) -> None:
-        """Do nothing: nothing is wrapped."""
+        """Do nothing: there are no wrappers."""
 
     def abandon(self) -> None:
-        """Do nothing: no other process waits."""
+        """Do nothing: there is no other process."""
 
     def move(self, batch: Any) -> Any:
         """Return a batch on the device."""
@@ -107,7 +107,7 @@ class DeviceEngine:
         return move(batch, self.device)
 
     def feed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches, moved to the device."""
+        """Return the batches, moved to the device."""
         if self.device.type == "cpu":
             return batches
         from .movers import move
@@ -115,15 +115,15 @@ class DeviceEngine:
         return (move(batch, self.device) for batch in batches)
 
     def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the training step, under autocast where the precision needs that."""
+        """Return the training step, under autocast if the precision needs it."""
         return self.precision.bind(forward, self.device)
 
     def bind_evaluation(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a validation or test step, under autocast where the precision needs that."""
+        """Return a validation or test step, under autocast if the precision needs it."""
         return self.precision.bind(forward, self.device)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return a context in which cuDNN times nothing."""
+        """Return a context in which cuDNN does not time its algorithms."""
         return nullcontext() if self.determinism is None else self.determinism.evaluating()
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -136,7 +136,7 @@ class DeviceEngine:
 
     @property
     def backward(self) -> Callable[[Tensor], None]:
-        """What adds the gradients of a loss: in full precision torch's own function, without a frame in between."""
+        """Adds the gradients of a loss; in full precision it is torch's own function, without a frame in between."""
         return self.precision.backward
 
     def backward_scaled(self, loss: Tensor, scale: float) -> None:
@@ -151,61 +151,61 @@ class DeviceEngine:
         """Do nothing: there is no other process to exchange with."""
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradients true ones, where the precision scales them."""
+        """Remove the loss scale from the gradients, if there is one."""
         self.precision.unscale(optimizer)
 
     def bind_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-        """Return the optimizer's own step, unless the precision may make it skip."""
+        """Return the optimizer's own step, unless the precision may skip it."""
         return self.precision.bind_step(optimizer)
 
     def bind_zero_grad(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-        """Return the optimizer's own `zero_grad`, unless the precision's scale moves with it."""
+        """Return the optimizer's own `zero_grad`, unless the loss scale is updated with it."""
         return self.precision.bind_zero_grad(optimizer)
 
     def clip_gradients(self, parameters: Iterable[Tensor], norm: float | None, norm_type: float = 2.0) -> Tensor:
-        """Clip gradients by their total norm; return the norm before."""
+        """Clip gradients by their total norm; return the norm before clipping."""
         chosen = list(parameters)
         try:
             return _clip_gradients(chosen, norm, norm_type)
-        except NotImplementedError:  # torch has no norm of sparse gradients, which are rare and cost a look at each
+        except NotImplementedError:  # torch has no norm of sparse gradients; they are rare, so there is no check before
             from .weights import with_dense_gradients
 
             return _clip_gradients(with_dense_gradients(chosen, keep=norm is None), norm, norm_type)
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
-        """Return a copy of a tensor, or a number: there is one rank; what several would refuse is refused."""
+        """Return a copy of a tensor, or a number; refuse the same values as with several ranks."""
         from ..distributed.ranks.exchange import reduce_alone
 
         return reduce_alone(value, how)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensor of the one rank."""
+        """Return the tensor of the only rank."""
         from ..distributed.ranks.exchange import check_gathered
 
         check_gathered(tensor)
         return [tensor]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return the object of the one rank."""
+        """Return the object of the only rank."""
         return [value]
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """Return the value: there is one rank."""
+        """Return the value of the only rank."""
         from ..distributed.ranks.exchange import check_source
 
         check_source(source, self.world_size)
         return value
 
     def barrier(self) -> None:
-        """Do nothing: everybody is here."""
+        """Do nothing: there is one rank."""
 
     @property
     def waited_seconds(self) -> float:
-        """None: a single process does not wait for others."""
+        """Always 0: a single process does not wait for other ranks."""
         return 0.0
 
     def vote(self, values: Sequence[float]) -> list[float]:
-        """Return the values: one process agrees with itself."""
+        """Return the values of the only rank."""
         return list(values)
 
     def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
@@ -237,40 +237,36 @@ class DeviceEngine:
         load_states(modules, optimizers, states)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale of the losses, where the precision scales them."""
+        """Return the loss scale, if there is one."""
         return self.precision.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with a saved scale."""
+        """Restore a saved loss scale."""
         self.precision.load_state_dict(state)
 
 
 def _clip_gradients(parameters: list[Tensor], norm: float | None, norm_type: float) -> Tensor:
     if norm is not None:
         return clip_grad_norm_(parameters, norm, norm_type)
-    return get_total_norm([each.grad for each in parameters if each.grad is not None], norm_type)
+    return get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None], norm_type)
 
 
 def parse_device(device: str | torch.device) -> torch.device:
-    """Return a device of torch's, whether it is there or not; raise ValueError where torch knows none of the name."""
+    """Return a torch device, available or not; raise ValueError if the name is unknown."""
     try:
         return torch.device(device)
     except RuntimeError:
-        raise ValueError(f"Unknown device {device!r}: a GPU is 'cuda', or 'mps' of Apple; else 'cpu'.") from None
+        raise ValueError(f"Unknown device {device!r}: use 'cuda', 'mps' for an Apple GPU, or 'cpu'.") from None
 
 
 def check_device(device: str | torch.device) -> torch.device:
-    """Return a device that is there.
-
-    Raises:
-        ValueError: it is unknown, or not to be had on this machine.
-    """
-    found = parse_device(device)
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"Device {device!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices.")
-    if found.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"Device {device!r} is not there: torch sees no Apple GPU on this machine.")
-    return found
+    """Return an available device; raise ValueError if it is unknown or not available."""
+    parsed = parse_device(device)
+    if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"Device {device!r} is not available: torch sees {torch.cuda.device_count()} CUDA devices.")
+    if parsed.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"Device {device!r} is not available: torch sees no Apple GPU on this machine.")
+    return parsed
 
 
 def _precision(name: PrecisionName) -> FullPrecision:

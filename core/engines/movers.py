@@ -1,4 +1,4 @@
-"""Batches on their way to a device: whatever they are made of."""
+"""Moving batches of any type to a device."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from torch.nn.utils.rnn import PackedSequence
 T = TypeVar("T")
 Move = Callable[[Any], Any]
 PLAIN = (Tensor, tuple, list, dict)
-LARGE = 1 << 20  # bytes; less is copied in a shorter time than it takes the host to use another stream
+LARGE = 1 << 20  # bytes; copying less is faster than using another stream
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """Return a batch with its tensors on the device; without a wait where they come from pinned memory.
+    """Return a batch with its tensors on the device, without waiting if they come from pinned memory.
 
-    What is large goes to a GPU while that still computes with the batch before.
-    Looks into lists, tuples (named ones too), mappings, dataclasses and packed sequences; what has a method
-    `to(device)` is asked to move itself; `register_mover` teaches other types. Anything else stays as it is.
+    Large tensors are copied to a GPU while it still computes with the previous batch. Lists, tuples (also named ones),
+    mappings, dataclasses and packed sequences are moved part by part. An object with a method `to(device)` moves
+    itself; `register_mover` adds other types. Anything else stays as it is.
     """
     kind = type(batch)
     if kind is Tensor:
         return _move_tensor(batch, device)
     if kind is tuple or kind is list:
-        return kind([move(each, device) for each in batch])
+        return kind([move(item, device) for item in batch])
     if kind is dict:
-        return {key: move(each, device) for key, each in batch.items()}
+        return {key: move(value, device) for key, value in batch.items()}
     mover = _movers.dispatch(kind)
     if mover is not _unregistered:
         return mover(batch, lambda part: move(part, device))
@@ -47,19 +47,19 @@ def register_mover(kind: type[T], function: Callable[[T, Move], Any]) -> None:
         function: called with (value, move); returns a new value, with `move(part)` for each of its parts.
 
     Raises:
-        TypeError: the type is none, or the function cannot be called.
-        ValueError: the type is one of those that are always moved in the same way.
+        TypeError: `kind` is not a class, or the function cannot be called.
+        ValueError: the type is one of those whose move cannot be changed.
     """
     if not isinstance(kind, type) or not callable(function):
         raise TypeError(f"register_mover takes a class and a function of (value, move), got {kind!r}, {function!r}.")
     if kind in (*PLAIN, object):
-        raise ValueError(f"{kind.__name__} is always moved in the same way: register a class of your own.")
+        raise ValueError(f"{kind.__name__} has a fixed way to move: register a class of your own.")
     _movers.register(kind, function)
 
 
 @singledispatch
 def _movers(batch: Any, move: Move) -> Any:
-    """Hold what is registered; whatever is not, has no mover."""
+    """Registry of `register_mover`; the default is a type without a mover."""
 
 
 _unregistered = _movers.dispatch(object)
@@ -73,43 +73,38 @@ def _move_packed(batch: PackedSequence, move: Move) -> PackedSequence:
 
 
 class CopyStream:
-    """A stream of a GPU for copies from the host, which need not wait there for the computation.
-
-    Args:
-        device: the GPU.
-    """
+    """A GPU stream for copies from the host that run during the computation."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no annotation here
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Return a copy on the GPU; what is computed from here on waits for it there, and the host does not."""
+        """Return a copy on the GPU; later computation waits for it on the device, the host does not wait."""
         computing = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             moved = tensor.to(self._device, non_blocking=True)
         computing.wait_stream(self._stream)
-        moved.record_stream(computing)  # else the next copy may get its memory while it is still computed with
+        moved.record_stream(computing)  # else the next copy may get its memory too early
         return moved
 
 
 @cache
 def copy_stream(index: int) -> CopyStream:
-    """Return the stream for copies to a GPU: always the same, as memory that was freed on one is used on no other."""
+    # One stream per GPU, because memory freed on a stream is reused on that stream only.
     return CopyStream(torch.device("cuda", index))
 
 
-def is_copied_aside(tensor: Tensor, device: torch.device) -> bool:
-    """Return whether a tensor goes to a device beside its computation: from the host to a GPU, where it is large."""
+def uses_copy_stream(tensor: Tensor, device: torch.device) -> bool:
     if device.type != "cuda" or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return False
     return tensor.nbytes >= LARGE
 
 
 def _move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
-    if is_copied_aside(tensor, device):
+    if uses_copy_stream(tensor, device):
         return copy_stream(torch.cuda.current_device() if device.index is None else device.index).copy(tensor)
-    # Towards the CPU, torch would hand out a tensor that is not filled yet.
+    # A non-blocking copy to the CPU would return a tensor that is not filled yet.
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
@@ -119,14 +114,14 @@ def _move_other(batch: Any, device: torch.device) -> Any:
     if callable(getattr(batch, "to", None)) and not isinstance(batch, type):
         return batch.to(device)
     if isinstance(batch, tuple) and hasattr(batch, "_make"):
-        return batch._make(move(each, device) for each in batch)
+        return batch._make(move(item, device) for item in batch)
     if isinstance(batch, list | tuple):
-        return type(batch)(move(each, device) for each in batch)
+        return type(batch)(move(item, device) for item in batch)
     if isinstance(batch, dict | UserDict):
         return _replace(batch, batch.items(), device, type(batch).__setitem__)
     if isinstance(batch, Mapping):
         make: Callable[[dict[Any, Any]], Any] = type(batch)
-        return make({key: move(each, device) for key, each in batch.items()})
+        return make({key: move(value, device) for key, value in batch.items()})
     if is_dataclass(batch) and not isinstance(batch, type):
         named = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
         return _replace(batch, named, device, object.__setattr__)
@@ -136,7 +131,7 @@ def _move_other(batch: Any, device: torch.device) -> Any:
 def _replace(
     batch: Any, parts: Iterable[tuple[Any, Any]], device: torch.device, put: Callable[[Any, Any, Any], None]
 ) -> Any:
-    """Return a copy with its parts moved: what else it knows stays, such as the default of a defaultdict."""
+    # Attributes that are not parts are kept, such as the default of a defaultdict.
     moved = copy(batch)
     for name, part in parts:
         put(moved, name, move(part, device))

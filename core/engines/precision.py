@@ -1,4 +1,4 @@
-"""How precisely a run computes: full, TensorFloat-32, or autocast to sixteen bits; and whether it is deterministic."""
+"""The precision of a run (full, TensorFloat-32, or 16-bit autocast), and its determinism."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ REPRODUCIBLE = (":4096:8", ":16:8")
 
 
 class Determinism:
-    """Settings of torch that hold during a run.
+    """torch's determinism settings during a run.
 
     Args:
-        deterministic: use deterministic algorithms only; an operation that has none raises.
-        cudnn_benchmark: let cuDNN time its algorithms and take the fastest for each shape; not in a validation or test,
-            whose shapes differ.
+        deterministic: use deterministic algorithms only; an operation without one raises.
+        cudnn_benchmark: let cuDNN time its algorithms and choose the fastest for each shape; not in a validation or
+            test, whose shapes differ.
 
     Raises:
-        ValueError: both are asked for, which contradict each other.
+        ValueError: both are set; they contradict each other.
     """
 
     def __init__(self, *, deterministic: bool = False, cudnn_benchmark: bool = False) -> None:
         if deterministic and cudnn_benchmark:
             raise ValueError(
-                "deterministic=True and cudnn_benchmark=True contradict each other: which algorithm is the fastest "
-                "differs from run to run. Give one of them."
+                "deterministic=True and cudnn_benchmark=True contradict each other: the fastest algorithm differs from "
+                "run to run. Give one of them."
             )
         self.deterministic, self.cudnn_benchmark = deterministic, cudnn_benchmark
 
     def prepare(self, device: torch.device) -> None:
-        """Set what cuBLAS needs in order to be deterministic; it reads that once per process, so this stays set.
+        """Set the workspace that makes cuBLAS deterministic; cuBLAS reads it once per process, so it remains set.
 
         Raises:
-            ValueError: it is set to something else, or it is too late.
+            ValueError: it has another value, or it is too late.
         """
         if not self.deterministic or device.type != "cuda":
             return
@@ -63,7 +63,7 @@ class Determinism:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Set them within this context, and restore the former ones; may be entered within itself."""
+        """Apply the settings within this context and restore the previous ones; it may be nested."""
         if not self.deterministic and not self.cudnn_benchmark:
             yield
             return
@@ -83,7 +83,7 @@ class Determinism:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Spare an evaluation the timing of algorithms."""
+        """Do not time algorithms during an evaluation."""
         before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = before and not self.cudnn_benchmark
         try:
@@ -96,17 +96,17 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision(FullPrecision):
-    """What an engine does about precision; every engine has one, and calls it in its own steps.
+    """The precision of an engine, which calls these methods in its own steps.
 
-    - `fp32`: nothing; torch's own settings hold.
-    - `tf32`: matrix products and convolutions of 32-bit numbers use the TensorFloat-32 units of an Nvidia GPU, while
+    - `fp32`: torch's own settings.
+    - `tf32`: matrix products and convolutions of 32-bit numbers use the TensorFloat-32 units of an Nvidia GPU while
       `running()` is entered.
     - `bf16`: forward passes under `torch.autocast`; the parameters keep 32 bits.
-    - `fp16`: so too, with losses scaled up and gradients scaled down again; a step with gradients that are infinite or
-      NaN is skipped.
+    - `fp16`: the same, with scaled losses; gradients are unscaled, and a step with infinite or NaN gradients is
+    skipped.
 
-    For an engine: `check(device)` where the device is known, `running()` around the run, `begin` in its `set_up`, and
-    the rest for the methods of the same names.
+    An engine calls `check(device)` when the device is known, `running()` around the run, `begin` in its `set_up`, and
+    the other methods in its methods of the same names.
 
     Raises:
         ValueError: there is no such precision.
@@ -122,7 +122,7 @@ class Precision(FullPrecision):
             self.backward = self._backward_with_scale
 
     def check(self, device: torch.device) -> None:
-        """Raise ValueError unless a device computes so; names what it allows."""
+        """Raise ValueError unless the device supports the precision; the error names the supported ones."""
         if not _supports(device, self.name):
             allowed = ", ".join(name for name in get_args(PrecisionName) if _supports(device, name))
             raise ValueError(
@@ -131,24 +131,18 @@ class Precision(FullPrecision):
             )
 
     def running(self) -> AbstractContextManager[None]:
-        """See the base class."""
         return _tensor_float() if self.name == "tf32" else nullcontext()
 
     def begin(self, device: torch.device, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-        """See the base class."""
         if self.name == "fp16":
             self.scaling = LossScaling(device.type, optimizers.values())
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """See the base class."""
         dtype = DTYPES.get(self.name)
         return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
     def bind(self, forward: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-        """See the base class.
-
-        A step that yields its losses runs only later: the loop enters `autocast` for each.
-        """
+        # A step that yields its losses runs later: the loop enters `autocast` for each of them.
         dtype = DTYPES.get(self.name)
         if dtype is None:
             return forward
@@ -161,26 +155,21 @@ class Precision(FullPrecision):
         return under_autocast
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """See the base class."""
         if self.scaling is not None:
             self.scaling.unscale(optimizer)
 
     def bind_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-        """See the base class."""
         scaling = self.scaling
         return optimizer.step if scaling is None else lambda: scaling.step(optimizer)
 
     def bind_zero_grad(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-        """See the base class."""
         scaling = self.scaling
         return optimizer.zero_grad if scaling is None else lambda: scaling.zero_grad(optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return `{"scaler": ...}` in fp16, else nothing."""
         return {} if self.scaling is None else {"scaler": self.scaling.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See the base class."""
         if self.scaling is not None and "scaler" in state:
             self.scaling.load_state_dict(state["scaler"])
 
@@ -205,21 +194,21 @@ def _supports(device: torch.device, name: PrecisionName) -> bool:
 
 @contextmanager
 def _tensor_float() -> Iterator[None]:
-    """Allow TensorFloat-32 within.
+    """Allow TensorFloat-32 within this context.
 
-    torch has an older and a newer set of names for this. The older one is used, as its compiler does; it refuses to
-    read what a user set by the newer one, which is used then.
+    torch has an older and a newer API for this. The older one is used, as by torch's compiler. It refuses to read
+    settings that were made by the newer one, which is used in that case.
     """
     settings = _newer_settings()
-    values = [each.fp32_precision for each in settings]
+    values = [setting.fp32_precision for setting in settings]
     try:
         older = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
     except RuntimeError:
         older = None
     try:
         if older is None:
-            for each in settings[1:]:
-                each.fp32_precision = "tf32"
+            for setting in settings[1:]:
+                setting.fp32_precision = "tf32"
         else:
             torch.set_float32_matmul_precision("high")
             torch.backends.cudnn.allow_tf32 = True
@@ -228,12 +217,12 @@ def _tensor_float() -> Iterator[None]:
         if older is not None:
             torch.set_float32_matmul_precision(older[0])
             torch.backends.cudnn.allow_tf32 = older[1]
-        for each, value in zip(settings, values, strict=True):
-            each.fp32_precision = value
+        for setting, value in zip(settings, values, strict=True):
+            setting.fp32_precision = value
 
 
 def _newer_settings() -> list[Any]:
-    """Return what has an attribute `fp32_precision`, the CPU's first; nothing before torch 2.9."""
+    # Objects with an attribute `fp32_precision`, the CPU's first; none before torch 2.9.
     backends: Any = torch.backends
     if not hasattr(backends.cudnn, "conv"):
         return []
@@ -241,65 +230,57 @@ def _newer_settings() -> list[Any]:
 
 
 class LossScaling:
-    """torch's gradient scaler as a run uses it, with one scale for all optimizers.
+    """torch's gradient scaler with one scale for all optimizers of a run.
 
-    The scale stays as it is while any gradients are left that were computed with it: it moves when the gradients of an
-    optimizer are dropped and no other optimizer has any. So it is updated after each step where one follows another,
-    and once for all of them where several optimizers end their windows together.
-
-    Args:
-        device_type: `cuda`, `cpu` and the like.
-        optimizers: those of the run.
+    The scale is kept while there are gradients that were computed with it. It is updated when the gradients of an
+    optimizer are dropped and no other optimizer has any: after each step of alternating optimizers, and once for
+    optimizers that end their windows together.
     """
 
     def __init__(self, device_type: str, optimizers: Iterable[Optimizer] = ()) -> None:
         self.scaler = torch.amp.GradScaler(device_type)
         self._optimizers = tuple(optimizers)
         self._open: dict[Optimizer, _Window] = {}
-        self._closed: list[_Window] = []  # the scaler knows them by their id: kept, so that none is given twice
+        self._closed: list[_Window] = []  # the scaler stores their ids, so they must stay alive
 
     def scale(self, tensor: Tensor) -> Tensor:
-        """Return a loss, or what its gradients begin with, times the scale."""
+        """Return a loss, or the seed of its gradients, times the scale."""
         return self.scaler.scale(tensor)
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Make the gradients true ones, once per window; without a wait for the device."""
+        """Unscale the gradients, once per window, without waiting for the device."""
         if optimizer not in self._open:
             window = self._open[optimizer] = _Window(optimizer)
             self.scaler.unscale_(cast(Optimizer, window))
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step unless a gradient is infinite or NaN; return whether it stepped. Waits for the device once, for that."""
+        """Step unless a gradient is infinite or NaN; return whether it stepped. Waits once for the device."""
         self.unscale(optimizer)
         window = self._open[optimizer]
         self.scaler.step(cast(Optimizer, window))
         return window.stepped
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Drop the gradients, and let the scale move where none are left; without a wait for the device."""
+        """Drop the gradients, and update the scale if no others remain; without waiting for the device."""
         optimizer.zero_grad()
         window = self._open.pop(optimizer, None)
         if window is not None:
             self._closed.append(window)
         groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
-        if self._closed and all(each.grad is None for group in groups for each in group["params"]):
+        if self._closed and all(parameter.grad is None for group in groups for parameter in group["params"]):
             self.scaler.update()
             self._closed.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale and how long it has held."""
         return self.scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with a saved scale."""
         self.scaler.load_state_dict(dict(state))
 
 
 class _Window:
-    """An optimizer as the scaler sees it for one window.
-
-    A fused optimizer would otherwise decide on the device whether it steps, and nobody could count the skipped steps.
-    """
+    # An optimizer as the scaler sees it in one window. A fused optimizer would otherwise decide on the device whether
+    # it steps, and skipped steps could not be counted.
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer

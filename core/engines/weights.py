@@ -1,4 +1,4 @@
-"""The weights of a task's modules: refused where shared, compared with saved ones, loaded, switched to evaluate."""
+"""The weights of a task's modules: checks, loading, and weights for evaluation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.nn.parameter import is_lazy
 from ...events.checks import known_names
 from .options import COMPILED
 
-EVALUATED = "evaluated with the weights of"  # begins the note of a run that loaded weights before its evaluation
-LEFT_WEIGHTS = "the weights that a run leaves (EMA(load_at_end=True), LoadBest)"  # which one plugin may claim
+EVALUATED = "evaluated with the weights of"  # begins the note of an evaluation with loaded weights
+LEFT_WEIGHTS = "the final weights (EMA(load_at_end=True), LoadBest)"  # only one plugin may set them
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a parameter or part of a module as it is if no part is compiled by `torch.compile`."""
+    """Return the name of a parameter or submodule without the marks of `torch.compile`."""
     return ".".join(part for part in name.split(".") if part != COMPILED) if COMPILED in name else name
 
 
@@ -36,14 +36,14 @@ def parameters_of(module: nn.Module, *, remove_duplicate: bool = True) -> Iterat
 
 
 def refuse_shared_weights(modules: Mapping[str, nn.Module], engine: str, processes: int) -> None:
-    """Raise where several processes compute one model together, such as a tensor-parallel one.
+    """Raise if several processes compute one model together, as in tensor parallelism.
 
-    They need the same batches, and engines give each process batches of its own.
+    They would need the same batches, but engines give each process other batches.
 
     Args:
         modules: of the task, by name.
         engine: its name.
-        processes: how many the engine trains with.
+        processes: the world size of the engine.
 
     Raises:
         ValueError: a parameter or buffer is a `DTensor`, or a layer communicates with some of the processes only.
@@ -51,37 +51,38 @@ def refuse_shared_weights(modules: Mapping[str, nn.Module], engine: str, process
     from torch.distributed.tensor import DTensor
 
     for root, module in modules.items():
-        for name, each in _tensors(module):
-            if isinstance(each, DTensor) and (size := each.device_mesh.size()) > 1:
-                found = f"{root}.{name} is a DTensor, of which each of {size} processes has a part or a copy"
-                raise ValueError(f"{found}{_other_batches(engine, processes)}")
+        for name, tensor in _tensors(module):
+            if isinstance(tensor, DTensor) and (size := tensor.device_mesh.size()) > 1:
+                raise ValueError(
+                    f"{root}.{name} is a DTensor that {size} processes share{_other_batches(engine, processes)}"
+                )
         if processes > 1:
             for name, part in module.named_modules(prefix=root):
-                if (held := _partial_group(part, processes)) is not None:
-                    attribute, size = held
-                    found = f"{name}.{attribute} is a group of {size} of the {processes} processes"
+                if (partial_group := _partial_group(part, processes)) is not None:
+                    attribute, size = partial_group
                     raise ValueError(
-                        f"{found}{_other_batches(engine, processes)} If each process of that group takes a batch of "
-                        f"its own, keep the group outside of the layers that have parameters."
+                        f"{name}.{attribute} is a group of {size} of the {processes} processes"
+                        f"{_other_batches(engine, processes)} If each process of that group takes its own batches, "
+                        f"keep the group outside of the layers that have parameters."
                     )
 
 
 def _other_batches(engine: str, processes: int) -> str:
-    each = "each process gets other batches" if processes > 1 else "each process trains a model of its own"
+    reality = "each process gets other batches" if processes > 1 else "each process trains a separate model"
     return (
-        f", so they compute one model together, as in tensor parallelism: they need the same batches, and with "
-        f"{engine} {each}. Give a model with whole parameters in each process; FSDPEngine() divides a large one. A run "
-        f"with FSDPEngine that failed leaves a model divided: build a new task."
+        f", so they compute one model together, as in tensor parallelism. They would need the same batches, but with "
+        f"{engine} {reality}. Use a model with complete parameters in each process; FSDPEngine() shards a large one. A "
+        f"failed run with FSDPEngine leaves a sharded model: build a new task."
     )
 
 
 def _partial_group(layer: nn.Module, processes: int) -> tuple[str, int] | None:
-    """Return the attribute and size of a group of some of the processes that a layer with parameters holds."""
+    # The attribute and the size of a group of some of the processes in a layer with parameters.
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     if isinstance(layer, _NormBase) or next(layer.parameters(recurse=False), None) is None:
-        return None  # norms share statistics of different batches
+        return None  # norms may share statistics of different batches
     for name, value in vars(layer).items():
         sizes = [value.size()] if isinstance(value, ProcessGroup) else []
         sizes += value.mesh.shape if isinstance(value, DeviceMesh) else []
@@ -92,22 +93,21 @@ def _partial_group(layer: nn.Module, processes: int) -> tuple[str, int] | None:
 
 
 def loadable(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the expanded tensors of a module their values; return a saved state as its `load_state_dict` takes it then.
+    """Return a saved state for `load_state_dict`; fill expanded tensors of the module, into which torch cannot copy.
 
     Raises:
-        ValueError: one was saved with different values in the places that show one.
+        ValueError: an expanded tensor was saved with different values in places that share memory.
     """
     state = dict(saved)
-    for name, own in _tensors(module):
-        if is_spread(own) and isinstance(saved.get(name), Tensor):
-            _fill(own.detach(), saved[name], name)
-            state[name] = own  # which torch copies nothing into
+    for name, tensor in _tensors(module):
+        if is_expanded(tensor) and isinstance(saved.get(name), Tensor):
+            _fill(tensor.detach(), saved[name], name)
+            state[name] = tensor  # torch then copies nothing
     return state
 
 
-def is_spread(tensor: Tensor) -> bool:
-    """Return whether a tensor shows one value in many places."""
-    return tensor.layout is torch.strided and any(_dimensions(tensor))
+def is_expanded(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and any(_expanded_dimensions(tensor))
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -115,46 +115,42 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _dimensions(tensor: Tensor) -> list[bool]:
+def _expanded_dimensions(tensor: Tensor) -> list[bool]:
     return [stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
 
 
-def _fill(own: Tensor, saved: Tensor, name: str) -> None:
-    value, shown = saved, own
-    for dimension, is_one in enumerate(_dimensions(own)):
-        if is_one:
-            value, shown = value.narrow(dimension, 0, 1), shown.narrow(dimension, 0, 1)
-    if not _is_same(value.expand_as(saved), saved):
+def _fill(tensor: Tensor, saved: Tensor, name: str) -> None:
+    value, target = saved, tensor
+    for dimension, is_expanded_here in enumerate(_expanded_dimensions(tensor)):
+        if is_expanded_here:
+            value, target = value.narrow(dimension, 0, 1), target.narrow(dimension, 0, 1)
+    repeated = value.expand_as(saved)
+    if not ((repeated == saved) | ((repeated != repeated) & (saved != saved))).all():  # NaN equals NaN here
         raise ValueError(
-            f"{name} is an expanded tensor, which shows one value in many places; the checkpoint holds different "
+            f"{name} is an expanded tensor, which has one value in many places, but the checkpoint has different "
             f"values there: clone() it in your program."
         )
     with torch.no_grad():
-        shown.copy_(value)
+        target.copy_(value)
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Return whether values are equal; NaN is."""
-    return bool(((one == other) | ((one != one) & (other != other))).all())
-
-
-EXTRA_STATE = "_extra_state"  # in torch, what the name ends with of what a module's `set_extra_state` takes
+EXTRA_STATE = "_extra_state"  # torch's suffix for the state of `set_extra_state`
 
 
 def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Raise ValueError unless saved weights are of these modules; nothing is loaded then.
+    """Raise ValueError unless saved weights belong to these modules; loads nothing.
 
-    What a module loads in a way of its own is not looked at: it may take other names, or change its shapes.
+    Modules with their own loading code are skipped: they may accept other names, or change their shapes.
     """
     if saved.keys() != modules.keys():
         raise ValueError(
-            f"The checkpoint holds the modules {sorted(saved)}, the task has {sorted(modules)}: use the task that "
+            f"The checkpoint has the modules {sorted(saved)}, but the task has {sorted(modules)}: use the task that "
             f"wrote it."
         )
     for name, module in modules.items():
-        own = _own_ways(module)
+        skipped = _self_loading_prefixes(module)
         now, then = (
-            {part: value for part, value in state.items() if not part.startswith(own)}
+            {part: value for part, value in state.items() if not part.startswith(skipped)}
             for state in (state_of(module), saved[name])
         )
         if now.keys() != then.keys():
@@ -162,26 +158,26 @@ def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str
             is_part = bool(then) and then.keys() < now.keys()
             raise ValueError(
                 f"The checkpoint's {name!r} is another network than the task's: they differ in {names}."
-                + " It holds only a part of the weights, as one file of several does, or an export of a checkpoint "
-                "with TrainedOnly: load the index, or the checkpoint." * is_part
+                + " It has only a part of the weights, like one of several files, or an export of a checkpoint with "
+                "TrainedOnly: load the index, or the checkpoint." * is_part
             )
         for part, value in now.items():
             is_weight = isinstance(value, Tensor) and not is_lazy(value) and not part.endswith(EXTRA_STATE)
             if is_weight and value.shape != then[part].shape:
                 raise ValueError(
                     f"The checkpoint's {name}.{part} has the shape {list(then[part].shape)}, the task's "
-                    f"{list(value.shape)}: use the task that wrote it" + _room_for(module, part) + "."
+                    f"{list(value.shape)}: use the task that wrote it" + _resizing_hint(module, part) + "."
                 )
 
 
-def _room_for(module: nn.Module, part: str) -> str:
-    """Return how a buffer that changes its shape in the training comes back; nothing for a parameter."""
+def _resizing_hint(module: nn.Module, part: str) -> str:
+    # Only for buffers, whose shapes the training may change.
     if part not in [plain_name(name) for name, _ in module.named_buffers(remove_duplicate=False)]:
         return ""
     owner = type(module.get_submodule(part.rpartition(".")[0])).__name__
     return (
-        f"; or, if the training changes the shape of this buffer, give {owner} a _load_from_state_dict that makes room "
-        f"for it (torch does not call load_state_dict of an inner module)"
+        f"; or, if the training changes the shape of this buffer, give {owner} a _load_from_state_dict that resizes "
+        f"it (torch does not call load_state_dict of an inner module)"
     )
 
 
@@ -189,9 +185,9 @@ def load_module(name: str, module: nn.Module, weights: Mapping[str, Any]) -> Non
     """Load saved weights into a module.
 
     Raises:
-        ValueError: the module does not take them, which `check_fits` cannot foresee where it loads in its own way.
+        ValueError: the module refuses them, which `check_fits` cannot predict for a module with its own loading code.
     """
-    names = {plain_name(own): own for own in module.state_dict()}
+    names = {plain_name(key): key for key in module.state_dict()}
     try:
         module.load_state_dict(loadable(module, {names.get(name, name): value for name, value in weights.items()}))
     except RuntimeError as error:
@@ -201,21 +197,21 @@ def load_module(name: str, module: nn.Module, weights: Mapping[str, Any]) -> Non
 
 
 def measured_average(state: Mapping[str, Any]) -> str | None:
-    """Return the name of the plugin whose averaged weights a checkpoint's validations were measured on, if any."""
+    """Return the plugin whose averaged weights the checkpoint's validations used, if any."""
     states = state["plugins"].items()
-    return next((name for name, each in states if each and each.get("evaluates") and each.get("weights")), None)
+    return next((name for name, saved in states if saved and saved.get("evaluates") and saved.get("weights")), None)
 
 
 def load_average(modules: Mapping[str, nn.Module], state: Mapping[str, Any], plugin: str) -> None:
-    """Load the weights that a plugin such as `EMA` has averaged into modules; buffers are left as they are.
+    """Load the averaged weights of a plugin such as `EMA` into modules; buffers do not change.
 
     Args:
         modules: by name.
-        state: that of a checkpoint.
+        state: of a checkpoint.
         plugin: the plugin's name.
 
     Raises:
-        ValueError: the checkpoint has no such average, or one of other modules.
+        ValueError: the checkpoint has no such average, or one for other modules.
     """
     average = find_average(modules, state, plugin)
     with torch.no_grad():
@@ -227,47 +223,49 @@ def load_average(modules: Mapping[str, nn.Module], state: Mapping[str, Any], plu
 def find_average(
     modules: Mapping[str, nn.Module], state: Mapping[str, Any], plugin: str
 ) -> Mapping[str, Mapping[str, Tensor]]:
-    """Return the weights that a plugin has averaged, by module and parameter; see `load_average`."""
+    """Return the averaged weights of a plugin, by module and parameter; see `load_average`."""
     states = state["plugins"]
     average: Mapping[str, Mapping[str, Tensor]] = (states.get(plugin) or {}).get("weights") or {}
     if not average:
-        holds = [name for name, each in states.items() if each and "weights" in each and "evaluates" in each]
-        raise ValueError(f"There are no weights that a plugin {plugin!r} has averaged.{known_names(plugin, holds)}")
+        plugins = [name for name, saved in states.items() if saved and "weights" in saved and "evaluates" in saved]
+        raise ValueError(
+            f"The checkpoint has no averaged weights of a plugin {plugin!r}.{known_names(plugin, plugins)}"
+        )
     check_average(modules, average, "The checkpoint's average")
     return average
 
 
-def check_average(modules: Mapping[str, nn.Module], average: Mapping[str, Mapping[str, Tensor]], what: str) -> None:
-    """Raise ValueError unless averaged weights are of the parameters of these modules."""
+def check_average(modules: Mapping[str, nn.Module], average: Mapping[str, Mapping[str, Tensor]], owner: str) -> None:
+    """Raise ValueError unless averaged weights belong to the parameters of these modules; `owner` begins the error."""
     if average.keys() != modules.keys():
-        raise ValueError(f"{what} is of the modules {sorted(average)}, not of {sorted(modules)}.")
+        raise ValueError(f"{owner} has the modules {sorted(average)}, but the task has {sorted(modules)}.")
     for name, module in modules.items():
-        own = {key: each.shape for key, each in parameters_of(module)}
-        then = {key: each.shape for key, each in average[name].items()}
-        if own != then:
-            parts = sorted(key for key in own.keys() | then.keys() if own.get(key) != then.get(key))
-            shapes = [f"{key} ({_shape(then.get(key))}, now {_shape(own.get(key))})" for key in parts[:3]]
-            raise ValueError(f"{what} is of another {name!r}, they differ in {', '.join(shapes)}.")
+        now = {key: parameter.shape for key, parameter in parameters_of(module)}
+        then = {key: weight.shape for key, weight in average[name].items()}
+        if now != then:
+            parts = sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))
+            shapes = [f"{key} ({_shape(then.get(key))}, now {_shape(now.get(key))})" for key in parts[:3]]
+            raise ValueError(f"{owner} belongs to another {name!r}: they differ in {', '.join(shapes)}.")
 
 
 def _shape(shape: torch.Size | None) -> str:
     return "none" if shape is None else str(list(shape))
 
 
-def _own_ways(module: nn.Module) -> tuple[str, ...]:
-    """Return what the names of those parts of a module's state begin with that are loaded in a way of its own."""
+def _self_loading_prefixes(module: nn.Module) -> tuple[str, ...]:
+    # The prefixes of state names whose module has its own loading code.
     if type(module).load_state_dict is not nn.Module.load_state_dict:
         return ("",)
     parts = module.named_modules(remove_duplicate=False)
-    return tuple(f"{plain_name(name)}." if name else "" for name, part in parts if _loads_in_its_own_way(part))
+    return tuple(f"{plain_name(name)}." if name else "" for name, part in parts if _has_loading_code(part))
 
 
-def _loads_in_its_own_way(module: nn.Module) -> bool:
-    """Return whether anything but torch's own code takes part in loading a module's own state."""
+def _has_loading_code(module: nn.Module) -> bool:
+    # Anything but torch's own code that takes part in loading a module's state.
     before: Iterable[Any] = module._load_state_dict_pre_hooks.values()
     after = module._load_state_dict_post_hooks.values()
-    loading = [type(module)._load_from_state_dict, *(each.hook for each in before), *after]
-    return any(not (getattr(each, "__module__", None) or "").startswith("torch.") for each in loading)
+    functions = [type(module)._load_from_state_dict, *(wrapper.hook for wrapper in before), *after]
+    return any(not (getattr(function, "__module__", None) or "").startswith("torch.") for function in functions)
 
 
 def load_states(
@@ -278,40 +276,38 @@ def load_states(
     """Load the states of modules and of optimizers, by name.
 
     Raises:
-        ValueError: a state does not fit, or loading has put other parameters into a module than an optimizer trains.
+        ValueError: a state does not fit, or loading has replaced parameters that an optimizer trains.
     """
-    before = {id(each) for module in modules.values() for each in module.parameters()}
+    before = {id(parameter) for module in modules.values() for parameter in module.parameters()}
     for name, module in modules.items():
         load_module(name, module, states[0][name])
-    _check_trained(modules, optimizers, before)
+    _check_not_replaced(modules, optimizers, before)
     for name, optimizer in optimizers.items():
-        optimizer.load_state_dict(deepcopy(states[1][name]))  # torch would keep these tensors
+        optimizer.load_state_dict(deepcopy(states[1][name]))  # torch would keep the tensors of the saved state
 
 
-def _check_trained(
+def _check_not_replaced(
     modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], before: set[int]
 ) -> None:
-    """Raise ValueError where loading has put other parameters into a module than an optimizer trains."""
-    now = {id(each) for module in modules.values() for each in module.parameters()}
+    now = {id(parameter) for module in modules.values() for parameter in module.parameters()}
     for name, optimizer in optimizers.items():
-        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if lost := len((trained & before) - now):
             raise ValueError(
-                f"Loading the state replaced {lost} parameters that the optimizer {name!r} trains, so they would be "
-                f"trained no longer: where a module has set_extra_state, let it copy_ into the parameters that are "
-                f"there."
+                f"Loading the state replaced {lost} parameters that the optimizer {name!r} trains, so they would no "
+                f"longer be trained: if a module has set_extra_state, let it copy_ into its existing parameters."
             )
 
 
 def with_dense_gradients(parameters: Iterable[Tensor], *, keep: bool = False) -> list[Tensor]:
-    """Return parameters, with stand-ins that have the values of a sparse gradient as their gradient.
+    """Return parameters; one with a sparse gradient is replaced by a stand-in with a dense gradient of its values.
 
     Args:
         parameters: with their gradients.
-        keep: whether the gradients stay as they are. Otherwise a sparse one is coalesced, and shares memory with that
+        keep: whether the gradients stay unchanged. Otherwise a sparse gradient is coalesced and shares memory with that
             of its stand-in, so clipping one clips the other.
     """
-    found: list[Tensor] = []
+    dense: list[Tensor] = []
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is not None and gradient.is_sparse:
@@ -320,15 +316,15 @@ def with_dense_gradients(parameters: Iterable[Tensor], *, keep: bool = False) ->
                 parameter.grad = gradient
             values = gradient._values()
             parameter = values.detach()
-            parameter.grad = values.detach() if values.numel() else None  # the largest of no values is an error
-        found.append(parameter)
-    return found
+            parameter.grad = values.detach() if values.numel() else None  # torch has no maximum of an empty tensor
+        dense.append(parameter)
+    return dense
 
 
 class OptimizerModes:
-    """Switch optimizers with `train()` and `eval()`, such as schedule-free ones, which evaluate other weights.
+    """Switch optimizers that have `train()` and `eval()`, such as schedule-free ones, which evaluate other weights.
 
-    The trained weights are kept meanwhile and come back bit for bit, which `eval()` and `train()` alone do not ensure.
+    The trained weights are kept meanwhile and restored bit for bit, which `eval()` and `train()` alone do not ensure.
     """
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
@@ -336,23 +332,23 @@ class OptimizerModes:
         self._trained: list[tuple[Tensor, Tensor]] | None = None  # parameters and their values, in eval mode
 
     def begin(self, engine: Any) -> None:
-        """Begin to train; raise ValueError if the engine divides the weights."""
+        """Begin to train; raise ValueError if the engine shards the weights."""
         if getattr(engine, "shard_state", None) is not None:
             raise ValueError(
-                f"{type(self._optimizers[0]).__name__} has train() and eval(), which switch whole weights, and "
-                f"{type(engine).__name__} divides them: use DDPEngine, or another optimizer."
+                f"{type(self._optimizers[0]).__name__} has train() and eval(), which need complete weights, but "
+                f"{type(engine).__name__} shards them: use DDPEngine, or another optimizer."
             )
         self.train()
 
     def eval(self) -> None:
-        """Put the weights to evaluate and to save into the model, unless they are there."""
+        """Put the weights for evaluation and saving into the model, unless they are there."""
         if self._trained is None:
-            self._trained = [(each, each.detach().clone()) for each in self._parameters()]
+            self._trained = [(parameter, parameter.detach().clone()) for parameter in self._parameters()]
             for optimizer in self._optimizers:
                 optimizer.eval()
 
     def train(self) -> None:
-        """Put the weights to train back into the model."""
+        """Put the trained weights back into the model."""
         for optimizer in self._optimizers:
             optimizer.train()
         with torch.no_grad():
@@ -373,15 +369,15 @@ class OptimizerModes:
             self.train()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the trained weights, in the order of the optimizers, unless they are in the model."""
+        """Return the trained weights, in the order of the optimizers, unless the model has them."""
         return {} if self._trained is None else {"trained": [value for _, value in self._trained]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the weights to train. Call it after the model and the optimizers are loaded."""
+        """Restore the trained weights. Call it after the model and the optimizers are loaded."""
         trained = state.get("trained", ())
         self._trained = list(zip(self._parameters()[: len(trained)], trained, strict=True))
         self.train()
 
     def _parameters(self) -> list[Tensor]:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        return [each for group in groups for each in group["params"]]
+        return [parameter for group in groups for parameter in group["params"]]

@@ -1,4 +1,4 @@
-"""Optional packages, imported where they are used; texts for a terminal."""
+"""Optional packages, imported when needed; texts for a terminal."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def require(module: str, purpose: str, *, extra: str | None = None) -> Any:
 
     Args:
         module: the module to import.
-        purpose: what needs it, for the error message.
+        purpose: the feature that needs it, for the error message.
         extra: the extra of heliograph that installs it; None if it has none.
 
     Raises:
-        ImportError: it is not installed; the message gives the command that installs it.
+        ImportError: it is not installed; the message has the command that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -38,11 +38,11 @@ def require(module: str, purpose: str, *, extra: str | None = None) -> Any:
 
 @cache  # reading it takes longer than a save
 def version() -> str:
-    """Return the version of this package: a checkout's own, which need not be the one that is installed."""
+    """Return the version of this package; a checkout has its own, even if another one is installed."""
     try:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         return str(project["version"])
-    except FileNotFoundError:  # only a checkout has it
+    except FileNotFoundError:  # only a checkout has this file
         pass
     try:
         return installed_version(NAME)
@@ -51,15 +51,15 @@ def version() -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return a text of several lines, with control characters escaped."""
+    """Return a text of several lines with escaped control characters."""
     return "\n".join(map(printable, text.split("\n")))
 
 
-_VOWEL = re.compile(r"[AEIOaeio]|[Uu]n(?![ie])|[FHLMNRSX](?=[A-Z])")  # of what is spelled: an LSTM
+_VOWEL = re.compile(r"[AEIOaeio]|[Uu]n(?![ie])|[FHLMNRSX](?=[A-Z])")  # the last part is for spelled names: an LSTM
 
 
 def with_article(name: str) -> str:
-    """Return the name of a class or the like with its article: `a Linear`, `an Episodes`, `an SGD`."""
+    """Return the name of a class with its article: `a Linear`, `an Episodes`, `an SGD`."""
     return f"{'an' if _VOWEL.match(name) else 'a'} {name}"
 
 

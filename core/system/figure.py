@@ -1,4 +1,4 @@
-"""A matplotlib figure that notebooks draw; imported where something is drawn, as matplotlib is an extra."""
+"""A matplotlib figure for notebooks; a separate module because matplotlib is an extra."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 
 
 class NotebookFigure(Figure):
-    """A figure that a cell shows as a picture, without pyplot, which keeps every figure alive and chooses a window."""
+    """A figure that a notebook shows as a picture, without pyplot, which keeps figures alive and chooses a backend."""
 
     def _repr_png_(self) -> bytes:
-        """Return the picture, as IPython asks for it."""
         picture = BytesIO()
         self.savefig(picture, format="png")
         return picture.getvalue()

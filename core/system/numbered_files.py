@@ -1,4 +1,4 @@
-"""Files of runs that are given one path: `log.csv`, and `log-2.csv` and so on for those that come later."""
+"""Numbered files of runs with the same path: `log.csv`, then `log-2.csv` and so on."""
 
 from __future__ import annotations
 
@@ -8,37 +8,33 @@ from pathlib import Path
 
 
 def file_path(path: str | Path, owner: str, example: str) -> Path:
-    """Return the path of a file.
-
-    Raises:
-        ValueError: a folder is there.
-    """
+    """Return the path of a file; raise ValueError if it is a folder."""
     if Path(path).is_dir():
         raise ValueError(
-            f"{owner} writes a file, and {path} is a folder: give the path of a file, as in {path}/{example}."
+            f"{owner} writes a file, but {path} is a folder: pass the path of a file, such as {path}/{example}."
         )
     return Path(path)
 
 
 def find_numbered(path: Path, end: str = "") -> list[Path]:
-    """Return the files that there are, in the order of their numbers.
+    """Return the existing files, in the order of their numbers.
 
     Args:
         path: the first of them.
-        end: what its name ends with, after the number; its suffix by default.
+        end: the end of the names, after the number; the suffix by default.
     """
     end = end or path.suffix
     start = path.name.removesuffix(end)
     numbers = {path: 1}
-    for each in path.parent.glob(f"{escape(start)}-*{escape(end)}"):
-        number = each.name.removeprefix(f"{start}-").removesuffix(end)
+    for candidate in path.parent.glob(f"{escape(start)}-*{escape(end)}"):
+        number = candidate.name.removeprefix(f"{start}-").removesuffix(end)
         if number.isdecimal():
-            numbers[each] = int(number)
-    return [each for each in sorted(numbers, key=numbers.__getitem__) if each.is_file()]
+            numbers[candidate] = int(number)
+    return [candidate for candidate in sorted(numbers, key=numbers.__getitem__) if candidate.is_file()]
 
 
 def make_numbered(path: Path, end: str = "") -> Path:
-    """Make an empty file that no other run has, in a folder that there is, and return its path."""
+    """Create an empty file with the first free number in an existing folder; return its path."""
     end = end or path.suffix
     start = path.name.removesuffix(end)
     for number in count(1):
@@ -52,7 +48,7 @@ def make_numbered(path: Path, end: str = "") -> Path:
 
 
 def is_text(path: Path) -> bool:
-    """Return whether a file holds text from its beginning to its end: junk bytes are not a log, nor the end of one."""
+    """Return True if the complete file is UTF-8 text."""
     with path.open(encoding="utf-8") as file:
         try:
             for _ in file:
@@ -63,6 +59,6 @@ def is_text(path: Path) -> bool:
 
 
 def name_other(path: Path, chosen: Path) -> str:
-    """Say why a run is logged in another file than the one that was given."""
-    held = "another run" if is_text(path) else "bytes that are not text"
-    return f"{path} holds {held}: this one is logged in {chosen}"
+    """Return the note about a run that is logged in another file than the requested one."""
+    content = "another run" if is_text(path) else "bytes that are not text"
+    return f"{path} has {content}: this run is logged in {chosen}"

@@ -110,7 +110,7 @@ def test_the_kernel_alone_trains_and_says_what_to_install(kernel: Environment) -
     assert engine.endswith("It is in heliograph-bridges: pip install ./packages/bridges")
     assert name == f"ImportError: heliograph has no 'Recorder'. {missing}"
     assert plugin.endswith(f"No installed plugin is named 'recorder'. {missing}")
-    assert result == f"ImportError: Nothing installed explains runs. {missing}"
+    assert result == f"ImportError: No installed package explains runs. {missing}"
 
     command = kernel.run("-m", "heliograph", "explain", "runs/digits")
     assert (command.returncode, command.stderr) == (2, f"heliograph has no command 'explain'. {missing}\n")

@@ -240,7 +240,7 @@ def test_an_interrupted_training_leaves_an_average_too(batches: Make, sgd: Any) 
 
 def test_an_average_of_other_shapes_is_not_applied(batches: Make, sgd: Any) -> None:
     _, _, ema = trained(batches, sgd)
-    words = r"The average of ema is of another 'model', they differ in 0.bias \(\[3\], now none\)"
+    words = r"The average of ema belongs to another 'model': they differ in 0.bias \(\[3\], now none\)"
     with pytest.raises(ValueError, match=words), ema.applied({"model": nn.Linear(4, 2)}):
         pass
 

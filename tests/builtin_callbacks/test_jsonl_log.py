@@ -132,8 +132,8 @@ def test_nothing_of_another_run_is_removed(task: Make, batches: Make, sgd: Any, 
     assert names == [{"night1"}, {"night2"}, {"night2"}]
     assert [each.notes for each in results] == [
         (),
-        (f"{path} holds another run: this one is logged in {tmp_path / 'log-2.jsonl'}",),
-        (f"{path} holds another run: this one is logged in {tmp_path / 'log-3.jsonl'}",),
+        (f"{path} has another run: this run is logged in {tmp_path / 'log-2.jsonl'}",),
+        (f"{path} has another run: this run is logged in {tmp_path / 'log-3.jsonl'}",),
     ]
 
 
@@ -316,7 +316,7 @@ def test_junk_bytes_are_left_as_they_are(task: Make, batches: Make, sgd: Any, tm
     other = tmp_path / "log-2.jsonl"
     assert path.read_bytes() == junk[0]
     assert [step for event, step in places(other) if event == "log"] == [4, 5, 6, 7, 8]
-    assert f"{path} holds bytes that are not text: this one is logged in {other}" in result.notes
+    assert f"{path} has bytes that are not text: this run is logged in {other}" in result.notes
     assert result.plugin_errors == {}
 
 

@@ -368,7 +368,7 @@ def test_elsewhere_than_in_the_main_thread_it_says_so(task: Make, batches: Make,
     thread.start()
     thread.join()
     assert len(errors) == 1
-    assert "SIGTERM, SIGUSR1 can be installed in the main thread only: begin the run there." in str(errors[0])
+    assert "SIGTERM, SIGUSR1 can only be installed in the main thread: begin the run there." in str(errors[0])
 
 
 def test_arguments_are_checked() -> None:
@@ -415,7 +415,7 @@ def test_when_the_deadline_is_over_the_run_fails_where_it_stands(task: Make, bat
 def test_whoever_swallows_it_gets_it_again(
     task: Make, batches: Make, sgd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signals, "AGAIN", 0.01)
+    monkeypatch.setattr(signals, "REPEAT", 0.01)
     swallows, blocks = Block("observer"), Block().named("block_2")
     with pytest.raises(TimeoutError, match="did not end within"):
         plugins = [Send(BatchEnd), swallows, blocks, Preemption(deadline=0.01)]

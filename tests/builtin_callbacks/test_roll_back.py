@@ -326,7 +326,7 @@ def test_it_and_nan_guard_exclude_each_other() -> None:
 
 
 def test_it_needs_saves(task: Make, batches: Make, sgd: Any) -> None:
-    with pytest.raises(ValueError, match="no plugin ever asks for a save"):
+    with pytest.raises(ValueError, match="no plugin requests a save"):
         Trainer([RollBack()], device="cpu").fit(task(), batches(), optimizer=sgd, epochs=1)
 
 

@@ -464,7 +464,7 @@ def test_how_often_it_would_ask(schedule: Any, expected: dict[str, int]) -> None
 
 
 def test_without_validation_data_a_schedule_refuses_or_notes_it(task: Make, batches: Make, sgd: Any) -> None:
-    with pytest.raises(ValueError, match=r"'validation_schedule' would never act, there is no validation data: pass"):
+    with pytest.raises(ValueError, match=r"'validation_schedule' would never act without validation data: pass"):
         Trainer([ValidationSchedule(epochs=1)], device="cpu").fit(task(), batches(2), optimizer=sgd, epochs=1)
     trainer = Trainer([ValidationSchedule(epochs=1, at_start=True, required=False)], device="cpu")
     result = trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)

@@ -262,7 +262,7 @@ def test_its_plan_names_no_best_and_no_validation(tmp_path: Path) -> None:
 
 
 def test_patience_without_validation_data_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'early_stopping' would never act, there is no validation data: pass valid"):
+    with pytest.raises(ValueError, match=r"'early_stopping' would never act without validation data: pass valid"):
         fit(tmp_path, patience=2)
 
 

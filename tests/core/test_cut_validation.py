@@ -237,4 +237,6 @@ def test_a_stop_ends_no_evaluation_and_the_result_says_so() -> None:
     result = Trainer([Stop()], device="cpu").test(linear_classifier(), class_batches(3))
     assert (result.status, result.progress.evaluated) == ("completed", 3)
     (said,) = result.warnings
-    assert said.startswith("stop asked to stop (enough), and the test read all its data: only control.cut_validation")
+    assert said.startswith(
+        "stop requested a stop (enough), but the test read all its data: only control.cut_validation"
+    )

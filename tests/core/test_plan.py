@@ -47,7 +47,7 @@ def test_a_plan_says_model_hardware_and_length() -> None:
         "  model: Supervised with 10 parameters",
         "  hardware: cpu, fp32, 1 process, DeviceEngine",
         "  length: 2 epochs, 12 steps, 6 batches an epoch, global batch 3",
-        "  seed: none is set, so another run draws other numbers; RNGCapture() sets one",
+        "  seed: none, so another run draws other random numbers; RNGCapture() sets one",
     ]
 
 

@@ -348,7 +348,7 @@ def test_leaving_early_closes_the_run() -> None:
     assert task.model.training
     batches = trainer.predict_batches(task, inputs())
     next(batches)
-    with pytest.raises(RuntimeError, match="is used by another run"):
+    with pytest.raises(RuntimeError, match="is in use by another run"):
         trainer.predict(task, inputs())
     batches.close()  # type: ignore[attr-defined]
     assert trace == whole * 2

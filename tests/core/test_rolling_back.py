@@ -277,7 +277,7 @@ def test_in_a_test_it_is_refused() -> None:
 
     trainer = Trainer(device="cpu")
     trainer.bus.on(ValidationEnd, ask)
-    with pytest.raises(RuntimeError, match="for a training that has begun"):
+    with pytest.raises(RuntimeError, match="needs a started training"):
         trainer.validate(make_task(), class_batches(1))
 
 

@@ -65,7 +65,7 @@ def two_heads(since: int | None = None) -> Supervised:
 def test_parameters_that_never_had_a_gradient(optimizer: Any) -> None:
     result = fit(task=two_heads(), optimizer=optimizer)
     assert result.warnings == (
-        "2 parameters (second.weight, second.bias) never had a gradient, and were not trained. Freeze them with "
+        "2 parameters (second.weight, second.bias) never had a gradient, so they were not trained. Freeze them with "
         "requires_grad_(False), or pass allow_unused_parameters=True to fit.",
     )
 
@@ -125,7 +125,7 @@ def test_a_validation_set_that_was_never_read() -> None:
     result = fit(ValidationSchedule(Every(steps=100), at_end=False), validation=BATCHES)
     assert result.warnings == (
         "The validation set was never read: no validation was due before the run ended. Plugin 'validation_schedule' "
-        "asks for it: let it do so earlier, as ValidationSchedule(steps=10).",
+        "requests it: do so earlier, as ValidationSchedule(steps=10).",
     )
 
 
@@ -256,7 +256,7 @@ def test_a_request_that_was_still_due() -> None:
         def ask(self, run: Run, event: TrainEnd | SavePoint) -> None:
             run.control.request_save("again")
 
-    assert fit(Asks()).warnings == ("A save was still due when the run ended, requested by asks: again.",)
+    assert fit(Asks()).warnings == ("A save was still pending when the run ended, requested by asks: again.",)
 
 
 def test_all_is_well() -> None:
@@ -295,5 +295,5 @@ def test_a_loss_that_is_lost_at_the_end(factor: float) -> None:
 
     result = fit(LogSchedule(Every(steps=1)), task=Supervised(nn.Linear(4, 2), loss))
 
-    expected = "At the end, train/loss is nan: the training is lost. Find where it began with NaNGuard('raise')."
+    expected = "At the end, train/loss is nan: the training diverged. NaNGuard('raise') finds the first such step."
     assert result.warnings == (() if factor == 1.0 else (expected,))

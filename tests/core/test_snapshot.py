@@ -215,7 +215,7 @@ def test_the_note_names_the_path() -> None:
 def test_other_modules_are_refused() -> None:
     _, cut = fit(supervised())
     cut["modules"] = {"net": {}}
-    with pytest.raises(ValueError, match=r"holds the modules \['net'\], the task has \['model'\]: use the task"):
+    with pytest.raises(ValueError, match=r"has the modules \['net'\], but the task has \['model'\]: use the task"):
         fit(supervised(), cut)
 
 

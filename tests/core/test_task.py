@@ -288,7 +288,7 @@ class Detached(Supervised):
 def test_a_loss_without_a_gradient_is_explained() -> None:
     with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad") as raised:
         kit.fit(task=Detached(nn.Linear(4, 2), nn.functional.cross_entropy))
-    note = "heliograph: the loss that Detached.training_step returned leads back to no weight: return it as computed, "
+    note = "heliograph: the loss that Detached.training_step returned depends on no parameter: return it as computed, "
     assert any(each.startswith(note) for each in raised.value.__notes__)
     frozen = nn.Linear(4, 2).requires_grad_(False)
     with pytest.raises(RuntimeError) as raised:
@@ -296,7 +296,9 @@ def test_a_loss_without_a_gradient_is_explained() -> None:
             task=Supervised(frozen, nn.functional.cross_entropy),
             optimizer=torch.optim.SGD(frozen.parameters(), lr=0.1),
         )
-    assert any("can train nothing, as all parameters of the task are frozen" in each for each in raised.value.__notes__)
+    assert any(
+        "can train nothing because all parameters of the task are frozen" in each for each in raised.value.__notes__
+    )
 
 
 def test_another_error_is_left_as_it_is() -> None:

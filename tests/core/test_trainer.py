@@ -79,7 +79,7 @@ def test_an_unlimited_run_ends_by_a_plugin() -> None:
 def test_validation_data_that_nobody_would_ever_use() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^fit was given validation data, no plugin ever asks for a validation: add ValidationSchedule\(epochs=",
+        match=r"^fit was given validation data, no plugin requests a validation: add ValidationSchedule\(epochs=",
     ):
         fit(validation=class_batches(2))
 
@@ -140,7 +140,7 @@ def test_parts_of_a_task_that_nobody_would_see() -> None:
             self.part = part
 
     for part in ([nn.Linear(4, 2)], {"head": nn.Linear(4, 2)}, nn.Parameter(torch.zeros(1))):
-        with pytest.raises(ValueError, match=r"Hidden\.part holds modules or parameters where they are not found"):
+        with pytest.raises(ValueError, match=r"Hidden\.part has modules or parameters outside of a module"):
             fit(task=Hidden(part))
     assert fit(task=Hidden(nn.ModuleList([nn.Linear(4, 2)]))).status == "completed"
 
@@ -159,7 +159,7 @@ def test_plugins_that_are_none() -> None:
 
 
 def test_validations_scheduled_without_data() -> None:
-    with pytest.raises(ValueError, match="'validation_schedule' would never act, there is no validation data"):
+    with pytest.raises(ValueError, match="'validation_schedule' would never act without validation data"):
         fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"))
 
 
@@ -200,9 +200,9 @@ def test_what_a_disabled_plugin_would_ask_for_is_a_warning() -> None:
     options = {"validation": class_batches(2), "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1)}
     result = fit(trainer, **options)
     assert result.warnings[:3] == (
-        "While plugin 'validation_schedule' was disabled, no plugin asked for a validation.",
+        "While plugin 'validation_schedule' was disabled, no plugin requested a validation.",
         "While plugin 'learning_rate' was disabled, no plugin stepped the scheduler.",
-        "While plugin 'log_schedule' was disabled, no plugin asked for a log, so 'early_stopping' could not act.",
+        "While plugin 'log_schedule' was disabled, no plugin requested a log, so 'early_stopping' could not act.",
     )
     trainer.plugins.enable("validation_schedule", "log_schedule", rates)
     assert fit(trainer, **options).warnings == ()
@@ -434,7 +434,7 @@ def test_a_slash_in_the_name_of_a_set() -> None:
         (lambda outputs: 1.0, TypeError, "The loss must be a scalar tensor, got float"),
         (lambda outputs: outputs, ValueError, r"The loss must be a scalar tensor, got shape \[3, 2\]"),
         (lambda outputs: None, TypeError, r"got NoneType: is a return missing\?"),
-        (lambda outputs: {"loss": outputs.mean()}, TypeError, r"got dict: take \.loss of a model's outputs, or add"),
+        (lambda outputs: {"loss": outputs.mean()}, TypeError, r"got dict: use \.loss of a model's outputs, or add"),
     ],
 )
 def test_a_loss_that_is_no_scalar_tensor(loss: Any, error: type[Exception], sentence: str) -> None:

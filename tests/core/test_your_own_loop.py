@@ -232,14 +232,14 @@ def test_a_loop_that_would_never_train_is_reported() -> None:
             for batch in class_batches(2):
                 run.step(loss_of(task, batch))
     run, task, _ = start(class_batches(2))
-    with pytest.raises(RuntimeError, match="A run begins with its context"):
+    with pytest.raises(RuntimeError, match="Enter the run first"):
         next(run.epochs())
     run, task, _ = start(class_batches(1), epochs=1)
     with run:
         for _ in run.epochs():
             for batch in run.batches():
                 run.step(loss_of(task, batch))
-    with pytest.raises(RuntimeError, match="A run is used once"), run:
+    with pytest.raises(RuntimeError, match="A run can be used once"), run:
         pass
 
 

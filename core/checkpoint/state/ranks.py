@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....events import Engine, Run
 from ....events.errors import describe_error
-from ...engines.sharded.states import ShardingEngine, States, empty, join_states
+from ...engines.sharded.states import ShardingEngine, States, empty_tensors, join_states
 from ...system.errors import is_of_machine
 from .compatibility import restore_groups
 from .schema import with_numbers
@@ -219,7 +219,7 @@ def _weights_only(shards: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_without_group(shards: Mapping[str, Any], path: Path | None) -> States:
-    tensors = empty(shards)
+    tensors = empty_tensors(shards)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         _read(tensors, shards_folder(shards, path), no_dist=True)

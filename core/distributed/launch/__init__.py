@@ -1,4 +1,4 @@
-"""Launching: several processes from one call."""
+"""Start several processes with one call."""
 
 from .launcher import KeptRanks, RankValues, launch
 from .queue import RankQueue, child_queue

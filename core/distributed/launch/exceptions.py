@@ -1,4 +1,4 @@
-"""Exceptions, carried from one process to another, and which of several leaves `launch`."""
+"""Exceptions sent between processes, and the one that leaves `launch`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Self
 from ....events.errors import describe_error
 from ...system.errors import RankFailed, add_run_note, run_notes
 
-Piece = tuple[bytes | None, str]  # pickled where that works, and as text
+Piece = tuple[bytes | None, str]  # pickled if possible, and as text
 Name = tuple[str, str]  # a class's module and qualified name
 
 
@@ -23,13 +23,13 @@ class Carried:
     """An exception as plain data.
 
     Attributes:
-        kinds: its class and the bases of that which are exceptions too, in the order of inheritance.
+        kinds: its class and those of its bases that are exceptions, in the order of inheritance.
         args: its arguments.
-        state: its attributes, its notes included.
+        state: its attributes, including its notes.
         text: its traceback and those of its causes, formatted.
-        cause: what it was raised from.
-        context: what was being handled when it was raised.
-        suppresses: whether the context is not to be shown.
+        cause: its `__cause__`.
+        context: its `__context__`.
+        suppresses: whether the context is hidden.
     """
 
     kinds: tuple[Name, ...]
@@ -47,7 +47,7 @@ class Carried:
 
     @classmethod
     def _of(cls, error: BaseException, seen: set[int]) -> Self:
-        seen.add(id(error))  # a chain may bite its own tail
+        seen.add(id(error))  # a chain may have a cycle
         kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
         builtin: Any = _builtin(type(error))
         _, args, *state = builtin.__reduce__(error)
@@ -63,16 +63,16 @@ class Carried:
         )
 
     def rebuild(self) -> BaseException:
-        """Return the exception: of its own type where this process can import it, else of a substitute's.
+        """Return the exception with its own type if this process can import it, else with a substitute.
 
-        A substitute has the type's name, and inherits from the first of its bases that can be imported. No `__init__`
-        or `__new__` of the user's is called. What could not be pickled is there as text.
+        A substitute has the name of the type and inherits from its first importable base. User code in `__init__` or
+        `__new__` is not called. Values that could not be pickled are text.
         """
         args = tuple(_unpack(piece) for piece in self.args)
         state = {name: _unpack(piece) for name, piece in self.state.items()}
         try:
             error = _make(_find(self.kinds), args, state)
-        except Exception:  # noqa: BLE001  # a class may refuse whatever it likes; its name and text still arrive
+        except Exception:  # noqa: BLE001  # the user's class may refuse; keep its name and text
             error = _make(_substitute(self.kinds[0], Exception), args, state)
         error.__cause__ = None if self.cause is None else self.cause.rebuild()
         error.__context__ = None if self.context is None else self.context.rebuild()
@@ -90,28 +90,28 @@ def _make(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any
 
 
 def _find(kinds: Sequence[Name]) -> type[BaseException]:
-    """Return the class, or a substitute that inherits from the nearest base; BaseException is the last of them."""
-    found = [_import(*name) for name in kinds]
-    nearest = next(kind for kind in found if kind is not None)
-    return nearest if found[0] is not None else _substitute(kinds[0], nearest)
+    # The substitute inherits from the nearest importable base, at the latest BaseException.
+    classes = [_import(*name) for name in kinds]
+    nearest = next(kind for kind in classes if kind is not None)
+    return nearest if classes[0] is not None else _substitute(kinds[0], nearest)
 
 
 def _import(module: str, name: str) -> type[BaseException] | None:
     try:
-        found = attrgetter(name)(import_module(module))
-    except Exception:  # noqa: BLE001  # a module raises what it likes when it is imported
+        value = attrgetter(name)(import_module(module))
+    except Exception:  # noqa: BLE001  # importing a module may raise anything
         return None
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    return value if isinstance(value, type) and issubclass(value, BaseException) else None
 
 
 def _substitute(name: Name, base: type[BaseException]) -> type[BaseException]:
     module, qualified = name
-    body = {"__module__": module, "__qualname__": qualified, "__doc__": "Stands in for a class of another process."}
+    body = {"__module__": module, "__qualname__": qualified, "__doc__": "Substitute for a class of another process."}
     return type(qualified.rpartition(".")[2], (base,), body)
 
 
 def _builtin(kind: type[BaseException]) -> type[BaseException]:
-    """Return the nearest base that is Python's own: it knows how to take its instances apart and to make them."""
+    # The nearest built-in base can take its instances apart and rebuild them.
     return next(base for base in kind.__mro__ if base.__module__ == "builtins" and issubclass(base, BaseException))
 
 
@@ -132,19 +132,19 @@ def _unpack(piece: Piece) -> Any:
         return text
     try:
         return pickle.loads(pickled)  # noqa: S301  # from our own child
-    except Exception:  # noqa: BLE001  # the user's __setstate__, or a class that is not to be found here
+    except Exception:  # noqa: BLE001  # the user's __setstate__, or a class that this process lacks
         return text
 
 
 @dataclass(frozen=True)
 class ProcessFailure:
-    """What went wrong on a rank, or in the caller's own `on_message`.
+    """A failure on a rank, or in the caller's `on_message`.
 
     Attributes:
         error: the exception.
-        text: its traceback, formatted, where it comes from another process.
-        rank: where; None in this process.
-        signum: the signal that ended the rank, where one did.
+        text: its formatted traceback, if it comes from another process.
+        rank: its rank; None in this process.
+        signum: the signal that ended the rank, if any.
     """
 
     error: BaseException
@@ -154,12 +154,12 @@ class ProcessFailure:
 
     @property
     def is_no_failure(self) -> bool:
-        """Whether the rank merely asked to exit, with status 0."""
+        """True if the rank only exited with status 0."""
         return isinstance(self.error, SystemExit) and not self.error.code
 
     @property
-    def named(self) -> RankFailed | None:
-        """What it says of the rank that failed first, if it says anything."""
+    def rank_failure(self) -> RankFailed | None:
+        """The report of the rank that failed first, if there is one."""
         error: BaseException | None = self.error
         while error is not None and not isinstance(error, RankFailed):
             error = error.__cause__
@@ -167,75 +167,77 @@ class ProcessFailure:
 
     @property
     def follows(self) -> bool:
-        """Whether this rank failed because another one did."""
-        return self.named is not None and not self.died
+        """True if this rank failed because another one did."""
+        return self.rank_failure is not None and not self.died
 
     @property
     def died(self) -> bool:
-        """Whether the rank did not even report."""
+        """True if the rank ended without a report."""
         return self.rank is not None and not self.text
 
     @staticmethod
     def raise_first(failures: list[ProcessFailure], killed: list[int], grace: float, sent: set[int]) -> None:
-        """Raise the error that came first and does not merely follow another rank's, if there is one.
+        """Raise the first error that is not a consequence of another rank's error, if there is one.
 
         Args:
             failures: in the order of their arrival.
             killed: ranks that did not end in time.
             grace: the seconds that they had.
-            sent: the signals that the ranks were sent.
+            sent: the signals that were sent to the ranks.
         """
         if not failures:
             return
-        failures, ended = _apart(failures, sent)
-        first = min(failures, key=lambda each: (each.is_no_failure, each.follows))  # of equal ones, the earliest
+        failures, hung = _split_hung(failures, sent)
+        first = min(failures, key=lambda failure: (failure.is_no_failure, failure.follows))  # min keeps the order
         error = first.error
-        for text in dict.fromkeys(note for other in failures for note in run_notes(other.error)):
+        for text in dict.fromkeys(note for failure in failures for note in run_notes(failure.error)):
             if text not in run_notes(error):
                 add_run_note(error, text)
         if first.signum in sent:
             raise KeyboardInterrupt if first.signum == signal.SIGINT else SystemExit(128 + first.signum) from error
         if first.text:
             error.add_note(f"heliograph: raised on rank {first.rank}:\n{first.text.rstrip()}")
-        for other in failures:
-            if (
-                other is not first and other.signum not in sent
-            ):  # a rank that died of what we sent has nothing to report
-                where = "on_message" if other.rank is None else f"rank {other.rank}"
-                error.add_note(f"heliograph: also failed: {where}, with {describe_error(other.error)}")
-        for hung in ended:
-            error.add_note(f"heliograph: rank {hung.rank} hung, and has ended since: {hung.named and hung.named.text}")
+        for failure in failures:
+            if failure is not first and failure.signum not in sent:  # a signal that we sent is no news
+                where = "on_message" if failure.rank is None else f"rank {failure.rank}"
+                error.add_note(f"heliograph: also failed: {where}, with {describe_error(failure.error)}")
+        for rank, text in hung:
+            error.add_note(f"heliograph: rank {rank} hung, and has ended since: {text}")
         for rank in killed:
             error.add_note(f"heliograph: rank {rank} did not end within {grace:g} s of that, and was killed.")
-        error.heliograph_rank = first.rank if first.named is None else first.named.rank  # type: ignore[attr-defined]
+        cause = first.rank_failure
+        error.heliograph_rank = first.rank if cause is None else cause.rank  # type: ignore[attr-defined]
         raise error
 
 
-def died(rank: int, status: int, *, began: bool) -> ProcessFailure:
+def silent_death(rank: int, status: int, *, began: bool) -> ProcessFailure:
     """Return the failure of a rank whose process ended without a report.
 
     Args:
         rank: its number.
         status: its exit status, or minus the number of the signal that ended it.
-        began: whether it had got as far as the function.
+        began: whether it had called the function.
     """
     how = f"signal {_name(-status)} ended it" if status < 0 else f"it ended with exit status {status}"
-    text = f"{how} before it {'could report' if began else 'called the function'}. Look above for what it printed"
+    text = f"{how} before it {'could report' if began else 'called the function'}. See its output above"
     if not began and status == 1:
-        text += '. Each process imports the script: does that call launch outside of `if __name__ == "__main__":`?'
+        text += '. Each process imports the script: does it call launch outside of `if __name__ == "__main__":`?'
     return ProcessFailure(RankFailed(rank, "died", text, ""), rank=rank, signum=max(0, -status))
 
 
-def _apart(failures: list[ProcessFailure], sent: set[int]) -> tuple[list[ProcessFailure], list[ProcessFailure]]:
-    """Return the failures, and apart from them how ranks ended that hung: that says less than what the others saw."""
-    named = [each.named for each in failures]
-    hung = {each.rank for each in named if each is not None and each.kind == "hung"}
-    ended = [
-        failure
-        for failure, each in zip(failures, named, strict=True)
-        if each is not None and each.kind == "died" and failure.rank in hung and failure.signum not in sent
-    ]
-    return [each for each in failures if each not in ended], ended
+def _split_hung(
+    failures: list[ProcessFailure], sent: set[int]
+) -> tuple[list[ProcessFailure], list[tuple[int | None, str]]]:
+    # The end of a rank that hung says less than the reports of the others, so it becomes (rank, text) for a note.
+    causes = [failure.rank_failure for failure in failures]
+    hung = {cause.rank for cause in causes if cause is not None and cause.kind == "hung"}
+    remaining, ends = list[ProcessFailure](), list[tuple[int | None, str]]()
+    for failure, cause in zip(failures, causes, strict=True):
+        if cause is not None and cause.kind == "died" and failure.rank in hung and failure.signum not in sent:
+            ends.append((failure.rank, cause.text))
+        else:
+            remaining.append(failure)
+    return remaining, ends
 
 
 def _name(signum: int) -> str:

@@ -1,4 +1,4 @@
-"""`launch`: several processes on one machine that train together, from their start to their end."""
+"""`launch`: several processes on one machine that train together."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from ....events.errors import describe_error
 from ...system.errors import RankFailed
 from ...system.extras import kind_of
 from ...system.signals import SignalHook
-from .exceptions import Carried, ProcessFailure, died
+from .exceptions import Carried, ProcessFailure, silent_death
 from .queue import Frame, open_queue, receive, send
 
 LAUNCHED = "HELIOGRAPH_LAUNCHED"  # set in the environment of a rank
-DRAIN = 5.0  # seconds to read what a dead rank had written, where a process of its own keeps the pipe open
+DRAIN = 5.0  # seconds to read the output of a dead rank whose child processes keep the pipe open
 
 
 class RankProcess:
-    """A rank's process. What it writes, and its end, go to `events`, each by a thread that waits for it.
+    """A rank's process. Threads put its frames and its end into `events`.
 
     Args:
         rank: its number.
-        variables: what to set in its environment.
+        variables: set in its environment.
         call: the function and its arguments, pickled.
-        grace: seconds that it has left to end when this process is gone.
-        events: where its frames go, and one of the kind `ended`, the last.
+        grace: seconds that it has to end when this process is gone.
+        events: receives its frames and, last, a frame of the kind `ended`.
 
     Attributes:
-        began: whether it got as far as the function.
-        report: how it ended, as it says; None as long as it does not.
+        began: whether it has called the function.
+        report: its value or error, None until it reports.
         ended: whether the process is gone.
     """
 
@@ -53,13 +53,13 @@ class RankProcess:
         self.rank, self.began, self.ended = rank, False, False
         self.report: Frame | None = None
         self._events = events
-        # Forked, it would inherit threads' locks without the threads; torch does not survive that.
+        # A fork would inherit the locks of threads without the threads, which breaks torch.
         spawn = get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        # No daemon: those may not have children, such as the workers of a loader.
-        given = theirs, rank, call, grace, get_start_method()
-        self._process = spawn.Process(target=enter, args=given, name=f"rank-{rank}", daemon=False)
-        with theirs, environment(variables), _interrupts_blocked():
+        self._pipe, child_end = spawn.Pipe()
+        # Not a daemon: daemons cannot have children, such as the workers of a loader.
+        arguments = child_end, rank, call, grace, get_start_method()
+        self._process = spawn.Process(target=enter, args=arguments, name=f"rank-{rank}", daemon=False)
+        with child_end, environment(variables), _interrupts_blocked():
             self._process.start()
         self._reader = self._start_reading()
         self._waiter = Thread(target=self._wait, name="heliograph-launch", daemon=True)
@@ -67,38 +67,37 @@ class RankProcess:
 
     @property
     def status(self) -> int:
-        """How the process ended: its exit status, or minus the number of the signal that ended it."""
+        """The exit status of the process, or minus the number of the signal that ended it."""
         self._process.join()
         assert self._process.exitcode is not None
         return self._process.exitcode
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process lives."""
         return not self.ended and self._process.is_alive()
 
     def acknowledge(self, call: bytes = b"") -> None:
-        """Answer that its report has arrived: it ends, or makes another call, pickled."""
+        """Confirm that its report has arrived: it ends, or makes another call, pickled."""
         if call:
             self._reader.join()
             self.report, self._reader = None, self._start_reading()
-        with suppress(OSError):  # it may have died since
+        with suppress(OSError):  # it may be gone
             send(self._pipe, Frame("acknowledged", payload=call))
 
     def pass_on(self, signum: int) -> None:
         """Send it a signal that this process got."""
         if not self.ended and self._process.pid is not None:
-            with suppress(ProcessLookupError):  # not reaped before it counts as ended, so no other process is meant
+            with suppress(ProcessLookupError):  # it is reaped only after `ended`, so the PID is not reused
                 os.kill(self._process.pid, signum)
 
     def kill(self) -> None:
-        """Kill it, and the processes that it started, unless it has ended."""
+        """Kill it and its child processes, unless it has ended."""
         if not self.ended:
             self._kill_group()
             self._process.kill()
 
     def close(self) -> None:
-        """Kill it if it lives, and leave nothing of it."""
+        """Kill it if it is alive, and free its resources."""
         self.kill()
         self._waiter.join()
         self._process.join()
@@ -119,68 +118,68 @@ class RankProcess:
                 self._events.put(frame)
 
     def _wait(self) -> None:
-        """Wait for the process's end, and leave it to the main thread to reap it: so the number stays its own."""
+        # Only the main thread reaps the process, so that its PID is not reused before.
         assert self._process.pid is not None
         if hasattr(os, "waitid"):
-            with suppress(ChildProcessError):  # reaped by somebody who waits for any child
+            with suppress(ChildProcessError):  # reaped by code that waits for any child
                 os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         else:  # Windows
             self._process.join()
-        if self._reader.is_alive():  # no report: it left without closing what it had started
+        if self._reader.is_alive():  # no report: its child processes may be alive
             self._kill_group()
             self._reader.join(DRAIN)
         self._events.put(Frame("ended", self.rank))
 
     def _kill_group(self) -> None:
         if hasattr(os, "killpg") and self._process.pid is not None:
-            with suppress(ProcessLookupError, PermissionError):  # it leads none, or macOS: only zombies are in it
+            with suppress(ProcessLookupError, PermissionError):  # no such group, or macOS: only zombies are in it
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
 @contextmanager
 def hosting() -> Iterator[Mapping[str, str]]:
-    """Host the store by which ranks find each other, on a free port that only this machine reaches.
+    """Host the store for the rendezvous of the ranks, on a free port of the loopback interface.
 
     Yields:
-        the variables that lead a rank there.
+        the variables with its address.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not for strict checkers
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-        # The store gets the very socket: no other job can take the port in between.
+        # The store gets this socket, so no other job can take the port in between.
         store: Any = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=free.detach())
     try:
         yield {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     finally:
-        del store  # a traceback may keep this frame
+        del store  # a traceback may keep this frame alive
 
 
 def variables(rank: int, count: int, store: Mapping[str, str]) -> dict[str, str]:
-    """Return what a rank's environment says of its place.
+    """Return the environment variables of a rank's place.
 
     Args:
         rank: its number.
-        count: how many there are.
-        store: the variables that lead to the store.
+        count: the world size.
+        store: the variables with the address of the store.
     """
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, LAUNCHED: 1}
-    found = {name: str(value) for name, value in place.items()} | dict(store)
+    result = {name: str(value) for name, value in place.items()} | dict(store)
     if count > 1 and "OMP_NUM_THREADS" not in os.environ:
-        found["OMP_NUM_THREADS"] = "1"  # as torchrun does: else every process takes all cores
-    return found
+        result["OMP_NUM_THREADS"] = "1"  # as torchrun: otherwise every process uses all cores
+    return result
 
 
 @contextmanager
 def environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Change the environment, which a process that is started now inherits; put it back."""
-    former = {name: os.environ.get(name) for name in changes}
+    """Change the environment, which new processes inherit; restore it afterwards."""
+    previous = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
         yield
     finally:
-        for name, value in former.items():
+        for name, value in previous.items():
             if value is None:
                 del os.environ[name]
             else:
@@ -189,23 +188,23 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C, also in a process that is started now, until that one is ready for it."""
+    # A process that is started within inherits the block, until it is ready for a Ctrl-C.
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-class Line:
-    """The line to the parent. Threads write and read it, as a signal might tear what the main thread writes.
+class ParentConnection:
+    """The connection to the parent. Threads use it, because a signal may interrupt a write of the main thread.
 
     Args:
         pipe: to the parent.
-        grace: seconds that this process has left to end when the parent is gone.
+        grace: seconds that this process has to end when the parent is gone.
     """
 
     def __init__(self, pipe: Connection, grace: float) -> None:
@@ -220,12 +219,12 @@ class Line:
         self._outgoing.put(frame)
 
     def report(self, frame: Frame) -> bytes:
-        """Send how a call ended, and wait until the parent has it, or is gone; return the next call, if any."""
+        """Send the result of a call, and wait until the parent has it or is gone; return the next call, if any."""
         self.send(frame)
         return self._answers.get()
 
     def _write(self) -> None:
-        with suppress(OSError):  # the parent is gone: the reading thread sees to that
+        with suppress(OSError):  # the parent is gone: the reading thread handles that
             while True:
                 send(self._pipe, self._outgoing.get())
 
@@ -234,32 +233,32 @@ class Line:
             while True:
                 self._answers.put(receive(self._pipe, -1).payload)
         self._answers.put(b"")
-        os.kill(os.getpid(), signal.SIGTERM)  # the parent is gone: end as upon a cluster's signal
+        os.kill(os.getpid(), signal.SIGTERM)  # the parent is gone: end as after a cluster's signal
         threading.Event().wait(self._grace)
         os._exit(1)
 
 
 def enter(pipe: Connection, rank: int, call: bytes, grace: float, start_method: str) -> None:
-    """Be a rank; do not return.
+    """Run a rank; do not return.
 
     Args:
         pipe: to the parent.
         rank: this process's number.
-        call: the function and its arguments, pickled; further calls come from the parent.
-        grace: seconds that it has left to end when the parent is gone.
-        start_method: how the parent starts processes by default, and so how this one does.
+        call: the function and its arguments, pickled; the parent sends further calls.
+        grace: seconds that this process has to end when the parent is gone.
+        start_method: the parent's default start method, which this process uses too.
     """
-    # Spawned, it would spawn its own ones, a loader's workers, too. What nobody has chosen stays open to choose.
+    # A spawned process would also spawn, for example, loader workers. A default stays a default.
     set_start_method(None if start_method == get_all_start_methods()[0] else start_method, force=True)
     if hasattr(os, "setpgid"):  # Windows has none
-        os.setpgid(0, 0)  # a terminal's Ctrl-C comes once, by way of the parent
+        os.setpgid(0, 0)  # so that a terminal's Ctrl-C arrives once, through the parent
     send(pipe, Frame("began"))
-    line = Line(pipe, grace)
-    open_queue(lambda message: line.send(Frame("message", payload=message)))
+    parent = ParentConnection(pipe, grace)
+    open_queue(lambda message: parent.send(Frame("message", payload=message)))
     while call:
         report = _run(rank, call)
         _flush()
-        call = line.report(report)
+        call = parent.report(report)
     _leave()
 
 
@@ -275,7 +274,7 @@ def _run(rank: int, call: bytes) -> Frame:
 
 
 def _block_interrupts(how: int) -> None:
-    """Block Ctrl-C or let it through again. The parent starts its children with it blocked."""
+    # The parent starts its children with Ctrl-C blocked.
     if hasattr(signal, "pthread_sigmask"):  # Windows has none
         signal.pthread_sigmask(how, {signal.SIGINT})
 
@@ -286,8 +285,8 @@ def _load(call: bytes) -> Any:
     except Exception as error:
         raise TypeError(
             f"launch could not load the function or its arguments in a new process: {describe_error(error)}. "
-            f"What they are made of must be defined at module level in files that this process can import; in the "
-            f'script itself, outside of `if __name__ == "__main__":`.'
+            f"Define them at module level in files that this process can import; in the script itself, outside of "
+            f'`if __name__ == "__main__":`.'
         ) from error
 
 
@@ -296,19 +295,19 @@ def _dump(value: Any, rank: int) -> bytes:
         return pickle.dumps(value)
     except Exception as error:
         raise TypeError(
-            f"Rank {rank} returned {kind_of(value)} that cannot be pickled, and so cannot be sent to the "
-            f"process that called launch: {error}. Return plain data, or nothing."
+            f"Rank {rank} returned {kind_of(value)} that cannot be pickled, so launch cannot return it: {error}. "
+            f"Return plain data, or nothing."
         ) from error
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, ValueError, OSError):  # None, closed, or nobody reads it
+        with suppress(AttributeError, ValueError, OSError):  # None, closed, or without a reader
             stream.flush()
 
 
 def _leave() -> None:
-    """End as the interpreter does, but for destroying what C++ code holds: gloo may abort the process at that."""
+    # As the interpreter ends, but without destroying C++ objects, where gloo may abort the process.
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
         atexit._run_exitfuncs()
@@ -318,11 +317,11 @@ def _leave() -> None:
 
 
 class RankValues(list[Any]):
-    """What `launch` returns: the value of each rank, by rank.
+    """The result of `launch`: the value of each rank, by rank.
 
     Attributes:
-        messages: (rank, object) of all that was put into the ranks' queues, as it came; empty with `on_message`.
-        failures: the ranks that died or hung, after each of which all were started again.
+        messages: (rank, object) for each object put into the ranks' queues, in order; empty with `on_message`.
+        failures: the ranks that died or hung, each followed by a restart of all ranks.
     """
 
     def __init__(
@@ -342,47 +341,48 @@ def launch(
     max_failures: int = 0,
     **kwargs: Any,
 ) -> RankValues:
-    """Call `fn(*args, **kwargs)` in several new processes on this machine; return what each returned.
+    """Call `fn(*args, **kwargs)` in several new processes on this machine; return their values.
 
-    The processes find each other as under torchrun: an engine within `fn` makes them a group (so does
-    `torch.distributed.init_process_group()`). Each is a fresh interpreter that imports the script again, so the script
+    The processes form a group as under torchrun: an engine within `fn` joins it, and so does
+    `torch.distributed.init_process_group()`. Each is a new interpreter that imports the script again. So the script
     must call launch under `if __name__ == "__main__":`, and `fn` must be importable: a function at module level, not a
-    lambda, and not one from a notebook or an interactive session. Arguments, values and messages are pickled; an
-    argument that a parameter of launch hides is given by `functools.partial`. Unless the environment sets
-    `OMP_NUM_THREADS`, it is 1, as under torchrun. They start processes of their own, such as the workers of a loader,
-    by the start method that multiprocessing has in this one.
+    lambda, and not from a notebook or an interactive session. Arguments, values and messages are pickled; bind
+    arguments that have the name of a parameter of launch with `functools.partial`. Unless the environment sets
+    `OMP_NUM_THREADS`, it is 1, as under torchrun. The ranks start their own processes, such as loader workers, with the
+    start method of this process.
 
-    A rank has succeeded when `fn` has returned and the value has arrived here, whatever becomes of its process after
-    that. When one fails, the error leaves launch here, and its type, cause and attributes are those that it had there;
-    a type that cannot be imported here is replaced by one of the same name that inherits from its nearest base that
-    can. The error of the rank that failed first is raised, not one that merely followed; its traceback and the errors
-    of other ranks are in its notes, its rank is in `heliograph_rank`. A SystemExit leaves as well, so that the script
-    exits with the status that `fn` wanted; one with status 0 does so when the other ranks have ended by themselves.
+    A rank has succeeded when `fn` has returned and its value has arrived here. When a rank fails, its error leaves
+    launch with its type, cause and attributes; a type that cannot be imported here is replaced by one of the same name
+    that inherits from its nearest importable base. The error of the rank that failed first is raised, not one that
+    followed from it. Its traceback and the errors of other ranks are in its notes, its rank is in `heliograph_rank`. A
+    SystemExit leaves launch as well, so that the script exits with the status of `fn`; with status 0 it does so after
+    the other ranks ended.
 
     In the main thread, Ctrl-C, SIGTERM and SIGUSR1 are passed on to the ranks, which close properly; a second Ctrl-C
-    kills them. If this process is killed, the ranks get a SIGTERM. None of them outlives launch, however it ends.
+    kills them. If this process is killed, the ranks get a SIGTERM. No rank outlives launch.
 
     Args:
-        fn: what each process calls.
+        fn: the function that each process calls.
         args: its positional arguments.
-        nprocs: how many processes; by default, one for each GPU that is visible.
-        on_message: called in this thread with rank and object for everything that a rank puts into its queue
-            (`run.report.queue`), while the ranks run; when it raises, they get a SIGTERM. By default, they are kept.
-        grace: seconds that the others have to close and report when a rank has failed, and that all have to exit when
-            they have reported; who has not ended then is killed.
-        max_failures: how many times all ranks are started again because one died without a report (killed, out of
-            memory) or hung; -1 for any number. `fn` is then called from its beginning, so let it resume, as with
-            `Checkpoint(folder, resume="auto")`. What `fn` raises is not repeated: it leaves launch at once. So does a
-            failure before any rank has called `fn`.
+        nprocs: the number of processes; by default, one for each visible GPU.
+        on_message: called in this thread with rank and object for each object that a rank puts into its queue
+            (`run.report.queue`), while the ranks run. If it raises, the ranks get a SIGTERM. By default, messages are
+            kept.
+        grace: seconds that the other ranks have to close and report when a rank has failed, and that all have to exit
+            after their reports; then they are killed.
+        max_failures: how often all ranks are started again after one died without a report (killed, out of memory) or
+            hung; -1 for any number. `fn` is then called from its beginning, so let it resume, as with
+            `Checkpoint(folder, resume="auto")`. An error that `fn` raises is not retried, nor is a failure before any
+            rank has called `fn`.
         kwargs: its keyword arguments.
 
     Raises:
         ValueError: an argument is out of its range; there is no GPU to count; `fn` is from an interactive session.
         TypeError: `fn`, its arguments or its value cannot be pickled.
         RuntimeError: this process was itself started by launch or torchrun.
-        RankFailed: a rank died without a report, or hung, once more than `max_failures`.
-        KeyboardInterrupt: upon Ctrl-C.
-        BaseException: what `fn` or `on_message` raised.
+        RankFailed: a rank died without a report, or hung, more than `max_failures` times.
+        KeyboardInterrupt: after Ctrl-C.
+        BaseException: an error of `fn` or `on_message`.
     """
     _refuse_nesting()
     count = _check_count(nprocs)
@@ -399,22 +399,22 @@ def launch(
         try:
             return RankValues(job.run(call, on_message or keep), messages, failures)
         except RankFailed as error:
-            if len(failures) == most or not job.has_begun:  # a script that fails when it is imported always does
+            if len(failures) == most or not job.has_begun:  # a script that fails on import fails again
                 raise
             failures.append(error)
-            logger.warning("%s. All ranks are started again, for the attempt number %d", error, len(failures) + 1)
+            logger.warning("%s. All ranks are started again, attempt %d", error, len(failures) + 1)
 
 
 class KeptRanks:
-    """Ranks that stay alive between calls: the first call starts them, as `launch` does, the others find them ready.
+    """Ranks that stay alive between calls: the first call starts them like `launch`, later calls reuse them.
 
-    They are given up when a call fails, when none comes for a while, by `close`, and when this process ends. The
-    environment of their first call is theirs.
+    They end when a call fails, after some time without a call, by `close`, and with this process. They keep the
+    environment of their first call.
 
     Args:
-        nprocs: as of `launch`.
-        grace: as of `launch`.
-        idle: seconds without a call after which they are given up.
+        nprocs: as for `launch`.
+        grace: as for `launch`.
+        idle: seconds without a call after which they end.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -430,7 +430,7 @@ class KeptRanks:
     def run(
         self, fn: Callable[..., Any], /, *args: Any, on_message: Callable[[int, Any], object], **kwargs: Any
     ) -> list[Any]:
-        """Call `fn(*args, **kwargs)` on each rank; return the values by rank. See `launch`, also for what it raises."""
+        """Call `fn(*args, **kwargs)` on each rank; return the values by rank. See `launch`, also for its errors."""
         _refuse_nesting()
         call = _pickle(fn, args, kwargs)
         with self._lock:
@@ -438,10 +438,12 @@ class KeptRanks:
             if self._job is None or not self._job.is_ready:
                 self._end()
                 self._job = Job(_check_count(self._nprocs), self._grace)
-                atexit.register(self.close)  # before multiprocessing waits for its children, since it came later
+                atexit.register(
+                    self.close
+                )  # registered later, so it runs before multiprocessing waits for its children
             try:
                 values = self._job.run(call, on_message, keep=True)
-            except BaseException:  # also a Ctrl-C: ranks whose call did not end well are not used again
+            except BaseException:  # also after a Ctrl-C: ranks are not reused after an error
                 self._end()
                 raise
             self._timer = threading.Timer(self._idle, self.close)
@@ -450,7 +452,7 @@ class KeptRanks:
             return values
 
     def close(self) -> None:
-        """Let the ranks end, and wait for it; they start again with the next call."""
+        """End the ranks and wait for them; the next call starts new ones."""
         with self._lock:
             self._stop_timer()
             self._end()
@@ -471,8 +473,8 @@ def _refuse_nesting() -> None:
     starter = "launch" if LAUNCHED in os.environ else "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else None
     if starter is not None:
         raise RuntimeError(
-            f"launch was called in a process that {starter} started. Call it once, and from the script only: under "
-            f'`if __name__ == "__main__":`, as each process imports the script again. Within a rank, and under '
+            f"launch was called in a process that {starter} started. Call it once, in the script, under "
+            f'`if __name__ == "__main__":`, because each process imports the script again. Within a rank, and under '
             f"torchrun, call the function itself."
         )
 
@@ -483,7 +485,7 @@ def _check_count(nprocs: int | None) -> int:
 
         nprocs = torch.cuda.device_count()
         if not nprocs:
-            raise ValueError("No GPU is visible, so launch cannot know how many processes to start: give nprocs.")
+            raise ValueError("No GPU is visible, so launch has no default for the number of processes: pass nprocs.")
     return check_whole_number("nprocs", nprocs, at_least=1, or_else="None for one per visible GPU")
 
 
@@ -494,7 +496,7 @@ def _pickle(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if getattr(fn, "__module__", None) == "__main__" and not hasattr(main, "__file__"):
         raise ValueError(
             f"{fn!r} was defined in a notebook or an interactive session, which new processes cannot import. Put it "
-            f"into a file, and import it from there."
+            f"into a file and import it from there."
         )
     try:
         return pickle.dumps((fn, args, kwargs))
@@ -506,24 +508,24 @@ def _pickle(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 PASSED_ON = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-TICK = 1.0  # seconds until a signal is handled that came just before the wait began, which it then does not interrupt
+TICK = 1.0  # seconds until a signal is handled that arrived just before a wait began
 
 logger = logging.getLogger("heliograph")
 
 
 class Job:
-    """Ranks that run a call, and end then, or wait for the next one.
+    """Ranks that run a call, and then end or wait for the next one.
 
     Args:
-        count: how many ranks.
-        grace: seconds that the others have when one has failed.
+        count: the number of ranks.
+        grace: seconds that the other ranks have when one has failed.
     """
 
     def __init__(self, count: int, grace: float) -> None:
         self._count, self._grace = count, grace
-        self._events: SimpleQueue[Frame] = SimpleQueue()  # a signal handler may put into this kind
+        self._events: SimpleQueue[Frame] = SimpleQueue()  # reentrant: a signal handler may put into it
         self._processes: list[RankProcess] = []
-        self._ranks = ExitStack()  # their processes, and the store by which they meet
+        self._ranks = ExitStack()  # their processes, and the store of their rendezvous
         self._keeps = False
         self._failures: list[ProcessFailure] = []
         self._killed: list[int] = []
@@ -533,12 +535,12 @@ class Job:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all ranks wait for a call."""
+        """True if all ranks wait for a call."""
         return bool(self._processes) and all(process.is_alive for process in self._processes)
 
     @property
     def has_begun(self) -> bool:
-        """Whether any rank has got as far as the function."""
+        """True if any rank has called the function."""
         return any(process.began for process in self._processes)
 
     def run(self, call: bytes, on_message: Callable[[int, Any], object], *, keep: bool = False) -> list[Any]:
@@ -546,11 +548,11 @@ class Job:
 
         Args:
             call: the function and its arguments, pickled.
-            on_message: called with rank and object for what is put into a rank's queue.
+            on_message: called with rank and object for each object put into a rank's queue.
             keep: whether the ranks wait for another call, unless one of them fails.
 
         Raises:
-            BaseException: what a rank raised.
+            BaseException: an error of a rank.
         """
         self._on_message, self._keeps = on_message, keep
         self._sent.clear()  # of an earlier call
@@ -568,7 +570,7 @@ class Job:
         return [self._value(process) for process in self._processes]
 
     def close(self) -> None:
-        """Let ranks that wait end, and wait for them; whoever does not end is killed."""
+        """End waiting ranks, and wait for their end; kill ranks that do not end."""
         for process in self._processes:
             process.acknowledge()
         self._hurry()
@@ -577,7 +579,7 @@ class Job:
         self._ranks.close()
 
     def _close_unless_kept(self) -> None:
-        if not (self._keeps and self._is_done):  # also where a second Ctrl-C has ended the wait
+        if not (self._keeps and self._is_done):  # also after a second Ctrl-C
             self._ranks.close()
 
     @property
@@ -594,21 +596,21 @@ class Job:
             self._processes.append(process)
 
     def _listen(self, stack: ExitStack) -> None:
-        """Handle the signals that are to be passed on, except those that this process ignores."""
-        signals = [each for each in PASSED_ON if signal.getsignal(each) not in (signal.SIG_IGN, None)]
+        # Signals that this process ignores are not passed on.
+        signals = [signum for signum in PASSED_ON if signal.getsignal(signum) not in (signal.SIG_IGN, None)]
         if signals and threading.current_thread() is threading.main_thread():
             hook = SignalHook(signals, lambda signum: self._events.put(Frame("signal", signum=signum)))
             stack.callback(hook.restore)
             hook.install()
 
     def _wait(self) -> None:
-        """Wait for the next event, and act on it."""
+        # Only the main thread reaps the process, so that its PID is not reused before.
         if self._deadline is not None and monotonic() >= self._deadline:
             self._deadline = None
             self._give_up()
-        left = TICK if self._deadline is None else max(0.0, min(TICK, self._deadline - monotonic()))
+        timeout = TICK if self._deadline is None else max(0.0, min(TICK, self._deadline - monotonic()))
         try:
-            event = self._events.get(timeout=left)
+            event = self._events.get(timeout=timeout)
         except Empty:
             return
         if event.kind == "signal":
@@ -624,7 +626,7 @@ class Job:
         elif event.kind == "ended":
             process.ended = True
             if process.report is None and process.rank not in self._killed:
-                self._fail(died(process.rank, process.status, began=process.began))
+                self._fail(silent_death(process.rank, process.status, began=process.began))
         else:
             process.report = event
             if not self._keeps:
@@ -632,7 +634,7 @@ class Job:
             if event.kind == "error":
                 carried = pickle.loads(event.payload)  # noqa: S301  # from our own child
                 self._fail(ProcessFailure(carried.rebuild(), carried.text, process.rank))
-            if not self._keeps and all(each.report is not None for each in self._processes):
+            if not self._keeps and all(rank.report is not None for rank in self._processes):
                 self._hurry()
 
     def _deliver(self, rank: int, payload: bytes) -> None:
@@ -640,8 +642,8 @@ class Job:
             return
         try:
             self._on_message(rank, pickle.loads(payload))  # noqa: S301  # from our own child
-        except Exception as error:  # noqa: BLE001  # raised when the ranks have ended
-            error.add_note(f"heliograph: while a message of rank {rank} was taken")
+        except Exception as error:  # noqa: BLE001  # raised after the ranks have ended
+            error.add_note(f"heliograph: on_message failed for a message of rank {rank}")
             self._fail(ProcessFailure(error))
             self._pass_on(signal.SIGTERM)
 
@@ -656,7 +658,7 @@ class Job:
             self._hurry()
 
     def _hurry(self) -> None:
-        """Have the ranks end within the grace, counted from the first reason."""
+        # The grace begins with the first reason to end.
         if self._deadline is None:
             self._deadline = monotonic() + self._grace
 
@@ -672,7 +674,7 @@ class Job:
                 )
 
     def _pass_on(self, signum: int) -> None:
-        """Pass a signal on to the ranks; upon a second Ctrl-C, leave: what is left is killed."""
+        # After a second Ctrl-C the remaining ranks are killed.
         if signum == signal.SIGINT and signum in self._sent:
             raise KeyboardInterrupt
         self._sent.add(signum)

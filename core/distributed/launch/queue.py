@@ -1,4 +1,4 @@
-"""What goes from a rank to the process that launched it: messages in frames, and the queue for the user's objects."""
+"""Messages from a rank to the process that launched it: frames, and the queue for the user's objects."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, Literal, NamedTuple
 
 
 class RankQueue:
-    """Takes objects to the process that called `launch`: to its `on_message`, or to `messages` of what it returns.
+    """Sends objects to the process that called `launch`: to its `on_message`, or to the `messages` of its result.
 
     Args:
-        send: what takes a pickled object there, without waiting.
+        send: sends a pickled object without waiting.
     """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
 
     def put(self, value: Any) -> None:
-        """Send an object, as it is now; do not wait. Those of one rank arrive in their order.
+        """Send an object in its current state, without waiting. The objects of one rank arrive in order.
 
         Args:
-            value: what can be pickled; a tensor is copied, and one on a GPU is better moved to the CPU first.
+            value: can be pickled; a tensor is copied, and one on a GPU is better moved to the CPU first.
 
         Raises:
             TypeError: it cannot be pickled.
@@ -32,22 +32,22 @@ class RankQueue:
             pickled = pickle.dumps(value)
         except Exception as error:
             raise TypeError(
-                f"The queue takes what can be pickled, and this {type(value).__qualname__} cannot: {error}. Put plain "
-                f"data."
+                f"The queue pickles its objects, but this {type(value).__qualname__} cannot be pickled: {error}. Put "
+                f"plain data."
             ) from error
         self._send(pickled)
 
 
-_queues: dict[int, RankQueue] = {}  # by process: one that is forked from a rank (a loader's worker, say) has none
+_queues: dict[int, RankQueue] = {}  # by process id: a process forked from a rank, such as a loader's worker, has none
 
 
 def child_queue() -> RankQueue | None:
-    """Return the queue to the process that launched this one; None where `heliograph.launch` did not."""
+    """Return the queue to the process that launched this one; None unless `heliograph.launch` did."""
     return _queues.get(os.getpid())
 
 
 def open_queue(send: Callable[[bytes], None]) -> None:
-    """In a rank that begins: have `child_queue` return a queue."""
+    """Make `child_queue` return a queue in this rank."""
     _queues[os.getpid()] = RankQueue(send)
 
 
@@ -55,13 +55,13 @@ Kind = Literal["began", "message", "value", "error", "acknowledged", "ended", "s
 
 
 class Frame(NamedTuple):
-    """One of them; the parent's own events, `ended` and `signal`, never cross the pipe.
+    """A message; the parent's own events, `ended` and `signal`, do not cross the pipe.
 
     Attributes:
-        kind: what it is.
-        rank: of which rank.
-        payload: pickled, where the kind has something to carry.
-        signum: which signal came.
+        kind: of the message.
+        rank: its source.
+        payload: pickled, if the kind has content.
+        signum: the signal that arrived.
     """
 
     kind: Kind
@@ -71,7 +71,7 @@ class Frame(NamedTuple):
 
 
 def send(pipe: Connection, frame: Frame) -> None:
-    """Write a frame; to be called from one thread only, and not from the main one: a signal would tear the frame."""
+    # Call it from one thread only, and not from the main thread: a signal could interrupt a frame.
     pipe.send_bytes(frame.kind.encode())
     pipe.send_bytes(frame.payload)
 
@@ -81,7 +81,7 @@ def receive(pipe: Connection, rank: int) -> Frame:
 
     Raises:
         EOFError: the other side is gone.
-        OSError: it went in the middle of a frame.
+        OSError: it ended within a frame.
     """
-    kind: Kind = pipe.recv_bytes().decode()  # type: ignore[assignment]  # what `send` wrote
+    kind: Kind = pipe.recv_bytes().decode()  # type: ignore[assignment]  # written by `send`
     return Frame(kind, rank, pipe.recv_bytes())

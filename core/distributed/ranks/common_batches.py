@@ -1,4 +1,4 @@
-"""The batches of an epoch, as far as every rank has one."""
+"""The batches of an epoch, up to the end of the shortest rank."""
 
 from __future__ import annotations
 
@@ -10,40 +10,42 @@ from ...data.last_batch import with_last
 from ...data.order.sizes import SampleCounter
 from ...data.training_data import TrainingData
 
-UNEQUAL = "the ranks had unequally many batches: each epoch ended when the first of them had no more"
+UNEQUAL = "the ranks had different numbers of batches: each epoch ended with the shortest rank"
 
 
 def read_together(
     batches: Iterator[Any],
     data: TrainingData,
     engine: Any,
-    rest: int | None,
+    remaining: int | None,
     size_of: Callable[[Any], int],
     mark_last: Callable[[bool], None] | None,
 ) -> Iterator[Any]:
-    """Return the batches as far as every rank has one; what a rank has beyond the shortest one's end is not read.
+    """Return the batches that every rank has; batches after the end of the shortest rank are not read.
 
     Args:
         batches: this rank's.
-        data: what they are read from; it learns how many samples all ranks have in hand.
+        data: their source; its `together` becomes the number of samples of all ranks.
         engine: connects the ranks.
-        rest: how many batches are left, as the loader says; None where it does not.
+        remaining: the number of remaining batches by the loader's length; None if it has none.
         size_of: returns the samples in a batch.
-        mark_last: called with whether the batch that is yielded next is the last, if a loader has no length or has
-            reached it; None if no batch is to be read ahead.
+        mark_last: called with whether the next batch is the last, if a loader has no length or has reached it; None to
+            disable reading ahead.
     """
     data.together = None
-    if rest is None and mark_last is not None:
+    if remaining is None and mark_last is not None:
         return _read_in_step(with_last(batches), data, engine, size_of, mark_last)
-    if rest is None:
+    if remaining is None:
         return _read_in_step(((batch, False) for batch in batches), data, engine, size_of, None)
-    if mark_last is not None and data.source is not None and data.source.as_it_is:  # it may have more than it says
-        sure = ((batch, False) for batch in islice(batches, max(0, rest - 1)))
+    if (
+        mark_last is not None and data.source is not None and data.source.as_it_is
+    ):  # it may have more batches than its length
+        sure = ((batch, False) for batch in islice(batches, max(0, remaining - 1)))
         return _read_in_step(chain(sure, with_last(batches)), data, engine, size_of, mark_last)
-    left = islice(batches, max(0, rest))
+    batches = islice(batches, max(0, remaining))
     if data.source is not None and data.source.even and isinstance(size_of, SampleCounter):
-        return left  # the ranks have equally many, and equally long ones; code of the user's may count otherwise
-    return _read_in_step(((batch, False) for batch in left), data, engine, size_of, None)
+        return batches  # the ranks have equally many batches of equal sizes, unless user code counts samples
+    return _read_in_step(((batch, False) for batch in batches), data, engine, size_of, None)
 
 
 def _read_in_step(
@@ -53,14 +55,14 @@ def _read_in_step(
     size_of: Callable[[Any], int],
     mark_last: Callable[[bool], None] | None,
 ) -> Iterator[Any]:
-    """Yield batches until a rank has none, or had its last; before each, add up how many samples they have."""
+    # Ends when a rank has no batch, or had its last one. Before each batch, the samples of all ranks are summed.
     while True:
-        found = next(batches, None)
-        batch, is_last = (None, True) if found is None else found
-        own = None if found is None else int(size_of(batch)), is_last
-        sizes, ends = zip(*engine.gather_objects(own), strict=True)
+        item = next(batches, None)
+        batch, is_last = (None, True) if item is None else item
+        size = None if item is None else int(size_of(batch))
+        sizes, ends = zip(*engine.gather_objects((size, is_last)), strict=True)
         if None in sizes:
-            if not all(ends) and data.together is not None:  # some had batches until now
+            if not all(ends) and data.together is not None:  # some ranks had more
                 data.note_once(UNEQUAL)
             return
         data.together = sum(sizes)

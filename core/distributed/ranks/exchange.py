@@ -1,4 +1,4 @@
-"""The collectives of a group of processes: reduce, gather, broadcast, barrier, vote."""
+"""The collectives of a process group: reduce, gather, broadcast, barrier, vote."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from torch.distributed.distributed_c10d import ProcessGroup
 
 from ....events.engine import Reduction
 
-NAMED = 64  # bytes of a collective's name that the others get
-KIND = Struct(f"<{NAMED}sIq")  # what every collective begins with: its name, a checksum of that, and its size
+NAME_BYTES = 64  # of a collective's name that are sent
+KIND = Struct(f"<{NAME_BYTES}sIq")  # the header of a collective: its name, a checksum of the name, its size
 LENGTH = 8  # bytes
 
 
 def check_reducible(value: Any, how: Reduction) -> None:
-    """Raise ValueError where there is no such reduction, TypeError where a value cannot be reduced by it."""
+    """Raise ValueError for an unknown reduction, TypeError for a value that it does not support."""
     if how not in ("sum", "mean", "max"):
         raise ValueError(
-            f"reduce(value, how) takes 'sum', 'mean' or 'max', got {how!r}. For the values of all ranks, there is "
-            f"gather, or gather_objects."
+            f"reduce(value, how) takes 'sum', 'mean' or 'max', got {how!r}. For the values of all ranks, use gather or "
+            f"gather_objects."
         )
     if not isinstance(value, Tensor | Real):
         raise TypeError(f"reduce takes a tensor or a number, got {type(value).__name__}.")
@@ -38,7 +38,7 @@ def check_reducible(value: Any, how: Reduction) -> None:
 
 
 def reduce_alone(value: Any, how: Reduction) -> Any:
-    """Return what `Exchange.reduce` gives on one rank: a new tensor, or a number."""
+    """Return the result of `Exchange.reduce` on one rank: a new tensor, or a number."""
     check_reducible(value, how)
     if isinstance(value, Tensor):
         widens = how == "sum" and not _is_exact(value)
@@ -47,15 +47,13 @@ def reduce_alone(value: Any, how: Reduction) -> Any:
 
 
 def check_gathered(tensor: Any) -> None:
-    """Raise TypeError unless it is a tensor."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"gather takes a tensor, got {type(tensor).__name__}: for others there is gather_objects.")
+        raise TypeError(f"gather takes a tensor, got {type(tensor).__name__}: for other objects, use gather_objects.")
 
 
 def check_source(source: int, world_size: int) -> None:
-    """Raise ValueError where there is no such rank."""
     if not 0 <= source < world_size:
-        raise ValueError(f"broadcast from rank {source}: ranks count from 0 to {world_size - 1}.")
+        raise ValueError(f"broadcast has no source rank {source}: ranks count from 0 to {world_size - 1}.")
 
 
 def _is_exact(tensor: Tensor) -> bool:
@@ -63,40 +61,33 @@ def _is_exact(tensor: Tensor) -> bool:
 
 
 class Rounds(Protocol):
-    """How each rank of a group gets a message of every other one, round by round.
-
-    At most 3 rounds are posted and not collected.
+    """Sends a message from each rank to all ranks, in rounds. At most 3 rounds may be posted and not collected.
 
     Attributes:
-        capacity: the bytes of a message at most.
+        capacity: the maximum bytes of a message.
     """
 
     capacity: int
 
     def post(self, message: bytes) -> None:
-        """Post this rank's message of the next round, without a wait."""
+        """Post this rank's message of the next round, without waiting."""
 
     def ready(self) -> list[bytes] | None:
-        """Return the messages of the oldest round that is not collected, by rank; None where one is missing yet."""
+        """Return the messages of the oldest uncollected round, by rank; None if one is still missing."""
 
     def collect(self) -> list[bytes]:
-        """Return the messages of the oldest round that is not collected, by rank.
+        """Return the messages of the oldest uncollected round, by rank.
 
         Raises:
-            RuntimeError: a rank has left or died, or did not come in time.
+            RuntimeError: a rank has left or died, or did not arrive in time.
         """
 
     def close(self) -> None:
-        """Keep nothing open."""
+        """Release all resources."""
 
 
 class Collective:
-    """A context that shows in which collective this rank is; no generator, as there is one in every step.
-
-    Args:
-        exchange: of which group.
-        name: of the collective.
-    """
+    """A context that records the current collective; not a generator, because it runs in every step."""
 
     __slots__ = ("_before", "_began", "_exchange", "_name")
 
@@ -116,24 +107,24 @@ class Collective:
 
 
 class Exchange:
-    """The collectives of a group, by name. Every rank must call them, in one order.
+    """The collectives of a group, by name. Every rank must call them, in the same order.
 
-    Tensors on the device travel by `backend`. Numbers, objects and tensors on the CPU have a gloo group of their own:
-    they never wait for the device, and never get between gradients.
+    Tensors on the device use `backend`. Numbers, objects and tensors on the CPU have a separate gloo group: they never
+    wait for the device, and never mix with gradients.
 
     Args:
         rank: this process among `world_size`, from 0.
-        world_size: how many processes there are.
+        world_size: the number of processes.
         backend: `gloo` or `nccl`, for gradients and for tensors on the device.
-        device: where this process computes.
+        device: of this process.
 
     Attributes:
         tensors: the torch process group for gradients and tensors on the device.
-        control: that for all else.
-        rounds: how the collectives find each other, and summaries travel.
-        waited_seconds: how long this process was in collectives so far.
-        waiting_in: the name of the collective that is under way, with `time.monotonic()` of its beginning; else None.
-        refusal: the plugin and the event of the handler that runs on some ranks only, if one does.
+        control: the torch process group for everything else.
+        rounds: sends the headers of collectives, and summaries.
+        waited_seconds: the time of this process in collectives so far.
+        waiting_in: the name of the current collective and its start by `time.monotonic()`, or None.
+        refusal: the plugin and the event of a handler that runs on some ranks only, or None.
     """
 
     tensors: ProcessGroup
@@ -145,20 +136,20 @@ class Exchange:
         self.waiting_in: tuple[str, float] | None = None
         self.waited_seconds = 0.0
         self.refusal: tuple[str, str] | None = None
-        self._missing = 0  # summaries that were posted, and of which those of the others are not here yet
-        self._arrived: list[list[bytes]] = []  # those that are not read yet, in their order
+        self._missing = 0  # rounds of summaries that were posted and not collected
+        self._arrived: list[list[bytes]] = []  # rounds that were collected and not read, in order
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
         """Return a new tensor, or a number, reduced over all ranks.
 
         Args:
-            value: a tensor, of one shape and type on all ranks; or a number. Sums of bools are whole numbers.
-            how: `sum`, `mean` or `max`; as in torch, whole numbers and bools in a tensor have no mean.
+            value: a tensor, of the same shape and type on all ranks; or a number. Sums of bools are whole numbers.
+            how: `sum`, `mean` or `max`; as in torch, tensors of whole numbers and bools have no mean.
         """
         check_reducible(value, how)
         if isinstance(value, Tensor):
             with self.collective("reduce"):
-                self.meet(f"reduce by {how}", value.numel())
+                self.begin(f"reduce by {how}", value.numel())
                 return self._reduce(value.detach(), how)
         with self.collective("reduce"):
             values = self._gather_objects(value, "reduce")
@@ -178,57 +169,57 @@ class Exchange:
             return self._gather_objects(value, "gather_objects")
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """Return the tensor, on this rank's kind of device, or the object of one rank on all ranks."""
+        """Return the tensor, on this rank's device type, or the object of one rank on all ranks."""
         check_source(source, self.world_size)
         with self.collective("broadcast"):
-            self.meet(f"broadcast from rank {source}")
+            self.begin(f"broadcast from rank {source}")
             if self.rank != source:
                 return self._receive(source)
             self._send(value)
             return value
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait for all ranks."""
         with self.collective("barrier"):
-            self.meet("barrier")
+            self.begin("barrier")
 
     def vote(self, values: Sequence[float]) -> list[float]:
         """Return the largest of each value over all ranks."""
         with self.collective("vote"):
             every = self._gather_objects([float(value) for value in values], "vote", len(values))
-        return [max(each) for each in zip(*every, strict=True)]
+        return [max(column) for column in zip(*every, strict=True)]
 
     def post_summary(self, summary: bytes) -> None:
-        """Post a summary at a boundary, without a wait for those of the others. At most two may be unread."""
+        """Post a summary at a boundary, without waiting for the other ranks. At most two may be unread."""
         if self.refusal is not None:
             self.refuse("post_summary")
         self.rounds.post(SUMMARY + summary)
         self._missing += 1
 
     def read_summaries(self) -> list[list[bytes]]:
-        """Return, for each summary that was posted and not read, those of all ranks, by rank; in their order.
+        """Return the summaries of all ranks, by rank, for each one that was posted and not read, in order.
 
         Raises:
-            RuntimeError: a rank was in another collective than a boundary; says which.
+            RuntimeError: a rank was in another collective than a boundary; the error names it.
         """
         while self._missing:
-            found = self.rounds.ready()
-            if found is None:
+            messages = self.rounds.ready()
+            if messages is None:
                 with self.collective(BOUNDARY):
-                    found = self.rounds.collect()
-            self._keep(found)
-        read, self._arrived = self._arrived, []
-        for summaries in read:
+                    messages = self.rounds.collect()
+            self._store_round(messages)
+        arrived, self._arrived = self._arrived, []
+        for summaries in arrived:
             for summary in summaries:
                 if not summary.startswith(SUMMARY):
                     self._check_kinds(summaries)
-        return [[summary[KIND.size :] for summary in summaries] for summaries in read]
+        return [[summary[KIND.size :] for summary in summaries] for summaries in arrived]
 
-    # What is known of them from outside.
+    # For the watch, and for handlers of some ranks.
 
     @contextmanager
     def refusing(self, plugin: str, event: str) -> Iterator[None]:
-        """Refuse collectives within, where only some ranks are: they would wait for the others for ever."""
+        """Refuse collectives within this context, in which only some ranks are: they would wait for ever."""
         before, self.refusal = self.refusal, (plugin, event)
         try:
             yield
@@ -236,68 +227,68 @@ class Exchange:
             self.refusal = before
 
     def collective(self, name: str) -> Collective:
-        """Return a context that says that a collective is under way; it is refused where not all ranks are."""
+        """Return a context for a collective; entering it raises if collectives are refused."""
         return Collective(self, name)
 
     def refuse(self, name: str) -> NoReturn:
-        """Raise RuntimeError: not all ranks are here; names who called the collective."""
+        """Raise RuntimeError that names the caller of a refused collective."""
         assert self.refusal is not None
         plugin, event = self.refusal
         raise RuntimeError(
-            f"{plugin} calls {name} on {event}, but its handlers run on some ranks only: the others would never "
-            f"come. Give every rank the plugin, enabled, with ranks = 'all'; or exchange where every rank is."
+            f"{plugin} calls {name} on {event}, but its handlers run on some ranks only, so the collective would wait "
+            f"for ever. Enable the plugin on every rank, with ranks = 'all'; or call {name} elsewhere."
         )
 
-    # How they travel; for use within `collective`.
+    # The implementation, for use within `collective`.
 
-    def meet(self, name: str, size: int = 0, message: bytes = b"") -> list[bytes]:
-        """Begin a collective with a round of messages, which finds out whether the others begin the same one.
+    def begin(self, name: str, size: int = 0, message: bytes = b"") -> list[bytes]:
+        """Begin a collective with a round of messages, which checks that all ranks begin the same one.
 
-        gloo ends a process whose peers exchange something else than it does, without saying who and what.
+        gloo ends a process whose peers are in another collective, without any explanation.
 
         Args:
             name: of the collective.
-            size: what must be the same on all ranks, too.
-            message: what to exchange on the occasion.
+            size: must also be the same on all ranks.
+            message: a message to send with the header.
 
         Returns:
             The messages of all ranks, by rank.
 
         Raises:
-            RuntimeError: the ranks are in different collectives; says which.
+            RuntimeError: the ranks are in different collectives; the error names them.
         """
         self.rounds.post(_kind(name, size) + message)
         while self._missing:
-            self._keep(self.rounds.collect())  # nothing else keeps them: this round may take their place
+            self._store_round(self.rounds.collect())  # else this round may overwrite them
         messages = self.rounds.collect()
         self._check_kinds(messages)
-        return [each[KIND.size :] for each in messages]
+        return [message[KIND.size :] for message in messages]
 
-    def _keep(self, summaries: list[bytes]) -> None:
+    def _store_round(self, summaries: list[bytes]) -> None:
         self._arrived.append(summaries)
         self._missing -= 1
 
     @staticmethod
     def _check_kinds(messages: Sequence[bytes]) -> None:
         first = messages[0][: KIND.size]
-        if all(each.startswith(first) for each in messages):
+        if all(message.startswith(first) for message in messages):
             return
-        kinds = [KIND.unpack_from(each) for each in messages]
+        kinds = [KIND.unpack_from(message) for message in messages]
         names = [name.rstrip(b"\0").decode(errors="replace") + f" ({size})" * bool(size) for name, _, size in kinds]
         where = "; ".join(f"rank {rank} in {name}" for rank, name in enumerate(names))
         raise RuntimeError(
-            f"The ranks are in different collectives: {where}. Every rank must call the same ones, in one order: a "
-            f"handler or a step does so on some ranks only, or in another order, or left before."
+            f"The ranks are in different collectives: {where}. Every rank must call the same ones in the same order; "
+            f"a handler or a step calls one on some ranks only, or in another order."
         )
 
-    def add_up(self, tensor: Tensor, how: Reduction = "sum") -> None:
+    def all_reduce(self, tensor: Tensor, how: Reduction = "sum") -> None:
         """Reduce a contiguous tensor over all ranks, in place."""
         sent, group = self._route(tensor)
         dist.all_reduce(sent, dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM, group)
         if sent is not tensor:
             tensor.copy_(sent)
 
-    def spread(self, tensor: Tensor, source: int = 0) -> None:
+    def broadcast_tensor(self, tensor: Tensor, source: int = 0) -> None:
         """Give all ranks the content of one rank's contiguous tensor, in place."""
         sent, group = self._route(tensor)
         if len(sent):
@@ -306,15 +297,17 @@ class Exchange:
             tensor.copy_(sent)
 
     def _route(self, tensor: Tensor) -> tuple[Tensor, ProcessGroup]:
-        """Return the tensor where its group can take it, and the group."""
+        # Moves the tensor to the device of its group.
         if tensor.is_cuda and self.backend == "nccl":
             return tensor, self.tensors
         return tensor.cpu(), self.control
 
     def _reduce(self, tensor: Tensor, how: Reduction) -> Tensor:
-        dtype = tensor.dtype if _is_exact(tensor) else torch.int64  # gloo adds no small ones; they would overflow
+        dtype = (
+            tensor.dtype if _is_exact(tensor) else torch.int64
+        )  # gloo does not sum small integers, which would overflow
         total = tensor.to(dtype, memory_format=torch.contiguous_format, copy=True)
-        self.add_up(total, how)
+        self.all_reduce(total, how)
         if how == "mean":
             return total / self.world_size
         return total.to(tensor.dtype) if how == "max" else total
@@ -328,135 +321,136 @@ class Exchange:
         if len(padded):
             dist.all_gather(received, padded, group)
         return [
-            each[:length].to(tensor.device).view(dtype).reshape(shape)
-            for each, length, (shape, dtype) in zip(received, lengths, kinds, strict=True)
+            content[:length].to(tensor.device).view(dtype).reshape(shape)
+            for content, length, (shape, dtype) in zip(received, lengths, kinds, strict=True)
         ]
 
     def _gather_objects(self, value: Any, name: str, size: int = 0) -> list[Any]:
-        """Return the objects of all ranks: in the messages that begin it where all are small enough."""
+        # Small objects fit into the messages that begin the collective.
         pickled = pickle.dumps(value)
-        own = len(pickled).to_bytes(LENGTH, "little") + pickled
-        room = self.rounds.capacity - KIND.size
-        received = self.meet(name, size, own if len(own) <= room else own[:LENGTH])
-        longest = LENGTH + max(int.from_bytes(each[:LENGTH], "little") for each in received)
-        if longest > room:
-            sent = torch.frombuffer(bytearray(own).ljust(longest), dtype=torch.uint8)
-            whole = [torch.empty_like(sent) for _ in received]
-            dist.all_gather(whole, sent, self.control)
-            received = [each.numpy().tobytes() for each in whole]
-        return [_unpickle(each) for each in received]
+        message = len(pickled).to_bytes(LENGTH, "little") + pickled
+        capacity = self.rounds.capacity - KIND.size
+        received = self.begin(name, size, message if len(message) <= capacity else message[:LENGTH])
+        longest = LENGTH + max(int.from_bytes(header[:LENGTH], "little") for header in received)
+        if longest > capacity:
+            sent = torch.frombuffer(bytearray(message).ljust(longest), dtype=torch.uint8)
+            buffers = [torch.empty_like(sent) for _ in received]
+            dist.all_gather(buffers, sent, self.control)
+            received = [buffer.numpy().tobytes() for buffer in buffers]
+        return [_unpickle(content) for content in received]
 
     def _send(self, value: Any) -> None:
-        """Give all ranks a value of this one: what it is first, for a tensor."""
+        # For a tensor, its shape, type and device are sent first.
         is_tensor = isinstance(value, Tensor)
         kind = (value.shape, value.dtype, value.device.type) if is_tensor else None
         dist.broadcast_object_list([kind, None if is_tensor else value], self.rank, group=self.control)
         if is_tensor:
-            self.spread(plain_bytes(value.detach()), self.rank)
+            self.broadcast_tensor(plain_bytes(value.detach()), self.rank)
 
     def _receive(self, source: int) -> Any:
-        held: list[Any] = [None, None]
-        dist.broadcast_object_list(held, source, group=self.control)
-        if held[0] is None:
-            return held[1]
-        shape, dtype, device = held[0]
+        objects: list[Any] = [None, None]
+        dist.broadcast_object_list(objects, source, group=self.control)
+        kind, value = objects
+        if kind is None:
+            return value
+        shape, dtype, device = kind
         received = torch.empty(
             shape.numel() * dtype.itemsize, dtype=torch.uint8, device="cpu" if device == "cpu" else self.device
         )
-        self.spread(received, source)
+        self.broadcast_tensor(received, source)
         return received.view(dtype).reshape(shape)
 
 
 @cache
 def _kind(name: str, size: int) -> bytes:
     encoded = name.encode()
-    return KIND.pack(encoded[:NAMED], crc32(encoded), size)
+    return KIND.pack(encoded[:NAME_BYTES], crc32(encoded), size)
 
 
-BOUNDARY = "the boundary"  # a step's end, where ranks read each other's summaries
+BOUNDARY = "the boundary"  # of a step, where ranks read each other's summaries
 SUMMARY = _kind(BOUNDARY, 0)
 
 
 def plain_bytes(tensor: Tensor) -> Tensor:
-    """Return the content of a tensor as plain bytes: any type can be sent so, by any backend."""
+    """Return the content of a tensor as bytes, which any backend can send."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _unpickle(sent: bytes) -> Any:
     length = int.from_bytes(sent[:LENGTH], "little")
-    return pickle.loads(sent[LENGTH : LENGTH + length])  # noqa: S301  # of a process of the same run
+    return pickle.loads(sent[LENGTH : LENGTH + length])  # noqa: S301  # from a process of the same run
 
 
-BYTES = 25 * 2**20  # of one collective, as in torch's DistributedDataParallel
+BYTES = 25 * 2**20  # per collective, as in torch's DistributedDataParallel
 
 
 @torch.no_grad()
 def broadcast_tensors(group: Exchange, tensors: Iterable[Tensor], name: str) -> None:
-    """Make tensors equal to rank 0's, in place. Every rank must call it, with tensors of the same shapes and types.
+    """Copy rank 0's tensors to all ranks, in place. Every rank must call it, with the same shapes and types.
 
     Args:
         group: the ranks.
         tensors: of any types.
-        name: what this exchange is called in reports.
+        name: of this exchange in reports.
     """
     with group.collective(name):
         for bucket in _buckets(tensors):
-            flat = torch.cat([each.reshape(-1) for each in bucket])
-            group.spread(plain_bytes(flat))
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            group.broadcast_tensor(plain_bytes(flat))
             if group.rank:
-                parts = torch.split(flat, [each.numel() for each in bucket])
-                torch._foreach_copy_(bucket, [part.view_as(each) for each, part in zip(bucket, parts, strict=True)])
+                parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+                torch._foreach_copy_(bucket, [part.view_as(tensor) for tensor, part in zip(bucket, parts, strict=True)])
 
 
 @torch.no_grad()
 def average_gradients(group: Exchange, parameters: Sequence[Tensor], name: str) -> None:
-    """Average the gradients of parameters over all ranks, in place, just as torch's DistributedDataParallel does.
+    """Average the gradients of parameters over all ranks, in place, like torch's DistributedDataParallel.
 
-    A parameter without a gradient on some ranks counts as zero there; one that has none on any rank is left without.
+    A missing gradient counts as zero; a parameter without a gradient on any rank stays without one.
 
     Args:
         group: the ranks.
         parameters: the same on every rank.
-        name: what this exchange is called in reports.
+        name: of this exchange in reports.
 
     Raises:
         TypeError: a gradient is sparse.
     """
     with group.collective(name):
-        group.meet(name, sum(each.numel() for each in parameters))
+        group.begin(name, sum(parameter.numel() for parameter in parameters))
         for bucket in _buckets(parameters):
-            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
-            if any(each.is_sparse for each in gradients):
+            gradients = [torch.zeros_like(value) if value.grad is None else value.grad for value in bucket]
+            if any(gradient.is_sparse for gradient in gradients):
                 raise TypeError(
-                    "A sparse gradient (of an embedding with sparse=True, say) cannot be averaged here: only with one "
-                    "loss per step."
+                    "A sparse gradient, as of an embedding with sparse=True, can only be averaged with one loss per "
+                    "step."
                 )
-            lacking = [index for index, each in enumerate(bucket) if each.grad is None]
+            missing = [index for index, parameter in enumerate(bucket) if parameter.grad is None]
             present = gradients[0].new_ones(len(bucket))
-            for index in lacking:
+            for index in missing:
                 present[index] = 0.0
-            flat = torch.cat([*(each.reshape(-1) for each in gradients), present]).mul_(1.0 / group.world_size)
-            group.add_up(flat)
-            *averages, present = torch.split(flat, [*(each.numel() for each in gradients), len(bucket)])
-            for each, average in zip(bucket, averages, strict=True):
-                if each.grad is not None:
-                    each.grad.copy_(average.view_as(each))
-            for index in lacking:
+            flat = torch.cat([*(value.reshape(-1) for value in gradients), present]).mul_(1.0 / group.world_size)
+            group.all_reduce(flat)
+            *averages, present = torch.split(flat, [*(value.numel() for value in gradients), len(bucket)])
+            for parameter, average in zip(bucket, averages, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.copy_(average.view_as(parameter))
+            for index in missing:
                 if present[index]:  # another rank has one; this waits for the device
                     bucket[index].grad = averages[index].view_as(bucket[index]).clone()
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield lists of tensors of one type and device, of limited size together."""
+    # One type and device per bucket, of limited size.
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for each in tensors:
-        kinds.setdefault((each.dtype, each.device), []).append(each)
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     for kind in kinds.values():
         bucket, size = [kind[0]], kind[0].nbytes
-        for each in kind[1:]:
-            if size + each.nbytes > BYTES:
+        for tensor in kind[1:]:
+            if size + tensor.nbytes > BYTES:
                 yield bucket
                 bucket, size = [], 0
-            bucket.append(each)
-            size += each.nbytes
+            bucket.append(tensor)
+            size += tensor.nbytes
         yield bucket

@@ -1,4 +1,4 @@
-"""The processes that train together: joining them, and leaving them."""
+"""The process group of a run: rendezvous, joining, leaving, and its message rounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import DistError, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # public, but not for strict checkers
+from torch.distributed import DistError, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # public
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import ProcessGroup
 
@@ -35,37 +35,37 @@ from .membership import Membership
 
 try:
     import fcntl
-except ImportError:  # on Windows; its ranks exchange by gloo
+except ImportError:  # Windows; its ranks use gloo
     fcntl = None  # type: ignore[assignment]
 
-HEAD = Struct("<QII")  # the number of a round, the bytes of the message, their checksum
-SLOT = 4096  # bytes of a head and a message
-SLOTS = 8  # of each rank, for the rounds that not everybody has collected; there are 6 at most
+HEAD = Struct("<QII")  # the number of a round, the length of the message, its checksum
+SLOT = 4096  # bytes for a head and a message
+SLOTS = 8  # per rank, for rounds that some rank has not collected; at most 6
 TOKEN = 32  # bytes
-MEMORY = Path("/dev/shm")  # noqa: S108  # memory of this machine; another folder may be one that several machines share
-SPIN = 50e-6  # seconds of looking without a sleep; not longer, as another rank may need this core
+MEMORY = Path("/dev/shm")  # noqa: S108  # memory of this machine; another folder may be shared by machines
+SPIN = 50e-6  # seconds of polling without a sleep; short, because another rank may need this core
 FIRST_SLEEP, LONGEST_SLEEP = 50e-6, 1e-3
-LOOK = 0.05  # seconds between two looks whether the others still live
+LOOK = 0.05  # seconds between two checks that the other ranks are alive
 
 
 class Board:
-    """Every rank writes its messages into slots of its own, and reads those of the others.
+    """Message rounds in shared memory: every rank writes into its own slots, and reads those of the other ranks.
 
-    Nothing is assumed of the order in which memory is seen: a message counts when its head has the number of the round
-    and its checksum fits. A slot is used again 8 rounds later, when everybody has collected it: who posts round n has
-    collected n - 3, as at most 3 are posted and not collected, and the writers of those messages had collected n - 6.
+    No memory order is assumed: a message is valid if its head has the number of the round and its checksum fits. A slot
+    is reused 8 rounds later, when all ranks have collected it: at most 3 rounds are posted and not collected, so a rank
+    that posts round n has collected n - 3, and the writers of those messages had collected n - 6.
 
-    Each rank holds a lock on a byte of the file, which the kernel takes away when the process ends, however it ends.
+    Each rank holds a lock on a byte of the file, which the kernel releases when the process ends in any way.
 
     Args:
         file: the descriptor of the board's file, locked for this rank; the board closes it.
         rank: this rank.
-        world_size: how many there are.
-        timeout: seconds after which a rank is not waited for any longer.
+        world_size: the number of ranks.
+        timeout: seconds to wait for a rank.
 
     Attributes:
-        capacity: the bytes of a message at most.
-        has_failed: returns whether another rank has failed, as far as this one knows; then no rank is waited for.
+        capacity: the maximum bytes of a message.
+        has_failed: returns whether another rank is known to have failed; then the board stops waiting.
     """
 
     capacity = SLOT - HEAD.size
@@ -74,74 +74,66 @@ class Board:
         self._file, self._rank, self._world_size, self._timeout = file, rank, world_size, timeout
         self.has_failed: Callable[[], bool] = bool
         self._posted, self._collected = 0, 0
-        self._own: deque[bytes] = deque()  # messages that were posted and not collected
+        self._uncollected: deque[bytes] = deque()  # this rank's messages
         self._memory = mmap(file, _size(world_size))
         self._begins = [TOKEN + rank * SLOTS * SLOT for rank in range(world_size)]
 
     def post(self, message: bytes) -> None:
-        """Post this rank's message of the next round, without a wait."""
-        self._own.append(message)
-        assert len(self._own) <= 3
+        self._uncollected.append(message)
+        assert len(self._uncollected) <= 3
         self._posted = number = self._posted + 1
         slot = HEAD.pack(number, len(message), crc32(message, number)) + message
         begin = self._begins[self._rank] + number % SLOTS * SLOT
         self._memory[begin : begin + len(slot)] = slot
 
     def ready(self) -> list[bytes] | None:
-        """Return the messages of the oldest round that is not collected, by rank; None where one is missing yet."""
-        number, memory, found = self._collected + 1, self._memory, []
+        number, memory, messages = self._collected + 1, self._memory, list[bytes]()
         place = number % SLOTS * SLOT
         for rank, begin in enumerate(self._begins):
             if rank == self._rank:
-                found.append(self._own[0])
+                messages.append(self._uncollected[0])
                 continue
             begin += place
             written, length, checksum = HEAD.unpack_from(memory, begin)
             if written != number or length > self.capacity:
                 return None
             message = memory[begin + HEAD.size : begin + HEAD.size + length]
-            if crc32(message, number) != checksum:  # it is being written
+            if crc32(message, number) != checksum:  # it is still being written
                 return None
-            found.append(message)
+            messages.append(message)
         self._collected = number
-        self._own.popleft()
-        return found
+        self._uncollected.popleft()
+        return messages
 
     def collect(self) -> list[bytes]:
-        """Return the messages of the oldest round that is not collected, by rank.
-
-        Raises:
-            DistError: a rank has left or died; LateRankError, where it did not come in time.
-        """
         now, waited, looked, pause = monotonic(), 0.0, 0.0, FIRST_SLEEP
-        while (found := self.ready()) is None:
+        while (messages := self.ready()) is None:
             before, now = now, monotonic()
-            waited += min(now - before, LOOK)  # while this process was stopped (SIGSTOP), it has not waited
-            if waited < SPIN:  # without a yield: where others wait for the core, it comes back late
+            waited += min(now - before, LOOK)  # a long gap means that this process was stopped (SIGSTOP)
+            if waited < SPIN:  # no sleep yet: it returns late if other processes wait for the core
                 continue
             sleep(pause)
             pause = min(2 * pause, LONGEST_SLEEP)
             if waited - looked > LOOK:
                 looked = waited
                 if (gone := self._gone()) or self.has_failed():
-                    if (found := self.ready()) is not None:  # posted just before
+                    if (messages := self.ready()) is not None:  # posted just before
                         break
                     raise DistError("The board: " + (f"rank {gone[0]} is gone." if gone else "a rank has failed."))
             if waited > self._timeout:
                 raise LateRankError(f"The board: timed out after {self._timeout:g} s of waiting for another rank.")
-        return found
+        return messages
 
     def close(self) -> None:
-        """Leave the board."""
         self._memory.close()
         os.close(self._file)
 
     def _gone(self) -> list[int]:
-        """Return the ranks that hold their locks no more."""
+        # A rank that is gone does not hold its lock.
         gone = []
         for rank in range(self._world_size):
             if rank != self._rank:
-                with suppress(OSError):  # it is held
+                with suppress(OSError):  # the rank is alive
                     fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, rank)
                     fcntl.lockf(self._file, fcntl.LOCK_UN, 1, rank)
                     gone.append(rank)
@@ -151,67 +143,66 @@ class Board:
 def open_board(
     rank: int, world_size: int, timeout: float, broadcast: Callable[[Any], Any], gather: Callable[[Any], list[Any]]
 ) -> Board | None:
-    """Return a board if all ranks can read what rank 0 has written into its file, else None. A collective.
+    """Return a board if all ranks can read rank 0's file, else None. A collective.
 
-    Nobody sees the file afterwards: it ends with the processes that have it open.
+    The file is unlinked at once; it ends with the processes that have it open.
 
     Args:
         rank: this rank.
-        world_size: how many there are.
+        world_size: the number of ranks.
         timeout: as `Board`.
         broadcast: returns a value of rank 0 on all ranks.
         gather: returns the values of all ranks.
     """
-    token, own, path = token_bytes(TOKEN), None, None
-    with suppress(OSError):  # no room, or nowhere to write
+    token, descriptor, path = token_bytes(TOKEN), None, None
+    with suppress(OSError):  # no space, or no such folder
         if rank == 0 and fcntl is not None:
-            own, path = _made(world_size, token)
-    made, board = path, None
+            descriptor, path = _create_file(world_size, token)
+    created, board = path, None
     try:
         path, token = broadcast((path, token))
         if rank and path is not None and fcntl is not None:
-            own = _opened(path, token)
-        is_held = own is not None and _locked(own, rank)
-        if all(gather(is_held)) and own is not None:
-            board = Board(own, rank, world_size, timeout)
+            descriptor = _open_file(path, token)
+        is_locked = descriptor is not None and _lock(descriptor, rank)
+        if all(gather(is_locked)) and descriptor is not None:
+            board = Board(descriptor, rank, world_size, timeout)
     finally:
-        if made is not None:
-            Path(made).unlink()
-        if own is not None and board is None:
-            os.close(own)
+        if created is not None:
+            Path(created).unlink()
+        if descriptor is not None and board is None:
+            os.close(descriptor)
     return board
 
 
-def _made(world_size: int, token: bytes) -> tuple[int, str]:
-    """Make the file, which only this user can open; written in full, as a hole in a full disk would end the process."""
-    own, path = tempfile.mkstemp(prefix="heliograph-", dir=MEMORY)
+def _create_file(world_size: int, token: bytes) -> tuple[int, str]:
+    # Written in full: a write into a hole of a full disk would end the process.
+    descriptor, path = tempfile.mkstemp(prefix="heliograph-", dir=MEMORY)
     try:
-        with open(own, "wb", closefd=False) as file:  # a descriptor
+        with open(descriptor, "wb", closefd=False) as file:  # a descriptor
             file.write(token + bytes(_size(world_size) - TOKEN))
     except OSError:
-        os.close(own)
+        os.close(descriptor)
         Path(path).unlink()
         raise
-    return own, path
+    return descriptor, path
 
 
-def _opened(path: str, token: bytes) -> int | None:
-    """Open the file if it is the one that rank 0 has made, and not another machine's or container's."""
+def _open_file(path: str, token: bytes) -> int | None:
+    # The token shows that it is rank 0's file, not one of another machine or container.
     try:
-        own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
-    if os.read(own, TOKEN) == token:
-        return own
-    os.close(own)
+    if os.read(descriptor, TOKEN) == token:
+        return descriptor
+    os.close(descriptor)
     return None
 
 
-def _locked(own: int, rank: int) -> bool:
-    """Lock this rank's byte; return whether the file system can do that."""
+def _lock(descriptor: int, rank: int) -> bool:
     try:
-        fcntl.lockf(own, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
-    except OSError:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
+    except OSError:  # the file system has no locks
         return False
     return True
 
@@ -220,62 +211,55 @@ def _size(world_size: int) -> int:
     return TOKEN + SLOTS * SLOT * world_size
 
 
-LENGTH = 2  # bytes, before a message
+LENGTH = 2  # bytes of the length before a message
 
 
 class Group(Exchange):
-    """The group of one run, joined when it is made. Every rank must make it, and call its collectives in one order.
+    """The process group of one run, joined when created. Every rank must create it, and call its collectives in order.
 
-    Tensors on the device travel by `backend`. Numbers, objects and tensors on the CPU have a gloo group of their own:
-    they never wait for the device, and never get between gradients.
-
-    Where the default process group of `torch.distributed` was initialised by somebody else, the groups are made next to
-    it, and it is left as it was.
+    If the default process group of `torch.distributed` is initialized already, the groups are created in addition to
+    it.
 
     Args:
         member: this process's place.
         backend: `gloo` or `nccl`, for gradients and for tensors on the device.
-        device: where this process computes.
-        timeout: seconds after which a rank stops waiting for the others.
+        device: of this process.
+        timeout: seconds after which a rank stops waiting for other ranks.
 
     Attributes:
-        rank: this process among `world_size`, from 0.
-        world_size: how many processes there are.
-        store: what only this group's processes read and write.
-        tensors: the torch process group for gradients and tensors on the device.
-        waiting_in: the name of the collective that is under way, with `time.monotonic()` of its beginning; else None.
+        store: the store of this group's processes.
 
     Raises:
-        TimeoutError: not every rank came; says which.
-        RuntimeError: the ranks cannot reach each other; one left while they met.
+        TimeoutError: some ranks did not arrive; the error names them.
+        RuntimeError: the ranks cannot reach each other; one left during the initialization.
     """
 
     store: Store
 
     def __init__(self, member: Membership, backend: str, device: torch.device, timeout: float) -> None:
         super().__init__(member.rank, member.world_size, backend, device)
-        self._owns_default = not dist.is_initialized()
+        self._uncollecteds_default = not dist.is_initialized()
         with close_in_children():
-            if self._owns_default:
+            if self._uncollecteds_default:
                 self.store = rendezvous(member, timeout)
             try:
-                board = self._meet(timeout)
+                board = self._initialize(timeout)
             except BaseException as error:
                 if not is_broken_collective(error):
                     raise
                 raise RuntimeError(
-                    f"Another rank left while all {self.world_size} met; rank {self.rank} was there. Look at what the "
-                    f"others printed: one of them failed before its training began, for a reason of its own. If none "
-                    f"did, they could not be connected: {error_text(error)}"
+                    f"A rank exited while the process group of {self.world_size} was initialized; this is rank "
+                    f"{self.rank}. See the output of the other ranks: one failed before its training began. If none "
+                    f"did, they could not connect: {error_text(error)}"
                 ) from error
         if board is not None:
             self.rounds.close()
             self.rounds = board
 
-    def _meet(self, timeout: float) -> Board | None:
-        """Make the groups, and return the board where all ranks see one; they are left again if that fails."""
-        if self._owns_default:
-            self._found(timeout)
+    def _initialize(self, timeout: float) -> Board | None:
+        # Leaves the groups again if it fails; returns a board if all ranks can read it.
+        if self._uncollecteds_default:
+            self._initialize_default(timeout)
         else:
             limit = timedelta(seconds=timeout)
             self.tensors = dist.new_group(backend=self.backend, timeout=limit)
@@ -288,10 +272,10 @@ class Group(Exchange):
             self.leave()
             raise
 
-    def _found(self, timeout: float) -> None:
-        """Initialise the default process group; nothing is left of it if that fails."""
-        # Its functions have the default group as default arguments; imported later (by torch's own wrapper), they would
-        # keep it alive, and with it the connections on which other ranks wait.
+    def _initialize_default(self, timeout: float) -> None:
+        # Leaves nothing behind if it fails.
+        # Its functions have the default group as default arguments. If torch imported it later, they would keep the
+        # group alive, and with it the connections on which other ranks wait.
         import_module("torch.distributed.nn.functional")
         limit = timedelta(seconds=timeout)
         try:
@@ -309,72 +293,68 @@ class Group(Exchange):
         except BaseException:
             if dist.is_initialized():
                 dist.destroy_process_group()
-            c10d._world.group_count = 0  # the next group is named by it, on all ranks alike
+            c10d._world.group_count = 0  # it names the next group, equally on all ranks
             raise
 
     def leave(self, *, aborting: bool = False) -> None:
-        """Leave the group; not a collective. A rank that still waits in a collective of it is informed.
+        """Leave the group without a collective. A rank that still waits in one of its collectives gets an error.
 
-        What refers to the torch groups must be gone before: a process that destroys a gloo group under a living
-        `DistributedDataParallel` may be aborted when it exits.
+        Delete references to the torch groups before: a process that destroys a gloo group of a live
+        `DistributedDataParallel` may abort at exit.
 
         Args:
-            aborting: whether collectives may be under way that will never end.
+            aborting: whether unfinished collectives may be running.
         """
         end = c10d._abort_process_group if aborting and self.backend == "nccl" else dist.destroy_process_group
-        groups = [None] if self._owns_default else [self.control, self.tensors]
+        groups = [None] if self._uncollecteds_default else [self.control, self.tensors]
         self.rounds.close()
         del self.control, self.tensors, self.rounds
         while groups:
             end(groups.pop())
 
 
-Socket = tuple[int, int]  # its descriptor and its inode: descriptors are used again
-
-
-FOLDER = Path("/dev/fd")  # of this process's descriptors; Windows has none, and forks no children
-
-
-_known: set[Socket] = set()
+Socket = tuple[int, int]  # descriptor and inode, because descriptors are reused
+FOLDER = Path("/dev/fd")  # the descriptors of this process; Windows has neither it nor forks
+_group_sockets: set[Socket] = set()
 
 
 @contextmanager
 def close_in_children() -> Iterator[None]:
-    """Let every child that is forked later, such as a worker of a loader, close what sockets are opened within."""
+    """Close sockets opened within this context in every child that is forked later, such as a loader worker."""
     before = _sockets()
     try:
         yield
     finally:
         now = _sockets()
-        _known.intersection_update(now)
-        _known.update(now - before)
+        _group_sockets.intersection_update(now)
+        _group_sockets.update(now - before)
 
 
 def _sockets() -> set[Socket]:
-    found: set[Socket] = set()
+    sockets: set[Socket] = set()
     for name in os.listdir(FOLDER) if FOLDER.is_dir() else ():  # noqa: PTH208  # numbers, not files
-        with suppress(OSError):  # it was that of the listing
+        with suppress(OSError):  # the descriptor of the listing itself
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
-                found.add((int(name), status.st_ino))
-    return found
+                sockets.add((int(name), status.st_ino))
+    return sockets
 
 
-def _close() -> None:
-    for number, inode in _known:
-        with suppress(OSError):  # closed before
+def _close_group_sockets() -> None:
+    for number, inode in _group_sockets:
+        with suppress(OSError):  # closed already
             if os.fstat(number).st_ino == inode:
                 os.close(number)
-    _known.clear()
+    _group_sockets.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close)
+    os.register_at_fork(after_in_child=_close_group_sockets)
 
 
 OFFER = "heliograph/offer"
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks; a wait within the store itself warns on stderr
-_stores: dict[tuple[str, int], Store] = {}  # the one connection of this process, kept for later runs
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05  # seconds between two polls; waiting in the store itself warns on stderr
+_stores: dict[tuple[str, int], Store] = {}  # the connection of this process, kept for later runs
 
 
 def rendezvous(member: Membership, timeout: float) -> Store:
@@ -382,28 +362,27 @@ def rendezvous(member: Membership, timeout: float) -> Store:
 
     Args:
         member: this process's place, with the address of the store.
-        timeout: seconds after which a rank that did not come is missing.
+        timeout: seconds to wait for each rank.
 
     Raises:
-        TimeoutError: not every rank came; says which.
-        RuntimeError: the store cannot be hosted, or went away.
+        TimeoutError: some ranks did not arrive; the error names them.
+        RuntimeError: the store cannot be hosted, or is gone.
     """
     if member.world_size == 1:
         return HashStore()
     end = time.monotonic() + timeout
-    store = _connected(member, timeout)
+    store = _reuse_or_connect(member, timeout)
     try:
         nonce = _invite(store, member, timeout, end) if member.rank == 0 else _accept(store, member, timeout, end)
     except DistError as error:
         raise RuntimeError(
-            f"The store at {member.address}:{member.port} went away while rank {member.rank} of {member.world_size} "
-            f"waited for the others there: the process that hosts it has ended ({error})."
+            f"The store at {member.address}:{member.port} was lost while rank {member.rank} of {member.world_size} "
+            f"waited for the other ranks: the process that hosts it has ended ({error})."
         ) from error
     return PrefixStore(nonce, store)
 
 
-def _connected(member: Membership, timeout: float) -> Store:
-    """Return the connection of an earlier run where it is still open, else a new one."""
+def _reuse_or_connect(member: Membership, timeout: float) -> Store:
     place = (member.address, member.port)
     if (store := _stores.get(place)) is not None:
         with suppress(DistError):
@@ -415,7 +394,7 @@ def _connected(member: Membership, timeout: float) -> Store:
 
 
 def _connect(member: Membership, timeout: float) -> Store:
-    """Return the store that torchrun's agent hosts, or else rank 0."""
+    # torchrun's agent hosts the store, or else rank 0.
     hosts = member.rank == 0 and not member.agent_store
     try:
         return TCPStore(
@@ -430,8 +409,8 @@ def _connect(member: Membership, timeout: float) -> Store:
         at = f"{member.address}:{member.port}"
         if hosts:
             raise RuntimeError(
-                f"Rank 0 cannot host the store by which the ranks find each other at {at} ({error}): set MASTER_PORT "
-                f"to a free port."
+                f"Rank 0 cannot host the store for the rendezvous of the ranks at {at} ({error}): set MASTER_PORT to a "
+                f"free port."
             ) from error
         host = "torchrun's agent" if member.agent_store else "rank 0"
         raise TimeoutError(
@@ -441,11 +420,11 @@ def _connect(member: Membership, timeout: float) -> Store:
 
 
 def _invite(store: Store, member: Membership, timeout: float, end: float) -> str:
-    """Offer a nonce, and confirm it to all when all have answered; return it."""
+    # Rank 0 offers a nonce, and confirms it when all ranks have answered.
     nonce = uuid4().hex
     answers = {rank: _answer(nonce, rank) for rank in range(1, member.world_size)}
     store.set(OFFER, json.dumps([nonce, member.world_size]))
-    for _ in _looks(end):
+    for _ in _polls(end):
         if store.check(list(answers.values())):
             confirmed = [nonce, *(store.get(key).decode() for key in answers.values())]
             store.set(_go(nonce), json.dumps(confirmed))
@@ -455,14 +434,14 @@ def _invite(store: Store, member: Membership, timeout: float, end: float) -> str
 
 
 def _accept(store: Store, member: Membership, timeout: float, end: float) -> str:
-    """Answer each offer of rank 0 until it confirms this very answer; return what it offered."""
+    # The other ranks answer each offer until rank 0 confirms their own answer.
     nonce = uuid4().hex
     offer, answered, world_size = "", "", member.world_size
-    for _ in _looks(end):
+    for _ in _polls(end):
         if not store.check([OFFER]):
             continue
         offer, world_size = json.loads(store.get(OFFER))
-        if world_size != member.world_size:  # of an attempt with another number of processes
+        if world_size != member.world_size:  # from an attempt with another number of processes
             continue
         if offer != answered:
             store.set(_answer(offer, member.rank), nonce)
@@ -471,7 +450,7 @@ def _accept(store: Store, member: Membership, timeout: float, end: float) -> str
             return str(offer)
     if world_size != member.world_size:
         raise TimeoutError(
-            f"Rank {member.rank} expects {member.world_size} ranks, but rank 0 gathers {world_size}: set the same "
+            f"Rank {member.rank} expects {member.world_size} ranks, but rank 0 expects {world_size}: set the same "
             f"WORLD_SIZE for all."
         )
     absent = [rank for rank in range(1, world_size) if not store.check([_answer(offer, rank)])]
@@ -479,8 +458,8 @@ def _accept(store: Store, member: Membership, timeout: float, end: float) -> str
     raise TimeoutError(_missing(absent if is_open and absent else [0], member, timeout))
 
 
-def _looks(end: float) -> Iterator[None]:
-    """Yield at once, and then after ever longer pauses, until the end."""
+def _polls(end: float) -> Iterator[None]:
+    # The pauses grow.
     pause = FIRST_PAUSE
     yield
     while time.monotonic() < end:
@@ -500,60 +479,53 @@ def _go(offer: str) -> str:
 def _missing(ranks: list[int], member: Membership, timeout: float) -> str:
     names = ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
     return (
-        f"{names} of {member.world_size} did not come within {timeout:g} s; rank {member.rank} waited. Was every "
+        f"{names} of {member.world_size} did not arrive within {timeout:g} s; rank {member.rank} waited. Was every "
         f"process started, does each run the same script, and does none end before its training begins?"
     )
 
 
 class GlooRounds:
-    """Every rank's messages travel by all-gathers that nobody waits for until they are collected.
+    """Message rounds by asynchronous all-gathers.
 
-    gloo matches them by the order in which they were begun, with all else in the group: so there may be several at a
-    time, and other collectives between.
+    gloo matches them by their order with all other collectives of the group, so several may run at a time, and other
+    collectives between them.
 
     Args:
         group: the torch process group.
 
     Attributes:
-        capacity: the bytes of a message at most: all are sent in this length.
+        capacity: the maximum bytes of a message; all are sent with this length.
     """
 
     capacity = 254
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
-        self._begun: deque[tuple[dist.Work, list[Tensor]]] = deque()
+        self._pending: deque[tuple[dist.Work, list[Tensor]]] = deque()
 
     def post(self, message: bytes) -> None:
-        """Post this rank's message of the next round, without a wait."""
         padded = bytearray(len(message).to_bytes(LENGTH, "little") + message).ljust(LENGTH + self.capacity)
-        own = torch.frombuffer(padded, dtype=torch.uint8)
-        received = [torch.empty_like(own) for _ in range(self._group.size())]
-        work = dist.all_gather(received, own, self._group, async_op=True)
+        sent = torch.frombuffer(padded, dtype=torch.uint8)
+        received = [torch.empty_like(sent) for _ in range(self._group.size())]
+        work = dist.all_gather(received, sent, self._group, async_op=True)
         assert work is not None
-        self._begun.append((work, received))
+        self._pending.append((work, received))
 
     def ready(self) -> list[bytes] | None:
-        """Return the messages of the oldest round that is not collected, by rank; None where one is missing yet."""
-        return self.collect() if self._begun[0][0].is_completed() else None
+        return self.collect() if self._pending[0][0].is_completed() else None
 
     def collect(self) -> list[bytes]:
-        """Return the messages of the oldest round that is not collected, by rank.
-
-        Raises:
-            RuntimeError: a rank has left or died, or did not come in time.
-        """
-        work, received = self._begun.popleft()
+        work, received = self._pending.popleft()
         try:
             work.wait()
         except BaseException:
-            del work, received  # kept alive by the traceback, they would keep the connections that others wait on
+            del work, received  # the traceback would keep them, and the connections on which other ranks wait
             raise
-        return [_message(each.numpy().tobytes()) for each in received]
+        return [_message(buffer.numpy().tobytes()) for buffer in received]
 
     def close(self) -> None:
-        """Forget the group: while anything refers to it, the others keep waiting."""
-        self._begun.clear()
+        # While there is a reference to the group, the other ranks keep waiting.
+        self._pending.clear()
         del self._group
 
 

@@ -17,9 +17,9 @@ from ...objects.equality import same
 
 
 class SharedMeans(Means):
-    """Weighted running means over all ranks: each adds its own values, and reading, a collective, adds up their sums.
+    """Weighted running means over all ranks. Each rank adds its own values; reading, a collective, sums them.
 
-    The sums are added in float64, in the order of the ranks, so all read the same. A rank need not know every name.
+    The sums are added in float64, in the order of the ranks, so all ranks read the same. A rank may lack some names.
 
     Args:
         engine: connects the ranks.
@@ -29,14 +29,13 @@ class SharedMeans(Means):
     def __init__(self, engine: Engine, note: Callable[[str], None] | None = None) -> None:
         super().__init__(note)
         self._engine = engine
-        self._of_ranks: list[list[str]] = []  # the names of their metric objects
+        self._of_ranks: list[list[str]] = []  # the names of the ranks' metric objects
 
     def for_evaluation(self) -> Means:
-        """Return new means for one set of an evaluation: its values are added up when all ranks have theirs."""
+        """Return new means for one set of an evaluation, whose values are joined at its end."""
         return Terms(self.note)
 
     def sums(self) -> dict[str, tuple[float, float]]:
-        """Return the sum of all ranks and its weight by name. A collective."""
         totals: Totals = {}
         of_ranks: list[tuple[Totals, list[str]]]
         of_ranks = self._engine.gather_objects((super().sums(), list(self._objects)))
@@ -46,79 +45,77 @@ class SharedMeans(Means):
         return totals
 
     def computed(self) -> Computed:
-        """Return what the metric objects of all ranks have computed; after `sums`. A collective."""
         return compute_together(self._objects, self._of_ranks, self._engine)
 
 
 def compute_together(objects: dict[str, Any], of_ranks: Sequence[Sequence[str]], engine: Engine) -> Computed:
-    """Return what metric objects compute together, each of which synchronises itself, as those of torchmetrics do.
+    """Return the results of metric objects that synchronize themselves in `compute`, as in torchmetrics.
 
-    Every rank calls `compute` of each of them, in the same order. A rank that had no batch does it with a copy that has
-    added up nothing.
+    Every rank calls `compute` of each object, in the same order. A rank without batches uses an empty copy.
 
     Args:
-        objects: those of this rank, by name.
-        of_ranks: the names that each rank has.
+        objects: by name, on this rank.
+        of_ranks: the names on each rank.
         engine: connects the ranks.
 
     Returns:
-        The numbers by name, then what else they compute.
+        The numbers by name, and the other results by name.
 
     Raises:
-        ValueError: what they compute is not the same on all ranks.
+        ValueError: a result differs between ranks.
     """
-    names = sorted({name for each in of_ranks for name in each})
-    if lacking := {name for name in names if not all(name in each for each in of_ranks)}:
+    names = sorted({name for names in of_ranks for name in names})
+    if missing := {name for name in names if not all(name in rank_names for rank_names in of_ranks)}:
         copies: list[dict[str, Any]] = engine.gather_objects(
-            {name: _without_samples(each) for name, each in objects.items() if name in lacking}
+            {name: _without_samples(metric) for name, metric in objects.items() if name in missing}
         )
-        for name in lacking - objects.keys():
-            objects[name] = deepcopy(next(each[name] for each in copies if name in each))
+        for name in missing - objects.keys():
+            objects[name] = deepcopy(next(metrics[name] for metrics in copies if name in metrics))
             if isinstance(objects[name], nn.Module):
                 objects[name].to(engine.device)
     if not names:
         return {}, {}
-    values, others = compute_values({name: objects[name] for name in names})
-    computed: list[dict[str, Any]] = engine.gather_objects({**values, **others})
-    for rank, each in enumerate(computed):
+    numbers, objects_computed = compute_values({name: objects[name] for name in names})
+    computed: list[dict[str, Any]] = engine.gather_objects({**numbers, **objects_computed})
+    for rank, results in enumerate(computed):
         for name, value in computed[0].items():
-            if name not in each or not same(each[name], value):
+            if name not in results or not same(results[name], value):
                 raise ValueError(
-                    f"The metric {name!r} is {value} on rank 0 and {each.get(name)} on rank {rank}: a metric object "
-                    f"adds up its state over the ranks in compute(), as those of torchmetrics do."
+                    f"The metric {name!r} is {value} on rank 0 and {results.get(name)} on rank {rank}: compute() of a "
+                    f"metric object must sum its state over the ranks, as in torchmetrics."
                 )
-    return values, others
+    return numbers, objects_computed
 
 
 def _without_samples(metric: Any) -> Any:
-    """Return a copy of a metric object that another rank can synchronise, which has no sample.
+    """Return a copy of a metric object without samples that another rank can synchronize.
 
-    Lists of torchmetrics are joined over the ranks as tensors: an empty one must have their type and dimensions, or
-    the collective fails.
+    torchmetrics joins lists over the ranks as tensors: an empty list must have their type and dimensions, or the
+    collective fails.
     """
-    own = fresh_copy(metric)
-    if isinstance(own, nn.Module):
+    copy = fresh_copy(metric)
+    if isinstance(copy, nn.Module):
         for path, part in metric.named_modules():
-            empty = own.get_submodule(path)
+            empty = copy.get_submodule(path)
             for name, state in getattr(part, "_defaults", {}).items():
-                kept = getattr(part, name)
-                if isinstance(state, list) and kept and isinstance(kept[0], Tensor) and kept[0].ndim:
-                    setattr(empty, name, [kept[0][:0].clone()])
+                samples = getattr(part, name)
+                if isinstance(state, list) and samples and isinstance(samples[0], Tensor) and samples[0].ndim:
+                    setattr(empty, name, [samples[0][:0].clone()])
             if hasattr(part, "_update_count"):
-                vars(empty)["_update_count"] = 1  # or it would warn that it has none
-    return own
+                vars(empty)["_update_count"] = 1  # else it warns that it was never updated
+    return copy
 
 
 class Term(NamedTuple):
     """A value of a mean.
 
     Attributes:
-        batch: in which of its rank's batches it was added.
-        value: the value itself; a plain number where it was none but a tensor's.
-        dtype: the tensor's, None for a plain number.
-        device: the kind of device that the tensor was on.
-        weight: how many samples it is of.
-        is_sum: whether it is the sum over these, not the mean.
+        batch: the number of its rank's batch.
+        value: the value as a plain number.
+        dtype: of the tensor; None for a plain number.
+        device: the device type of the tensor.
+        weight: the number of its samples.
+        is_sum: True for a sum over the samples, False for a mean.
     """
 
     batch: int
@@ -129,73 +126,65 @@ class Term(NamedTuple):
     is_sum: bool
 
 
-Kept = tuple[int, Tensor | float, Tensor | float, bool]
+MeanEntry = tuple[int, Tensor | float, Tensor | float, bool]  # batch, value, weight, is_sum
 
 
 class Terms(Means):
-    """Keeps every value of an evaluation on one of several ranks, so that they add up as one process would add them."""
+    """Stores every value of an evaluation, so that all ranks together sum them like a single process."""
 
     def __init__(self, note: Callable[[str], None] | None = None) -> None:
         super().__init__(note)
-        self._kept: dict[str, list[Kept]] = {}
+        self._entries: dict[str, list[MeanEntry]] = {}
 
     def add(self, name: str, value: Tensor | float | Measured, weight: float = 1.0) -> None:
-        """Keep a value with its weight, on its device; or update a metric object."""
         if isinstance(value, Measured):
             super().add(name, value)
         else:
-            self._keep(name, value, weight, is_sum=False)
+            self._append(name, value, weight, is_sum=False)
 
     def add_sum(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
-        """Keep a sum with its count."""
-        self._keep(name, total, count, is_sum=True)
+        self._append(name, total, count, is_sum=True)
 
     @property
     def objects(self) -> dict[str, Any]:
-        """The metric objects by name."""
         return self._objects
 
     def take(self) -> dict[str, list[Term]]:
-        """Return the values by name, and start again; waits for the device once for each name."""
-        kept, self._kept = self._kept, {}
-        return {name: _terms(each) for name, each in kept.items()}
+        """Return the values by name and start again; waits for the device once per name."""
+        entries, self._entries = self._entries, {}
+        return {name: _terms(values) for name, values in entries.items()}
 
-    def _keep(self, name: str, value: Tensor | float, weight: Tensor | float, *, is_sum: bool) -> None:
+    def _append(self, name: str, value: Tensor | float, weight: Tensor | float, *, is_sum: bool) -> None:
         check_scalar(name, value)
         if isinstance(value, Tensor):
             value = value.detach().reshape(()).clone()
-        self._kept.setdefault(name, []).append((self.batch, value, weight, is_sum))
+        self._entries.setdefault(name, []).append((self.batch, value, weight, is_sum))
 
 
 class Merged(Means):
-    """The means of all ranks.
-
-    Attributes:
-        together: what their metric objects have computed.
-    """
+    """The means of all ranks; `together` has the results of their metric objects."""
 
     together: Computed = ({}, {})
 
     def computed(self) -> Computed:
-        """Return it."""
         return self.together
 
 
 def merge_means(
     of_ranks: Sequence[Mapping[str, Iterable[Term]]], engine: Engine, note: Callable[[str], None] | None = None
 ) -> Merged:
-    """Return the means of one process that read all batches: the first of every rank, then the second of every rank.
+    """Return the means of a single process that reads the first batch of every rank, then the second of every rank.
 
-    That is bit for bit what it would have come to, where the batches are dealt out in turn.
+    If the batches are dealt out in turn, the result is bitwise identical to that of one process.
 
     Args:
-        of_ranks: what each rank kept, by rank.
-        engine: where they are added up.
+        of_ranks: the values of each rank.
+        engine: its device sums them.
         note: see `Means`.
     """
     means = Merged(note)
     for name in {name: None for terms in of_ranks for name in terms}:
-        terms = [term for each in of_ranks for term in each.get(name, ())]
+        terms = [term for terms in of_ranks for term in terms.get(name, ())]
         for kind, group in groupby(sorted(terms, key=attrgetter("batch")), key=attrgetter("dtype", "device")):
             same_kind = list(group)
             for value, term in zip(_values(same_kind, *kind, engine), same_kind, strict=True):
@@ -203,9 +192,9 @@ def merge_means(
     return means
 
 
-def _terms(kept: list[Kept]) -> list[Term]:
+def _terms(entries: list[MeanEntry]) -> list[Term]:
     terms = []
-    for kind, group in groupby(kept, key=lambda each: _kind(each[1])):
+    for kind, group in groupby(entries, key=lambda entry: _kind(entry[1])):
         same_kind = list(group)
         values = [value for _, value, _, _ in same_kind]
         plain = torch.stack(values).tolist() if kind[0] is not None else values  # type: ignore[arg-type]  # all tensors
@@ -221,7 +210,6 @@ def _kind(value: Tensor | float) -> tuple[torch.dtype | None, str]:
 
 
 def _values(terms: list[Term], dtype: torch.dtype | None, device: str, engine: Engine) -> Sequence[Tensor | float]:
-    """Return the values as they were."""
     plain = [term.value for term in terms]
     if dtype is None:
         return plain

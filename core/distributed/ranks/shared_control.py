@@ -1,4 +1,4 @@
-"""How ranks agree: what one of them asks for, by Ctrl-C too, all of them do, at the same step."""
+"""How ranks agree: a request of one rank, or its Ctrl-C, takes effect on all ranks at the same step."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ....events.errors import error_text
 from ...system.signals import SignalHook
 from .failure import is_late
 
-# Optimizer steps, with those that were skipped; micro-batches; a checksum of which optimizers were stepped; one of how
-# the conditions of plugins changed.
+# Optimizer steps, including skipped ones; micro-batches; checksums of the names of stepped optimizers and of the
+# changes of plugins' conditions.
 Place = tuple[float, ...]
 
 
 @dataclass(slots=True)
 class Ballot:
-    """What one rank asks of all, and what the others must know of it."""
+    """The requests of one rank, and what the other ranks must know about it."""
 
     place: Place
     judges: bool
@@ -37,7 +37,7 @@ class Ballot:
     interrupted: bool
     save_veto: Request | None
     withdrawn: dict[Verb, Request]
-    goes_back_to: str  # the file of the state that a roll-back is to apply, empty where there is no file
+    goes_back_to: str  # the checkpoint of a rollback; empty if there is no file
 
 
 def check_places(places: Sequence[Sequence[float]]) -> None:
@@ -50,38 +50,38 @@ def check_places(places: Sequence[Sequence[float]]) -> None:
     if len(set(steps)) > 1 or len(set(batches)) > 1:
         raise RuntimeError(
             f"The ranks are at different positions: {min(steps):.0f} to {max(steps):.0f} steps, "
-            f"{min(batches):.0f} to {max(batches):.0f} batches. What a handler decides about a batch must be "
-            f"decided in the same way on all ranks."
+            f"{min(batches):.0f} to {max(batches):.0f} batches. Handlers must make the same decisions about a batch on "
+            f"all ranks."
         )
     if len(set(optimizers)) > 1:
         raise RuntimeError(
-            "The ranks stepped different optimizers: training_step must yield the same names on all ranks, in one "
-            "order."
+            "The ranks stepped different optimizers: training_step must yield the same names in the same order on all "
+            "ranks."
         )
     if len(set(conditions)) > 1:
         raise RuntimeError(
-            "The condition of a plugin held on some ranks only: what plugin.when(...) is given must say the same "
-            "on all of them. Let it read run.progress or the metrics of a validation, not the rank, a clock or a "
-            "loss; a plugin that is for one rank says so with ranks = 'main'."
+            "The condition of a plugin was true on some ranks only: the argument of plugin.when(...) must return the "
+            "same on all ranks. Let it read run.progress or the metrics of a validation, not the rank, a clock or a "
+            "loss; for a plugin of one rank, set ranks = 'main'."
         )
 
 
 def merge_requests(ballots: Sequence[Ballot]) -> dict[str, Request]:
-    """Return what any rank asks, in the name of the lowest rank that asks it, unless all of them do.
+    """Return the requests of all ranks; one that is not on all ranks gets the number of the lowest rank that has it.
 
-    The order is that of the lowest rank, then of the next: on all ranks the same.
+    The order is that of the lowest rank, then of the next: the same on all ranks.
     """
     merged: dict[str, Request] = {}
     for rank, ballot in enumerate(ballots):
-        for what, request in ballot.requests.items():
-            everybody = all(what in each.requests and each.requests[what].by == request.by for each in ballots)
-            merged.setdefault(what, request if everybody else replace(request, rank=rank))
-            merged[what].required |= request.required
+        for key, request in ballot.requests.items():
+            on_all = all(key in voter.requests and voter.requests[key].by == request.by for voter in ballots)
+            merged.setdefault(key, request if on_all else replace(request, rank=rank))
+            merged[key].required |= request.required
     return merged
 
 
 def merge_vetoes(ballots: Sequence[Ballot]) -> Request | None:
-    """Return the veto of a save by the lowest rank that has one, as one request."""
+    """Return the veto against a save of the lowest rank that has one, as a single request."""
     for rank, ballot in enumerate(ballots):
         if (veto := ballot.save_veto) is not None:
             return replace(veto, rank=rank if veto.rank is None else veto.rank, times=1)
@@ -89,7 +89,7 @@ def merge_vetoes(ballots: Sequence[Ballot]) -> Request | None:
 
 
 def merge_withdrawals(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
-    """Return what any rank takes back, in the name of the lowest rank that does."""
+    """Return the withdrawals of all ranks, each with the lowest rank that has it."""
     merged: dict[Verb, Request] = {}
     for rank, ballot in enumerate(ballots):
         for verb, request in ballot.withdrawn.items():
@@ -97,24 +97,25 @@ def merge_withdrawals(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
     return merged
 
 
-def check_alike(what: str, of_ranks: Sequence[Sequence[str]], mend: str) -> None:
+def check_equal_on_ranks(subject: str, of_ranks: Sequence[Sequence[str]], remedy: str) -> None:
     """Raise ValueError unless all ranks have the same.
 
     Args:
-        what: it is.
-        of_ranks: what each rank has, part by part, in words.
-        mend: how to make it the same.
+        subject: begins the error, with its verb.
+        of_ranks: the parts of each rank, in words.
+        remedy: ends the error.
     """
     for rank, parts in enumerate(of_ranks):
-        for first, other in zip_longest(of_ranks[0], parts, fillvalue="nothing more"):
-            if first != other:
+        for expected, actual in zip_longest(of_ranks[0], parts, fillvalue="nothing more"):
+            if expected != actual:
                 raise ValueError(
-                    f"{what} not the same on all ranks: rank 0 has {first}, and rank {rank} has {other}. {mend}"
+                    f"{subject} not the same on all ranks: rank 0 has {expected}, and rank {rank} has {actual}. "
+                    f"{remedy}"
                 )
 
 
 def settings_in_words(settings: Any) -> list[str]:
-    """Return what a run is called with and no rank may have alone: lengths, sets, limits and optimizers."""
+    """Return the arguments of a run that must be the same on all ranks: lengths, sets, limits and optimizers."""
     return [
         f"epochs={settings.epochs}",
         f"steps={settings.steps}",
@@ -146,32 +147,32 @@ def _optimizers(settings: Any) -> Iterator[str]:
                     yield f"{key}={plain} in parameter group {number} of the {which}"
 
 
-SUMMARY = Struct("<2d4dd")  # whether a rank asks for something; whether it judges; its place; its clock
-COMPARED = SUMMARY.size - 8  # all but the clock
+SUMMARY = Struct("<2d4dd")  # has requests; has handlers of ShouldStop; the place; the clock
+COMPARED = SUMMARY.size - 8  # everything but the clock
 LEFT = (
-    "The loop over the batches was left on some ranks only: the others wait for the gradients of this one. Leave it on "
-    "all ranks after the same batch; or call control.end_epoch(reason), which is for all ranks."
+    "The loop over the batches was left on some ranks only, while the others wait for the gradients of this rank. "
+    "Leave it on all ranks after the same batch; or call control.end_epoch(reason), which ends it on all ranks."
 )
 
 
 class SharedRun(Run, Protocol):
-    """A run whose ranks agree.
+    """The part of a run that its shared control uses.
 
     Attributes:
-        settings: what it was called with.
+        settings: the arguments of the run.
         is_complete: whether the run has its length.
-        engine: what connects the ranks.
+        engine: connects the ranks.
     """
 
     settings: Any
 
     @property
     def hooks(self) -> Any:
-        """Ranks agree on its `exit_status`."""
+        """Has the `exit_status`."""
 
     @property
     def checkpoints(self) -> Any:
-        """Has the `pending_state` that is to be applied."""
+        """Has the `pending_state` of a rollback."""
 
     @property
     def is_complete(self) -> bool:
@@ -179,32 +180,31 @@ class SharedRun(Run, Protocol):
 
     @property
     def engine(self) -> Any:
-        """What connects the ranks."""
+        """Connects the ranks."""
 
     def when_closed(self, action: Callable[[], object]) -> None:
         """Call `action` when the run is closed."""
 
 
 class SharedControl(Control):
-    """The control of a run on several ranks: what one of them asks, all of them do, at the same step.
+    """The control of a run on several ranks: a request of one rank takes effect on all of them, at the same step.
 
-    At each step boundary every rank posts a summary: whether it asks for anything, where it is, and its clock. A rank
-    that asks for nothing reads the summaries at its next boundary; one that asks for something waits for them at once.
-    If all asked for something, they agree now; if only some did, all of them agree at the next boundary; if none did,
-    nothing happens. To agree is to exchange the ballots themselves: every rank takes over the same requests, with the
-    names of who asked.
+    At each step boundary every rank posts a summary: whether it has requests, its place, and its clock. A rank without
+    requests reads the summaries at its next boundary; one with requests waits for them at once. If all ranks have
+    requests, they agree now; if only some have, all ranks agree at the next boundary; if none has, nothing happens. To
+    agree, ranks exchange their ballots: every rank adopts the same requests, with their sources.
 
-    A boundary at which nothing may stay open settles: the ranks wait for all summaries and agree there. These are those
-    of the last batch, of the end of an epoch and of the run, the first of a resumed run, and whatever follows a request
-    that was served, so that no rank leaves the loop, or saves, before the others know. docs/ranks.md has the proof.
+    Some boundaries settle: the ranks wait for all summaries and agree there. These are the boundaries of the last
+    batch, of the end of an epoch and of the run, the first one of a resumed run, and those that follow a served
+    request. So no rank leaves the loop, or saves, before the other ranks know. docs/ranks.md has the proof.
 
     Args:
         run: the run.
 
     Attributes:
-        agreed: what all ranks raised together, each in the same place.
-        votes_on_batches: whether the ranks vote on every batch, since a plugin of some rank may skip one.
-        votes_on_steps: whether they vote on every step, since a plugin of some rank may drop one.
+        agreed: an error that all ranks raised together, at the same place.
+        votes_on_batches: whether the ranks vote on every batch, because a plugin of some rank may skip one.
+        votes_on_steps: whether they vote on every step, because a plugin of some rank may drop one.
     """
 
     def __init__(self, run: SharedRun) -> None:
@@ -213,30 +213,30 @@ class SharedControl(Control):
         self._run, self._engine = run, run.engine
         self._post_summary: Callable[[bytes], None]
         self._read_summaries: Callable[[], list[list[bytes]]]
-        self._open: list[list[bytes]] = []  # summaries that were read, and are for the next boundary
+        self._open: list[list[bytes]] = []  # summaries that were read for the next boundary
         self._is_open = self._judges = self._interrupted = self._drops_alike = False
         self._evaluations = self._optimizer_order = self._condition_order = 0
-        self._token, self._of_some_ranks = "", set[str]()  # the names of plugins that others lack
+        self._token, self._of_some_ranks = "", set[str]()  # plugins that some ranks lack
         self._withdrawn: dict[Verb, Request] = {}
-        self._aside: dict[str, Request] = {}  # what this rank asks for, in the last word of an open boundary
+        self._aside: dict[str, Request] = {}  # this rank's requests, while ShouldStop of an open boundary runs
         self._should_stop = run.bus.signal(ShouldStop)
         self._hook = SignalHook([signal.SIGINT], self._note_interrupt)
 
     def open(self) -> None:
-        """Turn a Ctrl-C into a flag that joins the requests, and keep handlers of some ranks out of collectives.
+        """Turn Ctrl-C into a request, and refuse collectives in handlers of plugins that only some ranks have.
 
-        What they vote on is decided here, for all ranks: their plugins may differ, and be switched off on some.
+        Also fix for all ranks what they vote on: their plugins may differ, and be disabled on some.
 
         Raises:
-            ValueError: what the run was called with is not the same on all ranks.
+            ValueError: the arguments of the run differ between ranks.
         """
         plugins = self._run.plugins
         enabled = [name for name in plugins.names() if plugins.is_enabled(name)]
-        own = settings_in_words(self._run.settings), list(plugins.declared("asks")), enabled, uuid4().hex
-        settings, asks, names, tokens = zip(*self._engine.gather_objects(own), strict=True)
-        check_alike("The arguments of the run are", settings, "Give all ranks the same.")
-        asked = {verb for each in asks for verb in each}
-        self.votes_on_batches, self.votes_on_steps = "skip_batch" in asked, "skip_step" in asked
+        facts = settings_in_words(self._run.settings), list(plugins.declared("asks")), enabled, uuid4().hex
+        settings, asks, names, tokens = zip(*self._engine.gather_objects(facts), strict=True)
+        check_equal_on_ranks("The arguments of the run are", settings, "Pass the same to all ranks.")
+        declared = set().union(*asks)
+        self.votes_on_batches, self.votes_on_steps = "skip_batch" in declared, "skip_step" in declared
         self._of_some_ranks = set().union(*names).difference(set(names[0]).intersection(*names))
         self._token = tokens[0]
         self._post_summary, self._read_summaries = self._engine.post_summary, self._engine.read_summaries
@@ -249,21 +249,21 @@ class SharedControl(Control):
 
     @property
     def has_boundary(self) -> bool:
-        """Say yes: other ranks may have asked for something."""
+        """Always True: other ranks may have requests."""
         return True
 
     def is_due(self, *, window: int, judged: bool) -> bool:
-        """Return whether a boundary follows this batch: the same on all ranks."""
+        """Return True if a boundary follows this batch: the same on all ranks."""
         return not window
 
     def agree(self, *, in_epoch: bool = False) -> bool:
-        """Make the open requests the same on all ranks; return whether there are some to serve now.
+        """Make the open requests the same on all ranks; return True if there are some to serve now.
 
         Args:
-            in_epoch: whether the epoch continues, so that what some ranks ask for may wait until the next boundary.
+            in_epoch: whether the epoch continues, so that requests of some ranks may wait until the next boundary.
 
         Raises:
-            KeyboardInterrupt: one of the ranks was interrupted; on all of them, in the same place.
+            KeyboardInterrupt: a rank was interrupted; raised on all ranks at the same place.
             RuntimeError: the ranks are at different steps; the user's own loop was left on some ranks only.
         """
         self._is_open, run, end = False, self._run, self._end_request
@@ -285,85 +285,85 @@ class SharedControl(Control):
             self._due = {}
         return self.pending and not self._is_open
 
-    def _take_back(self) -> None:
-        """Ask again for what was set aside, in the name of who asked first; of states to go back to, the latest."""
+    def _restore_requests(self) -> None:
+        # A repeated request keeps its first source; the newest state of a rollback counts.
         aside, self._aside = self._aside, {}
         back = self._back_request or aside.get("roll_back")
-        for what, request in self.open_requests().items():
-            aside.setdefault(what, request).required |= request.required
+        for key, request in self.open_requests().items():
+            aside.setdefault(key, request).required |= request.required
         self.stop_request, self._end_request = aside.pop("stop", None), aside.pop("end_epoch", None)
         aside.pop("roll_back", None)
         self._back_request, self._due = back, aside
 
     def decide(self, *, served: bool = False, in_epoch: bool = True) -> None:
-        """Post once more, where the boundary may have brought up something new; then decide on what is agreed on."""
+        """Post another summary if handlers of the boundary may have added requests; then decide on the agreed ones."""
         if self._is_open:
-            self._take_back()
+            self._restore_requests()
         if self._is_open and self._judges:
             self._post(settles=False)
         elif served or self._judges:
             self.agree()
-        if self._is_open:  # what is asked for, stays so
+        if self._is_open:  # the requests stay open
             self._vetoed = False
         else:
             super().decide(in_epoch=in_epoch)
 
     def agree_on_batch(self) -> None:
-        """Let a batch that one rank skips be skipped by all, where some plugin declares that it may.
+        """Skip a batch on all ranks if one rank skips it and a plugin has declared that it may.
 
         Raises:
-            RuntimeError: a rank skips that is not expected to, or the ranks do not hold the same batches.
+            RuntimeError: a rank skips without such a declaration, or the ranks do not hold the same batches.
         """
-        if not self._votes("skip_batch", self.votes_on_batches, asked=self.skips_batch):
+        if not self._votes("skip_batch", self.votes_on_batches, requested=self.skips_batch):
             return
         skips, holds, steps = self._engine.vote([self.skips_batch, self.holds_step, not self.holds_step])
         if holds and steps:
             raise RuntimeError(
-                "Some ranks hold the step of this batch and others do not: hold_step must be asked for by all ranks."
+                "Some ranks hold the step of this batch and others do not: all ranks must request hold_step."
             )
         if skips:
             self.skips_batch = self.touched = True
 
     def drop_step(self, reason: str) -> None:
-        """See the base class; there is nothing to vote on."""
+        # All ranks drop it, so there is no vote.
         super().drop_step(reason)
         self._drops_alike = True
 
     def agree_on_step(self) -> None:
-        """Let gradients that one rank drops be dropped by all, where some plugin declares that it may.
+        """Drop gradients on all ranks if one rank drops them and a plugin has declared that it may.
 
         Raises:
-            RuntimeError: a rank drops them that is not expected to.
+            RuntimeError: a rank drops them without such a declaration.
         """
         if self._drops_alike:
             self._drops_alike = False
             return
-        dropped = self._votes("skip_step", self.votes_on_steps, asked=self.drops_step)
+        dropped = self._votes("skip_step", self.votes_on_steps, requested=self.drops_step)
         if dropped and self._engine.vote([self.drops_step])[0]:
             self.drops_step = self.touched = True
 
     def note_optimizer(self, name: str) -> None:
-        """Note which of several optimizers is next; the next summary shows whether it was the same on all ranks."""
+        """Record which of several optimizers is next; the next summary compares it over the ranks."""
         self._optimizer_order = crc32(name.encode(), self._optimizer_order)
 
     def withdraw(self, verb: Pending, reason: str, *, by: str | None = None) -> bool:
-        """Take back what any rank has requested, when they agree, unless this rank requests it again before that."""
+        """Withdraw a request of any rank at the next agreement, unless this rank requests it again before."""
         if verb in self._aside and not self._aside[verb].required:
             del self._aside[verb]
         if not super().withdraw(verb, reason, by=by):
             self.record(cast("Verb", f"withdraw_{verb}"), reason, by)
-        self._withdrawn[verb] = next(each for each in reversed(self.history) if each.verb == f"withdraw_{verb}")
+        self._withdrawn[verb] = next(entry for entry in reversed(self.history) if entry.verb == f"withdraw_{verb}")
         return True
 
     def note_condition(self, change: str) -> None:
-        """Note a change of a plugin's condition; the next summary shows whether it was the same on all ranks."""
+        """Record a change of a plugin's condition; the next summary compares it over the ranks."""
         self._condition_order = crc32(change.encode(), self._condition_order)
 
     def is_cut(self) -> bool:
-        """Return whether the running evaluation is to be left, as some rank asked; inform the others if this one did.
+        """Return True if some rank cuts the running evaluation short; inform the other ranks if this one does.
 
         Raises:
-            RankFailed: another rank failed: an evaluation may be long, and meet no collective for as long.
+            RankFailed: another rank failed: a long evaluation may have no collective that would show it.
         """
         watch, topic = self._engine.watch, f"{self._token}: evaluation {self._evaluations} is cut short"
         if watch is None:
@@ -375,66 +375,64 @@ class SharedControl(Control):
         return watch.posted(topic) is not None
 
     def agree_on_validation(self) -> None:
-        """Let an evaluation that one rank cut short be cut short for all.
+        """Cut an evaluation short on all ranks if one rank did.
 
         Raises:
-            KeyboardInterrupt: one of the ranks was interrupted.
+            KeyboardInterrupt: a rank was interrupted.
         """
         self._evaluations += 1
         if self._engine.vote([float(self.cut_request is not None or self._interrupted)])[0]:
-            own: dict[str, Request] = {} if self.cut_request is None else {self.cut_request.verb: self.cut_request}
-            cut = next(iter(merge_requests(self._ballots(own)).values()), None)
+            requests = {} if self.cut_request is None else {str(self.cut_request.verb): self.cut_request}
+            cut = next(iter(merge_requests(self._ballots(requests)).values()), None)
             if self.cut_request is None and cut is not None:
                 self.history.add(cut)
             self.cut_request = cut
 
     def agree_on_exit_status(self) -> None:
-        """Let all ranks exit with the same status, the highest that any asked for.
+        """Give all ranks the highest requested exit status.
 
         Raises:
-            KeyboardInterrupt: one of the ranks was interrupted since they agreed.
+            KeyboardInterrupt: a rank was interrupted since the last agreement.
         """
-        mine = self._run.hooks.exit_status
+        status = self._run.hooks.exit_status
         is_news = self._interrupted and self.agreed is None
-        agreed, interrupted = self._engine.vote([-1.0 if mine is None else float(mine), float(is_news)])
+        agreed, interrupted = self._engine.vote([-1.0 if status is None else float(status), float(is_news)])
         self._run.hooks.exit_status = None if agreed < 0 else int(agreed)
         if interrupted:
             self._ballots({})
 
     def _post(self, *, settles: bool) -> None:
-        """Post a summary, and agree at once if that is due."""
         has_news, judges = self._has_news, bool(self._should_stop.chain)
         self._post_summary(SUMMARY.pack(has_news, judges, *self._place, self._progress.own_seconds))
         self._is_open = True
         if settles or has_news:
             self._open += self._read_summaries()
-            if settles or all(SUMMARY.unpack(each)[0] for each in self._open[-1]):
+            if settles or all(SUMMARY.unpack(summary)[0] for summary in self._open[-1]):
                 self._is_open = False
                 if self._close_summaries():
                     self._exchange()
 
     def _close_summaries(self) -> bool:
-        """Apply the summaries that are open, in their order; return whether any rank asked for something in them."""
+        # Applies the open summaries in order; returns True if any rank has requests.
         self._open += self._read_summaries()
-        asks = False
+        has_requests = False
         for summaries in self._open:
             first = summaries[0][:COMPARED]
-            read = summaries[:1]  # if all say the same, as they nearly always do, one will do
-            for each in summaries:
-                if each[:COMPARED] != first:
-                    read = summaries
-            news, judges, *places, clocks = zip(*map(SUMMARY.unpack, read), strict=True)
-            if read is summaries:
+            distinct = summaries[:1]  # usually all are equal, and one is enough
+            for summary in summaries:
+                if summary[:COMPARED] != first:
+                    distinct = summaries
+            news, judges, *places, clocks = zip(*map(SUMMARY.unpack, distinct), strict=True)
+            if distinct is summaries:
                 check_places(places)
             self._progress.set_seconds(clocks[0])  # the main rank's
             self._judges = any(judges)
-            asks = asks or any(news)
+            has_requests = has_requests or any(news)
         self._open.clear()
-        return asks
+        return has_requests
 
     @property
     def _has_news(self) -> bool:
-        """Whether this rank asks for something."""
         singles = self.stop_request or self._end_request or self._back_request
         return bool(singles or self._due or self._interrupted or self._withdrawn or self._save_veto)
 
@@ -446,7 +444,9 @@ class SharedControl(Control):
 
     def _exchange(self) -> None:
         ballots = self._ballots(self.open_requests())
-        check_places([*zip(*(ballot.place for ballot in ballots), strict=True)])  # later than in the summaries
+        check_places(
+            [*zip(*(ballot.place for ballot in ballots), strict=True)]
+        )  # the places are newer than those of the summaries
         self._judges = any(ballot.judges for ballot in ballots)
         agreed, withdrawn = merge_requests(ballots), merge_withdrawals(ballots)
         for verb, request in withdrawn.items():
@@ -457,11 +457,12 @@ class SharedControl(Control):
         self._withdrawn = {}
         if self._save_veto is None and (veto := merge_vetoes(ballots)) is not None:
             self._save_veto = self.history.add(veto)
-        askers = [rank for rank, ballot in enumerate(ballots) if "roll_back" in ballot.requests]
+        sources = [rank for rank, ballot in enumerate(ballots) if "roll_back" in ballot.requests]
         self.adopt(agreed, vetoed=any(ballot.vetoes for ballot in ballots))
-        first = ballots[askers[0]].goes_back_to if askers else ""
-        if askers and not (first and all(ballot.goes_back_to == first for ballot in ballots)):  # not one file for all
-            self._run.checkpoints.pending_state = self._engine.broadcast(self._run.checkpoints.pending_state, askers[0])
+        path = ballots[sources[0]].goes_back_to if sources else ""
+        if sources and not (path and all(ballot.goes_back_to == path for ballot in ballots)):  # not the same file
+            checkpoints = self._run.checkpoints
+            checkpoints.pending_state = self._engine.broadcast(checkpoints.pending_state, sources[0])
 
     def _ballots(self, requests: dict[str, Request]) -> list[Ballot]:
         withdrawn = {verb: request for verb, request in self._withdrawn.items() if verb not in requests}
@@ -472,15 +473,15 @@ class SharedControl(Control):
             self._place, judges, requests, self.vetoed, self._interrupted, self._save_veto, withdrawn, back_to
         )
         ballots: list[Ballot] = self._engine.gather_objects(ballot)
-        interrupted = [str(rank) for rank, each in enumerate(ballots) if each.interrupted]
+        interrupted = [str(rank) for rank, voter in enumerate(ballots) if voter.interrupted]
         if interrupted:
             self.agreed = KeyboardInterrupt(f"on rank {', '.join(interrupted)}")
             raise self.agreed
         return ballots
 
     @staticmethod
-    def _votes(verb: str, voted: bool, *, asked: bool) -> bool:
-        if asked and not voted:
+    def _votes(verb: str, voted: bool, *, requested: bool) -> bool:
+        if requested and not voted:
             raise RuntimeError(
                 f"control.{verb} was called on one of several ranks, and no plugin declared it when the run began, so "
                 f"the ranks do not vote on it: add {verb!r} to the plugin's asks = (...)."
@@ -493,7 +494,7 @@ class SharedControl(Control):
         group = self._engine.group
 
         def guarded(run: Run, *, event: Event) -> None:
-            before, group.refusal = group.refusal, (owner, event.name)  # without a context: a bar is called every step
+            before, group.refusal = group.refusal, (owner, event.name)  # no context manager, for speed
             try:
                 receiver(run, event=event)
             finally:

@@ -1,4 +1,4 @@
-"""The watch of the ranks over each other: report a failure, notice one of another's, end a process that hangs."""
+"""The watch of each rank over the others: report a failure, notice one of another rank, end a process that hangs."""
 
 from __future__ import annotations
 
@@ -29,23 +29,28 @@ from .failure import Failure, JsonFacts, is_broken_collective, is_late
 
 Waiting = Callable[[], tuple[str, float] | None]
 Job = Callable[[], None]
-FIRST, NOTED = "failure", "noted"  # keys of the store
-ACKNOWLEDGED = 1.0  # seconds for the others to note a failure, before the store ends with the rank that hosts it
-BOUND = 5.0  # seconds that the main thread waits for this one at most
+FIRST, NOTED = "failure", "noted"  # keys in the store
+ACKNOWLEDGED = 1.0  # seconds for the other ranks to read a failure before the store ends with its host
+BOUND = 5.0  # maximum seconds that the main thread waits for this thread
 logger = logging.getLogger("heliograph")
-ANSWERS = 2.0  # seconds in which a living rank answers
-FRAMES = 6  # how many functions a report names
-BELOW = ("torch.", "heliograph.core.distributed.ranks.", "heliograph.core.engines.")  # in every collective the same
+ANSWERS = 2.0  # seconds in which a live rank answers
+FRAMES = 6  # functions named in a report
+BELOW = (
+    "torch.",
+    "heliograph.core.distributed.ranks.",
+    "heliograph.core.engines.",
+)  # not named: the same in every collective
 
 
 @dataclass(slots=True)
 class Limits:
-    """How long a watch puts up with something; it may be changed at any time.
+    """The limits of a watch; they may be changed at any time.
 
     Attributes:
-        report_after: seconds in one collective after which it is logged where each rank is; then at twice that.
-        grace: seconds that a run gets to end by itself once another rank has failed, before the process is ended;
-            those in which it writes a checkpoint are not counted.
+        report_after: seconds in one collective after which the places of all ranks are logged, and again after twice
+            that.
+        grace: seconds that a run has to end after another rank has failed, before the process is ended; the time of
+            writing a checkpoint is not counted.
     """
 
     report_after: float = 60.0
@@ -53,35 +58,35 @@ class Limits:
 
 
 class Watch:
-    """The watch of one rank over its group; a thread of it talks to the others by way of the store.
+    """The watch of one rank over its group; its thread communicates with the other ranks through the store.
 
-    A wait in a collective of gloo cannot be broken off from within. So a rank that fails announces it and then leaves
-    the group, which breaks the collectives of the others; theirs are explained by what it announced. How long the
-    others wait for a rank, from their next collective on:
+    A wait in a collective of gloo cannot be interrupted from within. So a rank that fails announces it and then leaves
+    the group, which breaks the collectives of the other ranks; the announcement explains their errors. The other ranks
+    wait for a failed rank, from their next collective on:
 
-    - It fails in code: until it has left the group, a fraction of a second.
-    - Its process dies: no longer; then 2 s, for the roll to show who is gone.
-    - It hangs or is stopped: as long as the engine's `timeout`, and those 2 s. Its process ends itself `limits.grace`
-      later, what it is writing being finished before; unless it is stopped.
+    - If its code fails: until it has left the group, a fraction of a second.
+    - If its process dies: the same, and 2 s for the roll call that shows which rank is gone.
+    - If it hangs or is stopped: for the engine's `timeout`, and the same 2 s. Its process ends itself `limits.grace`
+    later,
+      after it has finished writing a checkpoint, unless it is stopped.
 
-    Where each rank is is logged before, when a wait gets long. As long as a collective waits, Python runs no signal
-    handlers: a SIGTERM or Ctrl-C is seen when it returns.
+    When a wait gets long, the place of each rank is logged. While a collective waits, Python runs no signal handlers: a
+    SIGTERM or Ctrl-C takes effect when it returns.
 
     Args:
-        store: what only this group's processes read and write; a clone of it is used.
+        store: the store of this group's processes; the watch uses a clone.
         rank: this rank.
-        world_size: how many there are.
-        waiting: returns the name of the collective that this thread is in, with `time.monotonic()` of its beginning;
-            None outside of any.
-        host: the rank whose process hosts the store; None where another process does (torchrun's agent).
+        world_size: the number of ranks.
+        waiting: returns the name of the current collective of this thread and its start by `time.monotonic()`, or None.
+        host: the rank whose process hosts the store; None if torchrun's agent does.
         limits: when waits are reported, and when the process is ended.
-        interval: seconds between two looks at the store.
-        abort: breaks off the collective that this thread is in, where the backend can (nccl).
+        interval: seconds between two polls of the store.
+        abort: aborts the current collective of this thread, if the backend supports it (nccl).
 
     Attributes:
-        notices: what was posted, by topic.
-        place: returns where the run is; None outside of one.
-        leaves: whether the main thread ends its run already.
+        notices: posted texts, by topic.
+        place: returns the place of the run; None outside of a run.
+        leaves: whether the main thread is ending its run.
         is_lost: whether the store is gone.
     """
 
@@ -102,12 +107,12 @@ class Watch:
         self.place: Callable[[], str] | None = None
         self.leaves = self.is_lost = False
         self.limits = limits or Limits()
-        clone: Store = store.clone()  # type: ignore[attr-defined]  # a client serves one thread at a time
+        clone: Store = store.clone()  # type: ignore[attr-defined]  # a client supports one thread at a time
         self._store, self._news = clone, News(clone, rank, world_size)
         self._rank, self._world_size, self._host = rank, world_size, host
         self._waiting, self._interval, self._abort = waiting, interval, abort
         self._watched, self._lock = threading.get_ident(), threading.Lock()
-        self._writes = 0  # checkpoints that are being written; the process is not ended during one
+        self._writes = 0  # checkpoints being written, during which the process is not ended
         self._noted_at = self._grace_since = self._waits_since = 0.0
         self._next_report = math.inf
         self._reports = self._calls = 0
@@ -119,71 +124,71 @@ class Watch:
     # For the main thread.
 
     def announce(self, error: BaseException, place: str) -> None:
-        """Announce to all ranks that this one fails; only the first announcement of all counts.
+        """Announce to all ranks that this one fails; only the first announcement counts.
 
         Args:
-            error: why.
-            place: where in the run.
+            error: the error.
+            place: where in the run it occurred.
         """
         self.leaves = True
         failure = Failure.of(error, self._rank, place)
-        self._do(lambda: self._report_failure(failure))
+        self._run_job(lambda: self._report_failure(failure))
 
     def failure(self) -> Failure | None:
-        """Return the first failure of all that this rank knows of; that costs nothing."""
+        """Return the first failure that this rank has read, at no cost."""
         return self._failure
 
     def check(self) -> None:
-        """Raise where a rank has failed, as far as this one knows; that costs nothing.
+        """Raise if a rank is known to have failed, at no cost.
 
         Raises:
-            RankFailed: it has; KeyboardInterrupt where it was interrupted.
+            RankFailed: it has; KeyboardInterrupt if it was interrupted.
         """
         if self._failure is not None:
             raise self._failure.as_error()
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return the cause of an error: RankFailed for a collective that others broke, else the error itself.
+        """Return the cause of an error: RankFailed for a collective that another rank broke, else the error itself.
 
-        Where nobody announced a failure, the roll is called: a rank that gives no answer within 2 s has died, or hangs
-        where the collective was waited for too long; one that is in no collective hangs, or has left the group.
+        If no rank announced a failure, a roll call follows. A rank that does not answer within 2 s has died, or hangs
+        if the collective timed out. A rank outside of any collective hangs, or has left the group.
 
         Args:
-            error: what was raised; it is the cause of what is returned.
+            error: the exception; it becomes the cause of the returned one.
 
         Returns:
-            The error, RankFailed, or KeyboardInterrupt where a rank was interrupted.
+            The error, RankFailed, or KeyboardInterrupt if a rank was interrupted.
         """
         if not is_broken_collective(error):
             return error
         roll = None
         self.leaves = True
-        self._do(self._look_up)
+        self._run_job(self._read_failure)
         if self._failure is None and not self.is_lost:
             roll = self._call_roll()
-            self._do(lambda: self._judge(roll, is_late(error)))
+            self._run_job(lambda: self._find_culprit(roll, is_late(error)))
         failure = self._failure
         if failure is not None and (failure.rank != self._rank or failure.kind in SEEN):
             explained = failure.as_error()
             explained.__cause__ = error
             error = explained
         if roll is not None:
-            error.add_note(f"heliograph: rank {self._rank} asked where each rank is:\n{roll}")
+            error.add_note(f"heliograph: places of the ranks, requested by rank {self._rank}:\n{roll}")
         elif self.is_lost:
-            error.add_note("heliograph: the store by which the ranks report failures to each other is gone.")
+            error.add_note("heliograph: the store through which ranks report failures is gone.")
         return error
 
     def post(self, topic: str, text: str) -> None:
-        """Post a text for all ranks, without a wait; the first text of a topic counts."""
+        """Post a text for all ranks, without waiting; only the first text of a topic counts."""
         self.notices.setdefault(topic, text)
         self._jobs.put(lambda: self._news.post(topic=topic, text=text))
 
     def posted(self, topic: str) -> str | None:
-        """Return what a rank posted on a topic, as far as this one knows; that costs nothing."""
+        """Return the text of a topic if this rank has read it, at no cost."""
         return self.notices.get(topic)
 
     def follow(self, run: Run) -> Callable[[], None]:
-        """Report where this run is, and end the process if it does not end when it must; return what ends that."""
+        """Track the place of a run, and end the process if the run hangs; return a function that ends this."""
         self.place, unfollow = follow(run)
 
         def end() -> None:
@@ -194,7 +199,7 @@ class Watch:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Say that a checkpoint is being written, in whatever thread: until then the process is not ended."""
+        """Return a context for writing a checkpoint, in any thread, during which the process is not ended."""
         with self._lock:
             self._writes += 1
         try:
@@ -204,12 +209,12 @@ class Watch:
                 self._writes -= 1
 
     def close(self) -> None:
-        """End the thread; twice does no harm."""
+        """End the thread; may be called twice."""
         self._jobs.put(None)
         self._thread.join(BOUND)
 
-    def _do(self, job: Job) -> None:
-        """Have the thread do something, and wait for that, if not for ever: the store may be out of reach."""
+    def _run_job(self, job: Job) -> None:
+        # Waits for the thread, but not for ever: the store may be out of reach.
         done = threading.Event()
 
         def reported() -> None:
@@ -223,21 +228,20 @@ class Watch:
             done.wait(BOUND)
 
     def _call_roll(self) -> Roll:
-        """Ask all ranks where they are; return their answers."""
         roll = self._new_roll(is_report=False)
-        self._do(lambda: self._open(roll))
+        self._run_job(lambda: self._open(roll))
         roll.done.wait(BOUND)
         return roll
 
-    # Jobs of the thread.
+    # Jobs of the watch's thread.
 
-    def _judge(self, roll: Roll, was_late: bool) -> None:
-        """Report to all ranks which one broke a collective silently, if the answers show it."""
-        self._look_up()
+    def _find_culprit(self, roll: Roll, was_late: bool) -> None:
+        # Reports the rank that broke a collective silently, if the answers show it.
+        self._read_failure()
         if self._failure is not None:
             return
         silence = f"no sign of life for {roll.limit:g} s"
-        if roll.missing and was_late:  # of a process that is gone, the connection breaks at once
+        if roll.missing and was_late:  # a dead process would break the connection at once
             silence += ": its process is stopped (SIGSTOP), or its machine cannot be reached"
             self._report_failure(Failure(roll.missing[0], "hung", silence))
         elif roll.missing:
@@ -247,7 +251,7 @@ class Watch:
             self._report_failure(Failure(rank, "hung" if was_late else "left", f"it {roll.answers[rank]}"))
 
     def _report_failure(self, failure: Failure) -> None:
-        """Report a failure to all ranks, unless there is one already."""
+        # Only the first failure counts.
         first = Failure.read(self._first(FIRST, failure.write()))
         self._learn(first)
         if first != failure:
@@ -257,12 +261,11 @@ class Watch:
         while self._host == self._rank and self._store.add(NOTED, 0) < self._world_size and monotonic() < end:
             sleep(self._interval / 10)
 
-    def _look_up(self) -> None:
-        """Learn of a failure before the next look."""
+    def _read_failure(self) -> None:
         if self._store.check([FIRST]):
             self._learn(Failure.read(self._store.get(FIRST)))
 
-    # Its own business.
+    # The loop of the thread.
 
     def _serve(self) -> None:
         while True:
@@ -277,28 +280,27 @@ class Watch:
                     job()
                 if not self.is_lost:
                     self._exchange()
-            except DistError:  # reported in what `Watch.explain` returns
+            except DistError:  # `Watch.explain` reports it
                 self.is_lost = True
                 if self._failure is None and self._host not in (None, self._rank):
-                    self._failure = Failure(self._host, "died", "the store that it hosted is gone")
+                    self._failure = Failure(self._host, "died", "its store is gone")
                 while self._rolls:
                     self._rolls.pop().done.set()
-            self._mind_failure()
+            self._enforce_failure()
 
     def _exchange(self) -> None:
-        """Read what others posted, collect answers, and ask where all are when a wait gets long."""
         for message in self._news.fresh():
             self._read_message(message)
         for roll in self._rolls[:]:
             if roll.collect(self._store):
                 self._rolls.remove(roll)
                 if roll.is_report:
-                    logger.warning("rank %d waits in a collective. Where each rank is:\n%s", self._rank, roll)
-        self._mind_wait()
+                    logger.warning("rank %d waits in a collective. Places of the ranks:\n%s", self._rank, roll)
+        self._report_wait()
 
     def _read_message(self, message: dict[str, Any]) -> None:
         if "failure" in message:
-            self._look_up()
+            self._read_failure()
         elif "topic" in message:
             self.notices.setdefault(message["topic"], message["text"])
         else:
@@ -324,8 +326,8 @@ class Watch:
         self._rolls.append(roll)
         self._news.post(roll=roll.name, is_report=roll.is_report)
 
-    def _mind_wait(self) -> None:
-        """Call the roll for a report, where the main thread waits for long and no other rank has called it."""
+    def _report_wait(self) -> None:
+        # One rank reports for all.
         if self._seconds_waited() < self._next_report:
             return
         self._next_report *= 2
@@ -333,7 +335,7 @@ class Watch:
             self._open(self._new_roll(is_report=True))
 
     def _seconds_waited(self) -> float:
-        """Return for how many seconds the main thread has been in its collective, 0 outside of any."""
+        # 0 outside of a collective.
         waiting = self._waiting()
         if waiting is None:
             return 0.0
@@ -342,12 +344,12 @@ class Watch:
         return monotonic() - waiting[1]
 
     def _first(self, key: str, value: str) -> str:
-        """Return the first value that any rank gave to a key, perhaps this one."""
+        # The first value that any rank has set.
         first: bytes = self._store.compare_set(key, "", value)
         return first.decode()
 
-    def _mind_failure(self) -> None:
-        """Break off the collective that the main thread is in, where that is possible; end the process at last."""
+    def _enforce_failure(self) -> None:
+        # Aborts the current collective if the backend can, and finally ends the process.
         if self._failure is None or self.leaves:
             return
         now, waits = monotonic(), self._waiting() is not None
@@ -355,29 +357,29 @@ class Watch:
         if self._abort is not None and waits and now - self._noted_at >= ACKNOWLEDGED:
             abort, self._abort = self._abort, None
             abort()
-        if self._writes:  # what follows has the whole grace
+        if self._writes:  # the grace starts again afterwards
             self._grace_since = 0.0
             return
         self._grace_since = self._grace_since or now
         if now - self._grace_since >= self.limits.grace and (waits or self.place is not None):
-            ended = f"its run has not ended {self.limits.grace:g} s after another's end"
+            ended = f"its run did not end within {self.limits.grace:g} s after the failure of a rank"
             text, failure = f"heliograph: rank {self._rank} is ended: {ended}", self._failure
             if failure.rank == self._rank and failure.kind in SEEN:
-                failure = replace(failure, text="")  # others saw where it is, which follows
+                failure = replace(failure, text="")  # the text is the place that follows
             os.write(2, f"{text} ({failure.as_error()}). It {self._status()}.\n".encode())
-            os._exit(1)  # no exception reaches a thread that hangs
+            os._exit(1)  # an exception cannot reach a thread that hangs
 
 
 BELL = "bell"
 
 
 class News:
-    """What all ranks post, each in its own row, read once. One look costs one question to the store.
+    """Messages of all ranks, each rank in its own row. Polling takes one request to the store.
 
     Args:
-        store: what only this group's processes read and write.
+        store: the store of this group's processes.
         rank: this rank.
-        world_size: how many there are.
+        world_size: the number of ranks.
     """
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
@@ -391,7 +393,7 @@ class News:
         self._store.add(BELL, 1)
 
     def fresh(self) -> Iterator[dict[str, Any]]:
-        """Yield what was posted since the last look."""
+        """Yield the messages since the last call."""
         rung = self._store.add(BELL, 0)
         if rung == self._rung:
             return
@@ -408,14 +410,14 @@ def _key(rank: int, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankStatus(JsonFacts):
-    """What one rank reports of itself.
+    """The status that one rank reports.
 
     Attributes:
-        state: it waits in a collective, it works outside of any, or it leaves since one broke.
-        collective: in which it waits, or which broke.
-        seconds: since when it waits.
-        place: where its run is; empty outside of a run.
-        functions: those that its main thread is in, the innermost first; empty where it leaves.
+        state: it waits in a collective, works outside of any, or leaves because one broke.
+        collective: the one in which it waits, or which broke.
+        seconds: of waiting.
+        place: of its run; empty outside of a run.
+        functions: of its main thread, the innermost first; empty if it leaves.
     """
 
     state: Literal["waits", "works", "leaves"]
@@ -426,7 +428,7 @@ class RankStatus(JsonFacts):
 
     @classmethod
     def of(cls, thread: int, waiting: tuple[str, float] | None, place: str, *, leaves: bool) -> Self:
-        """Return where the thread of this number is."""
+        """Return the status of the thread of this number."""
         name, since = waiting or ("", monotonic())
         state: Literal["waits", "works", "leaves"] = "leaves" if leaves else "waits" if waiting else "works"
         frame = None if leaves else sys._current_frames().get(thread)
@@ -444,18 +446,18 @@ class RankStatus(JsonFacts):
 
 
 class Roll:
-    """One call of the roll: every rank's watch answers where it is.
+    """A roll call: the watch of every rank answers with its status.
 
     Args:
-        name: the prefix of the answers' keys.
-        world_size: how many ranks there are.
-        is_report: whether it is to be logged.
+        name: the prefix of the keys of the answers.
+        world_size: the number of ranks.
+        is_report: whether it is logged.
 
     Attributes:
-        answers: where those are that have answered, by rank.
-        missing: the ranks that have not.
-        limit: seconds until the roll is closed.
-        done: set when it is.
+        answers: the status of ranks that have answered, by rank.
+        missing: the other ranks.
+        limit: seconds until the roll call ends.
+        done: set when it has ended.
     """
 
     def __init__(self, name: str, world_size: int, *, is_report: bool) -> None:
@@ -467,11 +469,11 @@ class Roll:
 
     @property
     def working(self) -> list[int]:
-        """The ranks that are in no collective, though others are or were."""
+        """The ranks that are in no collective, while others are or were."""
         return [rank for rank, status in sorted(self.answers.items()) if status.state == "works"]
 
     def collect(self, store: Store) -> bool:
-        """Read what has come; return whether the roll is closed."""
+        """Read new answers; return True if the roll call has ended."""
         for rank in self.missing[:]:
             if store.check([key := f"{self.name}/{rank}"]):
                 self.answers[rank] = RankStatus.read(store.get(key))
@@ -496,13 +498,18 @@ def _functions(frame: FrameType | None, *, everything: bool) -> str:
     return " < ".join(names)
 
 
-WATCH = FunctionName("watch_of_ranks")  # what plans and times call it
-OF_BATCHES = (ev.BatchStart, ev.ForwardEnd, ev.BackwardEnd, ev.GradientsReady, ev.StepEnd)
-QUIET = (*OF_BATCHES, ev.Log, ev.ShouldStop, ev.Replay)  # a listener changes the loop, or costs time in every batch
+WATCH = FunctionName("watch_of_ranks")  # in plans and handler times
+BATCH_EVENTS = (ev.BatchStart, ev.ForwardEnd, ev.BackwardEnd, ev.GradientsReady, ev.StepEnd)
+QUIET = (
+    *BATCH_EVENTS,
+    ev.Log,
+    ev.ShouldStop,
+    ev.Replay,
+)  # a listener would change the loop, or cost time in every batch
 
 
 def follow(run: Run) -> tuple[Callable[[], str], Callable[[], None]]:
-    """Subscribe to a run; return what shows where it is, and what ends the subscription."""
+    """Track the place of a run, and end the process if the run hangs; return a function that ends this."""
     last = ""
 
     def note(_: Run, *, event: Event) -> None:

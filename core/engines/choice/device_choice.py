@@ -1,4 +1,4 @@
-"""Which device a process gets, where GPUs are named or several processes train together."""
+"""The device of a process, if GPUs are named or several processes train together; engines by name."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ DEVICE_OPTIONS = ("device", "gpus", "use_cpu")
 
 
 def choose_device(member: Membership, options: EngineOptions) -> str | torch.device | None:
-    """Return the device that this process uses, None for the engine's own choice.
+    """Return the device of this process, or None for the engine's own choice.
 
     Raises:
-        RuntimeError: a GPU is wanted, and there is none.
+        RuntimeError: a GPU is requested, but there is none.
         TypeError: `gpus` is not a list of numbers.
-        ValueError: the options contradict each other, or what the machine has.
+        ValueError: the options contradict each other or the machine's devices.
     """
     device, gpus, use_cpu = options.get("device"), options.get("gpus"), options.get("use_cpu")
     if use_cpu not in (None, True, False):
-        raise TypeError(f"use_cpu is True, False or None, got {use_cpu!r}.")
+        raise TypeError(f"use_cpu must be True, False or None, got {use_cpu!r}.")
     if device is not None and (gpus is not None or use_cpu is not None):
-        raise ValueError("Give device=, or gpus= and use_cpu=, not both: a device says it all.")
+        raise ValueError("Give device=, or gpus= and use_cpu=, not both.")
     if use_cpu and gpus is not None:
         raise ValueError(f"use_cpu=True and gpus={gpus!r} contradict each other: give one of them.")
     if use_cpu:
@@ -38,8 +38,8 @@ def choose_device(member: Membership, options: EngineOptions) -> str | torch.dev
     alone = member.world_size == 1  # an Apple GPU serves one process
     if use_cpu is False and not torch.cuda.is_available() and not (alone and torch.backends.mps.is_available()):
         raise RuntimeError(
-            "use_cpu=False wants a GPU, but torch sees none. Leave use_cpu out to take the CPU where there is no GPU; "
-            "nvidia-smi and torch.version.cuda show why none is found."
+            "use_cpu=False needs a GPU, but torch sees none. Leave use_cpu out to fall back to the CPU; nvidia-smi and "
+            "torch.version.cuda show why no GPU is visible."
         )
     return device
 
@@ -47,23 +47,22 @@ def choose_device(member: Membership, options: EngineOptions) -> str | torch.dev
 def _gpu_for(member: Membership, gpus: Sequence[int]) -> torch.device:
     if not torch.cuda.is_available():
         raise RuntimeError(
-            f"gpus={gpus!r} wants CUDA, but torch sees no CUDA device. Leave gpus out to take what there is (an Apple "
-            f"GPU is device='mps'); nvidia-smi and torch.version.cuda show why none is found."
+            f"gpus={gpus!r} needs CUDA, but torch sees no CUDA device. Leave gpus out to use another device (an Apple "
+            f"GPU is device='mps'); nvidia-smi and torch.version.cuda show why no GPU is visible."
         )
     from ..parallel.data_parallel import check_gpus
 
     chosen = check_gpus(gpus)
     if member.world_size == 1 and len(chosen) > 1:
         raise ValueError(
-            f"gpus={chosen} names {len(chosen)} GPUs, but this is one process, which uses one. For all of them, start "
-            f"a process for each: torchrun --nproc-per-node={len(chosen)} train.py, or heliograph.launch(main, "
-            f"nprocs={len(chosen)}). One process on several GPUs is engine=DataParallelEngine(gpus={chosen}), which is "
-            f"slower."
+            f"gpus={chosen} names {len(chosen)} GPUs, but a single process uses one. To use all, start one process per "
+            f"GPU: torchrun --nproc-per-node={len(chosen)} train.py, or heliograph.launch(main, nprocs={len(chosen)}). "
+            f"One process on several GPUs is engine=DataParallelEngine(gpus={chosen}), which is slower."
         )
     if member.local_rank >= len(chosen) or len(chosen) != (member.local_world_size or len(chosen)):
         raise ValueError(
             f"gpus={chosen} names {len(chosen)} GPUs, but {member.local_world_size or member.local_rank + 1} processes "
-            f"were started on this machine: there must be one GPU for each."
+            f"were started on this machine: each process needs one GPU."
         )
     return torch.device("cuda", chosen[member.local_rank])
 
@@ -77,11 +76,11 @@ def engines() -> list[Discovered]:
 
 
 def find_engine(name: str) -> Callable[..., LoopEngine]:
-    """Import the engine class of a name, such as `ddp`; `package:name` chooses where two packages use one.
+    """Import the engine class of a name, such as `ddp`, or `package:name` if two packages use one name.
 
     Raises:
-        ImportError: it cannot be imported; says which package is broken and why.
-        LookupError: none has this name, or several have.
+        ImportError: it cannot be imported; names the broken package and the reason.
+        LookupError: no engine has this name, or several have.
     """
     return cast(Callable[..., LoopEngine], find(name, GROUP).load())
 
@@ -91,25 +90,26 @@ def named_engine(name: str, **options: Unpack[EngineOptions]) -> LoopEngine:
 
     Args:
         name: such as `ddp`.
-        **options: see `EngineOptions`; where the engine takes a device, but neither `gpus` nor `use_cpu`, these choose
-            its device.
+        **options: see `EngineOptions`; `gpus` and `use_cpu` choose the device of an engine that takes only a device.
 
     Raises:
         ImportError: it cannot be imported.
         LookupError: no engine has this name, or several have.
-        ValueError: the engine does not take an option; also what it refuses itself.
+        ValueError: the engine does not take an option, or refuses its value.
     """
-    kind = find_engine(name)
-    taken = signature(kind).parameters
-    given: dict[str, Any] = dict(options)
-    if "device" in taken and not taken.keys() & {"gpus", "use_cpu"} and given.keys() & set(DEVICE_OPTIONS):
+    engine_class = find_engine(name)
+    parameters = signature(engine_class).parameters
+    arguments: dict[str, Any] = dict(options)
+    takes_only_device = "device" in parameters and not parameters.keys() & {"gpus", "use_cpu"}
+    if takes_only_device and arguments.keys() & set(DEVICE_OPTIONS):
         device = choose_device(membership(), options)
-        given = {each: value for each, value in given.items() if each not in DEVICE_OPTIONS} | {"device": device}
-    open_ended = any(each.kind is Parameter.VAR_KEYWORD for each in taken.values())
-    if not open_ended and (unknown := sorted(given.keys() - taken.keys())):
-        known = ", ".join(f"{each}=" for each in taken if each in EngineOptions.__annotations__)
+        arguments = {key: value for key, value in arguments.items() if key not in DEVICE_OPTIONS} | {"device": device}
+    open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+    if not open_ended and (unknown := sorted(arguments.keys() - parameters.keys())):
+        allowed = ", ".join(f"{key}=" for key in parameters if key in EngineOptions.__annotations__)
         raise ValueError(
-            f"The engine {name!r} takes no {unknown[0]}=. Of the trainer's options it takes {known or 'none'}; what is "
-            f"its own goes to the engine itself: Trainer(engine={getattr(kind, '__name__', name)}(...))."
+            f"The engine {name!r} has no option {unknown[0]}=. It takes these options of the trainer: "
+            f"{allowed or 'none'}. Pass its own options to the engine: "
+            f"Trainer(engine={getattr(engine_class, '__name__', name)}(...))."
         )
-    return kind(**given)
+    return engine_class(**arguments)

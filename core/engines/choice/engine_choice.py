@@ -1,4 +1,4 @@
-"""Which engine a run gets."""
+"""The choice of the engine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def make_engine(engine: LoopEngine | str | None, options: EngineOptions) -> LoopEngine:
-    """Return an engine as it is, by its name, or the one that suits.
+    """Return the engine object itself, the engine of a name, or the one for this process.
 
     Raises:
-        TypeError: there is no such option, or the engine is none.
-        ValueError: an engine object comes with options; also what the choice refuses.
+        TypeError: an option or the engine is not valid.
+        ValueError: an engine object comes with options, or the choice refuses the options.
     """
     if unknown := sorted(options.keys() - EngineOptions.__annotations__.keys()):
         from ....plugins.providers import hint
@@ -41,35 +41,35 @@ def make_engine(engine: LoopEngine | str | None, options: EngineOptions) -> Loop
             f"Give {names} or engine=, not both: an engine has its own options, {type(engine).__name__}(...)."
         )
     if isinstance(engine, type) or not callable(getattr(engine, "process", None)):
-        given = f"the class {engine.__name__}" if isinstance(engine, type) else repr(engine)
-        raise TypeError(f"engine= takes an engine object or the name of one: DDPEngine() or 'ddp', say; got {given}.")
+        value = f"the class {engine.__name__}" if isinstance(engine, type) else repr(engine)
+        raise TypeError(f"engine= takes an engine object or its name, such as DDPEngine() or 'ddp'; got {value}.")
     return engine
 
 
 def choose_engine(**options: Unpack[EngineOptions]) -> LoopEngine:
     """Return an engine: `DDPEngine` in a process that was started with others, else `DeviceEngine`.
 
-    Each process gets one device: the CPU, or one GPU. No process is ever started from here.
+    Each process gets one device, the CPU or one GPU. This function never starts a process.
 
     Args:
         **options: see `EngineOptions`.
 
     Raises:
-        RuntimeError: a GPU is wanted, and there is none.
-        TypeError: there is no such option, or one is of the wrong type.
-        ValueError: options contradict each other, or the device, or what the machine has.
+        RuntimeError: a GPU is requested, but there is none.
+        TypeError: there is no such option, or one has the wrong type.
+        ValueError: options contradict each other, the device or the machine.
     """
     is_alone = not dist.is_initialized() and not any(name in os.environ for name in RANK_VARIABLES)
     if is_alone and not options.keys() & {"gpus", "use_cpu"}:
-        return DeviceEngine(**options)  # type: ignore[misc]  # these two left out, it takes them all
+        return DeviceEngine(**options)  # type: ignore[misc]  # it takes all but these two
     from ...distributed.ranks.membership import membership
     from .device_choice import DEVICE_OPTIONS, choose_device
 
     member = membership()
     device = choose_device(member, options)
-    rest: dict[str, Any] = {name: value for name, value in options.items() if name not in DEVICE_OPTIONS}
+    compute_options: dict[str, Any] = {name: value for name, value in options.items() if name not in DEVICE_OPTIONS}
     if member.world_size > 1:
         from ..parallel.ddp import DDPEngine
 
-        return DDPEngine(device=device, **rest)
-    return DeviceEngine(device, **rest)
+        return DDPEngine(device=device, **compute_options)
+    return DeviceEngine(device, **compute_options)

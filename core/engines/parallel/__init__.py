@@ -1,1 +1,1 @@
-"""Engines of several processes, or of several GPUs, each with the whole model."""
+"""Engines of several processes, or of several GPUs, each with the complete model."""

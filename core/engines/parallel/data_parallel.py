@@ -14,22 +14,22 @@ from ..options import PrecisionName
 
 
 class DataParallelEngine(DeviceEngine):
-    """One process, several GPUs: each batch is split among them, by `torch.nn.DataParallel`.
+    """One process, several GPUs: `torch.nn.DataParallel` splits each batch among them.
 
-    During a run, calling a module of the task computes on all GPUs; whatever else is asked of it is answered as
-    ever, on the first. Where there is one GPU or none, nothing is wrapped, and it is a `DeviceEngine`. It is slower
-    than one process for each GPU (`DDPEngine`); what speaks for it is that nothing has to be launched.
+    During a run, calling a module of the task computes on all GPUs; other methods run on the first. With one GPU or
+    none, nothing is wrapped and the engine is a `DeviceEngine`. It is slower than one process per GPU (`DDPEngine`),
+    but needs no launcher.
 
     Args:
-        gpus: the GPUs' numbers, the first of which holds the modules; by default all that torch sees.
-        modules: the attributes of the task to wrap; by default each module that has parameters. A module that returns a
-            mean over its batch, such as a loss with parameters, must be left out.
-        precision: as in `DeviceEngine`; holds on all GPUs.
+        gpus: the GPUs' numbers, the first of which has the modules; by default all that torch sees.
+        modules: the attributes of the task to wrap; by default each module with parameters. Leave out a module that
+            returns a mean over its batch, such as a loss with parameters.
+        precision: as in `DeviceEngine`; applies to all GPUs.
         deterministic: as in `DeviceEngine`.
         cudnn_benchmark: as in `DeviceEngine`.
 
     Raises:
-        ValueError: a GPU is not there, or is named twice; also what `DeviceEngine` refuses.
+        ValueError: a GPU does not exist or is named twice; also as `DeviceEngine`.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class DataParallelEngine(DeviceEngine):
     def set_up(
         self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> None:
-        """Move modules to the first GPU, and have the task call wrappers of them.
+        """Move modules to the first GPU, and make the task call wrappers of them.
 
         Raises:
-            ValueError: one of the modules to wrap is not among the task's attributes.
+            ValueError: a module to wrap is not an attribute of the task.
         """
         super().set_up(task, modules, optimizers)
         parts = dict(task.named_children()) if isinstance(task, nn.Module) else modules
@@ -72,12 +72,12 @@ class DataParallelEngine(DeviceEngine):
         if len(self.gpus) > 1:
             for name in chosen:
                 previous = vars(task).get(name)
-                # Beside what an nn.Module registers, so that its parameters and states know nothing of it.
+                # Not registered in an nn.Module, so parameters and state dicts do not change.
                 vars(task)[name] = Split(parts[name], self.gpus)
                 self._wrapped.append((task, name, previous))
 
     def tear_down(self) -> None:
-        """Have the task call its own modules again."""
+        """Make the task call its own modules again."""
         while self._wrapped:
             task, name, module = self._wrapped.pop()
             if isinstance(task, nn.Module):
@@ -86,30 +86,23 @@ class DataParallelEngine(DeviceEngine):
                 vars(task)[name] = module
 
     def abandon(self) -> None:
-        """Have the task call its own modules again."""
         self.tear_down()
 
 
 class Split(nn.DataParallel[nn.Module]):
-    """A module whose batches are split among GPUs; its other attributes and methods are the module's own.
-
-    Args:
-        module: the module, on the first of the GPUs.
-        gpus: their numbers.
-    """
+    """A module whose batches are split among GPUs; it forwards other attributes and methods to the module."""
 
     def __init__(self, module: nn.Module, gpus: Sequence[int]) -> None:
         super().__init__(module, device_ids=list(gpus))
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        """Run each replica on its part of the batch, under the autocast that holds here."""
         dtype, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
 
         def under_autocast(replica: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            with torch.autocast("cuda", dtype, enabled):  # a thread begins with fp16, whatever its parent's dtype
+            with torch.autocast("cuda", dtype, enabled):  # a new thread has fp16, not its parent's dtype
                 return replica(*args, **kwargs)
 
-        bound: list[Any] = [partial(under_autocast, each) for each in replicas]
+        bound: list[Any] = [partial(under_autocast, replica) for replica in replicas]
         return super().parallel_apply(bound, inputs, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -120,16 +113,16 @@ class Split(nn.DataParallel[nn.Module]):
 
 
 def check_gpus(gpus: Sequence[int]) -> list[int]:
-    """Return the numbers of GPUs that are there.
+    """Return the numbers of existing GPUs.
 
     Raises:
         TypeError: it is not a list of whole numbers.
-        ValueError: none is named, one is not there, or is named twice.
+        ValueError: it is empty, or a GPU does not exist or is named twice.
     """
-    if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence) or not all(type(each) is int for each in gpus):
-        raise TypeError(f"gpus is a list of GPU numbers, such as [0, 1], got {gpus!r}.")
+    if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence) or not all(type(gpu) is int for gpu in gpus):
+        raise TypeError(f"gpus must be a list of GPU numbers, such as [0, 1], got {gpus!r}.")
     count = torch.cuda.device_count()
     if not gpus or len(set(gpus)) < len(gpus) or not set(gpus) <= set(range(count)):
-        there = f"torch sees {count} GPUs" + f", numbered 0 to {count - 1}" * bool(count)
-        raise ValueError(f"gpus={list(gpus)} must name GPUs that are there, each once: {there}.")
+        visible = f"torch sees {count} GPUs" + f", numbered 0 to {count - 1}" * bool(count)
+        raise ValueError(f"gpus={list(gpus)} must name existing GPUs without repetition: {visible}.")
     return list(gpus)

@@ -1,4 +1,4 @@
-"""The engine of several processes that hold the same model and average their gradients."""
+"""Engines of several processes, and the one whose processes have the same model and average gradients."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from ...distributed.ranks.exchange import Collective, Exchange, average_gradient
 from ...distributed.ranks.failure import release_groups
 from ...distributed.ranks.group import Board, Group
 from ...distributed.ranks.membership import Membership, membership
-from ...distributed.ranks.shared_control import check_alike
+from ...distributed.ranks.shared_control import check_equal_on_ranks
 from ...distributed.ranks.watch import Limits, Watch
 from ..device import DeviceEngine, parse_device
 from ..options import PrecisionName
 
 
 class ProcessEngine(DeviceEngine, ABC):
-    """One of several processes, each with a device of its own.
+    """One of several processes, each with its own device.
 
-    Which of them this is, torchrun, `heliograph.launch` or the user says in the environment; alone, it is as
-    `DeviceEngine`. The group is joined for each run, and left after it; code that holds `with engine.process():` around
-    several runs stays in it. A process group that was initialised before is used, and left as it is.
+    torchrun, `heliograph.launch` or the user sets the place of this process in the environment. Alone, it behaves like
+    `DeviceEngine`. The group is joined for each run and left after it; within `with engine.process():`, several runs
+    stay in one group. A process group that was initialized before is used and kept.
 
     Args:
-        backend: what carries gradients, `gloo` or `nccl`; by default nccl for GPUs.
-        device: `cpu` or `cuda`; by default a GPU where there is one: the one whose number is the local rank. With a
-            number, as in `cuda:0`, that very one.
+        backend: the backend for gradients, `gloo` or `nccl`; by default nccl for GPUs.
+        device: `cpu` or `cuda`; by default a GPU if there is one, namely the one whose number is the local rank. With a
+            number, as in `cuda:0`, exactly that one.
         precision: as `DeviceEngine`.
         deterministic: as `DeviceEngine`.
         cudnn_benchmark: as `DeviceEngine`.
         timeout: seconds after which a rank stops waiting for another, in any exchange.
         report_after: seconds in one exchange after which each rank logs where all of them are.
-        grace: seconds that a run gets to end by itself once another rank has failed, before its process is ended.
+        grace: seconds that a run has to end after another rank has failed, before its process is ended.
 
     Raises:
-        ValueError: as `DeviceEngine`; the environment contradicts itself; the backend is not to be had.
+        ValueError: as `DeviceEngine`; the environment is contradictory; the backend is not available.
     """
 
     joins_alone = False  # whether a single process needs a group of its own
@@ -70,7 +70,7 @@ class ProcessEngine(DeviceEngine, ABC):
     ) -> None:
         member = membership()
         super().__init__(
-            own_device(device, member),
+            local_device(device, member),
             precision=precision,
             deterministic=deterministic,
             cudnn_benchmark=cudnn_benchmark,
@@ -90,14 +90,14 @@ class ProcessEngine(DeviceEngine, ABC):
 
     @contextmanager
     def process(self) -> Iterator[None]:
-        """Return a context in which this process belongs to its group; entered again within itself, it does nothing.
+        """Return a context in which this process belongs to its group; entering it again within itself does nothing.
 
         Raises:
-            TimeoutError: not every rank came; says which.
-            RuntimeError: the process group of torch that is there now is another than that of the engine.
+            TimeoutError: some ranks did not arrive; the error names them.
+            RuntimeError: the current process group of torch is not that of the engine.
         """
         if self._contexts:
-            gc.collect()  # runs that were never entered: their contexts end as garbage, on all ranks here at the latest
+            gc.collect()  # ends the contexts of runs that were never entered, on all ranks at the same place
         with self.settings():
             if self.group is None and (self.world_size > 1 or self.joins_alone):
                 self._join()
@@ -106,15 +106,15 @@ class ProcessEngine(DeviceEngine, ABC):
             try:
                 yield
                 if self._contexts == 1 and self.group is not None:
-                    self.group.barrier()  # nobody takes the store or a connection away that another still reads
-            except GeneratorExit:  # anywhere, in any thread: no place to leave a group
+                    self.group.barrier()  # else the store or a connection could close while another rank reads it
+            except GeneratorExit:  # garbage collection, in any thread: the group cannot be left here
                 is_garbage = True
                 raise
             except BaseException as error:
                 cause = self._fail(error)
                 if cause is error:
                     raise
-                raise cause  # noqa: B904  # its cause is the error already
+                raise cause  # noqa: B904  # the error is its cause already
             finally:
                 self._contexts -= 1
                 if not self._contexts and not is_garbage:
@@ -126,31 +126,31 @@ class ProcessEngine(DeviceEngine, ABC):
         """Move modules to the device, and give all ranks the weights and buffers of rank 0.
 
         Raises:
-            ValueError: the modules of two ranks differ in more than the values.
+            ValueError: the modules of two ranks differ in more than their values.
         """
         super().set_up(task, modules, optimizers)
         self._modules = nn.ModuleList(modules.values())
         self._check_same(modules)
         if self.group is not None:
             state = [*self._modules.parameters(), *self._modules.buffers()]
-            broadcast_tensors(self.group, (each.detach() for each in state), "the first weights")
+            broadcast_tensors(self.group, (tensor.detach() for tensor in state), "the first weights")
 
     def tear_down(self) -> None:
-        """Take the wrappers off; all ranks have the buffers of rank 0 then."""
+        """Remove the wrappers; all ranks then have the buffers of rank 0."""
         self.share_buffers()
         self._drop_wrappers()
 
     def abandon(self) -> None:
-        """Take the wrappers off and leave the group at once."""
+        """Remove the wrappers and leave the group at once."""
         self._drop_wrappers()
         self._leave(aborting=True)
 
     @abstractmethod
     def unwrap(self) -> None:
-        """Take the wrappers off, and keep nothing that refers to the group."""
+        """Remove the wrappers, and keep no reference to the group."""
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Return the context of a validation or test; the buffers are made those of rank 0 before."""
+        """Return the context of a validation or test, after giving all ranks the buffers of rank 0."""
         self.share_buffers()
         return super().evaluating()
 
@@ -162,19 +162,15 @@ class ProcessEngine(DeviceEngine, ABC):
     # Exchange.
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
-        """Return a new tensor, or a number, reduced over all ranks."""
         return super().reduce(value, how) if self._is_alone else self._joined("reduce").reduce(value, how)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, by rank."""
         return super().gather(tensor) if self._is_alone else self._joined("gather").gather(tensor)
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return the objects of all ranks, by rank."""
         return super().gather_objects(value) if self._is_alone else self._joined("gather_objects").gather_objects(value)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """Return the tensor or object of one rank on all ranks."""
         return (
             super().broadcast(value, source) if self._is_alone else self._joined("broadcast").broadcast(value, source)
         )
@@ -186,29 +182,28 @@ class ProcessEngine(DeviceEngine, ABC):
 
     @property
     def waited_seconds(self) -> float:
-        """How long this process was in collectives so far; of those in torch's backward passes nothing is known."""
+        """The time of this process in collectives so far, except those in torch's backward passes."""
         return 0.0 if self.group is None else self.group.waited_seconds
 
     def vote(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each value over all ranks."""
         return super().vote(values) if self._is_alone else self._joined("vote").vote(values)
 
     @property
     def post_summary(self) -> Callable[[bytes], None]:
-        """What posts a summary of this rank's, without a wait for those of the others; at most two may be unread."""
+        """Posts a summary of this rank without waiting for the other ranks; at most two may be unread."""
         return self._joined("post_summary").post_summary
 
     @property
     def read_summaries(self) -> Callable[[], list[list[bytes]]]:
-        """What returns those of all ranks, by rank, for each that was posted and not read."""
+        """Returns the summaries of all ranks, by rank, for each one that was posted and not read."""
         return self._joined("read_summaries").read_summaries
 
     def exchanging(self, name: str) -> AbstractContextManager[None]:
-        """Return a context in which torch exchanges something by itself: the watch reports it as a collective."""
+        """Return a context in which torch exchanges something on its own: the watch reports it as a collective."""
         return nullcontext() if self.group is None else self.group.collective(name)
 
     def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
-        """Return a context that refuses collectives, where only some ranks are."""
+        """Return a context that refuses collectives while a handler runs on some ranks only."""
         return nullcontext() if self.group is None else self.group.refusing(plugin, event)
 
     def writing(self) -> AbstractContextManager[None]:
@@ -233,10 +228,10 @@ class ProcessEngine(DeviceEngine, ABC):
             self.refuse_several()
 
     def refuse_several(self) -> NoReturn:
-        """Raise ValueError: several losses are for another engine."""
+        """Raise ValueError: this engine does not support several losses."""
         raise ValueError(
-            f"{type(self).__name__} takes one loss per step, the training step yields several: their gradients would "
-            f"have to be exchanged one by one. DDPEngine does that, and DeviceEngine in one process."
+            f"{type(self).__name__} takes one loss per step, but the training step yields several, whose gradients are "
+            f"exchanged one by one. Use DDPEngine, or DeviceEngine in one process."
         )
 
     # Joining and leaving.
@@ -245,8 +240,8 @@ class ProcessEngine(DeviceEngine, ABC):
         member = membership()
         if (member.rank, member.world_size) != (self.rank, self.world_size):
             raise RuntimeError(
-                f"{type(self).__name__} was made as rank {self.rank} of {self.world_size}, but this process is rank "
-                f"{member.rank} of {member.world_size} now: make the engine after the process group was initialised."
+                f"{type(self).__name__} was created as rank {self.rank} of {self.world_size}, but this process is now "
+                f"rank {member.rank} of {member.world_size}: create the engine after the process group is initialized."
             )
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -265,7 +260,7 @@ class ProcessEngine(DeviceEngine, ABC):
                 group.rounds.has_failed = lambda: watch.failure() is not None
 
     def _fail(self, error: BaseException) -> BaseException:
-        """Report an error that no run has reported to the others, or find which of theirs caused it; leave."""
+        # Reports an error that no run has reported, unless another rank caused it.
         watch = self.watch
         if watch is None:
             return error
@@ -283,7 +278,7 @@ class ProcessEngine(DeviceEngine, ABC):
     def _drop_wrappers(self) -> None:
         self.unwrap()
         self._modules = nn.ModuleList()
-        gc.collect()  # a wrapper is in cycles; alive when its group is left, it may abort the process at its exit
+        gc.collect()  # the wrapper is in reference cycles; if it outlives its group, the process may abort at exit
 
     def _leave(self, *, aborting: bool = False) -> None:
         group, watch = self.group, self.watch
@@ -297,11 +292,11 @@ class ProcessEngine(DeviceEngine, ABC):
 Backend = Literal["gloo", "nccl"]
 
 
-def own_device(device: str | torch.device | None, member: Membership) -> torch.device:
-    """Return this process's device among those of its machine.
+def local_device(device: str | torch.device | None, member: Membership) -> torch.device:
+    """Return the device of this process among those of its machine.
 
     Args:
-        device: what was asked for; None for a GPU where there is one.
+        device: the requested device; None for a GPU if there is one.
         member: this process's place.
 
     Raises:
@@ -309,30 +304,30 @@ def own_device(device: str | torch.device | None, member: Membership) -> torch.d
     """
     chosen = parse_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"Several processes compute on 'cpu' or 'cuda', got device={device!r}.")
+        raise ValueError(f"Several processes need device='cpu' or 'cuda', got device={device!r}.")
     if chosen.type == "cpu" or chosen.index is not None:
         return chosen
     count = torch.cuda.device_count()
     if member.local_rank >= count:
         raise ValueError(
-            f"Local rank {member.local_rank} has no GPU: torch sees {count} on this machine. Start no more processes "
-            f"per machine than it has GPUs; or pass device='cuda:0' where each process sees its own only, or 'cpu'."
+            f"Local rank {member.local_rank} has no GPU: torch sees {count} on this machine. Start at most one process "
+            f"per GPU; or pass device='cuda:0' if each process sees only its own GPU, or 'cpu'."
         )
     return torch.device("cuda", member.local_rank)
 
 
 def check_backend(backend: Backend | None, device: torch.device) -> Backend:
-    """Return what carries gradients between devices; raise ValueError where it cannot.
+    """Return the backend for gradients; raise ValueError if it does not support the device.
 
     Args:
-        backend: what was asked for; None for what suits the device.
-        device: where they are.
+        backend: the requested backend; None for the default of the device.
+        device: the device of the gradients.
     """
     fitting: Backend = "nccl" if device.type == "cuda" else "gloo"
     if backend not in (None, "gloo", "nccl"):
         raise ValueError(f"backend= is 'gloo' or 'nccl', got {backend!r}.")
     if backend == "nccl" and fitting != "nccl":
-        raise ValueError("backend='nccl' is for device='cuda': on the CPU, take 'gloo'.")
+        raise ValueError("backend='nccl' needs device='cuda': on the CPU, use 'gloo'.")
     chosen = backend or fitting
     if chosen == "nccl" and not dist.is_nccl_available():
         raise ValueError("This build of torch has no nccl: pass backend='gloo'.")
@@ -345,44 +340,46 @@ def check_same(group: Exchange, modules: Mapping[str, nn.Module]) -> None:
         for part, value in (*module.named_parameters(), *module.named_buffers()):
             if is_lazy(value):
                 raise ValueError(
-                    f"{name}.{part} gets its shape in the first forward pass only. On several ranks it must have one "
-                    f"before: call the model once on a batch, and make its optimizer after that."
+                    f"{name}.{part} has no shape before its first forward pass. On several ranks it needs one: call "
+                    f"the model once on a batch, and create its optimizer after that."
                 )
-    own = [
+    local_parts = [
         f"the {kind} {name}.{part} of {value.dtype} {list(value.shape)}"
         for name, module in modules.items()
         for kind, parts in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
         for part, value in parts
     ]
-    digests = group.gather_objects(sha256("\n".join(own).encode()).digest())
+    digests = group.gather_objects(sha256("\n".join(local_parts).encode()).digest())
     if len(set(digests)) > 1:
-        check_alike("The task's modules are", group.gather_objects(own), "Build the same model everywhere.")
+        check_equal_on_ranks(
+            "The task's modules are", group.gather_objects(local_parts), "Build the same model everywhere."
+        )
 
 
 class DDPEngine(ProcessEngine):
-    """Several processes, each with the whole model; torch's `DistributedDataParallel` averages their gradients.
+    """Several processes, each with the complete model; torch's `DistributedDataParallel` averages their gradients.
 
-    The whole training step runs under it, and the task keeps its own modules: no name changes, in the task or in a
-    checkpoint. A training step that yields several losses runs without it; the gradients are averaged just so.
+    The complete training step runs under it, and the task keeps its own modules: no name changes, in the task or in a
+    checkpoint. A training step that yields several losses runs without it; its gradients are averaged in the same way.
 
     Args:
-        backend: what carries gradients, `gloo` or `nccl`; by default nccl for GPUs.
-        device: `cpu` or `cuda`; by default a GPU where there is one: the one whose number is the local rank. With a
-            number, as in `cuda:0`, that very one.
+        backend: the backend for gradients, `gloo` or `nccl`; by default nccl for GPUs.
+        device: `cpu` or `cuda`; by default a GPU if there is one, namely the one whose number is the local rank. With a
+            number, as in `cuda:0`, exactly that one.
         precision: as `DeviceEngine`.
         deterministic: as `DeviceEngine`.
         cudnn_benchmark: as `DeviceEngine`.
-        sync_batch_norm: let batch norms share their statistics during training; on GPUs only.
-        find_unused_parameters: look in every step for parameters that get no gradient; without it, they are an error.
+        sync_batch_norm: share the statistics of batch norms during training; on GPUs only.
+        find_unused_parameters: look in every step for parameters without a gradient; otherwise they are an error.
         static_graph: the same parameters get gradients, in the same way, in every step; not with accumulation.
-        bucket_cap_mb: how many MiB of gradients travel together; 25 by default.
-        gradient_as_bucket_view: let gradients lie in what travels, which spares their copies.
+        bucket_cap_mb: MiB of gradients in one exchange; 25 by default.
+        gradient_as_bucket_view: use the exchange buffers as gradients, which avoids copies.
         timeout: seconds after which a rank stops waiting for another, in any exchange.
         report_after: seconds in one exchange after which each rank logs where all of them are.
-        grace: seconds that a run gets to end by itself once another rank has failed, before its process is ended.
+        grace: seconds that a run has to end after another rank has failed, before its process is ended.
 
     Raises:
-        ValueError: as `ProcessEngine`; batch norm is to be shared on the CPU.
+        ValueError: as `ProcessEngine`; `sync_batch_norm` is set on the CPU.
     """
 
     def __init__(
@@ -431,9 +428,9 @@ class DDPEngine(ProcessEngine):
         self._buffers: list[dict[str, Tensor | None]] = []  # of each module
         self._names: dict[int, str] = {}
         self._converted: Converted = []
-        self._by_name = False  # whether losses come one by one, each with the name of its optimizer
-        self._holds = False  # whether gradients are not to be exchanged now
-        self._owes = False  # whether there are gradients that were not exchanged
+        self._by_name = False  # whether the step yields losses with the names of optimizers
+        self._holds = False  # whether the exchange of gradients is suspended
+        self._owes = False  # whether some gradients were not exchanged yet
         self._is_armed = False  # whether the wrapper saw the forward pass of the next backward pass
         self._buffers_differ = False
 
@@ -442,12 +439,11 @@ class DDPEngine(ProcessEngine):
     def set_up(
         self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> None:
-        """Move modules to the device, and give all ranks the weights and buffers of rank 0."""
         super().set_up(task, modules, optimizers)
         self._parameters = list(self._modules.parameters())
-        self._buffers = [each._buffers for each in self._modules.modules()]
+        self._buffers = [module._buffers for module in self._modules.modules()]
         self._names = {
-            id(value): f"{name}.{part}" for name, each in modules.items() for part, value in each.named_parameters()
+            id(value): f"{name}.{part}" for name, module in modules.items() for part, value in module.named_parameters()
         }
         self._by_name = bool(set(optimizers) - {"optimizer"})
         if self.group is None:
@@ -457,7 +453,7 @@ class DDPEngine(ProcessEngine):
             self._converted = synchronize_batch_norm(modules.values(), self.group.tensors)
 
     def unwrap(self) -> None:
-        """Drop torch's wrapper, and make batch norms what they were."""
+        """Remove torch's wrapper, and restore the batch norms."""
         self._step = self._wrapper = self._collective = None
         self._parameters, self._trained, self._buffers, self._names = [], [], [], {}
         self._holds = self._owes = self._is_armed = self._buffers_differ = False
@@ -467,7 +463,7 @@ class DDPEngine(ProcessEngine):
     # A step.
 
     def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a training step with its gradients averaged after it."""
+        """Return a training step whose gradients are averaged after it."""
         step = super().bind(forward)
         if self.group is None:
             return step
@@ -479,32 +475,32 @@ class DDPEngine(ProcessEngine):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Return the context of a micro-batch whose gradients are not yet exchanged.
+        """Return the context of a micro-batch whose gradients are not exchanged yet.
 
         Raises:
-            ValueError: the engine was made with `static_graph`.
+            ValueError: the engine has `static_graph`.
         """
         if self._options["static_graph"] and self.group is not None:
             raise ValueError(
-                "DDPEngine(static_graph=True) cannot accumulate: torch takes the micro-batches before the first step "
-                "for a part of every step, and then averages no gradients any more. Leave static_graph out."
+                "DDPEngine(static_graph=True) does not support accumulation: torch would stop averaging gradients "
+                "after the first step. Leave static_graph out."
             )
-        held, self._holds = self._holds, True
+        before, self._holds = self._holds, True
         try:
             yield
         finally:
-            self._holds = held
+            self._holds = before
 
     @property
     def backward(self) -> Callable[[Tensor], None]:
-        """What adds the gradients of a loss, averaged over all ranks."""
+        """Adds the gradients of a loss, averaged over all ranks."""
         return super().backward if self._is_alone else self._backward
 
     def backward_scaled(self, loss: Tensor, scale: float) -> None:
         """Add the gradients of `scale * loss`, averaged over all ranks.
 
         Raises:
-            RuntimeError: a parameter got no gradient, and that was not expected.
+            RuntimeError: a parameter got no gradient unexpectedly.
         """
         self._owes, armed, self._is_armed = self._holds, self._is_armed, False
         if self._collective is None or self._holds:
@@ -515,17 +511,16 @@ class DDPEngine(ProcessEngine):
             self.precision.backward_scaled(loss, scale)
             if armed:
                 self._check_averaged()
-        if not armed:  # of a forward pass in a loop of the user's own
+        if not armed:  # the forward pass ran in the user's own loop
             self._average()
 
     def exchange_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Average over all ranks the gradients that `backward_for` left."""
         if self.group is not None:
             average_gradients(self.group, parameters, "the gradients")
             self._buffers_differ = True
 
     def bind_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-        """Return a step before which a window that ended before its last batch is averaged, if nobody looked at it."""
+        """Return a step that first averages the gradients of a window that ended early, unless that is done."""
         step = super().bind_step(optimizer)
         if self.group is None:
             return step
@@ -538,14 +533,14 @@ class DDPEngine(ProcessEngine):
         return averaged
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradients true ones; a window that ended before its last batch is averaged only here."""
+        """Remove the loss scale from the gradients; average those of a window that ended early."""
         if self._owes:
             self._average()
         super().unscale(optimizer)
 
     def _run(self, *args: Any) -> Any:
-        """Run the training step, under torch's wrapper where its gradients are exchanged."""
-        if [each.requires_grad for each in self._parameters] != self._trained:
+        # torch's wrapper is needed only if the gradients are exchanged.
+        if [parameter.requires_grad for parameter in self._parameters] != self._trained:
             self._wrap()
         if self._wrapper is None or self._holds:
             assert self._step is not None
@@ -554,90 +549,90 @@ class DDPEngine(ProcessEngine):
         return self._run_with_buffers(self._wrapper, *args)
 
     def _run_with_buffers(self, step: Callable[..., Any], *args: Any) -> Any:
-        """Run a training step; each window begins with the buffers of rank 0."""
+        # Each window begins with the buffers of rank 0.
         if self._buffers_differ:
-            if any(self._buffers):  # a walk through all modules would cost every step of a model without buffers
+            if any(self._buffers):  # saves a walk through all modules for a model without buffers
                 self.share_buffers()
             self._buffers_differ = False
         return step(*args)
 
     def _wrap(self) -> None:
-        """Wrap the training step for the parameters that are trained now."""
         assert self.group is not None
         assert self._step is not None
-        self._trained = [each.requires_grad for each in self._parameters]
+        self._trained = [parameter.requires_grad for parameter in self._parameters]
         if self._wrapper is not None:
             self._wrapper = None
-            gc.collect()  # it is in cycles
+            gc.collect()  # it is in reference cycles
         if not any(self._trained):
             return
-        whole = _WholeStep(self._modules, self._step)
+        module = _StepModule(self._modules, self._step)
         self._wrapper = DistributedDataParallel(
-            whole, process_group=self.group.tensors, init_sync=False, **self._options
+            module, process_group=self.group.tensors, init_sync=False, **self._options
         )
-        # torch rebuilds its buckets after the first step, in the order in which gradients came. Then a resumed
-        # run would add up its first step in another order than an uninterrupted one. So it rebuilds before the first.
+        # torch rebuilds its buckets after the first step, in the order of the gradients. The first step of a resumed
+        # run would then sum in another order than in an uninterrupted run, so the buckets are rebuilt before it.
         self._wrapper.reducer._push_all_rebuilt_params()
 
     def _backward(self, loss: Tensor) -> None:
         self.backward_scaled(loss, 1.0)
 
     def _average(self) -> None:
-        """Average all gradients, which the wrapper did not."""
+        # For gradients that torch's wrapper did not exchange.
         if self.group is not None:
-            average_gradients(self.group, [each for each in self._parameters if each.requires_grad], "the gradients")
+            average_gradients(
+                self.group, [parameter for parameter in self._parameters if parameter.requires_grad], "the gradients"
+            )
         self._owes = False
 
     def _check_averaged(self) -> None:
-        """Raise where a parameter got no gradient: its bucket, and those after it, were never averaged."""
+        # If a parameter got no gradient, its bucket and those after it were not averaged.
         assert self._wrapper is not None
         try:
             self._wrapper.reducer._check_reducer_finalized()
         except RuntimeError as error:
-            trained = [each for each in self._wrapper.parameters() if each.requires_grad]
-            found = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(error))
-            names = [self._names[id(trained[int(index)])] for index in found[1].split()] if found else []
+            trained = [parameter for parameter in self._wrapper.parameters() if parameter.requires_grad]
+            match = re.search(r"did not receive grad for rank \d+:((?: \d+)+)", str(error))
+            names = [self._names[id(trained[int(index)])] for index in match[1].split()] if match else []
             which = ", ".join(names) or "some parameters"
             error.add_note(
-                f"heliograph: on rank {self.rank} no gradient came for {which}. If that is meant, pass "
+                f"heliograph: rank {self.rank} has no gradient for {which}. If this is intended, pass "
                 f"DDPEngine(find_unused_parameters=True), or freeze them with requires_grad_(False)."
             )
             raise
 
 
-class _WholeStep(nn.Module):
-    """A training step as a module, for torch's wrapper; it holds all modules, the last ones first.
+class _StepModule(nn.Module):
+    """A training step as a module for torch's wrapper, with all modules in reverse order.
 
-    In that order gradients come, and torch fills its buckets.
+    Gradients arrive in that order, in which torch fills its buckets.
     """
 
     def __init__(self, modules: nn.ModuleList, step: Callable[..., Any]) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(reversed([part for each in modules for part in each.modules()]))
+        self.parts = nn.ModuleList(reversed([part for module in modules for part in module.modules()]))
         self.step = step
 
     def forward(self, *args: Any) -> Any:
         return self.step(*args)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        """Yield none: torch would share them within a window, too."""
+        # None, because torch would share them within a window, too.
         return iter(())
 
 
-GROUP = "process_group"  # where torch's SyncBatchNorm looks for it
+GROUP = "process_group"  # the attribute that torch's SyncBatchNorm reads
 Converted = list[tuple[nn.Module, type[nn.Module]]]
 
 
 def synchronize_batch_norm(modules: Iterable[nn.Module], group: ProcessGroup) -> Converted:
-    """Let the batch norms within modules share their statistics; return what `separate_batch_norm` needs.
+    """Make the batch norms within modules share their statistics; return the argument of `separate_batch_norm`.
 
-    torch's own conversion puts new modules in the place of the old ones, and cannot do that for a module that is a
-    batch norm itself. Here each stays the object that it was, with its parameters, buffers and hooks,
-    and changes its class, as torch's lazy modules do.
+    torch's own conversion replaces the modules, which fails for a module that is a batch norm itself. Here each module
+    remains the same object, with its parameters, buffers and hooks, and changes its class, as torch's lazy modules do.
 
     Args:
-        modules: whatever may hold batch norms.
-        group: with whom they share.
+        modules: modules that may have batch norms.
+        group: the processes that share statistics.
     """
     converted: Converted = []
     for root in modules:
@@ -650,7 +645,7 @@ def synchronize_batch_norm(modules: Iterable[nn.Module], group: ProcessGroup) ->
 
 
 def separate_batch_norm(converted: Converted) -> None:
-    """Make batch norms what they were; what they have learned stays."""
+    """Restore the classes of batch norms; their statistics stay."""
     for module, kind in converted:
         module.__class__ = kind
         delattr(module, GROUP)

@@ -1,1 +1,1 @@
-"""The engine whose ranks each hold a part of the weights."""
+"""The engine that shards the weights."""

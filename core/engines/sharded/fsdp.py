@@ -1,4 +1,4 @@
-"""The engine of processes that share out the weights themselves."""
+"""The engine of processes that shard the weights."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from .states import (
     Read,
     Sharding,
     States,
+    allocate,
     check_trained,
     check_wrap,
     forget_forwards,
     gather_state,
+    gather_tensor,
     join_states,
     load_modules,
     load_optimizers,
-    point,
-    room,
-    roots,
-    split,
-    whole,
+    replace_parameters,
+    root_modules,
+    split_states,
 )
 
 if TYPE_CHECKING:
@@ -47,37 +47,37 @@ Kinds = type[nn.Module] | Sequence[type[nn.Module]]
 
 
 class FSDPEngine(ProcessEngine):
-    """Several processes that each hold a part of every weight, of its gradient and of the optimizer's state.
+    """Several processes that each have a shard of every weight, its gradient and its optimizer state.
 
-    torch's `fully_shard` (FSDP2): the weights of a module are gathered for its forward and backward only. All ranks
-    begin with those of rank 0. During a run the task's parameters are shards (`DTensor`), and the optimizers train
-    these. After a run that went well the task has its former parameter objects again, whole, on the devices that they
-    came from, and so have the optimizers. A run that failed leaves the shards, which can no longer be gathered: build
-    a new task, and resume. (A process that trains alone gets its parameters back in any case.)
+    This is torch's `fully_shard` (FSDP2): the weights of a module are gathered for its forward and backward only. All
+    ranks begin with the weights of rank 0. During a run, the task's parameters are shards (`DTensor`), and the
+    optimizers train these. After a successful run, the task and the optimizers have the original parameter objects
+    again, complete and on their original devices. A failed run leaves the shards, which can no longer be gathered:
+    build a new task and resume. (A process that trains alone gets its parameters back in any case.)
 
-    Weights are gathered around `forward`, and around the steps of a task that is a module itself. So a task calls its
-    modules, not other methods of theirs; and in training, all ranks call the same ones equally often.
+    Weights are gathered around `forward`, and around the steps of a task that is a module itself. So a task must call
+    its modules, not other methods of theirs; and in training, all ranks must call the same modules equally often.
 
-    In bf16 and fp16, weights are gathered in sixteen bits and gradients are added up in 32, beside the autocast that
-    every engine has. Normalizations with running statistics stay in 32 bits.
+    In bf16 and fp16, weights are gathered in 16 bits and gradients are summed in 32, in addition to the autocast of
+    every engine. Normalizations with running statistics stay in 32 bits.
 
-    Optimizers see shards: torch itself refuses some that look at a whole matrix, such as `Muon` and `LBFGS`. A training
-    step that yields several losses is for `DDPEngine`.
+    Optimizers see shards: torch itself refuses some that need complete matrices, such as `Muon` and `LBFGS`. Use
+    `DDPEngine` for a training step that yields several losses.
 
     Args:
         backend: as `ProcessEngine`.
         device: as `ProcessEngine`.
-        shard: which submodules are gathered apart, what is around them being gathered without them: module classes,
-            as in `shard=nn.TransformerEncoderLayer` or a list of them, or a function that says it of a module. By
-            default the elements of the outermost `nn.Sequential`, `nn.ModuleList` and `nn.ModuleDict`. A submodule that
-            shares a parameter with another part of its model stays with what is around it.
+        shard: the submodules that are gathered separately: module classes, as in `shard=nn.TransformerEncoderLayer` or
+            a list of them, or a function that returns True for such a module. By default the elements of the outermost
+            `nn.Sequential`, `nn.ModuleList` and `nn.ModuleDict`. A submodule that shares a parameter with another part
+            of its model is gathered with its parent.
         reshard_after_forward: whether gathered weights are dropped after the forward and gathered again for the
-            backward, which takes less memory and more time. None: those of all submodules, not those of a whole module.
+            backward, which takes less memory and more time. None: for all submodules, but not for the root modules.
         whole_evaluations: whether all weights are gathered once for a validation or test. Its batches then need no
-            exchange, so that ranks may have different numbers of them. False takes less memory, and needs equal
-            numbers: with others, or with an evaluation that is cut short, ranks wait until the timeout.
-        state: what checkpoints hold: `full`, gathered on the main rank and loaded by any engine; or `sharded`, written
-            by all ranks.
+            exchange, so ranks may have different numbers of them. False takes less memory and needs equal numbers: with
+            unequal numbers, or if an evaluation is cut short, ranks wait until the timeout.
+        state: the contents of checkpoints: `full`, gathered on the main rank and loaded by any engine; or `sharded`,
+            written by all ranks.
         precision: as `ProcessEngine`.
         deterministic: as `ProcessEngine`.
         cudnn_benchmark: as `ProcessEngine`.
@@ -120,7 +120,7 @@ class FSDPEngine(ProcessEngine):
             grace=grace,
         )
         if state not in ("full", "sharded"):
-            raise ValueError(f"state= is 'full' or 'sharded', got {state!r}.")
+            raise ValueError(f"state= must be 'full' or 'sharded', got {state!r}.")
         self.state = state
         self.reshard_after_forward, self.whole_evaluations = reshard_after_forward, whole_evaluations
         self._wrap = check_wrap(shard)
@@ -129,8 +129,8 @@ class FSDPEngine(ProcessEngine):
         self._mesh: DeviceMesh | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._saving: ProcessGroup | None = None
-        self._holds = self._pending = False  # whether gradients are not exchanged now; whether some were not yet
-        self._is_whole = False  # whether all weights are gathered now
+        self._holds = self._pending = False  # whether the exchange is suspended; whether gradients wait for it
+        self._is_gathered = False  # whether all weights are gathered
         self._hooks: list[RemovableHandle] = []
 
     # Life.
@@ -139,8 +139,8 @@ class FSDPEngine(ProcessEngine):
         """Shard the modules in place, and make the optimizers train the shards.
 
         Raises:
-            ValueError: as `ProcessEngine`; a parameter could not be gathered where it is used, or an optimizer has one
-                that is not of the modules.
+            ValueError: as `ProcessEngine`; a parameter could not be gathered when it is used, or an optimizer has one
+                that is not in the modules.
         """
         self.refuse_several_losses(task, optimizers)
         self.refuse_shared(modules)
@@ -150,31 +150,31 @@ class FSDPEngine(ProcessEngine):
         self._modules = nn.ModuleList(modules.values())
         for buffer in self._modules.buffers():
             buffer.data = buffer.data.to(self.device)
-        self._roots = frozenset(roots(modules))
+        self._roots = frozenset(root_modules(modules))
         self._sharding = Sharding(modules, self._sharder(), self._wrap, (_NormBase,) if self._is_mixed else ())
         self._hooks = [
-            each.register_forward_pre_hook(self._before_forward, prepend=True) for each in self._sharding.wrapped()
+            module.register_forward_pre_hook(self._before_forward, prepend=True) for module in self._sharding.wrapped()
         ]
         self.share_buffers()
         self._optimizers = list(optimizers.values())
         for optimizer in self._optimizers:
-            point(optimizer, self._sharding.shards)
+            replace_parameters(optimizer, self._sharding.shards)
         self.precision.begin(self.device, optimizers)
 
     def tear_down(self) -> None:
-        """Make modules, optimizers and their states plain and whole again, on every rank."""
+        """Restore plain, complete modules, optimizers and their states on every rank."""
         self.share_buffers()
         self._restore()
         self._drop_wrappers()
 
     def unwrap(self) -> None:
-        """Take everything off but the shards; in a process that trains alone, these too."""
+        """Remove everything but the shards; in a process that trains alone, also the shards."""
         if self._is_alone:
             self._restore()
         if self._sharding is not None:
             self._sharding.release()
         if self._mesh is not None:
-            getattr(self._mesh, "_pg_registry", {}).clear()  # torch caches what it did with the mesh for ever
+            getattr(self._mesh, "_pg_registry", {}).clear()  # torch caches it for ever
             self._mesh = None
         while self._hooks:
             self._hooks.pop().remove()
@@ -186,18 +186,18 @@ class FSDPEngine(ProcessEngine):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Return the context of a validation or test, with all weights gathered; and with the buffers of rank 0."""
+        """Return the context of a validation or test, with all weights gathered and the buffers of rank 0."""
         assert self._sharding is not None
         wrapped = list(self._sharding.wrapped()) if self.whole_evaluations else []
         with super().evaluating():
             for module in wrapped:
                 module.set_reshard_after_forward(False, recurse=False)
                 module.unshard()
-            self._is_whole = self.whole_evaluations
+            self._is_gathered = self.whole_evaluations
             try:
                 yield
             finally:
-                self._is_whole = False
+                self._is_gathered = False
                 for module in wrapped:
                     module.reshard()
                     forget_forwards(module)
@@ -207,18 +207,18 @@ class FSDPEngine(ProcessEngine):
         if self._sharding is None:
             return
         self._sharding.undo()
-        plain = {shard: former for former, shard in self._sharding.shards.items()}
+        plain = {shard: parameter for parameter, shard in self._sharding.shards.items()}
         for optimizer in self._optimizers:
-            point(optimizer, plain)
+            replace_parameters(optimizer, plain)
         self._sharding = None
 
     # A step.
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Return the context of a micro-batch whose gradients are not yet exchanged.
+        """Return the context of a micro-batch whose gradients are not exchanged yet.
 
-        They are kept whole until they are: a rank needs memory for the gradients of all parameters then.
+        Until then the gradients are not sharded: each rank needs memory for the gradients of all parameters.
         """
         self._set_holding(True)
         try:
@@ -237,39 +237,38 @@ class FSDPEngine(ProcessEngine):
         return step
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        """Refuse to gather weights where only some ranks are."""
+        # Refuses to gather weights while a handler runs on some ranks only.
         refuse = self._refuse_gathering
-        if torch.compiler.is_compiling():  # torch leaves its own hooks uncompiled, too
+        if torch.compiler.is_compiling():  # as for torch's own hooks
             refuse = torch._dynamo.disable(refuse)  # type: ignore[no-untyped-call]
         refuse()
 
     def _refuse_gathering(self) -> None:
-        if not self._is_whole:
+        if not self._is_gathered:
             with self.exchanging("the forward of a sharded module"):
                 pass
 
     @property
     def backward(self) -> Callable[[Tensor], None]:
-        """What adds the gradients of a loss and, outside of `no_sync`, averages them over all ranks."""
+        """Adds the gradients of a loss and, outside of `no_sync`, averages them over all ranks."""
         return self._backward
 
     def backward_scaled(self, loss: Tensor, scale: float) -> None:
-        """Add the gradients of `scale * loss`, and average them as `backward` does."""
+        """Add the gradients of `scale * loss`; average them as `backward` does."""
         with self.exchanging("backward"):
             super().backward_scaled(loss, scale)
         self._pending = self._holds
 
     def backward_for(self, loss: Tensor, scale: float, parameters: Sequence[Tensor]) -> None:
-        """Refuse: the shards of some parameters only cannot be reached by a backward pass."""
+        """Refuse: a backward pass cannot reach the shards of some parameters only."""
         self.refuse_several()
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Exchange what the last micro-batches have left unexchanged, and make the gradients true ones."""
+        """Exchange gradients that are still local, and remove the loss scale."""
         self._exchange_pending()
         super().unscale(optimizer)
 
     def bind_zero_grad(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-        """Return a function that drops the gradients of an optimizer's parameters, unexchanged ones too."""
         zero_grad = super().bind_zero_grad(optimizer)
 
         def drop() -> None:
@@ -279,10 +278,10 @@ class FSDPEngine(ProcessEngine):
         return drop
 
     def clip_gradients(self, parameters: Iterable[Tensor], norm: float | None, norm_type: float = 2.0) -> Tensor:
-        """Clip gradients by their total norm over all shards; return the norm before."""
+        """Clip gradients by their total norm over all shards; return the norm before clipping."""
         chosen = list(parameters)
         with self.exchanging("clip_gradients"):
-            total = whole(get_total_norm([each.grad for each in chosen if each.grad is not None], norm_type))
+            total = gather_tensor(get_total_norm([value.grad for value in chosen if value.grad is not None], norm_type))
         if norm is not None:
             clip_grads_with_norm_(chosen, norm, total)
         return total
@@ -299,16 +298,16 @@ class FSDPEngine(ProcessEngine):
             module.set_requires_gradient_sync(not holds, recurse=False)
 
     def _exchange_pending(self) -> None:
-        """Exchange gradients where a window ended with a micro-batch that was not foreseen as its last one."""
+        # A window may end with a micro-batch that was not expected to be its last.
         if self._pending:
             self._pending = False
             for root in self._roots:
-                root._get_fsdp_state()._root_post_backward_final_callback()  # type: ignore[operator]  # a sharded one's
+                root._get_fsdp_state()._root_post_backward_final_callback()  # type: ignore[operator]  # it is sharded
 
     # State.
 
     def pack(self, modules: Modules, optimizers: Optimizers) -> States:
-        """Return the states by name, whole, on the main rank; gathered ones are on the CPU."""
+        """Return the complete states by name on the main rank; gathered tensors are on the CPU."""
         states = {name: state_of(module) for name, module in modules.items()}
         trained = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
         with self.exchanging("pack"):
@@ -318,26 +317,24 @@ class FSDPEngine(ProcessEngine):
     def unpack(
         self, modules: Modules, optimizers: Optimizers, states: tuple[Mapping[str, Any], Mapping[str, Any]]
     ) -> None:
-        """Load the states by name; each rank keeps its part of them."""
+        """Load the states by name; each rank keeps its shards."""
         with self.exchanging("unpack"):
             load_modules(modules, states[0])
             load_optimizers(optimizers, states[1])
 
     def shard_state(self, modules: Modules, optimizers: Optimizers) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return this rank's tensors by name, and the rest; see `ShardingEngine`."""
-        with self.exchanging("shard_state"):  # all ranks save together, though this exchanges nothing itself
+        """Return this rank's tensors by name, and the rest of the state; see `ShardingEngine`."""
+        with self.exchanging("shard_state"):  # all ranks save together, but this exchanges nothing
             states = {name: state_of(module) for name, module in modules.items()}
-            return split((states, {name: optimizer.state_dict() for name, optimizer in optimizers.items()}))
+            return split_states((states, {name: optimizer.state_dict() for name, optimizer in optimizers.items()}))
 
     def saving_group(self) -> ProcessGroup:
-        """Return a gloo group for saving in a thread; see `ShardingEngine`."""
         if self._saving is None:
             self._saving = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
         return self._saving
 
     def load_shard_state(self, modules: Modules, optimizers: Optimizers, rest: Mapping[str, Any], read: Read) -> None:
-        """Load what `shard_state` gave, from any number of ranks; see `ShardingEngine`."""
-        tensors = room(modules, optimizers, rest)
+        tensors = allocate(modules, optimizers, rest)
         read(tensors)
         weights, trained = join_states(tensors, rest)
         for name, module in modules.items():
@@ -352,7 +349,7 @@ class FSDPEngine(ProcessEngine):
         return self.precision.name in DTYPES
 
     def _sharder(self) -> Callable[[nn.Module], Any]:
-        """Return what shards one module, with the weights of rank 0; only it is ever whole on the device."""
+        # Never more than one module is complete on the device.
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
         from torch.distributed.tensor import DTensor
@@ -368,14 +365,16 @@ class FSDPEngine(ProcessEngine):
         mixed = MixedPrecisionPolicy(DTYPES.get(self.precision.name), torch.float32, cast_forward_inputs=False)
 
         def shard(module: nn.Module) -> None:
-            own = [each for each in module.parameters() if not isinstance(each, DTensor)]
-            for each in own:
-                each.data = each.data.to(self.device).contiguous()
-            broadcast_tensors(group, (each.detach() for each in own), "the first weights")
+            plain = [parameter for parameter in module.parameters() if not isinstance(parameter, DTensor)]
+            for parameter in plain:
+                parameter.data = parameter.data.to(self.device).contiguous()
+            broadcast_tensors(group, (parameter.detach() for parameter in plain), "the first weights")
             policy = mixed if self._is_mixed and not isinstance(module, _NormBase) else full
-            made: Any = fully_shard(module, mesh=mesh, reshard_after_forward=self._reshards(module), mp_policy=policy)
-            if self.backend == "gloo":  # whose average is a mere sum in torch 2.8
-                made.set_force_sum_reduction_for_comms(True)
+            wrapper: Any = fully_shard(
+                module, mesh=mesh, reshard_after_forward=self._reshards(module), mp_policy=policy
+            )
+            if self.backend == "gloo":  # torch 2.8 does not divide its average
+                wrapper.set_force_sum_reduction_for_comms(True)
 
         return shard
 

@@ -300,7 +300,7 @@ def test_an_error_at_the_end_names_the_newest_checkpoint(tmp_path: Path) -> None
     with pytest.raises(RuntimeError, match="was not written") as caught:
         train(saving, Export(tmp_path / "model.pt2"), task=task)
     (newest,) = tmp_path.glob("*.pth")
-    assert caught.value.__notes__[0] == f"heliograph: the training had ended, and its newest checkpoint is {newest}"
+    assert caught.value.__notes__[0] == f"heliograph: the training was complete; its newest checkpoint is {newest}"
 
 
 def test_what_may_differ_and_what_is_not_compared(tmp_path: Path) -> None:

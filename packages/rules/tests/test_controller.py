@@ -454,9 +454,9 @@ def test_a_run_without_an_end_may_be_left_to_a_rule_that_stops_it() -> None:
 
 
 def test_a_rule_that_would_wait_for_ever_is_refused_when_the_run_begins() -> None:
-    with pytest.raises(ValueError, match="'rule_controller' would never act: no plugin ever asks for a log"):
+    with pytest.raises(ValueError, match="'rule_controller' would never act: no plugin requests a log"):
         train(rules(controller("True")), logs=None)
-    with pytest.raises(ValueError, match="would never act, there is no validation data"):
+    with pytest.raises(ValueError, match="would never act without validation data"):
         train(rules(controller("True", triggers=["on_evaluate"])))
 
 

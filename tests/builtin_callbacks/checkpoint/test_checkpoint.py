@@ -702,7 +702,7 @@ def test_another_task_is_an_error(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path))
     other = Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
     other.extra = nn.Linear(1, 1)  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=r"holds the modules \['model'\], the task has \['extra', 'model'\]"):
+    with pytest.raises(ValueError, match=r"has the modules \['model'\], but the task has \['extra', 'model'\]"):
         fit(Checkpoint(tmp_path, resume="auto"), task=other)
 
 

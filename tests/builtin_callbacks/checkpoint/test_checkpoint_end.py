@@ -544,8 +544,6 @@ def test_two_in_one_folder_are_refused_by_their_names(tmp_path: Path) -> None:
 
 
 def test_the_average_and_the_best_cannot_both_be_left_in_the_model(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"both claim the weights that a run leaves \(EMA\(load_at_end=True\), LoadBest\)"
-    ):
+    with pytest.raises(ValueError, match=r"both claim the final weights \(EMA\(load_at_end=True\), LoadBest\)"):
         Trainer([EMA(load_at_end=True), Checkpoint(tmp_path, **BEST), LoadBest()])
     Trainer([EMA(), Checkpoint(tmp_path, **BEST), LoadBest()])

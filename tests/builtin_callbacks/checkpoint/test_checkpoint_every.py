@@ -58,7 +58,7 @@ def test_with_a_schedule_one_boundary_has_one_save(tmp_path: Path, is_first: boo
 
 
 def test_without_it_somebody_else_must_ask(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'checkpoint' would never act: no plugin ever asks for a save: add "):
+    with pytest.raises(ValueError, match=r"'checkpoint' would never act: no plugin requests a save: add "):
         saves(Checkpoint(tmp_path))
 
 

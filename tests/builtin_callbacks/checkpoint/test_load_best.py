@@ -170,7 +170,7 @@ def test_nan_is_no_best_to_load_back(fit: Make, scripted: Make, tmp_path: Path) 
 
     assert torch.equal(task.model.weight, watch.trained)
     assert result.warnings == (
-        "At the end, validation/loss is nan: the training is lost. Find where it began with NaNGuard('raise').",
+        "At the end, validation/loss is nan: the training diverged. NaNGuard('raise') finds the first such step.",
         "LoadBest has loaded nothing back: no checkpoint is the best.",
         "No checkpoint is the best: 'validation/loss' was NaN at all of them.",
     )

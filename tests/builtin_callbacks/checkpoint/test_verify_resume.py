@@ -152,8 +152,8 @@ def test_raise_and_raise_again(tmp_path: Path) -> None:
     error = caught.value
     assert (error.step, error.batch, error.path, error.causes) == (7, 7, tmp_path / ".run.steps", NOTHING)
     assert str(error) == (
-        f"The resumed run DIVERGED at step 7: loss 3.014, was 2.01 (batch 7 of the run, as the killed "
-        f"one had left it in {tmp_path / '.run.steps'}). Likely cause: {NOTHING}. To continue all the same: "
+        f"The resumed run DIVERGED at step 7: loss 3.014, was 2.01 (batch 7 of the run, compared with "
+        f"the killed run in {tmp_path / '.run.steps'}). Likely cause: {NOTHING}. To continue anyway: "
         f"VerifyResume('note')."
     )
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

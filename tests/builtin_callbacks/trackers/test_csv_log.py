@@ -84,9 +84,8 @@ def test_a_log_and_a_validation_at_the_end_of_an_epoch_are_of_the_same_epoch(tmp
 
 @pytest.mark.parametrize(("kind", "name"), [(h.CSVLog, "log.csv"), (h.JsonlLog, "log.jsonl")])
 def test_a_folder_is_not_a_file(tmp_path: Path, kind: type[Any], name: str) -> None:
-    text = (
-        f"{kind.__name__} writes a file, and {tmp_path} is a folder: give the path of a file, as in {tmp_path}/{name}."
-    )
+    text = f"{kind.__name__} writes a file, but {tmp_path} is a folder: pass the path of a file, such as "
+    text += f"{tmp_path}/{name}."
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         kind(tmp_path)
 
@@ -169,7 +168,7 @@ def test_the_file_of_another_run_is_not_touched(tmp_path: Path) -> None:
     assert path.read_bytes() == first
     assert [places(tmp_path / f"log-{number}.csv") for number in (2, 4)] == [[(0, step) for step in (1, 2, 3, 4)]] * 2
     assert (tmp_path / "log-3.csv").read_text() == "date,price\n2026-01-01,3\n"
-    assert result.notes == (f"{path} holds another run: this one is logged in {tmp_path / 'log-2.csv'}",)
+    assert result.notes == (f"{path} has another run: this run is logged in {tmp_path / 'log-2.csv'}",)
 
 
 def test_a_killed_run_is_resumed_with_every_step_once(tmp_path: Path) -> None:
@@ -221,7 +220,7 @@ def test_junk_is_left_as_it_is(tmp_path: Path, junk: Callable[[bytes], bytes], w
     path, other = tmp_path / "log.csv", tmp_path / "log-2.csv"
     assert path.read_bytes() == changed
     assert places(other)[-4:] == [(0, step) for step in range(5, 9)]
-    assert f"{path} holds {what}: this one is logged in {other}" in result.notes
+    assert f"{path} has {what}: this run is logged in {other}" in result.notes
 
 
 def test_what_a_resumed_run_does_otherwise_is_in_its_rows(tmp_path: Path) -> None:

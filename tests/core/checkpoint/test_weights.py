@@ -288,7 +288,7 @@ def test_the_average_of_the_module_that_fits(saved: Make) -> None:
 
 def test_an_average_that_is_not_there_leaves_the_module_alone(saved: Make) -> None:
     task = supervised()
-    with pytest.raises(ValueError, match="no weights that a plugin 'ema' has averaged"):
+    with pytest.raises(ValueError, match="no averaged weights of a plugin 'ema'"):
         load_weights(task, saved(1), average="ema")
     assert filled(task.model) == 0.0
 

@@ -151,7 +151,7 @@ def test_outside_of_a_training_too() -> None:
 
 
 def test_a_limit_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="limit_validation=3 limits nothing, there is no validation data"):
+    with pytest.raises(ValueError, match="limit_validation=3 has no effect: there is no validation data"):
         fitted(class_of(2), limit_validation=3)
     with pytest.raises(ValueError, match=r"limit_validation has no validation set 'lrge'\. Did you mean 'large'\?"):
         validated(validation={"large": class_of(2)}, limit_validation={"lrge": 2})

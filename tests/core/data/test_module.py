@@ -189,7 +189,7 @@ def test_so_is_one_whose_run_does_not_begin(drawing: Make, noisy: Make) -> None:
         trainer.validate(noisy(), inner)
 
     trainer.bus.on(EpochStart, again)
-    with pytest.raises(RuntimeError, match="This DeviceEngine is used by another run"):
+    with pytest.raises(RuntimeError, match="This DeviceEngine is in use by another run"):
         trainer.fit(noisy(), DataLoader(drawing(), 4), epochs=1, optimizer=torch.optim.SGD)
     assert inner.diary == ["prepare", "set_up", "validation", "tear_down"]
 

@@ -391,7 +391,7 @@ def lied() -> Reported:
 
 
 def test_so_is_one_that_ends_before_its_length(ranks: Pool) -> None:
-    reported = "ended after 3 batches, but its length says 5. On several ranks that is an error"
+    reported = "ended after 3 batches, but its length says 5. On several ranks this is an error"
     with pytest.raises(ValueError, match=reported) as info:
         ranks(2).run(lied)
     assert sum(reported in note for note in info.value.__notes__) == 2

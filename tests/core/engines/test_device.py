@@ -43,8 +43,8 @@ def test_it_is_the_only_one(engine: LoopEngine) -> None:
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ("gpu", "Unknown device 'gpu': a GPU is 'cuda'"),
-        ("cuda:99", r"Device 'cuda:99' is not there: torch sees \d+ CUDA devices"),
+        ("gpu", "Unknown device 'gpu': use 'cuda'"),
+        ("cuda:99", r"Device 'cuda:99' is not available: torch sees \d+ CUDA devices"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(device: str, words: str) -> None:
@@ -116,7 +116,7 @@ def test_an_engine_is_in_one_run_at_a_time() -> None:
         for _ in run.epochs():
             for batch in run.batches():
                 run.step(run.stepping.forward(run, batch))
-    assert "This DeviceEngine is used by another run" in nested.reported
+    assert "This DeviceEngine is in use by another run" in nested.reported
     assert nested.scaling is scaling
     with pytest.raises(ValueError, match="not to be had"):  # what fails before its beginning lets go of it
         Trainer(engine=Refusing("cpu")).validate(task, data)

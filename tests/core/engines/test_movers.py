@@ -13,7 +13,7 @@ import pytest
 import torch
 from heliograph import DeviceEngine
 from heliograph.core.engines import movers
-from heliograph.core.engines.movers import LARGE, is_copied_aside, move, register_mover
+from heliograph.core.engines.movers import LARGE, move, register_mover, uses_copy_stream
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -187,7 +187,7 @@ def test_a_type_of_ones_own_is_taught_with_its_subclasses() -> None:
 
 @pytest.mark.parametrize("kind", [Tensor, list, tuple, dict, object])
 def test_what_is_always_moved_alike_cannot_be_taught(kind: type) -> None:
-    with pytest.raises(ValueError, match=f"{kind.__name__} is always moved in the same way: register"):
+    with pytest.raises(ValueError, match=f"{kind.__name__} has a fixed way to move: register"):
         register_mover(kind, lambda value, move: value)
 
 
@@ -253,12 +253,12 @@ class Noting(Tensor):
 
 def test_only_large_tensors_of_the_host_go_to_a_gpu_aside() -> None:
     gpu, large = torch.device("cuda", 0), torch.empty(LARGE, dtype=torch.uint8)
-    assert is_copied_aside(large, gpu)
-    assert not is_copied_aside(large[1:], gpu)
-    assert not is_copied_aside(large, torch.device("cpu"))
-    assert not is_copied_aside(large, META)
-    assert not is_copied_aside(torch.empty(LARGE, device="meta"), gpu)
-    assert not is_copied_aside(torch.eye(3).to_sparse(), gpu)
+    assert uses_copy_stream(large, gpu)
+    assert not uses_copy_stream(large[1:], gpu)
+    assert not uses_copy_stream(large, torch.device("cpu"))
+    assert not uses_copy_stream(large, META)
+    assert not uses_copy_stream(torch.empty(LARGE, device="meta"), gpu)
+    assert not uses_copy_stream(torch.eye(3).to_sparse(), gpu)
 
 
 def test_large_tensors_within_a_batch_go_aside_and_the_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:

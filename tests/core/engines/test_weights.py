@@ -12,7 +12,7 @@ import pytest
 import torch
 from heliograph import EMA, Every, Run, RunResult, Supervised, Task, TrainedOnly, Trainer, load_weights
 from heliograph.core.engines.options import modules_of
-from heliograph.core.engines.weights import is_spread, loadable
+from heliograph.core.engines.weights import is_expanded, loadable
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, random_batches, saving
 from torch import Tensor, nn
@@ -74,9 +74,7 @@ def test_the_weights_alone(tmp_path: Path) -> None:
 
 
 def test_values_that_differ_do_not_fit_into_one_place() -> None:
-    with pytest.raises(
-        ValueError, match=r"^rows is an expanded tensor, .* the checkpoint holds different values there"
-    ):
+    with pytest.raises(ValueError, match=r"^rows is an expanded tensor, .* the checkpoint has different values there"):
         loadable(Net(), {"rows": torch.arange(12.0).reshape(4, 3)})
 
 
@@ -88,9 +86,9 @@ def test_nan_is_one_value() -> None:
 
 
 def test_what_is_spread() -> None:
-    assert is_spread(torch.ones(1).expand(2))
-    assert not is_spread(torch.ones(1, 3).expand(1, 3))
-    assert not is_spread(torch.ones(2).to_sparse())
+    assert is_expanded(torch.ones(1).expand(2))
+    assert not is_expanded(torch.ones(1, 3).expand(1, 3))
+    assert not is_expanded(torch.ones(2).to_sparse())
 
 
 class Tied(nn.Module):

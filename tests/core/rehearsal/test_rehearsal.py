@@ -221,7 +221,7 @@ def test_a_validation_step_that_raises_is_found_before_the_first_hour(tmp_path: 
 
 
 def test_what_fit_would_refuse_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no plugin ever asks for a validation"):
+    with pytest.raises(ValueError, match="no plugin requests a validation"):
         rehearse([], validation=class_batches(1))
     with pytest.raises(TypeError, match="fit has no argument 'epoch'"):
         rehearse([], validation=None, epoch=3)

@@ -659,7 +659,7 @@ def test_a_loop_of_ones_own_gives_sums_too(form: Form) -> None:
 def test_gradients_of_ones_own_do_not_mix_with_counted_ones() -> None:
     batches, task = token_batches(), Tokens()
     with (
-        pytest.raises(RuntimeError, match="Micro-batches with counts are held in the window"),
+        pytest.raises(RuntimeError, match="The window has micro-batches with counts"),
         Trainer([Hold()], device="cpu").run(task, batches, optimizer=SGD, epochs=1) as run,
     ):
         for _ in run.epochs():

@@ -718,14 +718,14 @@ def test_a_step_that_returns_its_loss_has_one_optimizer() -> None:
 
 
 def test_a_step_that_yields_needs_optimizers_by_name() -> None:
-    with pytest.raises(ValueError, match=r"Gan\.training_step yields losses: give the optimizer of each by the name"):
+    with pytest.raises(ValueError, match=r"Gan\.training_step yields losses: pass an optimizer for each name"):
         train(optimizer=adam())
 
     class Hides(Gan):
         def training_step(self, run: Run, batch: Batch) -> Losses:
             return super().training_step(run, batch)
 
-    with pytest.raises(TypeError, match="training_step yields several losses: give their optimizers by the names"):
+    with pytest.raises(TypeError, match="training_step yields several losses: pass an optimizer for each name"):
         train(task=Hides(), optimizer=adam())
 
 

@@ -90,7 +90,7 @@ def test_only_the_main_thread_can_install() -> None:
     thread.start()
     thread.join()
     assert [str(error) for error in errors] == [
-        "Handlers of SIGTERM can be installed in the main thread only: begin the run there."
+        "Handlers of SIGTERM can only be installed in the main thread: begin the run there."
     ]
 
 
@@ -105,7 +105,7 @@ def test_a_handler_that_python_does_not_know_is_not_replaced(monkeypatch: pytest
 
 @pytest.mark.parametrize("given", [(), (signal.SIGKILL,), (signal.SIGTERM, signal.SIGSTOP), (0,), (9_999,)])
 def test_signals_that_cannot_be_handled_are_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"but not SIGKILL or SIGSTOP; got"):
+    with pytest.raises(ValueError, match=r"not SIGKILL or SIGSTOP; got"):
         SignalHook(given, lambda signum: None)
 
 
@@ -133,7 +133,7 @@ def test_a_forked_child_that_inherits_the_handlers_ignores_the_first_signal() ->
 
 
 def test_a_deadline_interrupts_what_blocks_and_does_so_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "AGAIN", 0.01)
+    monkeypatch.setattr(signals, "REPEAT", 0.01)
     waits = False
 
     def handle(signum: int) -> None:
@@ -173,7 +173,7 @@ from heliograph import Preemption
 from heliograph.core.system import signals
 from heliograph.core.system.signals import Deadline
 
-signals.AGAIN = 3600.0
+signals.REPEAT = 3600.0
 received = []
 def handle(signum):
     received.append(signum)

@@ -209,7 +209,7 @@ class ReplayRun(LineVerbs):
             NotRecorded: the recorded run did not roll back here.
         """
         if not self.started or self.finished or is_within(TrainStart.name):
-            raise RuntimeError("run.roll_back is for a training that has begun. At TrainStart, call run.resume(saved).")
+            raise RuntimeError("run.roll_back needs a started training. At TrainStart, call run.resume(saved).")
         self.control.roll_back(f"to {path or 'a saved state'}")
         if not self._rolls_back_to(path):
             self.own_control.remove("roll_back")

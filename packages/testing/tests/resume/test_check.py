@@ -536,7 +536,7 @@ def test_numbers_out_of_range() -> None:
 
 
 def test_a_run_without_a_limit() -> None:
-    assert "give epochs= or steps=" in refused(lambda: training(h.RNGCapture(), epochs=None))
+    assert "pass epochs= or steps=" in refused(lambda: training(h.RNGCapture(), epochs=None))
 
 
 def test_an_unknown_name_to_ignore() -> None:
@@ -563,9 +563,7 @@ FORM = "make_trainer returns a trainer and the keywords of its fit: return train
 
 def test_wrong_results_of_make_trainer() -> None:
     assert refused(3) == "make_trainer must be a function, got 3."
-    assert refused(lambda folder, seed: None).endswith(
-        "may take no argument but a folder to write to; it needs folder, seed."
-    )
+    assert refused(lambda folder, seed: None).endswith("needs the arguments folder, seed; allowed is one, a folder.")
     assert refused(lambda: None) == f"{FORM}it returned NoneType."
     assert refused(lambda: ({}, h.Trainer(device="cpu"))) == f"{FORM}it returned (dict, Trainer)."
     assert refused(lambda: (h.Trainer(device="cpu"), {"task": None})) == f"{FORM}'train' is missing among 'task'."

@@ -109,7 +109,7 @@ def test_there_are_as_many_ranks_as_gpus(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [value["RANK"] for value in launch(jobs.place)] == ["0", "1"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match=r"No GPU is visible, .* give nprocs\."):
+    with pytest.raises(ValueError, match=r"No GPU is visible, .* pass nprocs\."):
         launch(jobs.place)
 
 
@@ -194,7 +194,9 @@ def test_outside_of_launch_there_is_no_queue() -> None:
 
 
 def test_a_message_that_cannot_be_pickled_is_refused_where_it_is_put() -> None:
-    with pytest.raises(TypeError, match=r"^The queue takes what can be pickled, and this function cannot: ") as caught:
+    with pytest.raises(
+        TypeError, match=r"^The queue pickles its objects, but this function cannot be pickled: "
+    ) as caught:
         launch(jobs.put_a_lambda, nprocs=1)
     assert "in put_a_lambda" in caught.value.__notes__[-1]
 
@@ -210,14 +212,16 @@ def test_a_listener_that_fails_ends_the_ranks_with_a_sigterm() -> None:
     with pytest.raises(LookupError, match="not that") as caught:
         launch(jobs.close_upon_termination, nprocs=2, on_message=receive)
     assert received == ["ready", "ready"]
-    assert caught.value.__notes__[0] in [f"heliograph: while a message of rank {rank} was taken" for rank in range(2)]
+    assert caught.value.__notes__[0] in [
+        f"heliograph: on_message failed for a message of rank {rank}" for rank in range(2)
+    ]
     assert len(caught.value.__notes__) == 3
 
 
 def test_a_message_that_cannot_be_loaded_is_an_error() -> None:
     with pytest.raises(ValueError, match="refused") as caught:
         launch(jobs.put_the_unloadable, nprocs=1)
-    assert caught.value.__notes__ == ["heliograph: while a message of rank 0 was taken"]
+    assert caught.value.__notes__ == ["heliograph: on_message failed for a message of rank 0"]
 
 
 # Errors.
@@ -440,8 +444,8 @@ def test_a_script_without_its_guard_is_reported(options: str, tmp_path: Path) ->
     assert (status, output) == (1, "begins\nbegins\n")
     assert "RuntimeError: launch was called in a process that launch started. Call it once" in errors
     last = errors.splitlines()[-1]
-    assert "RankFailed: rank 0 died: it ended with exit status 1 before it called the function. Look" in last
-    assert 'does that call launch outside of `if __name__ == "__main__":`?' in last
+    assert "RankFailed: rank 0 died: it ended with exit status 1 before it called the function." in last
+    assert 'does it call launch outside of `if __name__ == "__main__":`?' in last
 
 
 def test_an_interactive_session_must_import_the_function() -> None:

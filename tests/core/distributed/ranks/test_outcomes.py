@@ -51,9 +51,9 @@ def test_every_rank_learns_what_came_of_it(ranks: Pool) -> None:
 def test_an_error_is_raised_on_all_ranks(ranks: Pool) -> None:
     main, other = ranks(2).run(do_it, 0, "OSError")
     assert main[0] == ("OSError", "disk full", [])
-    assert other[0] == ("OSError", "disk full", ["heliograph: it happened on rank 0"])
+    assert other[0] == ("OSError", "disk full", ["heliograph: raised on rank 0"])
     main, other = ranks(2).run(do_it, 1, "PickyError")
-    assert main == ("by rank 0", ("RuntimeError", "PickyError: odd at home", ["heliograph: it happened on rank 1"]))
+    assert main == ("by rank 0", ("RuntimeError", "PickyError: odd at home", ["heliograph: raised on rank 1"]))
     assert other == ("by rank 0", ("PickyError", "odd at home", []))
 
 

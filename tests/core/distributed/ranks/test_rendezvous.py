@@ -24,7 +24,7 @@ def agent() -> Iterator[TCPStore]:
 @pytest.fixture
 def join(agent: TCPStore) -> Iterator[Join]:
     """Return what lets one rank, a thread here, look for the others; without time, it looks once."""
-    module._connected(Membership(0, 0, 2, 2, "127.0.0.1", agent.port, agent_store=True), 20.0)
+    module._reuse_or_connect(Membership(0, 0, 2, 2, "127.0.0.1", agent.port, agent_store=True), 20.0)
     with ThreadPoolExecutor(8) as threads:
 
         def join(rank: int, world_size: int = 2, timeout: float = 20.0) -> Future[Store]:
@@ -92,12 +92,12 @@ def test_a_rank_that_came_back_is_not_taken_for_its_former_self(agent: TCPStore,
 
 def test_says_who_is_missing(join: Join) -> None:
     for rank, missing in [(0, "1, 2, 3, 4"), (2, "1, 3, 4"), (4, "1, 3")]:
-        with pytest.raises(TimeoutError, match=rf"ranks {missing} of 5 did not come within 0 s; rank {rank} waited"):
+        with pytest.raises(TimeoutError, match=rf"ranks {missing} of 5 did not arrive within 0 s; rank {rank} waited"):
             join(rank, 5, timeout=0.0).result()
 
 
 def test_says_that_rank_0_is_missing(join: Join) -> None:
-    with pytest.raises(TimeoutError, match=r"rank 0 of 2 did not come within 0 s; rank 1 waited"):
+    with pytest.raises(TimeoutError, match=r"rank 0 of 2 did not arrive within 0 s; rank 1 waited"):
         join(1, timeout=0.0).result()
     assert_shared(join(0), join(1))
     with pytest.raises(TimeoutError, match="rank 0 of 2 did not come"):
@@ -107,7 +107,7 @@ def test_says_that_rank_0_is_missing(join: Join) -> None:
 def test_ranks_that_expect_different_numbers_of_ranks_are_reported(join: Join) -> None:
     with pytest.raises(TimeoutError, match="rank 1 of 2 did not come"):
         join(0, 2, timeout=0.0).result()
-    with pytest.raises(TimeoutError, match="Rank 1 expects 3 ranks, but rank 0 gathers 2: set the same WORLD_SIZE"):
+    with pytest.raises(TimeoutError, match="Rank 1 expects 3 ranks, but rank 0 expects 2: set the same WORLD_SIZE"):
         join(1, 3, timeout=0.0).result()
 
 

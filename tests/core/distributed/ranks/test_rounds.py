@@ -187,15 +187,15 @@ def cannot(what: str, folder: Path) -> list[str]:
         patch.setattr(boards, "MEMORY", folder)
         if what == "is on another machine" and os.environ["RANK"] == "1":
             (folder / "other").mkdir(exist_ok=True)
-            opened = boards._opened
-            patch.setattr(boards, "_opened", lambda path, token: opened(str(folder / "other" / "x"), token))
+            opened = boards._open_file
+            patch.setattr(boards, "_open_file", lambda path, token: opened(str(folder / "other" / "x"), token))
         if what == "is in another container" and os.environ["RANK"] == "1":
-            opened_here = boards._opened
-            patch.setattr(boards, "_opened", lambda path, token: opened_here(path, bytes(TOKEN)))
+            opened_here = boards._open_file
+            patch.setattr(boards, "_open_file", lambda path, token: opened_here(path, bytes(TOKEN)))
         if what == "has no such memory":
             patch.setattr(boards, "MEMORY", folder / "missing")
         if what == "has no locks":
-            patch.setattr(boards, "_locked", lambda own, rank: False)
+            patch.setattr(boards, "_lock", lambda own, rank: False)
         if what == "is Windows":
             patch.setattr(boards, "fcntl", None)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -250,7 +250,7 @@ def test_where_one_rank_fails_while_the_board_is_made_the_others_fail_too(
     assert outcomes.pop(rank) == ("OSError", "no memory for that", [])
     for kind, text, left in outcomes:
         assert (kind, left) == ("RuntimeError", [])
-        assert text.startswith("Another rank left while all 4 met; rank ")
+        assert text.startswith("A rank exited while the process group of 4 was initialized; ")
 
 
 def breaks_where_the_ranks_are_connected(rank: int) -> tuple[str, str, bool]:
@@ -274,10 +274,8 @@ def test_where_one_rank_fails_while_all_are_connected_the_others_say_so(ranks: P
     assert outcomes.pop(rank) == ("OSError", "no memory for that", False)
     ((kind, text, is_initialized),) = outcomes
     assert (kind, is_initialized) == ("RuntimeError", False)
-    assert text.startswith(
-        f"Another rank left while all 2 met; rank {1 - rank} was there. Look at what the others printed"
-    )
-    assert "If none did, they could not be connected: " in text
+    assert text.startswith(f"A rank exited while the process group of 2 was initialized; this is rank {1 - rank}.")
+    assert "If none did, they could not connect: " in text
     assert ranks(2).run(adds_up) == [2, 2]  # the same processes meet again
 
 

@@ -109,7 +109,7 @@ def test_what_differs_between_ranks_is_refused_when_the_run_begins(ranks: Pool, 
     *_, first, second = GIVEN[what]
     message = (
         f"The arguments of the run are not the same on all ranks: rank 0 has {first}, and rank 1 has {second}. "
-        f"Give all ranks the same."
+        f"Pass the same to all ranks."
     )
     assert ranks(2).run(fit_with, what) == [(message, "completed")] * 2
 
@@ -126,7 +126,7 @@ def test_an_evaluation_compares_its_limits(ranks: Pool) -> None:
     refused, same = ranks(2).run(evaluate, (2, 3)), ranks(2).run(evaluate, (2, 2))
     message = (
         "The arguments of the run are not the same on all ranks: rank 0 has the validation set with limit 2, and "
-        "rank 1 has the validation set with limit 3. Give all ranks the same."
+        "rank 1 has the validation set with limit 3. Pass the same to all ranks."
     )
     assert refused == [message, message]
     assert same[0] == same[1]
@@ -170,8 +170,8 @@ def fit_with_plugins(how: str) -> tuple[str, ...]:
 def test_a_plugin_of_some_ranks_that_exchanges_is_named(ranks: Pool, how: str) -> None:
     first, second = ranks(2).run(fit_with_plugins, how)
     message = (
-        "spread calls reduce on epoch_end, but its handlers run on some ranks only: the others would never come. Give "
-        "every rank the plugin, enabled, with ranks = 'all'; or exchange where every rank is."
+        "spread calls reduce on epoch_end, but its handlers run on some ranks only, so the collective would "
+        "wait for ever. Enable the plugin on every rank, with ranks = 'all'; or call reduce elsewhere."
     )
     assert first == ("RuntimeError", message)
     assert second[0] == "RankFailed"

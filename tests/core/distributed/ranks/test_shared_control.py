@@ -548,7 +548,7 @@ def test_a_condition_is_asked_on_each_rank_and_must_say_the_same_on_all(ranks: A
 
 
 def test_a_condition_that_differs_between_ranks_is_an_error(ranks: Any) -> None:
-    with pytest.raises(RuntimeError, match="The condition of a plugin held on some ranks only"):
+    with pytest.raises(RuntimeError, match="The condition of a plugin was true on some ranks only"):
         ranks(2).run(condition_on_ranks, "different")
 
 

@@ -127,7 +127,7 @@ def test_a_rank_that_gives_no_answer_has_died(made: Made) -> None:
     assert isinstance(error, RankFailed)
     assert str(error) == "rank 2 died: no sign of life for 0.3 s"
     head, zero, first, second = error.__notes__[0].splitlines()
-    assert head == "heliograph: rank 0 asked where each rank is:"
+    assert head == "heliograph: places of the ranks, requested by rank 0:"
     assert zero == "  rank 0 was waiting too, and leaves now"
     assert first.startswith("  rank 1 is in no collective; at ")
     assert second == "  rank 2 gives no sign of life for 0.3 s"
@@ -202,7 +202,7 @@ def test_a_long_wait_is_reported_once_for_all_ranks(made: Made, caplog: pytest.L
     (record,) = [record for record in caplog.records if record.name == "heliograph"]
     assert record.levelno == logging.WARNING
     head, *lines = record.getMessage().splitlines()
-    assert head.endswith("waits in a collective. Where each rank is:")
+    assert head.endswith("waits in a collective. Places of the ranks:")
     assert [each.split(";")[0] for each in lines] == [f"  rank {rank} waits in vote for 100 s" for rank in (0, 1)]
 
 
@@ -227,7 +227,7 @@ def test_a_store_that_is_gone_is_the_death_of_its_host(made: Made) -> None:
     receive(watch)
     error = watch.explain(RuntimeError(BROKEN))
     watch.close()
-    assert str(error) == "rank 0 died: the store that it hosted is gone"
+    assert str(error) == "rank 0 died: its store is gone"
 
 
 def test_where_nobody_trains_a_store_may_go() -> None:
@@ -240,7 +240,7 @@ def test_where_nobody_trains_a_store_may_go() -> None:
     watch.announce(ValueError("on purpose"), "here")
     broken = RuntimeError(BROKEN)
     assert watch.explain(broken) is broken
-    assert broken.__notes__ == ["heliograph: the store by which the ranks report failures to each other is gone."]
+    assert broken.__notes__ == ["heliograph: the store through which ranks report failures is gone."]
     watch.close()
 
 
@@ -254,8 +254,8 @@ def test_a_rank_that_continues_is_ended_at_last(made: Made, ended: SimpleQueue[s
     one.announce(ValueError("on purpose"), "here")
     text = ended.get()
     assert text.startswith(
-        "heliograph: rank 1 is ended: its run has not ended 0 s after another's end (rank 0 failed with ValueError: on "
-        "purpose (here)). It "
+        "heliograph: rank 1 is ended: its run did not end within 0 s after the failure of a rank (rank 0 failed "
+        "with ValueError: on purpose (here)). It "
     )
     assert "waits in vote" in text if where == "in a collective" else "is in no collective; in train, epoch 3" in text
 
@@ -267,7 +267,7 @@ def test_a_rank_that_others_saw_hang_says_once_where_it_is(made: Made, ended: Si
     other._do(lambda: other._report_failure(seen))
     text = ended.get()
     assert text.startswith(
-        "heliograph: rank 1 is ended: its run has not ended 0 s after another's end (rank 1 hung). It "
+        "heliograph: rank 1 is ended: its run did not end within 0 s after the failure of a rank (rank 1 hung). It "
     )
     assert text.count("is in no collective; in train, epoch 3") == 1
 

@@ -115,11 +115,11 @@ def test_without_a_second_gpu_nothing_is_wrapped() -> None:
     ("gpus", "error", "words"),
     [
         ([], ValueError, r"gpus=\[\] must .* torch sees 2 GPUs, numbered 0 to 1"),
-        ([0, 0], ValueError, r"gpus=\[0, 0\] must name GPUs that are there, each once"),
+        ([0, 0], ValueError, r"gpus=\[0, 0\] must name existing GPUs without repetition"),
         ([0, 2], ValueError, r"gpus=\[0, 2\] must"),
         ([-1], ValueError, r"gpus=\[-1\] must"),
         ([0, 1, 2], ValueError, r"gpus=\[0, 1, 2\] must .* torch sees 2 GPUs"),
-        (2, TypeError, r"gpus is a list of GPU numbers, such as \[0, 1\], got 2"),
+        (2, TypeError, r"gpus must be a list of GPU numbers, such as \[0, 1\], got 2"),
         ("0", TypeError, "got '0'"),
         ([True], TypeError, r"got \[True\]"),
     ],

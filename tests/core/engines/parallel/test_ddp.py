@@ -306,13 +306,13 @@ def lacks_gradients(lacks_on: Sequence[int], **options: Any) -> tuple[str, list[
 def test_parameters_without_gradients_are_named(ranks: Pool) -> None:
     for message, notes in ranks(2).run(lacks_gradients, (0, 1)):
         assert "Expected to have finished reduction" in message
-        assert "no gradient came for model.right.weight, model.right.bias" in notes[0]
+        assert "no gradient for model.right.weight, model.right.bias" in notes[0]
         assert "DDPEngine(find_unused_parameters=True)" in notes[0]
 
 
 def test_parameters_without_gradients_on_one_rank_fail_there_and_end_the_other(ranks: Pool) -> None:
     waited, (message, notes) = ranks(2).run(lacks_gradients, (1,))
-    assert "heliograph: on rank 1 no gradient came for model.right.weight, model.right.bias" in notes[0]
+    assert "heliograph: rank 1 has no gradient for model.right.weight, model.right.bias" in notes[0]
     assert "Expected to have finished reduction" in message
     assert "Expected to have finished reduction" not in waited[0]
 
@@ -447,7 +447,7 @@ def test_options_of_torchs_wrapper_change_no_bit_on_two_ranks(ranks: Pool, optio
 
 
 def accumulates_a_static_graph() -> None:
-    with pytest.raises(ValueError, match=r"DDPEngine\(static_graph=True\) cannot accumulate"):
+    with pytest.raises(ValueError, match=r"DDPEngine\(static_graph=True\) does not support accumulation"):
         trained("mlp", 5, batches_per_step=4, window=2, static_graph=True)
 
 

@@ -74,9 +74,9 @@ def test_collectives_outside_of_the_group_are_refused(second: None, name: str) -
     ("options", "message"),
     [
         ({"backend": "mpi"}, "backend= is 'gloo' or 'nccl', got 'mpi'"),
-        ({"backend": "nccl", "device": "cpu"}, "backend='nccl' is for device='cuda': on the CPU, take 'gloo'"),
-        ({"device": "mps"}, "Several processes compute on 'cpu' or 'cuda', got device='mps'"),
-        ({"device": "gpu"}, "Unknown device 'gpu': a GPU is 'cuda'"),
+        ({"backend": "nccl", "device": "cpu"}, "backend='nccl' needs device='cuda': on the CPU, use 'gloo'"),
+        ({"device": "mps"}, "Several processes need device='cpu' or 'cuda', got device='mps'"),
+        ({"device": "gpu"}, "Unknown device 'gpu': use 'cuda'"),
         ({"timeout": 0}, "timeout= must be a number of seconds, more than 0; got 0"),
         ({"timeout": "5"}, "timeout= must be a number of seconds, more than 0; got '5'"),
         ({"report_after": -1.0}, "report_after= must be a number of seconds, more than 0; got -1.0"),
@@ -108,7 +108,7 @@ def test_the_engine_is_made_when_the_place_of_the_process_is_settled(
     engine = DDPEngine(device="cpu")
     for name in OF_TWO:
         monkeypatch.delenv(name)
-    match = "DDPEngine was made as rank 1 of 2, but this process is rank 0 of 1 now: make the engine after"
+    match = "DDPEngine was created as rank 1 of 2, but this process is now rank 0 of 1: create the engine after"
     with pytest.raises(RuntimeError, match=match), engine.process():
         pytest.fail("it is another process")
     assert engine.group is None
@@ -203,7 +203,7 @@ def nests(own: bool) -> tuple[int, str]:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_run_within_another_needs_an_engine_of_its_own(ranks: Pool, own: bool) -> None:
-    refused = "This DDPEngine is used by another run: use another Trainer with its own engine."
+    refused = "This DDPEngine is in use by another run: use another Trainer with its own engine."
     assert ranks(2).run(nests, own) == [(2, "completed" if own else refused)] * 2
 
 
@@ -272,7 +272,7 @@ def test_models_that_differ_between_ranks_are_refused(ranks: Pool, what: str, na
 
 def lazy() -> None:
     engine, model = DDPEngine(), nn.Sequential(nn.LazyLinear(2))
-    with pytest.raises(ValueError, match=r"model.0.weight gets its shape in the first forward pass only"):  # noqa: SIM117
+    with pytest.raises(ValueError, match=r"model.0.weight has no shape before its first forward pass"):  # noqa: SIM117
         with engine.process():
             engine.set_up(None, {"model": model}, {})
 

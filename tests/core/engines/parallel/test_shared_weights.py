@@ -50,12 +50,12 @@ def attempted(name: str, kind: str) -> list[str]:
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_tensor_parallel_model_is_refused_at_the_start(ranks: Pool, name: str) -> None:
     engine = {"device": "DeviceEngine", "ddp": "DDPEngine", "fsdp": "FSDPEngine", "none": "DDPEngine"}[name]
-    batches = "each process trains a model of its own" if name == "device" else "each process gets other batches"
+    batches = "each process trains a separate model" if name == "device" else "each process gets other batches"
     expected = (
-        f"model.0.weight is a DTensor, of which each of 2 processes has a part or a copy, so they compute one model "
-        f"together, as in tensor parallelism: they need the same batches, and with {engine} {batches}. Give a model "
-        f"with whole parameters in each process; FSDPEngine() divides a large one. A run with FSDPEngine that failed "
-        f"leaves a model divided: build a new task."
+        f"model.0.weight is a DTensor that 2 processes share, so they compute one model "
+        f"together, as in tensor parallelism. They would need the same batches, but with {engine} {batches}. Use a "
+        f"model with complete parameters in each process; FSDPEngine() shards a large one. A failed run with "
+        f"FSDPEngine leaves a sharded model: build a new task."
     )
     assert ranks(2).run(attempted, name, "parallel") == [[expected, expected]] * 2
 
@@ -67,7 +67,7 @@ def test_a_plain_model_in_the_same_group_is_trained(ranks: Pool, name: str) -> N
 
 def test_a_buffer_counts(ranks: Pool) -> None:
     for first, _ in ranks(2).run(attempted, "ddp", "buffer"):
-        assert first.startswith("model.table is a DTensor, of which each of 2 processes has a part or a copy")
+        assert first.startswith("model.table is a DTensor that 2 processes share")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from heliograph import BatchStart, Event, GradientsReady, Plugin, RankFailed, Ru
 from heliograph.core.engines.device import DeviceEngine
 from heliograph.core.engines.parallel.ddp import DDPEngine
 from heliograph.core.engines.sharded.fsdp import FSDPEngine
-from heliograph.core.engines.sharded.states import ShardingEngine, empty, join_states
+from heliograph.core.engines.sharded.states import ShardingEngine, empty_tensors, join_states
 from heliograph.tests.core.engines.training import (
     Fitting,
     Generating,
@@ -284,7 +284,7 @@ def test_shards_resume_to_the_bit_and_can_be_consolidated(ranks: Pool, tmp_path:
 
     (rest, states), (rest_1, _) = ranks(2).run(sharded, str(tmp_path), is_async=is_async)
     assert rest == rest_1
-    tensors = empty(rest)
+    tensors = empty_tensors(rest)
     load(tensors, checkpoint_id=tmp_path, no_dist=True)
     modules, optimizers = join_states(tensors, rest)
     assert equal(list(modules["model"].values()), list(states[0]["model"].values()))
@@ -464,7 +464,7 @@ def test_layers_are_gathered_apart_by_a_rule(ranks: Pool) -> None:
 def test_a_rule_is_classes_or_a_function() -> None:
     with pytest.raises(TypeError, match=r"shard= takes module classes, .*; got 'Linear'"):
         FSDPEngine(device="cpu", shard="Linear")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"state= is 'full' or 'sharded', got 'both'"):
+    with pytest.raises(ValueError, match=r"state= must be 'full' or 'sharded', got 'both'"):
         FSDPEngine(device="cpu", state="both")  # type: ignore[arg-type]
 
 
@@ -613,9 +613,13 @@ class Scaled(nn.Linear):
 @pytest.mark.parametrize(
     ("kind", "make", "message"),
     [
-        (Sharing, adamw, "Linear and Linear share a parameter of shape [5, 5]: FSDPEngine gathers each module's own"),
-        (lambda: Fitting(Scaled()), adamw, "Scaled has a parameter that is a single number, which cannot be shared"),
-        (Generating, adamw, "FSDPEngine takes one loss per step, the training step yields several"),
+        (
+            Sharing,
+            adamw,
+            "Linear and Linear share a parameter of shape [5, 5], but FSDPEngine gathers modules separately",
+        ),
+        (lambda: Fitting(Scaled()), adamw, "Scaled has a parameter with no dimensions, which cannot be sharded"),
+        (Generating, adamw, "FSDPEngine takes one loss per step, but the training step yields several"),
         (lambda: Fitting(Uncalled()), adamw, "'model' is an Uncalled with parameters and without a forward"),
         (Fitting, lambda each: adamw([nn.Parameter(torch.ones(2))]), "trains a parameter of shape [2] that is in no"),
     ],
@@ -665,7 +669,7 @@ def failing() -> str:
 
 def test_a_failed_run_leaves_shards_that_are_refused_later(ranks: Pool) -> None:
     for message in ranks(2).run(failing):
-        assert message.endswith("A run with FSDPEngine that failed leaves a model divided: build a new task.")
+        assert message.endswith("A failed run with FSDPEngine leaves a sharded model: build a new task.")
 
 
 class OfTheMain(Plugin):
