@@ -433,7 +433,7 @@ class RunContext(LineVerbs, ABC):
     def isolating(self) -> AbstractContextManager[None]:
         """Plan the filters; return a context in which a plugin can isolate observers."""
         from ..plugins.filters import Filter
-        from ..plugins.isolation import isolation
+        from ..plugins.manager import isolation
 
         Filter.plan_all(self)
         return isolation(self.bus, self.plugins, self.hooks)

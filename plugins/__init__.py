@@ -1,4 +1,4 @@
-"""How something listens: the `Plugin` base, the `@on` mark, the manager, discovery."""
+"""How code listens to events: `Plugin`, `@on`, the manager, discovery."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from .plugin import Plugin as Plugin
     from .plugin import Policy as Policy
 
+# Imported on first use: a training without plugins does not need them.
 _HOMES = {"Discovered": "discovery", "discover": "discovery", "on": "marks", "Plugin": "plugin", "Policy": "plugin"}
 
 __all__ = ["Discovered", "Plugin", "Plugins", "Policy", "discover", "on"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what a training without plugins does not need where it is asked for."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)
