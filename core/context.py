@@ -399,7 +399,7 @@ class RunContext(LineVerbs, ABC):
 
     def isolating(self) -> AbstractContextManager[None]:
         from ..plugins.filters import Filter
-        from ..plugins.isolation import isolation
+        from ..plugins.manager import isolation
 
         Filter.plan_all(self)
         return isolation(self.bus, self.plugins, self.hooks)

@@ -1,4 +1,4 @@
-"""Receivers that say until which count they have nothing to do: one comparison for all of them, not a call each."""
+"""Receivers that are idle until a known count: one comparison replaces a call of each."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from .checks import describe, is_number
 from .progress import Progress
 
 Count = Callable[[Progress], float]
-# A count of the progress, which never decreases, and the value of it that is waited for. No handler may move it: it is
-# looked at before the first one is called.
+# A count of the progress that never decreases, and its next value at which the receiver is due. It is read before the
+# first receiver of an emission is called, so no handler of the same event may change it.
 Alarm = tuple[Count, float]
-Idle = Callable[[Any], Alarm | None]  # of the run; None where nothing of the kind is known
+Idle = Callable[[Any], Alarm | None]  # called with the run
 Receiver = Callable[..., Any]
-Forgive = Callable[[str, Any, Any, BaseException], bool]  # of the owner, the run, the event and the error
+Forgive = Callable[[str, Any, Any, BaseException], bool]  # called with the owner, the run, the event and the error
 
 
-class Place(Protocol):
-    """What is read of a run."""
-
+class HasProgress(Protocol):
     origin: Progress
     progress: Progress
 
 
 class Alarms:
-    """The next counts at which some receivers may have something to do.
+    """The next counts at which idle receivers must be called again.
 
-    They are asked for them at the first emission in a run, and again after each at which one of the counts was reached.
-    A state that is loaded gives the run a new `origin`, at which nothing that was known before counts any more.
+    Receivers are queried at the first emission of a run, and again after an emission at which one of the counts was
+    reached. A loaded state gives the run a new `origin`, which invalidates the counts.
 
     Args:
         chain: all receivers, in their order.
-        idle: what says until when each of them is idle, None where it never is, with the owner's name.
-        forgive: returns whether the emission continues in spite of an owner's error.
+        idle: for each receiver, the function that returns its next count (None if there is none) and its owner.
+        forgive: returns True if the emission continues after an error of an owner.
     """
 
     __slots__ = ("_awake", "_chain", "_dues", "_forgive", "_idle", "_origin")
@@ -44,19 +42,18 @@ class Alarms:
         self._awake = chain
         self._dues: tuple[Alarm, ...] = ()
 
-    def receivers(self, run: Place, event: object) -> tuple[Receiver, ...]:
-        """Return all if one may have something to do now, else those that do not say until when they are idle."""
+    def receivers(self, run: HasProgress, event: object) -> tuple[Receiver, ...]:
+        """Return all receivers if one is due, else those without a count."""
         if self._origin is not run.origin:
             self._ask(run, event)
         progress = run.progress
         for count, due in self._dues:
             if count(progress) >= due:
-                self._origin = None  # ask again at the next emission
+                self._origin = None  # query again at the next emission
                 return self._chain
         return self._awake
 
-    def _ask(self, run: Place, event: object) -> None:
-        """Take the least due value of each count; who says none, or fails to, is awake."""
+    def _ask(self, run: HasProgress, event: object) -> None:
         dues: dict[Count, float] = {}
         awake = list[Receiver]()
         for receiver, (until, owner) in zip(self._chain, self._idle, strict=True):
@@ -66,8 +63,8 @@ class Alarms:
                     count, due = _checked(alarm, until)
                     dues[count] = min(due, dues.get(count, due))
                     continue
-            except BaseException as error:  # it counts as an error of its handler
-                error.add_note(f"Plugin {owner!r} was asked until when {describe(receiver)} is idle")
+            except BaseException as error:  # counts as an error of the handler
+                error.add_note(f"heliograph: in idle_until of {describe(receiver)}, plugin {owner!r}")
                 if not self._forgive(owner, run, event, error):
                     raise
             awake.append(receiver)
@@ -75,17 +72,12 @@ class Alarms:
 
 
 def alarms_of(
-    known: Mapping[Any, Any], positions: Mapping[Any, Any], chain: tuple[Receiver, ...], forgive: Forgive
+    subscriptions: Mapping[Any, Any], positions: Mapping[Any, Any], chain: tuple[Receiver, ...], forgive: Forgive
 ) -> Alarms | None:
-    """Return the alarms of a chain, None if none of its receivers is ever idle.
-
-    Args:
-        known: the `Subscription` of each receiver, by blinker's key.
-        positions: of the receivers of the chain, by the same key.
-        chain: the receivers by their position.
-        forgive: see `Alarms`.
-    """
-    idle = [(_idle_until(known[key]), known[key].owner) for key in sorted(positions, key=positions.__getitem__)]
+    idle = [
+        (_idle_until(subscriptions[key]), subscriptions[key].owner)
+        for key in sorted(positions, key=positions.__getitem__)
+    ]
     return Alarms(chain, idle, forgive) if any(until is not None for until, _ in idle) else None
 
 
@@ -94,17 +86,16 @@ def _checked(alarm: object, until: Any) -> Alarm:
         case (count, due) if callable(count) and is_number(due):
             return count, due
     raise TypeError(
-        f"{describe(until)} returned {alarm!r}: give a function of the progress, and the value of it to wait for, "
-        f"such as (attrgetter('steps'), 1000); or None where it is not known."
+        f"{describe(until)} returned {alarm!r}: return a function of the progress and its next due value, such as "
+        f"(attrgetter('steps'), 1000), or None if it is unknown."
     )
 
 
 def _idle_until(subscription: Any) -> Idle | None:
-    """Return what says until when a receiver is idle; None where it is asked each time, as a plugin's condition is."""
     if subscription.gate is not None:
         return None
     if subscription.when is None:
-        idle: Idle | None = subscription.idle_until
+        idle_until: Idle | None = subscription.idle_until
     else:
-        idle = getattr(subscription.when, "idle_until", None)
-    return idle if callable(idle) else None
+        idle_until = getattr(subscription.when, "idle_until", None)
+    return idle_until if callable(idle_until) else None

@@ -1,7 +1,7 @@
-"""Every event, from top to bottom in the order in which the loop emits them.
+"""The events, in the order in which the loop emits them.
 
-An event is a class: its name, its fields and its docstring live here and nowhere else. The hot ones carry no fields
-(the facts are on the run) and are emitted as singletons. Declare your own by subclassing:
+Each event is a class; its name, fields and docstring are defined only here. Frequent events have no fields (read the
+facts from the run) and are emitted as singletons. To declare your own event, subclass `Event`:
 
     class EmbeddingsReady(Event):
         path: str
@@ -21,9 +21,12 @@ Status = Literal["completed", "stopped", "interrupted", "failed"]
 
 @dataclass_transform(frozen_default=True)
 class Event:
-    """Base of all events. Subclasses are frozen dataclasses; `name` is the class name in snake case.
+    """Base class of all events.
 
-    `apart`: of a file or a process, not of the training: with `RNGCapture`, what its handlers draw is taken back.
+    Subclasses become frozen dataclasses. `name` is the class name in snake case.
+
+    `apart` marks an event that is about a file or the process instead of the training. With `RNGCapture`, random
+    numbers that its handlers draw do not advance the training's generators.
     """
 
     name: ClassVar[str] = "event"
@@ -37,48 +40,72 @@ class Event:
 
 
 class TrainStart(Event):
-    """A `fit` begins. A checkpoint to resume is applied right after."""
+    """`fit` begins. A checkpoint to resume is applied after this event's handlers."""
 
 
 class CheckpointLoaded(Event):
-    """The run took its state from a checkpoint, after `TrainStart` and before the first epoch."""
+    """The run restored its state from a checkpoint.
+
+    Emitted after `TrainStart` and before the first epoch, and after a roll-back.
+    """
 
     apart: ClassVar[bool] = True
     path: Path | None
 
 
 class EpochStart(Event):
-    """An epoch begins; `epoch` counts from 0. `resumed`: it had begun before the state was saved."""
+    """An epoch begins; `epoch` counts from 0.
+
+    `resumed` is True if the epoch had already begun when the checkpoint was saved.
+    """
 
     epoch: int
     resumed: bool
 
 
 class Replay(Event):
-    """A resumed epoch's loader cannot seek: `done` of the `batches` before its position were read again and dropped."""
+    """A resumed run skips batches by reading them, because the loader cannot seek.
+
+    `done` of the `batches` before the resumed position have been read and discarded.
+    """
 
     done: int
     batches: int
 
 
 class BatchStart(Event):
-    """`run.batch` was loaded and moved. Handlers may replace it, skip it, hold the step or scale the loss."""
+    """`run.batch` was loaded and moved to the device.
+
+    Handlers may replace the batch, skip it, hold the optimizer step or scale the loss.
+    """
 
 
 class ForwardEnd(Event):
-    """The loss of a batch, `run.loss`, was computed; its backward pass is next. Of several losses, one for each."""
+    """The loss of a batch (`run.loss`) was computed; the backward pass follows.
+
+    Emitted once for each loss if the step returns several.
+    """
 
 
 class BackwardEnd(Event):
-    """The loss was taken backward: its gradients are added to those of the window, and scaled where fp16 scales."""
+    """The backward pass of a loss is done.
+
+    Its gradients are added to the gradients of the accumulation window. With fp16 they are still scaled.
+    """
 
 
 class GradientsReady(Event):
-    """A window's gradients, those of `run.optimizer`, are whole; its step is next. Handlers may clip or drop them."""
+    """The gradients of `run.optimizer` are complete for this window; its step follows.
+
+    Handlers may clip the gradients or skip the step.
+    """
 
 
 class StepEnd(Event):
-    """`run.optimizer` was stepped, and `progress.steps` counts it, or its round. Not emitted for a skipped step."""
+    """`run.optimizer` was stepped. Not emitted for a skipped step.
+
+    `progress.steps` includes the step; with several optimizers, it counts their rounds.
+    """
 
 
 class BatchEnd(Event):
@@ -86,16 +113,21 @@ class BatchEnd(Event):
 
 
 class ResumeVerified(Event):
-    """The steps that a resumed run repeated were compared with the killed run's: `steps` are equal."""
+    """The repeated steps of a resumed run were compared with the original run.
+
+    `steps` of them are bitwise identical. `difference` is the first deviation, or None.
+    """
 
     steps: int
     difference: str | None
 
 
 class ChangeServed(Event):
-    """At a step boundary, a change of the run was made that `by` requested, or could not be: `refusal` says why.
+    """A change of the run, requested by a plugin, was applied or refused.
 
-    `verb` (set_learning_rate, enable_plugin, disable_plugin), `target`, `value`: the request's; `changed`: if it did.
+    Emitted at a step boundary. `verb` (set_learning_rate, enable_plugin, disable_plugin), `target`, `value` and `by`
+    are copied from the request. `changed` is False if the request had no effect. `refusal` is the reason if it was
+    refused, else empty.
     """
 
     verb: str
@@ -108,9 +140,10 @@ class ChangeServed(Event):
 
 
 class Log(Event):
-    """Asked-for means since the last log, off the device. `MEASURE` handlers add to `metrics`, later ones read.
+    """The means of the tracked values since the last log, on request.
 
-    `weights`: how many samples, or what else they were weighted by, the means are of; empty in a replay.
+    The values are on the CPU. `MEASURE` handlers may add to `metrics`; handlers of later lanes read them. `weights` is
+    the total weight of each mean, for example its number of samples; empty in a replay.
     """
 
     metrics: dict[str, float]
@@ -118,11 +151,14 @@ class Log(Event):
 
 
 class ValidationStart(Event):
-    """A validation begins: modules are in eval mode and gradients are off."""
+    """A validation begins. Modules are in eval mode and gradients are off."""
 
 
 class ValidationBatchStart(Event):
-    """`run.batch` of the validation set `dataset` was loaded and moved; the name is empty for a single set."""
+    """`run.batch` of the validation set `dataset` was loaded and moved to the device.
+
+    `dataset` is empty if there is only one set.
+    """
 
     dataset: str
 
@@ -134,19 +170,28 @@ class ValidationBatchEnd(Event):
 
 
 class ValidationEnd(Event):
-    """All validation sets are done; modules are still in eval mode. `MEASURE` handlers may add to `metrics`."""
+    """All validation sets are done. Modules are still in eval mode.
+
+    `MEASURE` handlers may add to `metrics`.
+    """
 
     metrics: dict[str, float]
 
 
 class ValidationCut(Event):
-    """Instead of `ValidationEnd`, `TestEnd` or `PredictEnd`, where it was cut short; modules are still in eval mode."""
+    """An evaluation was cut short. Modules are still in eval mode.
+
+    Emitted instead of `ValidationEnd`, `TestEnd` or `PredictEnd`.
+    """
 
     reason: str
 
 
 class SavePoint(Event):
-    """A save was asked for, at a step boundary and after its validation: a plugin that stores the run does it now."""
+    """A save was requested: plugins that store the run write their checkpoint now.
+
+    Emitted at a step boundary, after the validation of that boundary.
+    """
 
     apart: ClassVar[bool] = True
 
@@ -160,7 +205,10 @@ class CheckpointSaved(Event):
 
 
 class CheckpointPruned(Event):
-    """A checkpoint was removed, since newer or better ones are kept; `reason` says by which rule."""
+    """A checkpoint was removed because newer or better ones are kept.
+
+    `reason` names the retention rule.
+    """
 
     apart: ClassVar[bool] = True
     path: Path
@@ -168,33 +216,45 @@ class CheckpointPruned(Event):
 
 
 class ShouldStop(Event):
-    """The last word at a boundary: plugins ask for a stop or veto one, with `control`, then the loop decides."""
+    """The last event of a boundary: handlers request or veto a stop.
+
+    The loop decides afterwards.
+    """
 
 
 class EpochEnd(Event):
-    """Epoch `epoch` is finished: its loader ended or `end_epoch` was granted. `progress.epoch` counts it already."""
+    """Epoch `epoch` is finished: its loader ended, or `end_epoch` was requested.
+
+    `progress.epoch` already counts the epoch.
+    """
 
     epoch: int
 
 
 class LastBoundary(Event):
-    """The training is over, and its weights are as they were trained: what is asked for now precedes `TrainEnd`."""
+    """The training is over and the weights are final; the last boundary follows.
+
+    Requests made here are served before `TrainEnd`.
+    """
 
     apart: ClassVar[bool] = True
 
 
 class TrainEnd(Event):
-    """The run completed or was stopped on purpose; never emitted after a failure."""
+    """The run completed or was stopped on purpose. Not emitted after a failure."""
 
     apart: ClassVar[bool] = True
 
 
 class TestStart(Event):
-    """A test begins: modules are in eval mode and gradients are off."""
+    """A test begins. Modules are in eval mode and gradients are off."""
 
 
 class TestBatchStart(Event):
-    """`run.batch` of the test set `dataset` was loaded and moved; the name is empty for a single set."""
+    """`run.batch` of the test set `dataset` was loaded and moved to the device.
+
+    `dataset` is empty if there is only one set.
+    """
 
     dataset: str
 
@@ -212,29 +272,38 @@ class TestEnd(Event):
 
 
 class PredictStart(Event):
-    """A prediction begins: modules are in eval mode and gradients are off."""
+    """A prediction begins. Modules are in eval mode and gradients are off."""
 
 
 class PredictBatchStart(Event):
-    """`run.batch` of the set `dataset` was loaded and moved; the name is empty for a single set."""
+    """`run.batch` of the set `dataset` was loaded and moved to the device.
+
+    `dataset` is empty if there is only one set.
+    """
 
     dataset: str
 
 
 class PredictBatchEnd(Event):
-    """`predict_step` ran on the batch; `run.outputs` is what it returned."""
+    """`predict_step` ran on the batch and returned `run.outputs`."""
 
     dataset: str
 
 
 class PredictEnd(Event):
-    """All sets are predicted; the metrics are what was tracked. `MEASURE` handlers may add to `metrics`."""
+    """All sets are predicted. `metrics` are the means of the tracked values.
+
+    `MEASURE` handlers may add to `metrics`.
+    """
 
     metrics: dict[str, float]
 
 
 class PluginChanged(Event):
-    """A plugin was registered, unregistered, enabled or disabled in a run; `by`: who did it, or "the loaded state"."""
+    """A plugin was registered, unregistered, enabled or disabled during a run.
+
+    `by` names who did it, or is "the loaded state".
+    """
 
     plugin: str
     change: Literal["registered", "unregistered", "enabled", "disabled"]
@@ -242,7 +311,7 @@ class PluginChanged(Event):
 
 
 class PluginFailed(Event):
-    """The handler of an observer plugin failed on `event`, and the run continues."""
+    """A handler of an observer plugin failed on `event`; the run continues."""
 
     plugin: str
     event: str
@@ -250,9 +319,9 @@ class PluginFailed(Event):
 
 
 class Verdict(Event):
-    """A plugin has judged where the time of the training goes: `kind` begins to hold, or does so no longer.
+    """A plugin judged how the training spends its time.
 
-    `value` is the number that it was judged by, `text` the evidence in words.
+    `kind` begins to hold or stops holding (`holds`). `value` is the measured number, `text` the evidence.
     """
 
     kind: str
@@ -262,7 +331,10 @@ class Verdict(Event):
 
 
 class RunFailed(Event):
-    """An exception ends the run; `plugin` and `event` name the handler that raised it, if one did."""
+    """An exception ends the run.
+
+    `plugin` and `event` name the handler that raised it, or are None if no handler did.
+    """
 
     error: BaseException
     phase: Phase
@@ -271,7 +343,7 @@ class RunFailed(Event):
 
 
 class RunClosed(Event):
-    """The very last event of every run, exactly once, however it ended."""
+    """The last event of every run, emitted exactly once, however the run ended."""
 
     status: Status
 

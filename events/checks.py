@@ -1,4 +1,4 @@
-"""Checks of what users give: numbers, names, event classes."""
+"""Checks of arguments: numbers, names, event classes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ N = TypeVar("N", int, float)
 
 
 class Bounds(TypedDict, total=False):
-    """What a number has to be."""
-
     at_least: float
     more_than: float
     at_most: float
@@ -27,48 +25,52 @@ class Bounds(TypedDict, total=False):
 
 
 def known_names(given: str, allowed: Iterable[str]) -> str:
-    """Return the tail of an error sentence: the nearest of the allowed names as a question, then all of them."""
+    """Return the end of an error message: the closest allowed name, then all of them."""
     names = sorted(allowed)
     return f"{did_you_mean(given, names)} Known: {', '.join(names) or 'none'}."
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """Return the question whether the nearest of the allowed names is meant; empty if none is near."""
+    """Return the question whether the closest allowed name is meant, or ""."""
     near = get_close_matches(given, sorted(allowed), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def printable(text: object) -> str:
-    """Return a text in one line, with control characters escaped."""
+    """Return a text as one line, with control characters escaped."""
     line = str(text).translate({9: 32, 10: 32})  # tabs and line feeds as spaces
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in line
+    )
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a real number, of Python or NumPy, NaN and infinities included; True is none."""
+    """True for a real number of Python or NumPy, including NaN; False for bools."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_whole_number(value: object) -> TypeGuard[int]:
-    """Return whether a value is an integer, of Python or NumPy; neither 1.0 nor True is one."""
+    """True for an integer of Python or NumPy; False for 1.0 and for bools."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_number(
     what: str, value: object, *, of: str = "", finite: bool = True, or_else: str = "", **bounds: Unpack[Bounds]
 ) -> float:
-    """Return a real number as one of Python's own. NumPy's are accepted; True, False and NaN are not.
+    """Check a real number and return it as a Python number.
+
+    NumPy's numbers are accepted; True, False and NaN are not.
 
     Args:
-        what: the argument's name, for the error.
-        value: what was given.
-        of: what it counts, such as seconds, for the error.
+        what: the name of the argument, for the error.
+        value: the value of the argument.
+        of: what the number counts, such as seconds, for the error.
         finite: whether infinity is refused.
         or_else: what else the argument may be, such as None, for the error.
-        bounds: what it has to be, such as `at_least=0`.
+        bounds: the limits, such as `at_least=0`.
 
     Raises:
-        ValueError: it is not such a number; names what was given and what is allowed.
+        ValueError: the value is not such a number.
     """
     number = int(value) if is_whole_number(value) else float(value) if is_number(value) else None
     if isinstance(number, float) and (isnan(number) or (finite and isinf(number))):
@@ -77,16 +79,20 @@ def check_number(
 
 
 def check_whole_number(what: str, value: object, *, of: str = "", or_else: str = "", **bounds: Unpack[Bounds]) -> int:
-    """Return an integer as one of Python's own. NumPy's are accepted; True, False and floats such as 1.0 are not.
+    """Check an integer and return it as a Python integer.
 
-    The arguments and the error are those of `check_number`.
+    NumPy's integers are accepted; True, False and floats such as 1.0 are not. See `check_number` for the arguments and
+    the error.
     """
     number = int(value) if is_whole_number(value) else None
     return _check(number, "a whole number", what, value, of, or_else, bounds)
 
 
 def check_flag(what: str, value: object, *, or_else: str = "") -> None:
-    """Raise TypeError unless a value is True or False; `or_else` says what else the argument may be."""
+    """Raise TypeError unless a value is True or False.
+
+    `or_else` names what else the argument may be, for the error.
+    """
     if not isinstance(value, bool):
         raise TypeError(f"{what} is True or False" + f", or {or_else}" * bool(or_else) + f", got {value!r}.")
 
@@ -102,7 +108,7 @@ def _check(
 
 
 def describe(receiver: Callable[..., Any]) -> str:
-    """Return a receiver's qualified name."""
+    """Return the qualified name of a callable."""
     return getattr(receiver, "__qualname__", None) or type(receiver).__name__
 
 
@@ -113,12 +119,14 @@ def check_event(event: object) -> None:
         camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
         names = [kind.__name__ for kind in CATALOGUE]
         if isinstance(event, str) and camel in names:
-            raise TypeError(f"An event is given as its class, on({camel}), not as a string; got {event!r}.")
-        mend = f"give a subclass of heliograph.Event, the class itself.{known_names(camel, names)}"
-        raise TypeError(f"Unknown event {name!r}: {mend}")
+            raise TypeError(f"Pass the event class, on({camel}), instead of a string; got {event!r}.")
+        raise TypeError(f"Unknown event {name!r}: pass a subclass of heliograph.Event.{known_names(camel, names)}")
 
 
 def check_path(what: str, value: object, of: str = "a file") -> None:
-    """Raise TypeError unless a value is a path; `what` is the argument, and `of` says what is there."""
+    """Raise TypeError unless a value is a path.
+
+    `what` is the name of the argument, `of` what the path is of, for the error.
+    """
     if not isinstance(value, str | PathLike):
         raise TypeError(f"{what} takes the path of {of}, got {value!r}.")

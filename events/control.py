@@ -1,4 +1,4 @@
-"""What plugins request of the loop: verbs write, properties read, and every request says who asked and why."""
+"""Requests of plugins to the loop: methods write, properties read, and every request records who made it and why."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .checks import check_number, printable
 from .progress import Progress, Skips
 
 Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back", "veto_save", "withdraw_stop", "withdraw_end_epoch", "withdraw_log", "withdraw_validation", "withdraw_save", "set_learning_rate", "enable_plugin", "disable_plugin"]  # fmt: skip  # noqa: E501
-Pending = Literal["stop", "end_epoch", "log", "validation", "save"]  # what can be withdrawn
-Counter = Literal["skipped_steps", "skipped_batches"]  # of the progress
-# Of the run, at a boundary before all else there.
+Pending = Literal["stop", "end_epoch", "log", "validation", "save"]  # can be withdrawn
+Counter = Literal["skipped_steps", "skipped_batches"]
+# Changes of the run, which a boundary serves first.
 CHANGES: tuple[Verb, ...] = ("set_learning_rate", "enable_plugin", "disable_plugin")
-LOADED = "the loaded state"  # the name by which a loaded state enables and disables plugins
-COUNTED = ("hold_step", "scale_loss", "veto_stop", "veto_save")  # for every batch or boundary: counted, not listed
-# The verbs that have an effect from handlers of one event only.
+LOADED = "the loaded state"  # `by` of the plugins that a loaded state enables and disables
+COUNTED = ("hold_step", "scale_loss", "veto_stop", "veto_save")  # made at every batch or boundary: counted, not listed
+# The verbs that are valid in handlers of one event only: its class and its name.
 _ONLY_IN: Mapping[Verb, tuple[str, str]] = {
     "skip_batch": ("BatchStart", "batch_start"),
     "hold_step": ("BatchStart", "batch_start"),
@@ -31,14 +31,24 @@ _ONLY_IN: Mapping[Verb, tuple[str, str]] = {
 
 @dataclass(slots=True)
 class Request:
-    """One entry of the history: who asked for what, why, and where the run was.
+    """One request in the history: what was requested, by whom, why, and when.
 
-    `rank` is the process that asked, where the ranks have agreed on it; None where this process is the only one.
-    `event` is the one whose handler asked, empty where no handler did, and `through` the plugin that has this handler,
-    where it asked in the name of somebody else. `required` is one that is neither withdrawn nor vetoed. Of a change of
-    the run, `target` is what is changed: the name of a plugin, or of an optimizer, empty for all of them; and `value`
-    is its new learning rate. `vetoed` marks a stop in spite of which the run has continued; None marks one of a loaded
-    state that ended the saved run, unless a plugin vetoes it now.
+    Attributes:
+        verb: the request, such as `stop`.
+        by: the plugin or person that made it.
+        reason: why, for people.
+        epoch: the epoch of the request.
+        batch: its batch in the epoch.
+        step: its optimizer step.
+        times: how often the same request was repeated.
+        rank: the process that made the request; None in a single process.
+        event: the event whose handler made the request; empty outside of handlers.
+        required: whether plugins can neither withdraw nor veto the request.
+        target: the plugin or optimizer that a change is for; empty for all optimizers.
+        value: the new learning rate.
+        through: the plugin whose handler made the request on behalf of `by`; else empty.
+        vetoed: True for a stop that was vetoed, so that the run continued. None for a stop loaded from a checkpoint: it
+            ended the saved run, and is discarded unless a plugin vetoes it now.
     """
 
     verb: Verb
@@ -58,7 +68,7 @@ class Request:
 
     @property
     def what(self) -> str:
-        """The verb, with the target and the value: what requests for the same thing have in common."""
+        """The verb with its target and value, which identifies equal requests."""
         return " ".join([self.verb, *filter(None, [self.target, "" if self.value is None else repr(self.value)])])
 
     def __str__(self) -> str:
@@ -69,12 +79,12 @@ class Request:
 
 
 class History(deque[Request]):
-    """The latest 10,000 requests in the order in which they came; `str` gives a line each.
+    """The latest 10,000 requests in order; `str` gives one line for each.
 
     Attributes:
-        total: how many there were, including those dropped since.
+        total: the number of all requests, including those that were dropped.
         watcher: called at each request, unless it is None.
-        drop_watcher: called where a veto drops what was requested, with that veto, unless it is None.
+        drop_watcher: called with a veto that drops a request, unless it is None.
     """
 
     def __init__(self, requests: Iterable[Request] = (), maxlen: int | None = 10_000) -> None:
@@ -84,7 +94,7 @@ class History(deque[Request]):
         self.drop_watcher: Callable[[Request], None] | None = None
 
     def add(self, request: Request) -> Request:
-        """Append a request, or count it where its plugin has just made the same one."""
+        """Append a request, or count it if the same plugin has just made the same one."""
         for latest in islice(reversed(self), 8) if request.verb in COUNTED else ():
             if (latest.verb, latest.by, latest.reason) == (request.verb, request.by, request.reason):
                 latest.times += 1
@@ -96,29 +106,27 @@ class History(deque[Request]):
         return request
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self)) or "nobody asked for anything"
+        return "\n".join(map(str, self)) or "no requests"
 
 
 class Control:
-    """The one mutable object that all plugins share. Fresh for every run; see `run.control`.
-
-    Two flags show the loop whether to look at all: `touched` (something about this batch) and `pending` (something for
-    the next boundary). All resets are in `close_batch`, `close_epoch`, `decide`, `pop_request`, `close_validation` and
-    `discard_epoch`.
+    """Requests to the loop, shared by all plugins; `run.control`, new for every run.
 
     Attributes:
         history: every request.
+        touched: whether there is a request about the current batch.
+        pending: whether there is a request for the next boundary.
         skips_batch: whether the current batch is skipped.
-        holds_step: whether it is accumulated without an optimizer step.
+        holds_step: whether the current batch is accumulated without an optimizer step.
         drops_step: whether the current gradients are dropped.
-        loss_scale: the factor on its loss.
-        mean_scale: what of it only makes the mean of a window.
-        stop_request: the first request to stop, None without.
-        is_evaluating: whether a validation or test runs, which can be cut short.
-        cut_request: the request that cuts the running validation or test short, None without.
-        skips: what was skipped since the last optimizer step.
-        max_skips: how many skips in a row, without an optimizer step in between, are no error; None for any number.
-        switches: of each plugin that was enabled or disabled in the run, whether it is enabled.
+        loss_scale: the factor on the loss of the current batch.
+        mean_scale: the part of this factor that only turns the sum of a window into a mean.
+        stop_request: the first request to stop, or None.
+        is_evaluating: whether a validation or test that can be cut short is running.
+        cut_request: the request that cuts the running validation or test short, or None.
+        skips: batches and steps skipped since the last optimizer step.
+        max_skips: the number of consecutive skips that is allowed without an optimizer step; None for any number.
+        switches: for each plugin that was enabled or disabled in the run, whether it is enabled.
     """
 
     __slots__ = (
@@ -142,8 +150,8 @@ class Control:
         self.max_skips: int | None = None
         self.skips = Skips()
         self.switches: dict[str, bool] = {}
-        self._due: dict[str, Request] = {}  # by `Request.what`, in the order in which they are to be served
-        self._later: dict[str, Request] = {}  # due at the boundary after the one in which a run was saved
+        self._due: dict[str, Request] = {}  # by `Request.what`, in serving order
+        self._later: dict[str, Request] = {}  # due at the boundary after the one at which the run was saved
         self._postponed: set[str] = set()
         self.close_batch()
 
@@ -152,15 +160,13 @@ class Control:
         shown = ", ".join(f"{verb} by {request.by}" for verb, request in due.items() if request is not None)
         return f"<Control: {f'requested {shown}' if shown else 'nothing requested'}, {self.history.total} in history>"
 
-    # Verbs for any event.
-
     def stop(self, reason: str, *, by: str | None = None, required: bool = False) -> None:
-        """End the run at the next boundary; the first one to ask is named in the result.
+        """End the run at the next boundary. The result names the first request.
 
         Args:
             reason: why, for people.
-            by: who asks; by default the plugin whose handler calls.
-            required: whether no plugin may withdraw it, as where the machine is taken away.
+            by: who requests it; by default the plugin whose handler calls.
+            required: whether plugins can neither withdraw nor veto it, for example because the machine is preempted.
         """
         request = self.record("stop", reason, by)
         self.stop_request = stop if (stop := self.stop_request) and stop.vetoed is not None else request
@@ -186,8 +192,8 @@ class Control:
 
         Args:
             reason: why, for people.
-            by: who asks; by default the plugin whose handler calls.
-            required: whether no plugin may withdraw or veto it, as where the machine is taken away.
+            by: who requests it; by default the plugin whose handler calls.
+            required: whether plugins can neither withdraw nor veto it, for example because the machine is preempted.
         """
         self._request("save", reason, by)
         self._due["save"].required |= required
@@ -197,59 +203,61 @@ class Control:
         self._request("next_phase", reason, by)
 
     def set_learning_rate(self, rate: float, reason: str, *, optimizer: str = "", by: str | None = None) -> None:
-        """Set the learning rate at the next boundary, for good: the schedule continues from there.
+        """Set the learning rate at the next boundary; the schedule continues from it.
 
-        The first parameter group gets the rate. The others keep their ratio to it, and what the scheduler computes
-        rates from is scaled likewise. It is state: a checkpoint holds it. Where it cannot be done (there are several
-        optimizers with different rates and none is named, the rate is 0 now, or the scheduler keeps rates of its own),
-        the run continues as before, with a warning that gives the reason.
+        The first parameter group gets the rate. The others keep their ratio to it, and the base rates of the scheduler
+        are scaled by the same factor. The change is stored in checkpoints.
+
+        In these cases the run continues unchanged, with a warning that gives the reason: no optimizer is named and
+        their rates differ, the current rate is 0, or the scheduler stores rates that cannot be scaled.
 
         Args:
-            rate: more than 0.
+            rate: the new rate, more than 0.
             reason: why, for people.
-            optimizer: the name of the one that is meant; empty for the only one, or for all that have the same rate.
-            by: who asks; by default the plugin whose handler calls.
+            optimizer: the name of the optimizer; empty for the only one, or for all if they have the same rate.
+            by: who requests it; by default the plugin whose handler calls.
         """
         rate = check_number("control.set_learning_rate(rate)", rate, more_than=0)
         self._request("set_learning_rate", reason, by, optimizer, float(rate))
 
     def enable_plugin(self, name: str, reason: str, *, by: str | None = None) -> None:
-        """Enable a plugin at the next boundary, on all ranks; a run that is resumed later does so, too."""
+        """Enable a plugin at the next boundary, on all ranks and in resumed runs."""
         self._request("enable_plugin", reason, by, name)
 
     def disable_plugin(self, name: str, reason: str, *, by: str | None = None) -> None:
-        """Disable a plugin at the next boundary, on all ranks; a run that is resumed later does so, too."""
+        """Disable a plugin at the next boundary, on all ranks and in resumed runs."""
         self._request("disable_plugin", reason, by, name)
 
     def withdraw(self, verb: Pending, reason: str, *, by: str | None = None) -> bool:
-        """Take back what was requested for the next boundary, by whomever, and was not served yet.
+        """Withdraw a request for the next boundary that was not served yet.
 
-        Who asks again afterwards is served. On several ranks they agree on it as on a request, and it takes back what
-        any rank has asked for until then.
+        Requests of all plugins are withdrawn. A request made afterwards is served. Several ranks agree on a withdrawal
+        at the boundary; it then covers the requests of all ranks until that time.
 
         Args:
             verb: `stop`, `end_epoch`, `log`, `validation` or `save`.
             reason: why, for people.
-            by: who takes it back; by default the plugin whose handler calls.
+            by: who withdraws it; by default the plugin whose handler calls.
 
         Returns:
-            Whether there was something to take back, and it was not required; on several ranks True: they agree on it.
+            True if there was such a request and it was not required.
         """
         _check_reason("withdraw", reason)
         if verb not in get_args(Pending):
             raise ValueError(f"control.withdraw takes one of {', '.join(get_args(Pending))}; got {verb!r}.")
-        rest = self.open_requests()
-        if (found := rest.pop(verb, None)) is None or found.required:
+        requests = self.open_requests()
+        if (request := requests.pop(verb, None)) is None or request.required:
             return False
         self.record(cast("Verb", f"withdraw_{verb}"), reason, by)
-        self.adopt(rest, vetoed=self.vetoed)
+        self.adopt(requests, vetoed=self.vetoed)
         self.pending = True  # a boundary ends a veto
         return True
 
     def veto_save(self, reason: str, *, by: str | None = None) -> None:
-        """From any event before `SavePoint`, such as `ValidationEnd`: let this boundary, or the next, write nothing.
+        """Drop the saves of this boundary, or of the next one.
 
-        What was requested for it is dropped, but for a save that is required. After a training it holds until its end.
+        Call it from an event before `SavePoint`, such as `ValidationEnd`. Required saves are not dropped. After the
+        last epoch, the veto lasts until the end of the run.
         """
         if is_within("save_point", "should_stop"):
             raise _too_late("veto_save", "an event before SavePoint, such as BatchEnd or ValidationEnd")
@@ -259,27 +267,29 @@ class Control:
     # Verbs for one event.
 
     def skip_batch(self, reason: str, *, by: str | None = None) -> None:
-        """From `BatchStart`: skip this micro-batch."""
+        """Skip this micro-batch; in `BatchStart` only."""
         self.record("skip_batch", reason, by)
         self.skips_batch = self.touched = True
 
     def hold_step(self, reason: str, *, by: str | None = None) -> None:
-        """From `BatchStart`: accumulate this micro-batch without an optimizer step.
+        """Accumulate this micro-batch without an optimizer step; in `BatchStart` only.
 
-        The last batch of an epoch is stepped all the same: windows never cross an epoch.
+        The last batch of an epoch is stepped anyway, because windows never cross an epoch.
         """
         self.record("hold_step", reason, by)
         self.holds_step = self.touched = True
 
     def scale_loss(self, factor: float, reason: str, *, by: str | None = None, averages: bool = False) -> None:
-        """From `BatchStart`: multiply this micro-batch's loss for the backward pass; several factors multiply up.
+        """Multiply this micro-batch's loss for the backward pass; in `BatchStart` only.
+
+        The factors of several calls are multiplied.
 
         Args:
-            factor: what to multiply by.
+            factor: the factor.
             reason: why, for people.
-            by: who asks; by default the plugin whose handler calls.
-            averages: whether the factor only makes the mean over a window, as 1/n does. A loss that is a sum, with its
-                count, does without it: its window is divided by the counts.
+            by: who requests it; by default the plugin whose handler calls.
+            averages: whether the factor (1/n) only turns the sum of a window into a mean. It is then not applied to a
+                loss that is a sum with its count, because such a window is divided by the counts.
         """
         self.record("scale_loss", reason, by)
         self.loss_scale *= factor
@@ -287,90 +297,88 @@ class Control:
         self.touched = True
 
     def skip_step(self, reason: str, *, by: str | None = None) -> None:
-        """From `GradientsReady`: drop the current gradients instead of stepping with them."""
+        """Drop the current gradients without a step; in `GradientsReady` only."""
         self.record("skip_step", reason, by)
         self.drops_step = self.touched = True
 
     def veto_stop(self, reason: str, *, by: str | None = None) -> None:
-        """From `ShouldStop`: postpone a stop until the next boundary."""
+        """Postpone a stop until the next boundary; in `ShouldStop` only."""
         self.record("veto_stop", reason, by)
         self._vetoed = True
 
     def cut_validation(self, reason: str, *, by: str | None = None) -> None:
-        """From an event of a validation or test before its end: end it at once, without metrics.
+        """End the running validation or test immediately, without metrics.
 
-        In a training, the validation is postponed, and so is a save that was to include its metrics: this run does not
-        repeat them, but a run that is resumed from here does so first. A test, or a validation outside a training,
-        ends its run as stopped.
+        In a training, the validation is postponed, and so is a save that was to include its metrics. This run does not
+        repeat them, but a run that is resumed from here does so first. A test, or a validation outside a training, ends
+        its run with the status `stopped`.
         """
         if not self.is_evaluating:
             raise _too_late("cut_validation", "a running validation or test")
         self.cut_request = self.record("cut_validation", reason, by)
 
-    # Reading.
-
     @property
     def should_stop(self) -> bool:
-        """Whether a stop is asked for."""
+        """True if a stop is requested."""
         return self.stop_request is not None
 
     @property
     def should_end_epoch(self) -> bool:
-        """Whether an end of this epoch is asked for."""
+        """True if an end of this epoch is requested."""
         return self._end_request is not None
 
     @property
     def is_rolling_back(self) -> bool:
-        """Whether the run is to go back to a saved state."""
+        """True if the run will return to a saved state."""
         return self._back_request is not None
 
     @property
     def should_log(self) -> bool:
-        """Whether a log is asked for and not yet served."""
+        """True if a log is requested and was not served yet."""
         return "log" in self._due
 
     @property
     def should_validate(self) -> bool:
-        """Whether a validation is asked for and not yet served."""
+        """True if a validation is requested and was not served yet."""
         return "validation" in self._due
 
     @property
     def keeps_epoch_open(self) -> bool:
-        """Whether the run ends with a postponed validation, which a resumed run does first."""
+        """True if the run ends with a postponed validation, to be done after a resume."""
         return self.stopped and bool(self._postponed)
 
     @property
     def should_save(self) -> bool:
-        """Whether a save is asked for and not yet served."""
+        """True if a save is requested and was not served yet."""
         return "save" in self._due
 
-    # The loop's side.
+    # The methods below are for the loop.
 
     def stop_once(self, cut: Request) -> None:
-        """Stop because an evaluation was cut short, unless a stop is asked for, and decide at once."""
+        """Stop because an evaluation was cut short, unless a stop is already requested."""
         if not self.should_stop:
             self.stop(cut.reason, by=cut.by)
         self.decide()
 
     def drop_step(self, reason: str) -> None:
-        """Drop the gradients of a window, as all ranks do."""
+        """Drop the gradients of a window on all ranks."""
         self._add("skip_step", reason, "the loop")
         self.drops_step = self.touched = True
 
     def leave_out_batch(self, reason: str) -> None:
-        """Skip the current batch, at which the user's own loop was left."""
+        """Skip the current batch because the user's own loop was left during it."""
         self._add("skip_batch", reason, "the caller")
         self.skips_batch = self.touched = True
 
     def count_skip(self, counter: Counter | None, *, by_engine: bool = False) -> None:
-        """Count what was skipped.
+        """Count a skipped batch or step.
 
         Args:
-            counter: of the progress; None for an epoch that has ended before its first batch.
-            by_engine: whether no plugin asked for it.
+            counter: the counter of the progress; None for an epoch that has ended before its first batch.
+            by_engine: whether the engine skipped it instead of a plugin.
 
         Raises:
-            RuntimeError: too much was skipped in a row.
+            RuntimeError: more than `max_skips` in a row.
         """
         if counter is not None:
             setattr(self._progress, counter, getattr(self._progress, counter) + 1)
@@ -381,23 +389,23 @@ class Control:
         if self.max_skips is not None and self.skips.count > self.max_skips:
             raise RuntimeError(
                 f"{self.skips.count} batches or steps in a row were skipped, without an optimizer step since step "
-                f"{self.skips.step}. Who skipped: {self.who_skipped()}. If that is meant, allow more: "
-                f"max_skipped_steps= of fit takes a number, None for any."
+                f"{self.skips.step}. Who skipped: {self.who_skipped()}. To allow more, pass a higher "
+                f"max_skipped_steps= to fit, or None for any number."
             )
 
     def who_skipped(self) -> str:
-        """Return who skipped batches and steps since the last optimizer step, how often, and the last reason."""
+        """Return who skipped batches and steps since the last optimizer step, and why."""
         asked: dict[str, list[str]] = {}
-        for each in self.history:
-            if each.step == self.skips.step and each.verb in ("skip_batch", "skip_step", "end_epoch"):
-                asked.setdefault(each.by, []).append(each.reason)
+        for request in self.history:
+            if request.step == self.skips.step and request.verb in ("skip_batch", "skip_step", "end_epoch"):
+                asked.setdefault(request.by, []).append(request.reason)
         who = [f"{by}, {_times(len(reasons))} ({reasons[-1]})" for by, reasons in asked.items()]
         if self.skips.by_engine:
-            who.append(f"the engine, {_times(self.skips.by_engine)} (gradients in fp16 were infinite or not numbers)")
+            who.append(f"the engine, {_times(self.skips.by_engine)} (fp16 gradients were infinite or NaN)")
         return "; ".join(who) or "a plugin on another rank"
 
     def pop_request(self, verb: Verb) -> bool:
-        """Return whether something was requested for the boundary, and count it as served; never while rolling back."""
+        """Remove a request for this boundary; return whether it is to be served."""
         request = self._due.pop(verb, None)
         if request is None or self.is_rolling_back:
             return False
@@ -407,14 +415,15 @@ class Control:
         return veto is None
 
     def pop_changes(self) -> list[Request]:
-        """Return the changes of the run that were requested, in order, and count them as served."""
-        due = [] if self.is_rolling_back else [key for key, each in self._due.items() if each.verb in CHANGES]
+        """Remove and return the requested changes of the run, in order."""
+        due = [] if self.is_rolling_back else [key for key, request in self._due.items() if request.verb in CHANGES]
         return [self._due.pop(key) for key in due]
 
     def close_validation(self) -> Request | None:
-        """Return the request that cut a validation short; postpone the validation and the save due after it.
+        """Return the request that cut the validation short, if any.
 
-        The save is served now as well. The next complete validation clears what was postponed.
+        The validation and a save that follows it are then postponed until the next complete validation. The save is
+        also served now.
         """
         cut, self.cut_request, self.is_evaluating = self.cut_request, None, False
         if cut is None:
@@ -424,11 +433,13 @@ class Control:
         return cut
 
     def decide(self, *, served: bool = False, in_epoch: bool = True) -> None:
-        """Decide, at the end of a boundary, whether the loop ends the epoch or the run; a veto lasts for this boundary.
+        """Decide at the end of a boundary whether to end the epoch or the run.
+
+        A veto applies to this boundary only.
 
         Args:
-            served: whether the boundary served requests, which may have brought up others.
-            in_epoch: whether an epoch has begun; if none has, an end of the epoch that is asked for ends none.
+            served: whether the boundary served requests, whose handlers may have made new ones.
+            in_epoch: whether an epoch has begun; if not, a requested end of the epoch has no effect.
         """
         if not in_epoch:
             self._end_request = None
@@ -442,16 +453,16 @@ class Control:
         self._vetoed, self._save_veto = False, None
 
     def release(self) -> None:
-        """Make what a resumed run is to serve at its next boundary due."""
+        """Make the saved requests of a resumed run due at its next boundary."""
         self._due, self._later = {**self._later, **self._due}, {}
 
     def close_batch(self) -> None:
-        """Forget what was asked for one batch."""
+        """Discard the requests about one batch."""
         self.skips_batch = self.holds_step = self.drops_step = self.touched = False
         self.loss_scale = self.mean_scale = 1.0
 
     def close_epoch(self) -> None:
-        """Forget what was asked for one epoch."""
+        """Discard the requests about one epoch."""
         self._end_request = None
 
     def roll_back(self, reason: str) -> None:
@@ -460,7 +471,7 @@ class Control:
         self.pending = True
 
     def discard_epoch(self) -> None:
-        """Forget the requests of an epoch that is discarded, except a stop."""
+        """Discard the requests of an epoch, except a stop."""
         self.close_batch()
         self.close_epoch()
         self._due.clear()
@@ -471,28 +482,28 @@ class Control:
 
     @property
     def vetoed(self) -> bool:
-        """Whether a stop is postponed at this boundary."""
+        """True if a stop is vetoed at this boundary."""
         return self._vetoed
 
     def open_requests(self) -> dict[str, Request]:
-        """Return every request that the next boundary is to act upon: what this rank asks of all."""
+        """Return the requests for the next boundary: what this rank proposes to all ranks."""
         single = (self.stop_request, self._end_request, self._back_request)
         return {**self._due, **{request.verb: request for request in single if request is not None}}
 
     def adopt(self, agreed: Mapping[str, Request], *, vetoed: bool) -> None:
-        """Replace the requests of this rank by those that all ranks agreed on."""
+        """Replace the requests of this rank by the requests that all ranks agreed on."""
         mine, due = self.open_requests(), dict(agreed)
-        for what in [what for what in due if what not in mine]:
-            self.history.add(due[what])
+        for key in [key for key in due if key not in mine]:
+            self.history.add(due[key])
         self.stop_request, self._vetoed = due.pop("stop", None), vetoed
         self._end_request, self._back_request = due.pop("end_epoch", None), due.pop("roll_back", None)
         self._due, self.pending = due, bool(agreed)
 
-    # A subclass agrees on requests among several ranks; a single process has nothing to do.
+    # A subclass overrides these methods to agree on requests between several ranks.
 
     @property
     def has_boundary(self) -> bool:
-        """Whether a boundary has something to do where none of its own is due."""
+        """True if a boundary is needed for requests alone."""
         return self.pending
 
     def is_due(self, *, window: int, judged: bool) -> bool:
@@ -505,18 +516,18 @@ class Control:
         return (self.pending or judged) and (not window or self.is_rolling_back)
 
     def open(self) -> None:
-        """Begin."""
+        """Begin the run."""
 
     def agree(self, *, in_epoch: bool = False) -> bool:
-        """Agree on the open requests; return whether there are some to serve now.
+        """Agree on the open requests; return whether some must be served now.
 
         Args:
-            in_epoch: whether the epoch continues, so that what some ranks ask for may wait until the next boundary.
+            in_epoch: whether the epoch continues, so that requests of some ranks may wait until the next boundary.
         """
         return self.pending
 
     def agree_on_batch(self) -> None:
-        """Agree on what becomes of a batch."""
+        """Agree on whether a batch is skipped, held or scaled."""
 
     def agree_on_step(self) -> None:
         """Agree on whether gradients are dropped."""
@@ -528,52 +539,58 @@ class Control:
         """Agree on an exit status."""
 
     def note_optimizer(self, name: str) -> None:
-        """Note which of several optimizers is next."""
+        """Record which of several optimizers is next."""
 
     def note_condition(self, change: str) -> None:
-        """Note which plugin's condition holds from now on, or does not."""
+        """Record that the condition of a plugin has changed."""
 
     def is_cut(self) -> bool:
-        """Return whether the running evaluation is to be left."""
+        """Return whether the running evaluation must end now."""
         return self.cut_request is not None
 
     def state_dict(self, *, is_over: bool = False) -> dict[str, Any]:
-        """Return the pending requests, but for a stop that is required or has ended the run.
+        """Return the pending requests, except a stop that is required or ended the run.
 
         Args:
-            is_over: whether the training is over: a stop that was not vetoed before came too late to be one.
+            is_over: whether the training is over: a stop that was never vetoed came too late to have an effect.
         """
         later = {**self._later, **self._due}
-        changes = [each for each in later.values() if each.verb in CHANGES]
-        due = {what for what, each in later.items() if each.verb not in CHANGES} | self._postponed
+        changes = [request for request in later.values() if request.verb in CHANGES]
+        due = {key for key, request in later.items() if request.verb not in CHANGES} | self._postponed
         state = {"due": sorted(due), "postponed": sorted(self._postponed), "end_epoch": self.should_end_epoch}
         has_skipped = self.skips.count and self.skips.step == self._progress.steps
         stop, veto = self.stop_request, self._save_veto
         if stop and (stop.required or self.stopped or (is_over and not stop.vetoed)):
             stop = None
-        asked = [each for each in (*later.values(), self._end_request) if each is not None and each.verb not in CHANGES]
+        asked = [
+            request
+            for request in (*later.values(), self._end_request)
+            if request is not None and request.verb not in CHANGES
+        ]
         more = {
-            "asked": {each.verb: [each.by, each.reason] for each in asked},
+            "asked": {request.verb: [request.by, request.reason] for request in asked},
             "stop": stop and [stop.by, stop.reason, stop.rank, stop.vetoed],
             "veto_save": veto and [veto.by, veto.reason],
             "skips": [self.skips.count, self.skips.by_engine] if has_skipped else None,
-            "changes": [[each.verb, each.target, each.value, each.by, each.reason] for each in changes],
+            "changes": [
+                [request.verb, request.target, request.value, request.by, request.reason] for request in changes
+            ],
             "switches": dict(self.switches),
         }
         return state | {name: value for name, value in more.items() if value}
 
     def load_state_dict(self, state: Mapping[str, Any], *, at_save_point: bool = False) -> None:
-        """Add saved requests to those of the new run.
+        """Add saved requests to the requests of the new run.
 
         Args:
-            state: what was saved.
-            at_save_point: whether that was at the end of a boundary: only what was postponed is served in it, the rest
-                at the next one, after `release`.
+            state: a saved state.
+            at_save_point: whether it was saved at the end of a boundary. Then only postponed requests are served at
+                that boundary, the others at the next one, after `release`.
         """
         place = self._progress
         where = place.epoch, place.batch, place.steps
         for verb in (*state["due"], *(["end_epoch"] if state["end_epoch"] else [])):
-            by, reason = state.get("asked", {}).get(verb, ("the checkpoint", "it was due there"))
+            by, reason = state.get("asked", {}).get(verb, ("the checkpoint", "pending when it was saved"))
             request = Request(verb, by, reason, *where)
             if verb == "end_epoch":
                 self._end_request = self._end_request or request
@@ -597,7 +614,7 @@ class Control:
         request = self.record(verb, reason, by)
         request.target, request.value = of, value
         if verb in CHANGES:
-            self._due.pop(request.what, None)  # of what is asked for twice, the last is the one that counts
+            self._due.pop(request.what, None)  # the latest of equal requests is served
         self._due.setdefault(request.what, request)
         self.pending = True
 
@@ -605,7 +622,7 @@ class Control:
         """Add a request to the history and return it; every verb calls this first.
 
         Raises:
-            RuntimeError: the verb has no effect from the handler that calls it.
+            RuntimeError: the verb has no effect in this event.
             TypeError: the reason is not a string.
         """
         owner, event = current_handler()
@@ -629,7 +646,7 @@ def _check_reason(verb: str, reason: object) -> None:
 
 
 def _too_late(verb: Verb, place: str) -> RuntimeError:
-    return RuntimeError(f"control.{verb} is for handlers of {place}: elsewhere it comes too late. Ask there.")
+    return RuntimeError(f"control.{verb} has no effect here: call it in a handler of {place}.")
 
 
 def _times(number: int) -> str:

@@ -1,6 +1,6 @@
-"""Events that show more than numbers: `run.log_image` and the like emit them, and every tracker writes what it can.
+"""Events for images, texts, histograms, curves and files, emitted by `run.log_image` and similar methods.
 
-Their `title` is the `name` of these calls: the `name` of an event is that of its kind.
+Every tracker writes the kinds that it supports. The field is called `title`, because `name` is the name of the event.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from .catalogue import Event
 
 
 class LogImage(Event):
-    """An image to show: a NumPy array of bytes, `uint8` of shape (height, width, 3)."""
+    """An image: a `uint8` NumPy array of shape (height, width, 3)."""
 
     title: str
     image: Any
 
 
 class LogText(Event):
-    """A text to show; trackers that know Markdown read it as such."""
+    """A text. Trackers that support Markdown render it."""
 
     title: str
     text: str
 
 
 class LogHistogram(Event):
-    """Values whose distribution is to be shown: a NumPy array of one dimension."""
+    """Values for a histogram: a one-dimensional NumPy array."""
 
     title: str
     values: Any
 
 
 class LogCurve(Event):
-    """A precision-recall curve to show: of each sample whether it is positive, and its score from 0 to 1."""
+    """A precision-recall curve: labels (0 or 1) and scores (0 to 1) of samples."""
 
     title: str
     labels: Any
@@ -41,7 +41,7 @@ class LogCurve(Event):
 
 
 class LogFile(Event):
-    """A file to keep with the run; it is read soon after, in another thread."""
+    """A file to store with the run. It is read a little later, in another thread."""
 
     title: str
     path: Path

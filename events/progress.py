@@ -1,4 +1,4 @@
-"""Where a run is, as plain data: stored, never re-derived."""
+"""The position of a run, as plain counters that are stored in checkpoints."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, Self
 
 @dataclass(slots=True)
 class Progress:
-    """Counters of finished things; each is increased before the event is emitted.
+    """Counters of a run. Each is increased before the corresponding event is emitted.
 
     Attributes:
-        epoch: finished epochs, hence also the index of the current one.
+        epoch: finished epochs, and therefore the index of the current epoch.
         batch: micro-batches consumed in the current epoch.
         earlier_batches: micro-batches consumed in the finished epochs.
-        steps: optimizer steps that really happened.
-        skipped_steps: windows whose step was dropped, by a plugin or by the engine.
-        skipped_batches: micro-batches that were skipped.
-        samples: samples trained on, by all ranks together.
-        tokens: what the losses that are sums were sums over, by all ranks together; counted when a window ends.
+        steps: optimizer steps, without skipped ones.
+        skipped_steps: windows whose step was skipped by a plugin or by the engine.
+        skipped_batches: skipped micro-batches.
+        samples: training samples, summed over all ranks.
+        tokens: the counts of losses that are sums, summed over all ranks; updated at the end of a window.
         validations: finished validations.
-        evaluated: batches done in the running or last validation, test or prediction; on several ranks, when it has
-            ended, by all.
-        earlier_seconds: training time of the runs that this one resumes.
-        streams: batches of each of several training streams that this process has taken, by name.
+        evaluated: batches of the current or last validation, test or prediction. After its end, this is the sum over
+            all ranks.
+        earlier_seconds: training time of the runs that this run resumes.
+        streams: batches that this process has taken of each training stream, by name.
     """
 
     epoch: int = 0
@@ -45,53 +45,60 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Training time so far, resumed runs included, in seconds; on several ranks the main rank's, as last agreed."""
+        """Training time in seconds, including resumed runs.
+
+        With several ranks, this is the time of the main rank at the last agreement.
+        """
         return self.own_seconds if self._agreed is None else self._agreed
 
     @property
     def own_seconds(self) -> float:
-        """The same, by the clock of this process."""
+        """Training time in seconds by the clock of this process, including resumed runs."""
         return self.earlier_seconds + monotonic() - self._since
 
     def set_seconds(self, seconds: float) -> None:
-        """Use the time of another clock, until it is set again."""
+        """Use the time of another clock from now on."""
         self._agreed = seconds
 
     @property
     def batches(self) -> int:
-        """Micro-batches consumed in all."""
+        """Micro-batches consumed in total."""
         return self.earlier_batches + self.batch
 
     def epochs_done(self, batches: int | None) -> float | None:
-        """Return how many epochs are done, if an epoch has so many batches; None if that is unknown."""
+        """Return the number of epochs done, including the fraction of the current one.
+
+        Args:
+            batches: the batches of an epoch; if None, the result is None.
+        """
         return None if batches is None else self.epoch + min(1.0, self.batch / batches)
 
     def part_done(self, planned: int | None, *, skips: bool) -> float | None:
-        """Return which part of the planned steps is done, at most 1; None if these are unknown.
+        """Return the fraction of the planned steps that is done, at most 1.
 
         Args:
-            planned: the steps of the whole run.
-            skips: whether a skipped step counts: in a run whose length is given in epochs.
+            planned: the steps of the whole run; if None, the result is None.
+            skips: count skipped steps too, for a run whose length is given in epochs.
         """
         return None if planned is None else min(1.0, (self.steps + skips * self.skipped_steps) / planned)
 
     def end_epoch(self) -> None:
-        """Count an epoch that has ended."""
+        """Count a finished epoch."""
         self.earlier_batches += self.batch
         self.epoch, self.batch = self.epoch + 1, 0
 
     def copy(self) -> Self:
-        """Return a copy; its clock runs."""
+        """Return a copy whose clock keeps running."""
         return replace(self, streams=dict(self.streams))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters, with the seconds until now; those of the streams where there are several."""
-        names = [each.name for each in fields(self) if each.name[0] != "_" and each.name != "streams"]
+        """Return the counters, with the training time until now."""
+        names = [counter.name for counter in fields(self) if counter.name[0] != "_" and counter.name != "streams"]
         counters = {name: getattr(self, name) for name in names} | {"earlier_seconds": self.seconds}
         return counters | ({"streams": dict(self.streams)} if self.streams else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from saved counters.
+        """Restore saved counters.
 
         Raises:
             ValueError: a counter is missing, unknown or negative.
@@ -108,12 +115,12 @@ class Progress:
 
 @dataclass(slots=True)
 class Skips:
-    """What was skipped since the last optimizer step.
+    """Batches and steps skipped since the last optimizer step.
 
     Attributes:
-        step: the optimizer steps before.
-        count: how many batches and steps.
-        by_engine: how many of them by the engine: in fp16, gradients that are infinite or not numbers.
+        step: the number of optimizer steps so far.
+        count: the number of skipped batches and steps.
+        by_engine: how many of them the engine skipped because fp16 gradients were not finite.
     """
 
     step: int = 0

@@ -1,4 +1,4 @@
-"""A subscriber that records the emitted events."""
+"""A subscriber that records emitted events."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from . import CATALOGUE, Bus, Event, Lane, Run
 
 
 class EventRecorder:
-    """Records the name of every event on a bus, in order, as `trace`.
+    """Records the events of a bus, in order.
 
     Args:
-        bus: to subscribe to.
-        events: which events; by default the whole catalogue.
-        lane: of the handlers; those in `REPORT` run after all others.
+        bus: the bus to subscribe to.
+        events: the event classes to record; by default the whole catalogue.
+        lane: the lane of the handlers; `REPORT` runs after all others.
+
+    Attributes:
+        trace: the names of the events.
+        events: the events.
     """
 
     def __init__(self, bus: Bus, events: Iterable[type[Event]] = CATALOGUE, *, lane: Lane = Lane.REPORT) -> None:
@@ -26,6 +30,6 @@ class EventRecorder:
         self.events.append(event)
 
     def stop(self) -> None:
-        """Unsubscribe."""
+        """Unsubscribe from the bus."""
         for handle in self._handles:
             handle.remove()

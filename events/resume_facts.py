@@ -1,4 +1,4 @@
-"""What is known about a resume, as data."""
+"""Facts about a resumed run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ POSITIONS: tuple[Position, ...] = get_args(Position)
 
 
 class ResumeFacts(NamedTuple):
-    """What is known about a resume of a run.
+    """How exactly a run was resumed.
 
     Attributes:
-        untracked: path and type of state that no checkpoint holds, and that may influence the training.
-        differences: what is not as it was when the state was saved, in sentences.
-        position: how the data reach their position: `seeked` at once, `replayed` by reading the epoch again, or
-            `unknown`.
+        untracked: path and type of state that no checkpoint contains and that may influence the training.
+        differences: sentences, one for each difference from the state at the time of the save.
+        position: how the data loader reached its position: `seeked`, `replayed` (it read the epoch again) or `unknown`.
     """
 
     untracked: Mapping[str, str]
@@ -25,12 +24,12 @@ class ResumeFacts(NamedTuple):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """All of it in sentences, without the position."""
+        """The untracked state and the differences, as sentences."""
         return (*describe_untracked(self.untracked), *self.differences)
 
 
 def describe_untracked(untracked: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the untracked state in words: `untracked: task.reader (_csv.reader)`."""
+    """Return lines such as `untracked: task.reader (_csv.reader)`."""
     return tuple(f"untracked: {path} ({kind})" for path, kind in untracked.items())
 
 
@@ -40,5 +39,4 @@ def worst(first: Position, second: Position) -> Position:
 
 
 def verified(steps: int) -> str:
-    """Return how many repeated steps were found equal, in words."""
     return f"verified: {steps:,} repeated step{' is' if steps == 1 else 's are'} bitwise identical"

@@ -1,4 +1,4 @@
-"""What a handler is given."""
+"""The protocols of a run: the first argument of every handler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointSource(Protocol):
-    """Where checkpoints of a run are besides its own folder, such as the storage of a cluster.
+    """Another place where checkpoints of a run are stored, such as a cluster.
 
     Attributes:
         patience: seconds to wait until a process that this one replaces has released the folder.
@@ -26,65 +26,72 @@ class CheckpointSource(Protocol):
     patience: float
 
     def fetch(self, store: Any, resume: str | Path | None) -> tuple[str | Path | None, list[str]]:
-        """Put what a run is to resume into its folder; called on the main rank.
+        """Copy the checkpoint to resume into the run's folder; called on the main rank.
 
         Args:
-            store: the run's `heliograph.core.checkpoint.storage.Store`, open.
+            store: the run's open `heliograph.core.checkpoint.storage.Store`.
             resume: what the run was asked to resume: None, `auto` or a path.
 
         Returns:
-            What it is to resume: that, or the path of what was fetched; and notes for the result.
+            What to resume instead: the argument, or the path of the fetched file; and notes for the result.
         """
 
 
 class RunLength(Protocol):
-    """How long a run is, and how much of it is done: `run.length`, valid in every event."""
+    """The length of a run: `run.length`, valid in every event."""
 
     @property
     def max_epochs(self) -> float | None:
-        """The length in epochs, perhaps a fraction such as 1.5; None without such a limit."""
+        """The length in epochs, possibly a fraction such as 1.5; None if unlimited."""
 
     @property
     def max_steps(self) -> int | None:
-        """The length in optimizer steps; None without such a limit."""
+        """The length in optimizer steps; None if unlimited."""
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """The length of the train loader; None if it is unknown."""
+        """The length of the training loader; None if it is unknown."""
 
     @property
     def planned_steps(self) -> int | None:
-        """The optimizer steps from the run's first beginning to its end; None if they are unknown before.
+        """The planned optimizer steps, including those before a resume; None if unknown.
 
-        Skipped steps and epochs that end early are not foreseen. After a resume in epochs of another length: the steps
-        that were done, and those that remain.
+        Skipped steps and epochs that end early are not taken into account. If the length of an epoch has changed at a
+        resume, this is the number of steps done so far plus the remaining ones.
         """
 
     @property
     def unknown(self) -> str:
-        """Why `planned_steps` is None, and how to change that, as the rest of a sentence; empty if it is a number."""
+        """Why `planned_steps` is None and how to change that; empty if it is a number.
+
+        The text is the end of a sentence.
+        """
 
     @property
     def scheduler_steps(self) -> Mapping[str, int]:
-        """For how many steps the schedulers were made that are functions of it, by the names of their optimizers."""
+        """The number of steps that schedulers were created for, by optimizer name.
+
+        Only for schedulers that depend on the length of the run.
+        """
 
     @property
     def epoch_fraction(self) -> float | None:
-        """How many epochs are done, such as 1.25; None if the loader has no length."""
+        """The number of epochs done, such as 1.25; None if the loader has no length."""
 
     @property
     def fraction(self) -> float | None:
-        """Which part of the planned steps is done, from 0 to 1; None if these are unknown."""
+        """The fraction of the planned steps that is done, from 0 to 1; None if unknown."""
 
 
 class RunData(Protocol):
     """The data of a run: `run.data`, valid in every event.
 
     Attributes:
-        seed: the key of the order of samples and of the draws of loading; None until it is decided.
-        phase: which of several training phases is read, from 0.
-        stream: of a training on weighted streams, the name of the stream that the current or last batch is of.
-        evaluation_batches: batches of the running validation, test or prediction, of all its sets; None if unknown.
+        seed: the key of the sample order and of random draws while loading; None until it is decided.
+        phase: the index of the current training phase, from 0.
+        stream: the name of the stream of the current or last batch, for a training on weighted streams.
+        evaluation_batches: batches of the current validation, test or prediction, over all of its sets; None if
+            unknown.
     """
 
     seed: int | None
@@ -94,53 +101,60 @@ class RunData(Protocol):
 
     @property
     def train_loader(self) -> Any:
-        """The iterable of training batches that is read now, or None."""
+        """The iterable of training batches that is currently read, or None."""
 
     @property
     def validation_loaders(self) -> Mapping[str, Any]:
-        """The validation loaders, by the names of their sets."""
+        """The validation loaders, by the name of their set."""
 
     @property
     def validation_sets(self) -> tuple[str, ...]:
-        """The names of the validation sets; one empty name for a single set, none without."""
+        """The names of the validation sets; a single set has an empty name."""
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in a batch of one process; 1 if batches are dealt out to the ranks, None if it is unknown."""
+        """Samples in a batch of one process; None if unknown.
+
+        This is 1 if whole batches are distributed over the ranks.
+        """
 
     @property
     def in_hand(self) -> bool:
-        """Whether a batch is being processed: from before its `BatchStart` until its `BatchEnd`."""
+        """True while a batch is processed, from before `BatchStart` until `BatchEnd`."""
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the current batch is the last of its epoch."""
+        """True if the current batch is the last of its epoch."""
 
     @property
     def layouts(self) -> list[dict[str, Any]]:
-        """How the epochs of each phase lie in the batches of all processes, as plain types."""
+        """How the epochs of each phase are divided into the batches of all processes."""
 
     def key_draws(self, seed: int, *, probe: bool = True) -> None:
-        """From `TrainStart` only: let loading draw by (seed, epoch, position), apart from the training's stream.
+        """Derive random draws while loading from (seed, epoch, position).
 
-        With `probe`, the first batch that is read is loaded a second time and compared, to find hidden state.
+        Call this in `TrainStart` only. Loading then does not advance the training's random generators.
+
+        Args:
+            seed: the seed of these draws.
+            probe: load the first batch twice and compare the results, to detect hidden state.
         """
 
     def resume_facts(self) -> ResumeFacts:
-        """Return what is known about a resume of this run: untracked state, differences, the position of the data."""
+        """Return the facts of a resume: untracked state, differences, data position."""
 
     def report_untracked(self, path: str, kind: str) -> None:
-        """Report state that no checkpoint holds and that may influence the training, by its path and type."""
+        """Report state that no checkpoint contains and that may influence the training."""
 
     def report_difference(self, text: str) -> None:
-        """Report in a sentence what is not as it was when the state was saved."""
+        """Report, as a sentence, a difference from the state at the time of the save."""
 
 
 class RunStepping(Protocol):
-    """The optimizer steps and the micro-batches that they are made of: `run.stepping`, valid in a training.
+    """Optimizer steps and micro-batches: `run.stepping`, valid in a training.
 
     Attributes:
-        forward: the training step as the engine runs it, called with the run and a batch; a `TRANSFORM` handler of
+        forward: the training step as the engine runs it, called with the run and a batch. A `TRANSFORM` handler of
             `TrainStart` may replace it.
     """
 
@@ -148,18 +162,22 @@ class RunStepping(Protocol):
 
     @property
     def window(self) -> int:
-        """How many micro-batches have added gradients since the last step; of several optimizers, see `windows`.
+        """The number of micro-batches that have added gradients since the last step.
 
-        In `GradientsReady` and `StepEnd` that of the optimizer that is stepped, elsewhere the longest.
+        With several optimizers, this is the window of the stepped optimizer in `GradientsReady` and `StepEnd`, and the
+        longest window in all other events. See also `windows`.
         """
 
     @property
     def windows(self) -> Mapping[str, int]:
-        """How many micro-batches have added gradients since the last step of each optimizer, by its name."""
+        """The number of micro-batches since the last step of each optimizer, by its name."""
 
     @property
     def window_count(self) -> float | None:
-        """In `GradientsReady` and `StepEnd`: the count, of all ranks, that the gradients were divided by; else None."""
+        """The total count that the gradients were divided by, over all ranks, or None.
+
+        Set in `GradientsReady` and `StepEnd` if the losses are sums or weighted means.
+        """
 
     @property
     def optimizer_name(self) -> str:
@@ -167,58 +185,60 @@ class RunStepping(Protocol):
 
     @property
     def losses(self) -> Mapping[str, Any]:
-        """The last training loss of each optimizer by its name, None if there is none yet in this epoch."""
+        """The last training loss by optimizer name; None before the first one of an epoch."""
 
     @property
     def batch_losses(self) -> Sequence[Any]:
-        """The losses of the last batch that had some, in the order in which they were taken."""
+        """The losses of the last batch that had any, in the order of their backward."""
 
     def label(self, name: str, optimizer: str | None = None) -> str:
-        """Return the name to track a value of an optimizer by: unchanged, or `generator_<name>` if they have names.
+        """Return the name under which to track a value of an optimizer.
+
+        This is `name`, or for example `generator_<name>` if the optimizers have names.
 
         Args:
-            name: what is tracked, such as `gradient_norm`.
-            optimizer: whose it is; by default the one that is stepped.
+            name: the name of the value, such as `gradient_norm`.
+            optimizer: the name of the optimizer; by default the one that is stepped.
         """
 
     def weigh(self, count: Any) -> None:
-        """Say what the losses of the batch in hand are means over, such as the number of its tokens.
+        """Declare over how many items, such as tokens, a loss is a mean.
 
-        The gradients of a window, of all ranks, are then those of one batch, and the tracked losses are means over
-        what is counted; see "Losses over tokens" in the documentation. To be called in `training_step`, before
-        `run.step(loss)`, in `validation_step` and `test_step`, or in a handler of `BatchStart`; once for each loss.
-        A step that returns a sum with its count needs no such call.
+        The gradients of a window, over all ranks, then equal the gradients of one large batch, and the tracked losses
+        are weighted means; see "Losses over tokens" in the documentation. Call it once for each loss: in
+        `training_step` before `run.step(loss)`, in `validation_step` and `test_step`, or in a handler of `BatchStart`.
+        A step that returns a sum and its count does not need this call.
 
         Args:
-            count: at least 0; an integer, or a tensor of one element, which stays on its device.
+            count: at least 0; an integer, or a tensor with one element, which stays on its device.
 
         Raises:
-            RuntimeError: there is no batch in hand, or it was weighed already.
-            TypeError: the count is neither a number nor a tensor of one.
-            ValueError: it is negative or not finite.
+            RuntimeError: there is no current batch, or it already has a count.
+            TypeError: the count is neither an integer nor a tensor with one element.
+            ValueError: the count is negative or not finite.
         """
 
 
 class RunCheckpoints(Protocol):
-    """The checkpoints of a run, and what it was resumed from: `run.checkpoints`.
+    """The checkpoints of a run, and where it was resumed: `run.checkpoints`.
 
     Attributes:
-        best: the file of the best state; written by the plugin that stores it.
-        last: the file of the newest state; written by the plugin that stores it.
-        source: where else checkpoints of the run are; written at `TrainStart` by the plugin that knows, in a lane
-            before `PERSIST`, and read by the plugin that resumes.
-        training_id: of which training this run is a part; a resumed run has that of its checkpoint. Written by the
-            plugin that resumes.
-        forked_from: of a fork (`heliograph_recorder.fork`): the `training` that it was forked from, the optimizer
-            `step`, the `recording`, and where that was a fork, too, its `forked_from`; None of others.
+        best: the file of the best checkpoint; set by the plugin that stores it.
+        last: the file of the newest checkpoint; set by the plugin that stores it.
+        source: another place where checkpoints of the run are stored. Set by a plugin in `TrainStart`, in a lane before
+            `PERSIST`; read by the plugin that resumes.
+        training_id: the identifier of the training; a resumed run takes it from its checkpoint. Set by the plugin that
+            resumes.
+        forked_from: for a fork (`heliograph_recorder.fork`), the `training`, optimizer `step` and `recording` that it
+            was forked from, and their `forked_from` if that was a fork too; otherwise None.
         resumed_from: the file of the checkpoint that this run was resumed from, if any.
-        resumed_at: the position at which it was resumed; None if it was not.
-        in_boundary: whether the state that was loaded was saved at the end of a boundary, of which only `ShouldStop` is
-            left to be emitted.
-        batch_note: how the global batch differs from the checkpoint's; None if it does not.
-        verified_steps: the steps done again after a resume that equal the killed run's; written by the plugin that
-            compares them.
-        difference: where what is done again differs first; written by the plugin that compares it.
+        resumed_at: the position at which the run was resumed; None if it was not.
+        in_boundary: whether the loaded state was saved at the end of a boundary, so that only `ShouldStop` remains to
+            be emitted for it.
+        batch_note: how the global batch differs from that of the checkpoint; None if it does not.
+        verified_steps: the number of repeated steps that are identical to those of the original run; set by the plugin
+            that compares them.
+        difference: where the resumed run first diverges from the original; set by the plugin that compares them.
     """
 
     best: Path | None
@@ -235,64 +255,72 @@ class RunCheckpoints(Protocol):
 
     @property
     def is_resuming(self) -> bool:
-        """Whether a state waits to be applied: some plugin has called `resume` or `roll_back`."""
+        """True if a state waits to be applied, after a call of `resume` or `roll_back`."""
 
 
 class RunHooks(Protocol):
-    """What a plugin can ask the run to call, and how the run ends: `run.hooks`, valid until `RunClosed`."""
+    """Functions for the run to call: `run.hooks`, valid until `RunClosed`."""
 
     def when_positioned(self, action: Callable[[], None]) -> None:
-        """Call `action` once, when the loader of the resumed epoch is at its position and before it is read."""
+        """Call `action` once, when the loader of a resumed epoch has reached its position.
+
+        No batch of the resumed position has been read at that time.
+        """
 
     def when_settling(self, action: Callable[[], None]) -> None:
-        """Call `action` at every `settle()`: it waits for what its plugin does in the background, and emits its events.
+        """Call `action` at every `settle()` and before a roll-back.
 
-        It is called before the run rolls back, too. To give the same action again does nothing.
+        The action waits for the background work of its plugin and emits its events. An action is registered only once.
         """
 
     def when_leaving(self, action: Callable[[], None]) -> None:
-        """Call `action` before this rank leaves its group for an error: to wait for what uses the group in a thread.
+        """Call `action` before this rank leaves its process group because of an error.
 
-        To give the same action again does nothing.
+        The action waits for threads that use the group. An action is registered only once.
         """
 
     def settle(self) -> None:
-        """Wait until what plugins do in the background is done, such as a save, and its events are emitted.
+        """Wait until background work of plugins is done and its events are emitted.
 
         Raises:
-            BaseException: some of it failed.
+            BaseException: some of the work failed.
         """
 
     def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
-        """From `TrainStart` only: run the handlers of observers, but those that never draw, within `apart()`."""
+        """Run handlers of observers within the context `apart()`; in `TrainStart` only.
+
+        Observers with `draws = False` are excluded.
+        """
 
     def exit_with(self, status: int) -> None:
-        """Let the process exit with this status (0 to 255), unless the run fails.
+        """Exit the process with this status (0 to 255) unless the run fails.
 
-        `fit`, `validate`, `test` and `predict` raise SystemExit with it when the run is closed; with
-        `fit(on_interrupt="return")`, and in the user's own loop, it is in `result.exit_status` only.
+        `fit`, `validate`, `test` and `predict` raise SystemExit with the status after the run is closed. With
+        `fit(on_interrupt="return")`, and in your own loop, the status is only in `result.exit_status`.
         """
 
     def raise_when_closed(self, error: BaseException) -> None:
-        """Let `fit` raise this instead of returning, when a run that did not fail is closed.
+        """Raise this error from `fit` when a run that did not fail is closed.
 
-        An exit status that another plugin requested takes precedence. In the user's own loop it has no effect.
+        An exit status requested by another plugin takes precedence. The call has no effect in your own loop.
         """
 
     def replace_error(self, error: BaseException) -> None:
-        """From `RunFailed` only: raise this error instead, from the original."""
+        """Raise this error from the original one; in `RunFailed` only."""
 
 
 class RunReport(Protocol):
-    """What the result shows, and facts of the process: `run.report`, valid in every event.
+    """Contents of the result and facts of the process: `run.report`.
+
+    Valid in every event.
 
     Attributes:
-        notes: the lines that the result shows, so far; `run.note` adds one.
-        warnings: what was asked for and has not happened, so far; `run.warn` adds one.
-        recording: the file of the recording; written by the plugin that records.
-        plugin_seconds: seconds in each plugin's handlers; written by the plugin that measures them.
-        has_left_group: whether this rank has left the others because of an error that they do not share: no collective
-            is possible any more.
+        notes: the lines that the result shows; `run.note` adds one.
+        warnings: requested things that did not happen; `run.warn` adds one.
+        recording: the file of the recording; set by the plugin that records.
+        plugin_seconds: seconds in the handlers of each plugin; set by the plugin that measures them.
+        has_left_group: whether this rank has left its process group because of an error of its own; no collective is
+            possible then.
     """
 
     notes: list[str]
@@ -303,46 +331,55 @@ class RunReport(Protocol):
 
     @property
     def is_replay(self) -> bool:
-        """Whether this is the replay of a recording (`heliograph_recorder.replay`), not a training."""
+        """True in the replay of a recording (`heliograph_recorder.replay`)."""
 
     @property
     def queue(self) -> Any:
-        """Where to `put` what the process that called `heliograph.launch` is to get at once; None without it."""
+        """A queue to the process that called `heliograph.launch`; None without `launch`.
+
+        Objects `put` into it arrive there immediately.
+        """
 
     @property
     def ranks_meet(self) -> bool:
-        """Whether the ranks meet when this batch is done: the same on all of them; never in a single process."""
+        """True if the ranks exchange data after this batch; the same on all of them.
+
+        Always False in a single process.
+        """
 
     @property
     def tracks(self) -> bool:
-        """Whether tracked values are read now; if not, a task may save the work."""
+        """True if tracked values have a consumer; else a task may skip them."""
 
     def plan(self) -> str:
-        """Return what will happen, in a few lines: the model, the hardware, the length, what each plugin will do."""
+        """Return a few lines on the run: model, hardware, length, and each plugin's task."""
 
     def reason(self, error: BaseException | None) -> str:
-        """Return why the run ends, in words; known once `RunClosed` is emitted.
+        """Return why the run ends, as text; available from `RunClosed` on.
 
         Args:
-            error: what failed it, if anything did.
+            error: the error that failed the run, if any.
         """
 
 
 class Run(Protocol):
-    """One `fit`, `validate`, `test` or `predict`, fresh for every call. Plugins read; what they may write is said so.
+    """One `fit`, `validate`, `test` or `predict`; every call creates a new run.
+
+    Plugins read a run. They may write only those attributes whose description says so.
 
     Attributes:
-        name: the run's name, as in file names; a `TRANSFORM` handler of `TrainStart` may replace it.
-        phase: what is running now: train, validation, test or predict.
-        progress: where the run is.
-        origin: where this run began: zeros, or the resumed position. A new object for every start.
-        control: what to ask of the loop.
+        name: the name of the run, used in file names. A `TRANSFORM` handler of `TrainStart` may replace it.
+        phase: the current phase: train, validation, test or predict.
+        progress: the counters of the run.
+        origin: the counters at the start of the run: zeros, or the resumed position. A new object after every start.
+        control: requests to the loop.
         metrics: the latest value of every metric, such as `validation/loss`.
-        batch: the current batch; a `TRANSFORM` handler of `BatchStart` may replace it.
-        loss: the last training loss, unscaled; it lives until the next forward or the end of the epoch.
-        outputs: what the task's step has put here for handlers, what `predict_step` returned; None after the batch.
+        batch: the current batch. A `TRANSFORM` handler of `BatchStart` may replace it.
+        loss: the last training loss, unscaled; available until the next forward pass or the end of the epoch.
+        outputs: what a step of the task has stored here for handlers, or what `predict_step` returned; None after the
+            batch.
         bus: the signals, to connect to.
-        plugins: the trainer's `heliograph.Plugins`: to look one up, to enable or disable it.
+        plugins: the trainer's `heliograph.Plugins`, to find, enable or disable a plugin.
     """
 
     name: str
@@ -359,7 +396,7 @@ class Run(Protocol):
 
     @property
     def length(self) -> RunLength:
-        """How long the run is, and how much of it is done."""
+        """The length of the run, and how much of it is done."""
 
     @property
     def data(self) -> RunData:
@@ -367,15 +404,15 @@ class Run(Protocol):
 
     @property
     def stepping(self) -> RunStepping:
-        """The optimizer steps, and the micro-batches that they are made of."""
+        """The optimizer steps and their micro-batches."""
 
     @property
     def checkpoints(self) -> RunCheckpoints:
-        """The checkpoints of the run, and what it was resumed from."""
+        """The checkpoints of the run, and the checkpoint that it was resumed from."""
 
     @property
     def hooks(self) -> RunHooks:
-        """What a plugin can ask the run to call, and how the run ends."""
+        """Functions for the run to call, and how the run ends."""
 
     @property
     def report(self) -> RunReport:
@@ -383,29 +420,32 @@ class Run(Protocol):
 
     @property
     def hyper_parameters(self) -> Mapping[str, Any]:
-        """The user's description of this run, for loggers."""
+        """Your description of this run, for loggers."""
 
     @property
     def task(self) -> Any:
-        """The user's model code."""
+        """The task: your model code."""
 
     @property
     def modules(self) -> Mapping[str, Any]:
-        """The modules of the task by name."""
+        """The modules of the task, by name."""
 
     @property
     def optimizers(self) -> Mapping[str, Any]:
-        """The optimizers by name; a single one is called `optimizer`. Empty outside a training."""
+        """The optimizers, by name; a single one is called `optimizer`.
+
+        Empty outside a training.
+        """
 
     @property
     def schedulers(self) -> Mapping[str, Any]:
-        """The learning-rate schedulers that `fit` was given, by the names of their optimizers."""
+        """The learning-rate schedulers passed to `fit`, by the name of their optimizer."""
 
     @property
     def optimizer(self) -> Any:
         """The optimizer; None outside a training.
 
-        Of several, in `GradientsReady` and `StepEnd` the one that is stepped, else the first.
+        With several optimizers, this is the stepped one in `GradientsReady` and `StepEnd`, else the first.
         """
 
     @property
@@ -414,114 +454,130 @@ class Run(Protocol):
 
     @property
     def engine(self) -> Engine:
-        """The hardware."""
+        """The device and the processes."""
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
-        """Add a value to the running mean of `<phase>/<name>`; a tensor stays on its device until it is logged.
+        """Add a value to the running mean of `<phase>/<name>`.
 
-        The phase is put before the name, and may be there already: `loss` and `train/loss` are the same in training.
+        A tensor stays on its device until the mean is logged. The name may already include the phase: in a training,
+        `loss` and `train/loss` are the same.
         """
 
     def collect(self, name: str, value: Any) -> None:
-        """In a validation, test or prediction: keep a value of the batch in hand for `run.collected`.
+        """Store a value of the current batch for `run.collected`; in an evaluation only.
 
-        It is copied to the CPU, where all of a set needs memory, on several ranks in every process. A validation that
-        is cut short gives nothing of it.
+        The value is copied to the CPU, so the values of a whole set must fit into memory, on every rank. Values of a
+        validation that is cut short are discarded.
 
         Args:
-            name: what to call it, without `/`.
-            value: tensors or arrays whose first dimension is the samples, lists with an item for each sample, or dicts
-                and tuples of these; alike for all batches but for the number of samples.
+            name: the name of the value, without `/`.
+            value: tensors or arrays whose first dimension is the samples, lists with one item for each sample, or dicts
+                and tuples of these. Values of different batches may differ in the number of samples only.
 
         Raises:
-            RuntimeError: no evaluation runs, or it has no batch in hand.
-            TypeError: the value is of another type.
-            ValueError: it is not like those of the batches before; on several ranks, the loader is read by each as it
-                is, so its batches have no order.
+            RuntimeError: no evaluation is running, or there is no current batch.
+            TypeError: the value has another type.
+            ValueError: the value does not match the values of earlier batches. With several ranks also if every rank
+                reads the whole loader, because the batches then have no order.
         """
 
     @property
     def collected(self) -> Mapping[str, Any]:
-        """What was collected, of the whole set, in the order of the data, on every rank the same.
+        """The collected values of the whole set, by name, in the order of the data.
 
-        For handlers of `ValidationEnd`, `TestEnd` and `PredictEnd`; empty elsewhere. By name; of a named set as
-        `<set>/<name>`.
+        Available in handlers of `ValidationEnd`, `TestEnd` and `PredictEnd`, and identical on every rank; empty in all
+        other events. The values of a named set are under `<set>/<name>`.
         """
 
     def log_image(self, name: str, image: Any) -> None:
-        """Show an image in every tracker, at the current step; on several ranks the main one's.
+        """Show an image in every tracker, at the current step.
+
+        With several ranks, only the image of the main rank is shown.
 
         Args:
-            name: what to call it, such as `samples`.
+            name: the title of the image, such as `samples`.
             image: a tensor of shape (channels, height, width) or (height, width), or an array of shape (height, width,
-                channels); bytes, or floats from 0 to 1. It is copied at once, from its device, too.
+                channels), with `uint8` values, or floats from 0 to 1. It is copied to the CPU immediately.
 
         Raises:
-            TypeError: it is not an image.
-            ValueError: its shape is not one of an image.
+            TypeError: the value is not an image.
+            ValueError: the shape is not that of an image.
         """
 
     def log_figure(self, name: str, figure: Any) -> None:
-        """Show a figure of matplotlib in every tracker, as it is now: as an image."""
+        """Show a matplotlib figure in every tracker, rendered immediately as an image."""
 
     def log_text(self, name: str, text: str) -> None:
         """Show a text in every tracker, at the current step."""
 
     def log_histogram(self, name: str, values: Any) -> None:
-        """Show the distribution of a tensor's or an array's values in every tracker; they are copied at once."""
+        """Show the distribution of a tensor or an array in every tracker.
+
+        The values are copied immediately.
+        """
 
     def log_curve(self, name: str, labels: Any, scores: Any) -> None:
         """Show a precision-recall curve in every tracker.
 
         Args:
-            name: what to call it.
-            labels: of each sample whether it is positive: 0 or 1.
-            scores: of each sample its score, from 0 to 1.
+            name: the title of the curve.
+            labels: for each sample, 1 if it is positive, else 0.
+            scores: for each sample, its score from 0 to 1.
 
         Raises:
-            ValueError: there are more of one than of the other, or they are out of their range.
+            ValueError: the lengths differ, or a value is out of range.
         """
 
     def log_file(self, name: str, path: str | Path) -> None:
-        """Keep a file with the run in every tracker; it is read soon after, in another thread.
+        """Store a file with the run in every tracker.
+
+        The file is read a little later, in another thread.
 
         Raises:
-            ValueError: there is no such file.
+            ValueError: the file does not exist.
         """
 
     def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
-        """Return one consistent snapshot of everything that a resumed run needs, as plain types and tensors.
+        """Return a consistent snapshot of the run, as plain types and tensors.
 
-        On several ranks a collective: every rank must call it. The main rank gets the whole, the others their own.
+        With several ranks this is a collective: every rank must call it. The main rank receives the whole state, the
+        other ranks their own part.
 
         Args:
-            shards: what describes the shards that are saved beside it: it holds no weights then.
-            weights_only: return only the weights, averages of them, counters and metrics: no run can resume it.
+            shards: the description of shards that are saved separately; the snapshot then contains no weights.
+            weights_only: return only weights, their averages, counters and metrics. No run can resume from them.
         """
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        """From `TrainStart` only: continue from a saved state, applied when every `TrainStart` handler has run."""
+        """Continue from a saved state; in `TrainStart` only.
+
+        The state is applied after all handlers of `TrainStart`.
+        """
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        """Discard the epoch at the next step boundary, without its end event, and continue from a saved state.
+        """Discard the epoch at the next step boundary and continue from a saved state.
 
-        Accumulated gradients are dropped at once, and so are requests that were not served yet, except a stop. What
-        follows is as in a resume: the state is applied, `CheckpointLoaded` is emitted, and `origin` is a new object.
-        The state is of this run, as `state_dict()` returned it.
+        No `EpochEnd` is emitted. Accumulated gradients and requests that were not served are dropped immediately,
+        except a stop. Then the run resumes: it applies the state, sets a new `origin` and emits `CheckpointLoaded`.
+
+        Args:
+            saved: a state of this run, as returned by `state_dict()`.
+            path: the file of the state, if any.
         """
 
     def note(self, text: str) -> None:
-        """Add a line that the result shows: what a plugin skipped, wrote or found."""
+        """Add a line to the result, for example what a plugin wrote or skipped."""
 
     def warn(self, text: str) -> None:
-        """Say that something that was asked for has not happened, or will not; the same sentence counts once.
+        """Report that something requested did not happen. A repeated text counts once.
 
-        The result has it in `warnings`. `Trainer(strict=True)` raises: before the first epoch what is said at
-        `TrainStart`, the rest when the run is closed. Say it at `RunClosed` at the latest, before lane `REPORT`.
+        The texts are in the `warnings` of the result. `Trainer(strict=True)` raises an error: before the first epoch
+        for warnings of `TrainStart`, otherwise when the run is closed. The last occasion for a warning is `RunClosed`,
+        in a lane before `REPORT`.
 
         Args:
-            text: a sentence that says what is missing, why, and how to mend it.
+            text: a sentence that says what is missing, why, and how to fix it.
         """
 
     def emit(self, event: Event) -> None:
-        """Emit an event on this run's bus, such as one that a plugin declares."""
+        """Emit an event on this run's bus, for example one that a plugin declares."""

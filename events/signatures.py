@@ -1,4 +1,4 @@
-"""The signatures and lanes of handlers, checked when they are connected; and short texts of objects, for `repr`."""
+"""Checks of handler signatures and lanes, and short texts of objects for `repr`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ HANDLER_FORM = (
 
 
 def check_receiver(receiver: Callable[..., Any], event: type[Event]) -> None:
-    """Raise TypeError unless `receiver(run, event=event)` fits its signature and its annotation admits the event."""
+    """Raise TypeError unless `receiver(run, event=event)` is a valid call.
+
+    The annotation of its `event` parameter must also admit the event class.
+    """
     _check_signature(receiver, event)
     admitted = _annotated_event(receiver)
     if admitted and not any(issubclass(event, kind) for kind in admitted):
@@ -27,18 +30,17 @@ def check_receiver(receiver: Callable[..., Any], event: type[Event]) -> None:
         raise TypeError(f"{describe(receiver)} is subscribed to {event.__name__}, but annotates `event` as {names}.")
 
 
-def check_filter(what: str, when: Any) -> None:
-    """Raise TypeError unless a filter can be called with the run; None is none."""
+def check_filter(argument: str, when: Any) -> None:
+    """Raise TypeError unless a filter is None or can be called with the run."""
     if when is not None and not (callable(when) and takes(when, 1)):
         form = f"{describe(when)}{signature_of(when)}" if callable(when) else repr(when)
         raise TypeError(
-            f"{what} takes a function of the run, such as lambda run: run.progress.epoch >= 3, or a filter such as "
+            f"{argument} takes a function of the run, such as lambda run: run.progress.epoch >= 3, or a filter such as "
             f"Between(epochs=(2, 5)); got {form}."
         )
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
-    """Return whether a function can be called with so many arguments by position; True where that cannot be known."""
     if (form := signature_of(function)) is None:
         return True
     try:
@@ -49,7 +51,6 @@ def takes(function: Callable[..., Any], count: int) -> bool:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return a function's signature; None where it has none that Python can know, as some in C."""
     try:
         return inspect.signature(function)
     except ValueError:
@@ -57,16 +58,16 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def check_lane(lane: object, lanes: type[IntEnum]) -> None:
-    """Raise TypeError unless a lane is one of `Lane`, which is given here: the bus that has it imports this."""
+    """Raise TypeError unless `lane` is a member of `lanes`."""
     if not isinstance(lane, lanes):
-        known = known_names(f"Lane.{str(lane).upper()}", [f"Lane.{each.name}" for each in lanes])
-        raise TypeError(f"lane= takes a member of heliograph.Lane, got {lane!r}.{known}")
+        suggestion = known_names(f"Lane.{str(lane).upper()}", [f"Lane.{member.name}" for member in lanes])
+        raise TypeError(f"lane= takes a member of heliograph.Lane, got {lane!r}.{suggestion}")
 
 
 def _check_signature(receiver: Callable[..., Any], event: type[Event]) -> None:
-    called = [receiver, getattr(type(receiver), "__call__", receiver)]  # noqa: B004  # the method itself is looked at
+    called = [receiver, getattr(type(receiver), "__call__", receiver)]  # noqa: B004  # inspects the method itself
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if not callable(receiver) or any(kind(each) for kind in kinds for each in called):
+    if not callable(receiver) or any(kind(function) for kind in kinds for function in called):
         raise TypeError(f"{describe(receiver)} cannot handle {event.__name__}: {HANDLER_FORM}.")
     try:
         signature = inspect.signature(receiver)
@@ -75,30 +76,28 @@ def _check_signature(receiver: Callable[..., Any], event: type[Event]) -> None:
     try:
         signature.bind(object(), event=object())
     except TypeError as error:
-        what = f"{describe(receiver)}{signature} cannot handle {event.__name__}"
-        raise TypeError(f"{what}: {HANDLER_FORM} ({error}).") from None
+        subject = f"{describe(receiver)}{signature} cannot handle {event.__name__}"
+        raise TypeError(f"{subject}: {HANDLER_FORM} ({error}).") from None
 
 
 def _annotated_event(receiver: Callable[..., Any]) -> tuple[type, ...]:
-    """Return the classes that the annotation of `event` admits; none where it says nothing that can be read."""
     function = receiver if inspect.isroutine(receiver) else getattr(type(receiver), "__call__", receiver)  # noqa: B004
     try:
         hint = get_type_hints(function).get("event")
-    except (NameError, TypeError, AttributeError, SyntaxError):  # for the type checker only, and it has checked
+    except (NameError, TypeError, AttributeError, SyntaxError):  # an annotation for the type checker only
         return ()
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return () if Any in kinds else tuple(kind for kind in kinds if isinstance(kind, type))
 
 
 class _Short(Repr):
-    """Texts of values that fit into one line: no address, no tensor, no module with all its layers."""
+    """Texts of values that fit into one line: no addresses, tensors or module trees."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel, self.maxstring, self.maxother = 3, 60, 100
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """Return the object's own text if that is short, else its class."""
         if isinstance(x, PathLike):
             return self.repr1(str(x), level)
         if name := getattr(x, "__qualname__", ""):  # a function or a class
@@ -116,22 +115,24 @@ _SHORT = _Short()
 
 
 def show_value(value: object) -> str:
-    """Return a value as a short text in one line; a class whose own text cannot be had is shown by its name."""
+    """Return a value as a short text in one line."""
     try:
         return _SHORT.repr(value)
-    except Exception:  # noqa: BLE001  # the user's classes may raise anything, and a text must not
+    except Exception:  # noqa: BLE001  # the `__repr__` of a user's class may raise anything
         return f"{type(value).__name__}(...)"
 
 
 def show_attributes(thing: object) -> str:
-    """Return an object as its class with its public attributes: what `__repr__` of a class may be."""
+    """Return an object's class with its public attributes, for use as `__repr__`."""
     named = ((name, show_value(value)) for name, value in vars(thing).items() if name[:1] != "_")
     shown = [f"{name}={text}" for name, text in named if text not in ("None", "{}", "()", "[]")]
     return f"{type(thing).__name__}({', '.join(shown)})"
 
 
-def show_list(name: str, items: Iterable[object], rest: str) -> str:
-    """Return a call with a list and more arguments: in one line if that is short, else with a line for each item."""
+def show_list(name: str, items: Iterable[object], arguments: str) -> str:
+    """Return a call with a list and more arguments, on one line if it fits."""
     texts = [*map(show_value, items)]
-    text = f"{name}([{', '.join(texts)}], {rest})"
-    return text if len(text) <= 120 else "\n".join([f"{name}([", *(f"    {each}," for each in texts), f"], {rest})"])
+    line = f"{name}([{', '.join(texts)}], {arguments})"
+    return (
+        line if len(line) <= 120 else "\n".join([f"{name}([", *(f"    {text}," for text in texts), f"], {arguments})"])
+    )

@@ -1,4 +1,4 @@
-"""How something listens: the `Plugin` base, the `@on` mark, the manager, discovery."""
+"""How code listens to events: `Plugin`, `@on`, the manager, discovery."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .plugin import Policy as Policy
     from .plugin import snake_case as snake_case
 
+# Imported on first use: a training without plugins does not need them.
 _HOMES = {
     "Discovered": "discovery",
     "Plugin": "plugin",
@@ -28,7 +29,6 @@ __all__ = ["Discovered", "Plugin", "Plugins", "Policy", "discover", "marked_meth
 
 
 def __getattr__(name: str) -> Any:
-    """Import what a training without plugins does not need where it is asked for."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -1,4 +1,4 @@
-"""Conditions of plugins: `EMA().when(Between(epochs=(2, 5)))` is called only while its condition holds."""
+"""Conditions of plugins, such as `EMA().when(Between(epochs=(2, 5)))`."""
 
 from __future__ import annotations
 
@@ -29,55 +29,57 @@ SHARED = OF_LOOP | OF_EVALUATIONS | set(OF_WINDOWS)  # emitted on every rank, in
 
 
 class Condition:
-    """What must hold for a plugin to be called.
+    """The condition under which a plugin is called.
 
     Args:
-        former: what must hold besides; None for nothing.
-        function: of the run, or a `Between`; None for none.
-        phases: the phases that it is called in; empty for all.
-        sets: of evaluations, the sets of whose batches it is called; empty for all.
+        previous: a condition that must hold too, or None.
+        function: a function of the run, a `Between`, or None.
+        phases: the phases in which the plugin is called; empty for all.
+        sets: the evaluation sets for whose batches the plugin is called; empty for all.
 
     Attributes:
-        rules: each function, and the text of each `Between`: what is compared at a resume.
+        rules: the functions and the texts of the `Between` filters, which are compared at a resume.
     """
 
     def __init__(
-        self, former: Condition | None, function: When | None, phases: Sequence[str], sets: Sequence[str]
+        self, previous: Condition | None, function: When | None, phases: Sequence[str], sets: Sequence[str]
     ) -> None:
         if function is None and not phases and not sets:
-            raise TypeError("when() takes a function of the run, phases= or sets=: when(phases=('validation',)).")
+            raise TypeError("when() takes a function of the run, phases= or sets=, as in when(phases=('validation',)).")
         if function is not None:
             _check_function(function)
-        known = get_args(ev.Phase)
+        phase_names = get_args(ev.Phase)
         for name in _names("phases", phases):
-            if name not in known:
-                raise ValueError(f"There is no phase {name!r}.{known_names(name, known)}")
-        self._functions: tuple[When, ...] = () if former is None else former._functions
+            if name not in phase_names:
+                raise ValueError(f"Unknown phase {name!r}.{known_names(name, phase_names)}")
+        self._functions: tuple[When, ...] = () if previous is None else previous._functions
         if function is not None:
             self._functions += (deepcopy(function) if isinstance(function, Filter) else function,)
-        self.phases: tuple[str, ...] = _both("phases", () if former is None else former.phases, phases)
-        self.sets: tuple[str, ...] = _both("sets", () if former is None else former.sets, _names("sets", sets))
-        self.rules = [str(each) if isinstance(each, Filter) else each for each in self._functions]
+        self.phases: tuple[str, ...] = _common("phases", () if previous is None else previous.phases, phases)
+        self.sets: tuple[str, ...] = _common("sets", () if previous is None else previous.sets, _names("sets", sets))
+        self.rules = [str(rule) if isinstance(rule, Filter) else rule for rule in self._functions]
 
     @property
     def is_planned(self) -> bool:
-        """Whether it holds from one count to another, so that its user expects it to hold at some time."""
-        return any(isinstance(each, Between) and each.unit != "seconds" for each in self._functions)
+        """True if the condition is a range of counts, which the run is expected to reach."""
+        return any(isinstance(function, Between) and function.unit != "seconds" for function in self._functions)
 
     def holds(self, run: Run) -> bool:
-        """Return whether it holds now, whatever the set."""
-        return (not self.phases or run.phase in self.phases) and all(_ask(each, run) for each in self._functions)
+        """Return whether the condition holds now, for any evaluation set."""
+        return (not self.phases or run.phase in self.phases) and all(
+            _ask(function, run) for function in self._functions
+        )
 
     def __str__(self) -> str:
         return "only " + " and ".join(self._words())
 
     def _words(self) -> Iterator[str]:
-        for each in self._functions:
-            if isinstance(each, Between):
-                low, high = each.values
-                yield f"from {low} to {high} {each.unit.replace('_', ' ')}"
+        for function in self._functions:
+            if isinstance(function, Between):
+                low, high = function.values
+                yield f"from {low} to {high} {function.unit.replace('_', ' ')}"
             else:
-                yield f"while {_called(each)} holds"
+                yield f"while {_location(function)} holds"
         if self.phases:
             yield f"in {' or '.join(self.phases)}"
         if self.sets:
@@ -85,18 +87,18 @@ class Condition:
 
 
 class ConditionGate:
-    """The condition of a plugin at work: it decides before each handler, and splits no window and no evaluation.
+    """Evaluates the condition of a plugin before its handlers.
 
-    Asked before the plugin's first handler of a window of micro-batches, the condition counts for the rest of it, down
-    to `StepEnd`; and likewise for a validation or test.
+    It never splits a window or an evaluation: the value at the plugin's first handler of a window is used until
+    `StepEnd`, and the value at its first handler of a validation or test until the end of that.
 
     Args:
-        condition: of the plugin.
-        agrees_as: the name of a plugin for which the condition must say the same on all ranks; None for another.
+        condition: the condition.
+        agrees_as: the plugin's name if the condition must be equal on all ranks, else None.
 
     Attributes:
         passed: whether the condition has held in this training.
-        seen: the sets whose batches came.
+        seen: the sets of which batches came.
     """
 
     def __init__(self, condition: Condition, agrees_as: str | None) -> None:
@@ -105,23 +107,21 @@ class ConditionGate:
         self._agrees_as, self._noted = agrees_as, False
         self._origin: Any = None
         self._window: bool | None = None
-        self._used = -1  # the batch that the decision counted for last
+        self._used = -1  # the last batch for which `_window` was used
         self._evaluation: tuple[tuple[Any, ...], bool] | None = None
 
     def reset(self) -> None:
-        """Forget a former training."""
         self.passed, self._noted = False, False
         self.seen.clear()
 
-    def of(self, event: type[Event]) -> Gate | None:
-        """Return what decides before a handler of an event; None where it is always called."""
+    def gate_for(self, event: type[Event]) -> Gate | None:
         if event in ALWAYS:
             return None
         if event in OF_WINDOWS:
             return self._for_window
-        return self._for_evaluation if event in OF_EVALUATIONS else self._for_one
+        return self._for_evaluation if event in OF_EVALUATIONS else self._for_event
 
-    def _for_one(self, run: Run, event: Event) -> bool:
+    def _for_event(self, run: Run, event: Event) -> bool:
         holds = bool(self.condition.holds(run))
         self.passed = self.passed or holds
         if self._agrees_as is not None and holds != self._noted and type(event) in SHARED:
@@ -131,11 +131,9 @@ class ConditionGate:
 
     def _for_window(self, run: Run, event: Event) -> bool:
         self._begin(run)
-        earlier = max(
-            0, run.stepping.window - (type(event) in AFTER_BACKWARD)
-        )  # micro-batches, each of a batch of its own
+        earlier = max(0, run.stepping.window - (type(event) in AFTER_BACKWARD))  # micro-batches of this window
         if self._window is None or self._used < run.progress.batches - earlier:
-            self._window = self._for_one(run, event)
+            self._window = self._for_event(run, event)
         self._used = run.progress.batches
         return self._window
 
@@ -143,15 +141,14 @@ class ConditionGate:
         self._begin(run)
         place = run.phase, run.progress.validations, run.progress.batches
         if self._evaluation is None or self._evaluation[0] != place:
-            self._evaluation = place, self._for_one(run, event)
+            self._evaluation = place, self._for_event(run, event)
         dataset = getattr(event, "dataset", None)
         if dataset is None or not self.condition.sets:
             return self._evaluation[1]
         self.seen.add(dataset)
         return self._evaluation[1] and dataset in self.condition.sets
 
-    def _begin(self, run: Run) -> None:
-        """Forget what was decided in another run, or before a resume."""
+    def _begin(self, run: Run) -> None:  # of another run, or after a resume
         if run.origin is not self._origin:
             self._origin, self._window, self._evaluation = run.origin, None, None
 
@@ -160,8 +157,8 @@ def _check_function(function: Any) -> None:
     check_filter("when()", function)
     if isinstance(function, Filter) and (not isinstance(function, Between) or function.unit == "emissions"):
         raise TypeError(
-            f"when() takes what holds for some time, and {type(function).__name__}({function.unit}=...) lets single "
-            f"events through: give it to one handler, @on(..., when={type(function).__name__}(...))."
+            f"when() takes a condition that holds for some time, but {type(function).__name__}({function.unit}=...) "
+            f"passes single events: pass it to one handler, @on(..., when={type(function).__name__}(...))."
         )
 
 
@@ -169,25 +166,24 @@ def _ask(function: When, run: Run) -> bool:
     try:
         return bool(function(run))
     except Exception as error:
-        error.add_note(f"heliograph: in {_called(function)}, the condition that when() was given")
+        error.add_note(f"heliograph: in {_location(function)}, a condition passed to when()")
         raise
 
 
-def _called(function: When) -> str:
-    """Return the name of a function, and where it is written."""
+def _location(function: When) -> str:
     name, code = describe(function).rpartition(".")[2], getattr(function, "__code__", None)
     return name if code is None else f"{name} (line {code.co_firstlineno} of {Path(code.co_filename).name})"
 
 
-def _names(what: str, given: Any) -> Sequence[str]:
-    if isinstance(given, str):
-        raise TypeError(f"when({what}=...) takes a tuple, ({given!r},), got {given!r}.")
-    return tuple(given)
+def _names(argument: str, names: Any) -> Sequence[str]:
+    if isinstance(names, str):
+        raise TypeError(f"when({argument}=...) takes a tuple, ({names!r},), got {names!r}.")
+    return tuple(names)
 
 
-def _both(what: str, former: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that two conditions have in common, where each has some."""
-    both = [name for name in former or names if name in (names or former)]
-    if former and names and not both:
-        raise ValueError(f"when({what}={tuple(names)}) never holds together with when({what}={tuple(former)}).")
-    return tuple(both)
+def _common(argument: str, previous: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names that two conditions have in common; an empty one allows all."""
+    common = [name for name in previous or names if name in (names or previous)]
+    if previous and names and not common:
+        raise ValueError(f"when({argument}={tuple(names)}) excludes when({argument}={tuple(previous)}).")
+    return tuple(common)

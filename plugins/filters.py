@@ -1,8 +1,8 @@
-"""Filters for any event, on any counter: `bus.on(StepEnd, f, when=Every(steps=10))`, `@on(StepEnd, when=Once())`.
+"""Filters for any event and any counter, such as `@on(StepEnd, when=Every(steps=10))`.
 
-All are evaluated on absolute counters, from where the run began: a resumed run neither drifts nor fires twice. One that
-could not be asked in time (its plugin was off) catches up once. What is due, and how often a filter was asked, is kept
-in checkpoints for the handlers of plugins; a bare function has no name to keep it under.
+Filters use absolute counters, so a resumed run neither drifts nor fires twice. A filter that could not be evaluated in
+time, because its plugin was disabled, fires once afterwards. Checkpoints contain the state of the filters of plugins'
+handlers, but not of functions, which have no name.
 """
 
 from __future__ import annotations
@@ -31,44 +31,42 @@ COUNTERS = {
     "tokens": "tokens",
     "validations": "validations",
 }
-READ = {unit: attrgetter(attribute) for unit, attribute in COUNTERS.items()}  # one for all: alarms are sorted by them
+READ = {unit: attrgetter(attribute) for unit, attribute in COUNTERS.items()}  # alarms are grouped by these objects
 
 FRACTION = "fraction"  # of the planned steps of the run, rounded up to a step
-NO_COUNTERS = ("emissions", FRACTION)  # of `Progress`
-EXACT = ("batches", "epochs", "steps")  # counters of which the end is known
+NO_COUNTERS = ("emissions", FRACTION)  # not in `Progress`
+EXACT = ("batches", "epochs", "steps")  # counters with a known total
 SOON = 1e-9  # seconds
 
 
 class Filter(ABC):
-    """Lets an event through where one counter has reached or passed the next due value.
+    """Passes an event if a counter has reached the next due value.
 
     Attributes:
-        passed: whether it has let one through in this training.
+        passed: whether an event has passed in this training.
     """
 
     def __new__(cls, *unnamed: Any, **_counters: Any) -> Self:
         if unnamed:
-            raise TypeError(f"{cls.__name__} takes a counter by its name, as in {cls.__name__}(steps={unnamed[0]!r}).")
+            raise TypeError(f"{cls.__name__} takes its counter by name, as in {cls.__name__}(steps={unnamed[0]!r}).")
         return super().__new__(cls)
 
     def __init__(self, counters: dict[str, float | Sequence[float]]) -> None:
         if len(counters) != 1:
-            given = ", ".join(counters) or "none"
-            raise ValueError(f"{type(self).__name__} takes exactly one counter, got {given}: Every(steps=100), say.")
-        self.unit, given_value = next(iter(counters.items()))
+            names = ", ".join(counters) or "none"
+            raise ValueError(
+                f"{type(self).__name__} takes exactly one counter, got {names}; for example Every(steps=100)."
+            )
+        self.unit, value = next(iter(counters.items()))
         if self.unit not in COUNTERS and self.unit not in NO_COUNTERS:
             raise ValueError(f"Unknown counter {self.unit!r}.{known_names(self.unit, [*COUNTERS, *NO_COUNTERS])}")
-        values: list[Any] = [given_value]
-        if (
-            isinstance(given_value, Iterable)
-            and not isinstance(given_value, str)
-            and getattr(given_value, "ndim", True)
-        ):
-            values = list(given_value)  # a tensor of one number is an Iterable that cannot be iterated over
+        values: list[Any] = [value]
+        if isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "ndim", True):
+            values = list(value)  # a zero-dimensional tensor is an Iterable, but cannot be iterated over
         if not values:
             raise ValueError(f"{type(self).__name__}({self.unit}=...) takes at least one number.")
         self.values = sorted(self._check(f"The argument of {type(self).__name__}({self.unit}=...)", values))
-        self._planned: int | None = None  # steps, of which a fraction is counted
+        self._planned: int | None = None  # steps of the run, if a fraction is counted
         self._counts_skips = False
         self._origin: Progress | None = None
         self.passed = False
@@ -80,19 +78,19 @@ class Filter(ABC):
         else:
             self._count = READ[self.unit]
 
-    def _check(self, what: str, values: Iterable[Any]) -> list[float]:
+    def _check(self, argument: str, values: Iterable[Any]) -> list[float]:
         if self.unit == FRACTION:
-            return [check_number(what, value, more_than=0, at_most=1) for value in values]
+            return [check_number(argument, value, more_than=0, at_most=1) for value in values]
         if self.unit == "seconds":
-            return [check_number(what, value, more_than=0) for value in values]
-        return [check_whole_number(what, value, at_least=1) for value in values]
+            return [check_number(argument, value, more_than=0) for value in values]
+        return [check_whole_number(argument, value, at_least=1) for value in values]
 
     @staticmethod
     def plan_all(run: Run) -> None:
-        """Let the filters of all handlers take the length of a run that begins.
+        """Pass the length of a run that begins to the filters of all handlers.
 
         Raises:
-            ValueError: one counts fractions, and the length is not known.
+            ValueError: a filter counts fractions, and the length is unknown.
         """
         for signal in run.bus.signals():
             for subscription in signal.subscriptions.values():
@@ -100,22 +98,22 @@ class Filter(ABC):
                     subscription.when.plan(run)
 
     def plan(self, run: Run) -> None:
-        """Take the length of a run that begins, if this counts fractions of it.
+        """Read the length of a run that begins, if the filter counts fractions of it.
 
         Raises:
-            ValueError: the length is not known.
+            ValueError: the length is unknown.
         """
         if self.unit == FRACTION:
             self._planned, self._counts_skips = run.length.planned_steps, run.length.max_epochs is not None
-            if self._planned is None and run.optimizers:  # in an evaluation there is nothing to count
+            if self._planned is None and run.optimizers:  # an evaluation has no steps to count
                 kind = type(self).__name__
                 raise ValueError(
-                    f"{kind}({FRACTION}=...) needs the number of optimizer steps of the run before it begins, and "
-                    f"{run.length.unknown}; or count something else, as in {kind}(steps=100)."
+                    f"{kind}({FRACTION}=...) needs the number of optimizer steps of the run, but {run.length.unknown}; "
+                    f"or use another counter, as in {kind}(steps=100)."
                 )
 
     def in_units(self, values: Iterable[float]) -> list[float]:
-        """Return values in the unit of the counter: fractions of the run as steps, which are not rounded."""
+        """Convert fractions of the run to steps, without rounding; keep other values."""
         return [value * self._planned if self._planned else value for value in values]
 
     def __call__(self, run: Run) -> bool:
@@ -130,15 +128,15 @@ class Filter(ABC):
 
     @property
     def idle_until(self) -> Idle | None:
-        """What says which count it waits for, so that the bus need not ask it before; None where it must be asked.
+        """A function that returns the next due count; None if the filter must be called.
 
-        A handler may set the clock for those after it, as a recorder does, so seconds are always asked for.
+        Seconds are never predicted, because a handler may set the clock for later handlers, as a recorder does.
         """
-        asks_more = self.unit in ("emissions", "seconds") or type(self).__call__ is not Filter.__call__
-        return None if asks_more else self._next_due
+        is_predictable = self.unit not in ("emissions", "seconds") and type(self).__call__ is Filter.__call__
+        return self._next_due if is_predictable else None
 
     def _next_due(self, run: Run) -> Alarm:
-        count = READ[self.unit] if isinstance(self._count, attrgetter) else self._count  # that of a copy is a copy
+        count = READ[self.unit] if isinstance(self._count, attrgetter) else self._count  # a deepcopy copies `_count`
         return count, self._due if run.origin is self._origin else -inf
 
     @abstractmethod
@@ -146,30 +144,30 @@ class Filter(ABC):
         """Return the next due value above `count`."""
 
     def shorten(self) -> None:
-        """Be due at the first occasion, as in a rehearsal, which does not last until the true one."""
+        """Be due as early as possible, for a rehearsal."""
         if self.unit == FRACTION:
             self.unit, self._count = "steps", attrgetter("steps")
         self.values = [SOON if self.unit == "seconds" else 1]
 
     def times(self, totals: Mapping[str, float]) -> int | None:
-        """Return how often it would be due in a run; None where that is not known.
+        """Return how often the filter is due in a run; None if that is unknown.
 
         Args:
-            totals: what the run would count, such as `{"steps": 1000, "epochs": 10}`.
+            totals: the totals of the run, such as `{"steps": 1000, "epochs": 10}`.
         """
         return sum(value <= totals[self.unit] for value in self.values) if self.unit in totals else None
 
     def is_due_at_end(self, totals: Mapping[str, float]) -> bool:
-        """Return whether it would be due at the last step of a run, as far as that is known; see `times`."""
+        """Return whether the filter is known to be due at the last step; see `times`."""
         end = totals.get(self.unit)
         return end is not None and self.unit in EXACT and self.due_after(end - 1) == end
 
     def __repr__(self) -> str:
-        """Return what makes such a filter, such as `Every(steps=100)`."""
-        values = getattr(self, "values", [])  # none yet in one that is half made
-        given = {self.unit: values[0] if len(values) == 1 else tuple(values)} if values else {}
-        given |= {"after": after} if (after := getattr(self, "after", None)) is not None else {}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        """Return the constructor call, such as `Every(steps=100)`."""
+        values = getattr(self, "values", [])  # the constructor may have failed
+        arguments = {self.unit: values[0] if len(values) == 1 else tuple(values)} if values else {}
+        arguments |= {"after": after} if (after := getattr(self, "after", None)) is not None else {}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
     def __str__(self) -> str:
         values = ", ".join(map(str, self.values))
@@ -177,32 +175,32 @@ class Filter(ABC):
 
     @property
     def _rule(self) -> str:
-        """The text by which a saved state is matched with its filter: it never changes."""
+        # Identifies the filter of a saved state, so the text must never change.
         of = f" of {self._planned} steps" if self._planned else ""
         return f"{type(self).__name__.lower()} {', '.join(map(str, self.values))} {self.unit}{of}"
 
     def state_dict(self, origin: Progress) -> dict[str, Any]:
-        """Return what `load_state_dict` takes.
+        """Return the state for `load_state_dict`.
 
         Args:
-            origin: the `run.origin` of the run that the state is of.
+            origin: the `run.origin` of the current run.
         """
-        if origin is not self._origin:  # not called in this run yet
+        if origin is not self._origin:  # not yet called in this run
             self.load_state_dict(origin, {})
         return {"rule": self._rule, "due": self._due, "emissions": self._emissions}
 
     def load_state_dict(self, origin: Progress, state: Mapping[str, Any]) -> None:
-        """Continue in a resumed run; without a state, begin where the run began.
+        """Continue in a resumed run; without a state, begin at the run's start.
 
-        A filter that was changed since applies its new rule at once.
+        If the arguments of the filter have changed, the new ones apply immediately.
 
         Args:
             origin: the `run.origin` of the resumed run.
-            state: what `state_dict` returned.
+            state: a result of `state_dict`, or an empty dict.
         """
         self._origin = origin
         self._emissions = state.get("emissions", 0)
-        counts = {"emissions": self._emissions, "seconds": origin.earlier_seconds}  # the origin's own clock runs
+        counts = {"emissions": self._emissions, "seconds": origin.earlier_seconds}  # `origin.seconds` keeps running
         count = counts[self.unit] if self.unit in counts else self._count(origin)
         self._due = state["due"] if state.get("rule") == self._rule else self.due_after(count)
 
@@ -219,22 +217,22 @@ class Filter(ABC):
 
 
 class Every(Filter):
-    """Every n of one counter: `Every(steps=100)`, `Every(seconds=60)`, `Every(fraction=0.1)` of the run.
+    """Every n of a counter, such as `Every(steps=100)`, `Every(fraction=0.1)`.
 
     Args:
-        after: in the same unit; nothing before it. `Every(steps=100, after=1000)` begins with step 1000.
-        **counter: one of `batches`, `epochs`, `samples`, `seconds`, `skipped_steps`, `steps`, `validations`,
-            `emissions` of the event, `fraction` of the optimizer steps that the run plans.
+        after: never due before this value of the counter. `Every(steps=100, after=1000)` begins at step 1000.
+        **counter: one of `batches`, `epochs`, `samples`, `seconds`, `skipped_steps`, `steps`, `tokens`, `validations`,
+            `emissions` (of the event), `fraction` (of the planned optimizer steps of the run).
 
     Raises:
-        ValueError: not one counter, or a number that is not positive; in a run, the length that a fraction is of is not
-            known.
+        ValueError: there is not exactly one counter, or a number is not positive. At the start of a run also if a
+            fraction is counted and the length of the run is unknown.
     """
 
     def __init__(self, *, after: float | None = None, **counter: float) -> None:
         super().__init__(dict(counter))
         if len(self.values) != 1:
-            raise ValueError(f"Every({self.unit}=...) takes one number, got {self.values}; At takes several.")
+            raise ValueError(f"Every({self.unit}=...) takes one number, got {self.values}: use At for several.")
         self.after = None if after is None else self._check(f"after= of Every({self.unit}=...)", [after])[0]
 
     def __str__(self) -> str:
@@ -249,22 +247,22 @@ class Every(Filter):
         return super()._rule + ("" if self.after is None else f" after {self.after}")
 
     def due_after(self, count: float) -> float:
-        """Return the next multiple, which is not before `after`."""
+        """Return the next multiple that is not before `after`."""
         (interval,), slack = self.in_units(self.values), 1e-9 if self.unit == FRACTION else 0
         number = floor(count / interval + slack) + 1 if slack else count // interval + 1
         if self.after is not None:
             number = max(number, ceil(self.in_units([self.after])[0] / interval - slack))
-        while slack and _up(number * interval) <= count:  # several in one step
+        while slack and _up(number * interval) <= count:  # several multiples in one step
             number += 1
         return _up(number * interval) if slack else number * interval
 
     def shorten(self) -> None:
-        """Be due at the first occasion."""
+        """Be due as early as possible, for a rehearsal."""
         super().shorten()
         self.after = None
 
     def times(self, totals: Mapping[str, float]) -> int | None:
-        """Return how many multiples there are, from `after` on."""
+        """Return the number of multiples from `after` on."""
         if self.unit not in totals:
             return None
         before = 0 if self.after is None else ceil(round(self.after / self.values[0], 6)) - 1
@@ -272,10 +270,10 @@ class Every(Filter):
 
 
 class At(Filter):
-    """Once at each of the given counts: `At(steps=100)`, `At(epochs=[1, 5])`, `At(fraction=[0.5, 0.9])` of the run.
+    """Once at each of the counts, such as `At(steps=100)`, `At(epochs=[1, 5])`.
 
     Args:
-        **counter: one of those of `Every`.
+        **counter: a counter of `Every` with one count or several, such as `fraction=[0.5, 0.9]` of the run.
     """
 
     def __init__(self, **counter: float | Sequence[float]) -> None:
@@ -290,17 +288,21 @@ class At(Filter):
 
 
 class Between(Filter):
-    """Always while the counter lies between two counts, both included: `Between(epochs=(2, 5))`."""
+    """While a counter is in a range, both ends included: `Between(epochs=(2, 5))`.
+
+    Args:
+        **counter: a counter of `Every` with the lower and the upper end.
+    """
 
     def __init__(self, **counter: tuple[float, float]) -> None:
         super().__init__(dict(counter))
         if len(self.values) != 2:
             raise ValueError(f"Between({self.unit}=...) takes two numbers, got {self.values}.")
 
-    def _check(self, what: str, values: Iterable[Any]) -> list[float]:
-        checked = super()._check(what, values)
+    def _check(self, argument: str, values: Iterable[Any]) -> list[float]:
+        checked = super()._check(argument, values)
         if checked != sorted(checked):
-            raise ValueError(f"{what} is the lower count, then the higher one; got {tuple(checked)}.")
+            raise ValueError(f"{argument} takes the lower count first; got {tuple(checked)}.")
         return checked
 
     def __call__(self, run: Run) -> bool:
@@ -319,15 +321,15 @@ class Between(Filter):
         return self.values[0]
 
     def shorten(self) -> None:
-        """Be between nothing and everything."""
+        """Pass every event."""
         self.values = [0, inf]
 
     def times(self, totals: Mapping[str, float]) -> None:
-        """Return None: how often it is asked is not known."""
+        """Return None: the number of events is unknown."""
 
 
 class Once(Filter):
-    """The first time in a run."""
+    """The first event of a run."""
 
     def __init__(self) -> None:
         super().__init__({"emissions": 1})
@@ -336,49 +338,48 @@ class Once(Filter):
         return "Once()"
 
     def due_after(self, count: float) -> float:
-        """Return 1, then nothing."""
+        """Return 1 before the first event, else infinity."""
         return 1 if count == 0 else inf
 
 
 def _up(steps: float) -> int:
-    """Return a number of steps rounded up, but for what a float is off."""
-    return ceil(round(steps, 6))
+    return ceil(round(steps, 6))  # without the rounding errors of floats
 
 
 def make_filter(name: str, when: Any, counter: Mapping[str, Any], *options: str) -> Filter:
-    """Return a filter as it was given, or that of a counter such as `steps=100`.
+    """Return a copy of a filter, or a filter of a counter such as `steps=100`.
 
     Args:
-        name: of the class that is given it, for errors.
-        when: the filter; None where there is a counter.
+        name: the class that takes the arguments, for errors.
+        when: the filter, or None if there is a counter.
         counter: the arguments of `Every`.
         *options: the other keywords of the class.
 
     Raises:
-        TypeError: neither is given, or both; a keyword is not known.
+        TypeError: neither or both of them are passed, or a keyword is unknown.
     """
-    known = [*COUNTERS, *NO_COUNTERS, "after", *options]
-    for unknown in counter.keys() - set(known):
-        raise TypeError(f"{name} has no argument {unknown!r}.{known_names(unknown, known)}")
+    accepted = [*COUNTERS, *NO_COUNTERS, "after", *options]
+    for unknown in counter.keys() - set(accepted):
+        raise TypeError(f"{name} has no argument {unknown!r}.{known_names(unknown, accepted)}")
     if when is None and counter:
         return Every(**counter)
     if not isinstance(when, Filter) or counter:
-        given = ", ".join([repr(when)] * (when is not None) + [f"{key}={value!r}" for key, value in counter.items()])
+        passed = ", ".join([repr(when)] * (when is not None) + [f"{key}={value!r}" for key, value in counter.items()])
         raise TypeError(
             f"{name} takes an interval, as in {name}(steps=100), or a filter, as in {name}(At(steps=[10, 100])); got "
-            f"{given or 'nothing'}."
+            f"{passed or 'nothing'}."
         )
     return deepcopy(when)
 
 
 class Recurrence:
-    """A filter that says when something is due, and the moment at which it was last done; one run after another.
+    """A filter for recurring work and the moment of the last time, over several runs.
 
     Args:
-        when: the filter, which belongs to this object then.
+        when: the filter; the object takes ownership.
 
     Attributes:
-        last: the moment at which it was last done, -1 where it was not.
+        last: the moment of the last time; -1 if there was none.
     """
 
     def __init__(self, when: Filter) -> None:
@@ -387,12 +388,14 @@ class Recurrence:
         self._saved: Mapping[str, Any] | None = None
 
     def begin(self, run: Run) -> None:
-        """Forget the former run; ValueError where the filter does not fit this one."""
         self._when.plan(run)
         self.last, self._origin, self._saved = -1, run.origin, None
 
     def resume(self, run: Run, moment: Callable[[Progress], int]) -> None:
-        """Continue from what was saved, or from where the run is, as `moment` counts."""
+        """Continue from the saved state, or from the position of the run.
+
+        `moment` maps the position to a number.
+        """
         self._when.plan(run)
         self._origin = run.origin
         self.last = moment(run.origin) if self._saved is None else self._saved["last"]
@@ -400,23 +403,26 @@ class Recurrence:
         self._saved = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return when it was last done, and what is due next."""
-        if self._saved is not None:  # not taken over yet
+        """Return the moment of the last time, and the state of the filter."""
+        if self._saved is not None:  # not yet resumed
             return dict(self._saved)
         return {} if self._origin is None else {"last": self.last, "filter": self._when.state_dict(self._origin)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the state until the run has its new origin."""
+        """Store a state until `resume` is called."""
         self._saved = state or None
 
 
 def moment(progress: Progress) -> int:
-    """Return a number that the end of an epoch changes, too: the state is another one after it."""
+    """Return a number that changes with every batch and at the end of an epoch."""
     return progress.batches + progress.epoch
 
 
 def is_unsaved(run: Run, saves: Recurrence) -> bool:
-    """True if the end of a training differs from its last save, or if a validation or an effective stop is new."""
+    """True if the end of a training needs a save.
+
+    That is if there were batches since the last save, if a validation is pending, or if a stop was vetoed before.
+    """
     control, is_trained = run.control, run.progress.batches > run.origin.batches
     has_stopped = control.stopped and control.stop_request is not None and control.stop_request.vetoed
     return moment(run.progress) != saves.last or (is_trained and control.should_validate) or bool(has_stopped)

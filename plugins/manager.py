@@ -1,13 +1,13 @@
-"""The trainer's plugins: register, order, look up, toggle, keep their state."""
+"""The trainer's plugins: register, order, look up, toggle, save and load their state."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 from weakref import WeakSet
 
 from ..events import Bus, Event, Lane, PluginChanged, Progress, SavePoint
@@ -16,6 +16,7 @@ from ..events.checks import known_names
 
 if TYPE_CHECKING:
     from ..events import Engine, Run
+    from ..events.bus import Receiver
     from .discovery import Discovered
     from .entry import ObserverErrors, PluginEntry
     from .order import HandlerOrder
@@ -24,19 +25,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Key = str | type | object
 Change = Literal["registered", "unregistered", "enabled", "disabled"]
-_IN_RUNS: WeakSet[Plugins] = WeakSet()  # those of trainers that are in a run
+_IN_RUNS: WeakSet[Plugins] = WeakSet()  # of the trainers that are in a run
 
 
 class Plugins:
-    """All plugins of one trainer. Every change is legal at any moment and takes effect from the next event."""
+    """The plugins of a trainer.
+
+    Every change is allowed at any time and takes effect from the next event on.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._entries: dict[str, PluginEntry] = {}
         self._by_object: dict[int, PluginEntry] = {}
-        self._claims: dict[str, str] = {}  # exclusive words, and the names of those that claim them
-        self._left_out: set[str] = set()  # the names of those that the environment kept from being loaded
-        self._run: Run | None = None  # the one that has begun and not ended
+        self._claims: dict[str, str] = {}  # exclusive capabilities, and the name of the plugin that claims each
+        self._not_loaded: set[str] = set()  # names of plugins that the environment disables, so `load` skipped them
+        self._run: Run | None = None  # from its start to its end
         self._engine: Engine | None = None
         bus.forgiver = self._forgive
 
@@ -67,17 +71,17 @@ class Plugins:
 
         Args:
             plugin: any object with `@on` methods.
-            name: its name here; by default its `name` attribute, else its class name in snake case.
+            name: the name to register it under; by default its `name` attribute, else its class name in snake case.
 
         Returns:
             The plugin.
 
         Raises:
-            TypeError: not a plugin, or a handler whose signature or annotation does not fit its event.
-            ValueError: a name or an exclusive capability is taken, or the order has a cycle.
-            RuntimeError: this trainer is in a run, and the plugin is in one of another trainer.
+            TypeError: the object is not a plugin, or the signature or annotation of a handler does not fit its event.
+            ValueError: the name or an exclusive capability is taken, or the order of handlers has a cycle.
+            RuntimeError: this trainer is in a run, and the plugin takes part in a run of another trainer.
         """
-        from .discovery import say_switched_off, switched_off
+        from .discovery import switched_off, warn_switched_off
         from .entry import make_entry
 
         entry = make_entry(plugin, name)
@@ -87,12 +91,12 @@ class Plugins:
             entry.check_is_in_no_run(_in_runs())
         entry.enabled, entry.runs_on_this_rank = not switched_off(entry.name), self._runs_on_this_rank(entry)
         if not entry.enabled:
-            say_switched_off(entry.name)
-        for other in replaced:
-            self.unregister(other)
+            warn_switched_off(entry.name)
+        for replaced_name in replaced:
+            self.unregister(replaced_name)
         self._order.add(entry.handlers)
         self._entries[entry.name] = self._by_object[id(plugin)] = entry
-        self._left_out.discard(entry.name)
+        self._not_loaded.discard(entry.name)
         self._claims |= claims
         for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
             subscription = entry.subscription(event, handler, when)
@@ -103,9 +107,9 @@ class Plugins:
         return plugin
 
     def unregister(self, key: Key) -> Any:
-        """Disconnect and close a plugin, given by name, class or object; return it."""
-        if self._is_left_out(key):
-            self._left_out -= {key}
+        """Disconnect, close and return a plugin, selected by name, class or object."""
+        if self._was_not_loaded(key):
+            self._not_loaded -= {key}
             return None
         entry = self._find(key)
         del self._entries[entry.name], self._by_object[id(entry.plugin)]
@@ -115,35 +119,39 @@ class Plugins:
             self._order.remove(event, handler)
         self._retire(entry)
         self._emit_change(entry.name, "unregistered")
-        for name in entry.brought_alone(self._entries.values()):
+        for name in entry.brought_only_by_this(self._entries.values()):
             self.unregister(name)
         return entry.plugin
 
     def load(self, name: str, /, **options: Any) -> Any:
-        """Import an installed plugin by its entry-point name, make it with `options` and register it.
+        """Create an installed plugin by its entry-point name and register it.
+
+        Args:
+            name: the entry-point name.
+            **options: the arguments of its constructor.
 
         Returns:
-            The plugin; None, with a warning, where the environment disables it. It is not imported then; `disable`,
-            `enable` and `unregister` take its name, or the None, and do nothing.
+            The plugin, or None, with a warning, if the environment disables it. It is not imported then, and `enable`,
+            `disable` and `unregister` accept its name or None and do nothing.
 
         Raises:
             LookupError: no installed plugin has this name.
-            ImportError: it cannot be imported.
-            TypeError: it has no such option, or needs another one.
+            ImportError: the import fails.
+            TypeError: an option is unknown, or a required one is missing.
         """
-        from .discovery import check_options, find, say_switched_off
+        from .discovery import check_options, find, warn_switched_off
 
-        found = find(name)
-        if found.switched_off:
-            say_switched_off(found.name)
-            self._left_out.add(found.name)
+        installed = find(name)
+        if installed.switched_off:
+            warn_switched_off(installed.name)
+            self._not_loaded.add(installed.name)
             return None
-        made_by = found.load()
+        made_by = installed.load()
         check_options(name, made_by, options, lambda option: f"plugins.load({name!r}, {option})")
         return self.register(made_by(**options))
 
     def load_added(self) -> None:
-        """Load the plugins that the environment adds, as `HELIOGRAPH_PLUGINS=+handler_times` does."""
+        """Load the plugins that `HELIOGRAPH_PLUGINS` adds, such as `+handler_times`."""
         if os.environ.get("HELIOGRAPH_PLUGINS"):
             from .discovery import load_added
 
@@ -151,32 +159,38 @@ class Plugins:
 
     @staticmethod
     def available() -> list[Discovered]:
-        """Return the installed plugins, from metadata only."""
+        """Return the installed plugins, without importing them."""
         from .discovery import discover
 
         return discover()
 
     def enable(self, *keys: Key, by: str | None = None) -> None:
-        """Call the handlers of plugins again, each in its former position; `by` is who did it."""
-        from .discovery import say_stays_off, switched_off
+        """Enable plugins: their handlers are called again, in the same positions.
+
+        `by` names who enables them; by default the plugin whose handler calls.
+        """
+        from .discovery import switched_off, warn_stays_off
 
         for entry in self._find_all(keys):
             if switched_off(entry.name):
-                say_stays_off(entry.name)
+                warn_stays_off(entry.name)
             else:
                 self._toggle(entry, enabled=True, by=by)
-        for name in self._left_out.intersection(key for key in keys if isinstance(key, str)):
-            say_stays_off(name)
+        for name in self._not_loaded.intersection(key for key in keys if isinstance(key, str)):
+            warn_stays_off(name)
 
     def disable(self, *keys: Key, by: str | None = None) -> None:
-        """Stop calling the handlers of plugins, which keep their position and their state; `by` is who did it."""
+        """Disable plugins: their handlers are not called, but keep position and state.
+
+        `by` names who disables them; by default the plugin whose handler calls.
+        """
         for entry in self._find_all(keys):
             self._toggle(entry, enabled=False, by=by)
             self._retire(entry)
 
     @contextmanager
     def disabled(self, *keys: Key) -> Iterator[None]:
-        """Disable plugins within this context; those that were disabled before stay so."""
+        """Disable plugins within a `with` block, except those disabled before."""
         entries = [entry for entry in self._find_all(keys) if entry.enabled]
         self.disable(*(entry.name for entry in entries))
         try:
@@ -186,7 +200,7 @@ class Plugins:
 
     def is_enabled(self, key: Key) -> bool:
         """Return whether a plugin is enabled."""
-        return not self._is_left_out(key) and self._find(key).enabled
+        return not self._was_not_loaded(key) and self._find(key).enabled
 
     @overload
     def __getitem__(self, key: str) -> Any: ...
@@ -206,65 +220,74 @@ class Plugins:
         return len(self._entries)
 
     def names(self) -> list[str]:
-        """Return the names in the order of registration."""
+        """Return the names of the plugins in the order of registration."""
         return list(self._entries)
 
     def declared(self, attribute: str, *, enabled: bool = True) -> dict[str, str]:
-        """Return, for each word of a declaration such as `asks`, the name of an enabled plugin that declares it.
+        """Map each word of a declaration such as `asks` to a plugin that declares it.
 
         Args:
-            attribute: the declaration.
-            enabled: False for that of a disabled plugin.
+            attribute: the name of the declaration.
+            enabled: False considers disabled plugins instead of enabled ones.
         """
         entries = [entry for entry in self._entries.values() if entry.enabled == enabled]
         return {word: entry.name for entry in entries for word in entry.declared(attribute)}
 
     def runs_apart(self, owner: str) -> bool:
-        """Return whether the handlers of this owner must not disturb the training's random stream."""
+        """True if handlers of this owner must not advance the training's generators."""
         entry = self._entry_of(owner)
         return entry is not None and entry.is_observer and bool(getattr(entry.plugin, "draws", True))
 
     def redirect(self, folder: Path) -> dict[str, list[Path]]:
-        """Let every plugin write to a folder of its own in `folder`; return by name where each would have written."""
-        found = {}
+        """Redirect the files of every plugin to a folder of its own within `folder`.
+
+        Returns:
+            The usual paths of each plugin, by name.
+        """
+        redirected = {}
         for name, entry in self._entries.items():
             if entry.enabled and entry.has_lifecycle:
-                found[name] = [Path(each) for each in entry.plugin.rehearse(folder / name)]
-        return {name: paths for name, paths in found.items() if paths}
+                redirected[name] = [Path(path) for path in entry.plugin.rehearse(folder / name)]
+        return {name: paths for name, paths in redirected.items() if paths}
 
     def unredirected(self) -> list[str]:
-        """Return the names of the user's plugins that `redirect` cannot redirect, if they write at all."""
+        """Return the names of the user's plugins that `redirect` cannot redirect."""
         return [name for name, entry in self._entries.items() if entry.is_unredirected]
 
     def errors(self) -> dict[str, tuple[str, ...]]:
-        """Return the forgiven errors of the observers."""
+        """Return the forgiven errors of the observers, by name."""
         return {entry.name: tuple(entry.errors) for entry in self._entries.values() if entry.errors}
 
     def descriptions(self, run: Run) -> dict[str, str]:
-        """Return what each active plugin says that it will do in a run, by its name, where it says something."""
+        """Return the descriptions of the active plugins for a run, by name."""
         from .states import descriptions
 
         return descriptions(self._entries.values(), run, self._forgive_state)
 
     def writes_saves(self, *, without: str = "") -> bool:
-        """Return whether anybody but the plugin `without` writes at a save, to judge by who handles `SavePoint`."""
+        """True if a plugin other than `without`, or a function, writes at a `SavePoint`."""
         return any(entry is None or (entry.enabled and entry.name != without) for entry in self._writers())
 
     def disabled_writers(self) -> dict[str, int | None]:
-        """Return the disabled plugins that would write at a save, and at which step of the run each was disabled."""
+        """Return the disabled plugins that would write at a save.
+
+        Returns:
+            For each name, the step of the run at which the plugin was disabled, or None.
+        """
         return {entry.name: entry.disabled_at for entry in self._writers() if entry is not None and not entry.enabled}
 
     def _writers(self) -> Iterator[PluginEntry | None]:
-        """Return whoever handles `SavePoint` between `MEASURE` and `REPORT`; None for what is not a plugin."""
+        """Yield who handles `SavePoint` from `DECIDE` to `PERSIST`; None for functions."""
         handlers = self._bus.signal(SavePoint).subscriptions.values()
-        return (self._entry_of(each.owner) for each in handlers if Lane.MEASURE < each.position[0] < Lane.REPORT)
+        writers = (handler for handler in handlers if Lane.MEASURE < handler.position[0] < Lane.REPORT)
+        return (self._entry_of(writer.owner) for writer in writers)
 
     def uncalled(self, emitted: Container[type[Event]], note: Callable[[str], None]) -> list[str]:
-        """Return a sentence for each handler that a training did not call, though it is not optional.
+        """Return a sentence for each required handler that a training did not call.
 
         Args:
             emitted: the events of the training.
-            note: called with a line for each plugin whose condition never held, though nobody said that it would.
+            note: called with a line for each plugin whose condition never held and was not expected to.
         """
         if not self._entries:
             return []
@@ -273,15 +296,17 @@ class Plugins:
         return list(uncalled(self._entries.values(), emitted, note))
 
     def state_dict(self, check: Check | None = None) -> dict[str, Any]:
-        """Return a copy of every plugin's state by name; an observer's that cannot be read or saved is left out.
+        """Return a copy of every plugin's state, by name.
+
+        The state of an observer is omitted if it cannot be read or saved.
 
         Args:
-            check: raises TypeError where a state, given with its name, cannot be saved; asked of observers only.
+            check: called with an observer's state and a name for it; raises TypeError if it cannot be saved.
         """
         return self._states.save(check)
 
     def state_versions(self) -> dict[str, int]:
-        """Return the versions of the states by name, but for those of version 1."""
+        """Return the state versions other than 1, by name."""
         return self._states.versions()
 
     def load_state_dict(
@@ -292,29 +317,34 @@ class Plugins:
         *,
         goes_back: bool = False,
     ) -> tuple[list[str], list[str]]:
-        """Give every plugin its saved state, migrated if needed; an observer that cannot take it starts fresh.
+        """Restore the state of every plugin, and migrate it if necessary.
+
+        An observer that cannot load its state starts fresh.
 
         Args:
-            states: by the plugins' names. An empty one is of a plugin that had nothing to remember, or, at a resume, of
-                a version of it that had no state; None means the same as a missing name.
-            versions: of the states, where they are not 1.
-            path: where the states were read from, for errors.
-            goes_back: whether this is a return within a run: plugins that had an empty state there are given it.
+            states: the states, by name. An empty state means that the plugin had none at that time; None is the same as
+                a missing name.
+            versions: the versions of the states, if not 1.
+            path: the file of the states, for errors.
+            goes_back: whether the run rolls back. Then an empty state is passed to its plugin, too.
 
         Returns:
-            The names of plugins that have state but found none, and the names of states that no plugin claimed.
+            The names of plugins without a saved state, and the names of states without a plugin.
 
         Raises:
-            ValueError: a plugin cannot continue from its state; says which, what it raised, and what to do.
+            ValueError: a plugin cannot load its state; the message says why and how to fix it.
         """
         return self._states.load(states, versions or {}, path, goes_back=goes_back)
 
     def filter_states(self, origin: Progress, check: Check | None = None) -> dict[str, Any]:
-        """Return the state of every handler's filter, by the plugin's name and `<method>/<event>`."""
+        """Return the state of every handler's filter, by plugin and `<method>/<event>`."""
         return self._states.save_filters(origin, check)
 
     def load_filter_states(self, origin: Progress, states: Mapping[str, Any]) -> None:
-        """Give every handler's filter its saved state; one without begins where the run began."""
+        """Restore the state of every handler's filter.
+
+        A filter without a saved state counts from the start of the run.
+        """
         self._states.load_filters(origin, states)
 
     def ranks_of(self, owner: str) -> str:
@@ -323,38 +353,38 @@ class Plugins:
         return "all" if entry is None else entry.ranks
 
     def open(self, run: Run) -> None:
-        """At a run's start: pause what belongs to other ranks, and enable again what errors had disabled.
+        """Begin a run: pause handlers of other ranks, enable plugins disabled by errors.
 
         Raises:
-            RuntimeError: a run of this trainer has not ended, or one of another trainer that has a plugin of this one.
+            RuntimeError: this trainer is already in a run, or a plugin takes part in a run of another trainer.
         """
         self.check_free()
         if os.environ.get("HELIOGRAPH_PLUGINS"):
             from .discovery import changes
 
-            run.note(changes({*self._entries, *self._left_out}, [each.name for each in self.available()]))
+            run.note(changes({*self._entries, *self._not_loaded}, [plugin.name for plugin in self.available()]))
         self._engine = run.engine
         for entry in self._entries.values():
             entry.check_condition()
             before, entry.runs_on_this_rank = entry.runs_on_this_rank, self._runs_on_this_rank(entry)
             if entry.disabled_by_errors or entry.runs_on_this_rank != before:
                 self._toggle(entry, enabled=entry.enabled or entry.disabled_by_errors)
-            entry.forget_run()
+            entry.begin_run()
         self._run = run  # from here on, changes are emitted
         _IN_RUNS.add(self)
 
     def check_free(self) -> None:
-        """Raise RuntimeError unless a run may begin: a plugin belongs to one run at a time."""
+        """Raise RuntimeError if this trainer or one of its plugins is in a run."""
         if self._run is not None:
             raise RuntimeError(
-                "This trainer is in a run, to which its plugins belong until it ends: use another Trainer with an "
-                "engine of its own."
+                "This trainer is already in a run with its plugins: use another Trainer, with another engine, or wait "
+                "until the run ends."
             )
         for entry in self._entries.values():
             entry.check_is_in_no_run(_in_runs())
 
     def reset(self) -> None:
-        """Before a training: reset every plugin that takes part."""
+        """Reset every plugin that takes part in the training that begins."""
         for entry in self._entries.values():
             entry.reset_filters()
             if not (entry.is_active and entry.has_lifecycle):
@@ -362,12 +392,15 @@ class Plugins:
             try:
                 entry.plugin.reset()
             except BaseException as error:
-                if not self._forgive_state(entry, "reset", "it may remember a former training", error):
-                    error.add_note(f"heliograph: in {entry.name}, which was to be reset before TrainStart")
+                if not self._forgive_state(entry, "reset", "its state may be from an earlier training", error):
+                    error.add_note(f"heliograph: in reset of {entry.name}, before TrainStart")
                     raise
 
     def close(self) -> Iterator[tuple[str, BaseException]]:
-        """At a run's end: close every plugin, also those unregistered during it; yield each error with its name."""
+        """End a run: close every plugin, and yield each error with the plugin's name.
+
+        Plugins that were unregistered during the run are closed too.
+        """
         self.free()
         closing: list[tuple[str, Callable[[], None]]] = list(self._bus.deferred)
         closing += [(entry.name, partial(self._errors.close, entry)) for entry in self._entries.values()]
@@ -375,13 +408,13 @@ class Plugins:
         for name, close in closing:
             try:
                 close()
-            except BaseException as error:  # the others must be closed too; the caller raises it
+            except BaseException as error:  # the caller raises it after all plugins are closed
                 if self._bus.is_second_interrupt(error):
                     raise
                 yield name, error
 
     def free(self) -> None:
-        """Allow another run to begin."""
+        """Allow the next run to begin."""
         self._run = None
         _IN_RUNS.discard(self)
 
@@ -393,7 +426,7 @@ class Plugins:
     def _toggle(self, entry: PluginEntry, *, enabled: bool, by: str | None = None) -> None:
         before = entry.toggle(enabled=enabled, run=self._run)
         if self._run is not None and not entry.disabled_by_errors:
-            self._run.control.switches[entry.name] = enabled  # a checkpoint holds it
+            self._run.control.switches[entry.name] = enabled  # saved in checkpoints
         for event, handler in entry.handlers:
             self._bus.signal(event).pause(handler.method, paused=not entry.is_active)
         if enabled != before:
@@ -404,17 +437,16 @@ class Plugins:
             self._run.emit(PluginChanged(name, change, by or current_owner() or "the caller"))
 
     def _retire(self, entry: PluginEntry) -> None:
-        """Close a plugin, as soon as no emission that may still call it is running."""
+        # Deferred, because a running emission may still call the plugin.
         self._bus.deferred.append((entry.name, partial(self._errors.close, entry)))
         self._bus.run_deferred()
 
     def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
-        """Return whether a run continues in spite of a handler's error: if it is an observer's."""
         entry = self._entry_of(owner)
         return entry is not None and self._errors.forgive_handler(entry, run, event, error)
 
-    def _forgive_state(self, entry: PluginEntry, what: str, consequence: str, error: BaseException) -> bool:
-        return self._errors.forgive_state(entry, self._run, what, consequence, error)
+    def _forgive_state(self, entry: PluginEntry, method: str, consequence: str, error: BaseException) -> bool:
+        return self._errors.forgive_state(entry, self._run, method, consequence, error)
 
     def _disable_by_errors(self, entry: PluginEntry) -> None:
         entry.disabled_by_errors = True
@@ -422,7 +454,6 @@ class Plugins:
         self._retire(entry)
 
     def _entry_of(self, owner: str) -> PluginEntry | None:
-        """Return the plugin that an owner of handlers is; None for a function."""
         return self._entries.get(owner) if isinstance(owner, PluginName) else None
 
     def _matches(self, key: Key) -> list[PluginEntry]:
@@ -431,27 +462,54 @@ class Plugins:
         entry = self._entries.get(key) if isinstance(key, str) else self._by_object.get(id(key))
         return [] if entry is None else [entry]
 
-    def _is_left_out(self, key: Key) -> bool:
-        """Return whether a key is the name of a plugin that was not loaded, or the None in its place."""
-        return bool(self._left_out) and (key is None or (isinstance(key, str) and key in self._left_out))
+    def _was_not_loaded(self, key: Key) -> bool:
+        # None is what `load` returned in place of the plugin.
+        return bool(self._not_loaded) and (key is None or (isinstance(key, str) and key in self._not_loaded))
 
     def _find_all(self, keys: Iterable[Key]) -> list[PluginEntry]:
-        """Return the plugins of these keys, but for those that the environment kept from being loaded."""
-        return [self._find(key) for key in keys if not self._is_left_out(key)]
+        return [self._find(key) for key in keys if not self._was_not_loaded(key)]
 
     def _find(self, key: Key) -> PluginEntry:
         matches = self._matches(key)
         if len(matches) == 1:
             return matches[0]
-        given = key if isinstance(key, str) else key.__name__ if isinstance(key, type) else type(key).__name__
+        name = key if isinstance(key, str) else key.__name__ if isinstance(key, type) else type(key).__name__
         if matches:
             names = ", ".join(entry.name for entry in matches)
-            raise LookupError(f"Several plugins are of class {given}: choose by name, one of {names}.")
+            raise LookupError(f"Several plugins are of class {name}: choose by name, one of {names}.")
         from .discovery import not_loaded
 
-        known = known_names(given, self._entries)
-        raise LookupError(f"No plugin {given!r} is registered.{known}{not_loaded(self._left_out)}")
+        names = known_names(name, self._entries)
+        raise LookupError(f"No plugin {name!r} is registered.{names}{not_loaded(self._not_loaded)}")
 
 
 def _in_runs() -> list[tuple[dict[int, PluginEntry], Run | None]]:
-    return [(each._by_object, each._run) for each in list(_IN_RUNS)]
+    return [(plugins._by_object, plugins._run) for plugins in list(_IN_RUNS)]
+
+
+class IsolationHooks(Protocol):
+    closing: ExitStack  # closed with the run
+
+    @property
+    def apart(self) -> Callable[[], AbstractContextManager[Any]]: ...
+
+
+@contextmanager
+def isolation(bus: Bus, plugins: Plugins, hooks: IsolationHooks) -> Iterator[None]:
+    """Run handlers of observers in the context that a plugin may set at `TrainStart`."""
+
+    def isolate(receiver: Receiver, owner: str) -> Receiver:
+        if not plugins.runs_apart(owner):
+            return receiver
+
+        def isolated(run: Run, *, event: Event) -> None:
+            with hooks.apart():
+                receiver(run, event=event)
+
+        return isolated
+
+    remove = bus.intercept(isolate)
+    hooks.closing.callback(remove)
+    yield
+    if hooks.apart is nullcontext:
+        remove()

@@ -324,7 +324,7 @@ def test_kill_switch(
     assert found(trainer)["acme-working:working"] == ("1.2", working)
     assert found(trainer)["heliograph:early_stopping"][1] is builtin
     if working:
-        with pytest.warns(RuntimeWarning, match="'working' is switched off by HELIOGRAPH_PLUGINS"):
+        with pytest.warns(RuntimeWarning, match="'working' is disabled by HELIOGRAPH_PLUGINS"):
             assert trainer.plugins.load("working") is None
         assert "acme_working" not in sys.modules
         assert trainer.plugins.names() == []

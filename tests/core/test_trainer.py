@@ -154,7 +154,7 @@ def test_a_dataset_is_no_loader() -> None:
 def test_plugins_that_are_none() -> None:
     with pytest.raises(TypeError, match=r"Trainer\(\[EarlyStopping\(\.\.\.\)\]\)"):
         Trainer(EarlyStopping())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"EarlyStopping is a class: register an object of it, EarlyStopping\(\.\.\.\)"):
+    with pytest.raises(TypeError, match=r"EarlyStopping is a class: register an object, EarlyStopping\(\.\.\.\)"):
         Trainer([EarlyStopping])
 
 
@@ -529,7 +529,7 @@ def test_the_printed_history_names_who_asked() -> None:
         ("early_stopping", "stop"),
     ]
     assert "early_stopping: stop - validation/loss has not improved" in str(result.history)
-    assert str(fit().history) == "nobody asked for anything"
+    assert str(fit().history) == "no requests"
 
 
 def test_what_users_print_says_what_it_is() -> None:

@@ -298,11 +298,9 @@ def test_an_answer_of_another_form_is_an_error_that_says_which_is_expected(answe
     with pytest.raises(TypeError) as raised:
         fit(Wrong())
     name = Wrong.__qualname__
-    assert str(raised.value) == (
-        f"{name}.next_due returned {answer!r}: give a function of the progress, and the value of it to wait for, "
-        f"such as (attrgetter('steps'), 1000); or None where it is not known."
-    )
-    assert f"Plugin 'wrong' was asked until when {Idle.__name__}.note is idle" in raised.value.__notes__
+    assert str(raised.value).startswith(f"{name}.next_due returned {answer!r}: ")
+    assert "(attrgetter('steps'), 1000)" in str(raised.value)
+    assert f"heliograph: in idle_until of {Idle.__name__}.note, plugin 'wrong'" in raised.value.__notes__
 
 
 def test_an_observer_s_count_that_cannot_be_called_is_listed() -> None:
@@ -312,7 +310,7 @@ def test_an_observer_s_count_that_cannot_be_called_is_listed() -> None:
 
     plugin = Wrong()
     (error,) = fit(plugin, train=class_batches(3)).plugin_errors["wrong"]
-    assert "returned ('steps', 10): give a function of the progress" in error
+    assert "returned ('steps', 10):" in error
     assert plugin.calls == [1, 2, 3]
 
 
@@ -341,9 +339,7 @@ def test_a_mark_that_names_no_method_is_refused_and_nothing_is_left() -> None:
         def note(self, run: Run, event: BatchEnd) -> None: ...
 
     trainer = Trainer(device="cpu")
-    with pytest.raises(
-        TypeError, match=r"Wrong\.note is marked with idle_until='next_duo', and Wrong has no such method"
-    ):
+    with pytest.raises(TypeError, match=r"Wrong\.note has idle_until='next_duo', but .*Wrong has no such method"):
         trainer.plugins.register(Wrong())
     assert trainer.bus.receiver_count == len(trainer.plugins) == 0
 

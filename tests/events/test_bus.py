@@ -151,7 +151,7 @@ class SignalMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from("012345"), lane=st.sampled_from(list(Lane)))
     def connect(self, name: str, lane: Lane) -> None:
         if name in self.seated():
-            with pytest.raises(ValueError, match="is subscribed to BatchEnd"):
+            with pytest.raises(ValueError, match="subscribed to BatchEnd"):
                 self.bus.on(BatchEnd, self.receivers[name], lane=lane)
             self.signal.connect(self.receivers[name], weak=False)  # blinker's own connect keeps the place
             return
@@ -656,7 +656,7 @@ def test_subscribing_twice_is_refused(run: TrainRun) -> None:
     received: list[str] = []
     receiver = recorder("a", received)
     handle = run.bus.on(BatchEnd, receiver)
-    with pytest.raises(ValueError, match=r"^recorder.* is subscribed to BatchEnd: remove its handle first\.$"):
+    with pytest.raises(ValueError, match=r"^recorder.* subscribed to BatchEnd: .*handle"):
         run.bus.on(BatchEnd, receiver, lane=Lane.REPORT)
     run.bus.on(StepEnd, receiver)
     assert emitted(run.bus.signal(BatchEnd), run, received) == ["a"]
@@ -828,10 +828,10 @@ def test_a_wrong_annotation_is_refused(bus: Bus, receiver: Receiver, event: type
 @pytest.mark.parametrize(
     ("given_event", "sentence"),
     [
-        ("batch_end", r"^An event is given as its class, on\(BatchEnd\), not as a string; got 'batch_end'\.$"),
-        ("BatchEnd", r"^An event is given as its class, on\(BatchEnd\), not as a string; got 'BatchEnd'\.$"),
-        ("epoch_edn", r"Unknown event 'epoch_edn': give .* Did you mean 'EpochEnd'\? Known: BackwardEnd, BatchEnd, "),
-        ("xyz", r"Unknown event 'xyz': give a subclass of heliograph.Event, the class itself. Known: BackwardEnd, "),
+        ("batch_end", r"on\(BatchEnd\).*; got 'batch_end'\.$"),
+        ("BatchEnd", r"on\(BatchEnd\).*; got 'BatchEnd'\.$"),
+        ("epoch_edn", r"Unknown event 'epoch_edn': .* Did you mean 'EpochEnd'\? Known: BackwardEnd, BatchEnd, "),
+        ("xyz", r"Unknown event 'xyz': .* Known: BackwardEnd, "),
         (Event, "Unknown event 'Event'"),
         (int, "Unknown event 'int'"),
         (BatchEnd(), r"Unknown event 'BatchEnd\(\)'"),

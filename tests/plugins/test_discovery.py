@@ -143,7 +143,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 def test_where_two_packages_use_one_name_the_package_says_which(install: Install) -> None:
     install("other-plugins", "2.0", {}, early_stopping="other_plugins_of_a_test:EarlyStopping")
     assert [each.package for each in by_name("early_stopping")] == ["heliograph", "other-plugins"]
-    sentence = "Several packages have a plugin 'early_stopping': say which, one of heliograph:early_stopping, other-"
+    sentence = "Several packages have a plugin 'early_stopping': choose one of heliograph:early_stopping, other-"
     with pytest.raises(LookupError, match=sentence):
         find("early_stopping")
     assert find("other-plugins:early_stopping").package == "other-plugins"

@@ -305,11 +305,11 @@ def test_seconds_are_a_positive_number(value: Any) -> None:
 
 
 def test_exactly_one_counter() -> None:
-    with pytest.raises(ValueError, match=r"^Every takes exactly one counter, got none: Every\(steps=100\), say\.$"):
+    with pytest.raises(ValueError, match=r"^Every takes exactly one counter, got none;"):
         Every()
-    with pytest.raises(ValueError, match=r"^At takes exactly one counter, got steps, epochs: "):
+    with pytest.raises(ValueError, match=r"^At takes exactly one counter, got steps, epochs; "):
         At(steps=3, epochs=2)
-    with pytest.raises(ValueError, match=r"^Between takes exactly one counter, got steps, epochs: "):
+    with pytest.raises(ValueError, match=r"^Between takes exactly one counter, got steps, epochs; "):
         Between(steps=(1, 2), epochs=(1, 2))
     with pytest.raises(TypeError):
         Every(3)  # type: ignore[call-arg]
@@ -325,7 +325,7 @@ def test_an_unknown_counter_is_refused_with_the_nearest() -> None:
 
 @pytest.mark.parametrize("values", [(1, 2), [1, 2, 3]], ids=repr)
 def test_every_takes_one_number(values: Any) -> None:
-    with pytest.raises(ValueError, match=r"^Every\(steps=\.\.\.\) takes one number, got .*; At takes several\.$"):
+    with pytest.raises(ValueError, match=r"^Every\(steps=\.\.\.\) takes one number, got .*: use At"):
         Every(steps=values)
 
 
@@ -336,9 +336,7 @@ def test_between_takes_two_numbers(values: Any) -> None:
 
 
 def test_between_takes_the_lower_number_first() -> None:
-    with pytest.raises(
-        ValueError, match=r"Between\(epochs=\.\.\.\) is the lower count, then the higher one; got \(5, 2\)"
-    ):
+    with pytest.raises(ValueError, match=r"Between\(epochs=\.\.\.\) takes the lower count first; got \(5, 2\)"):
         Between(epochs=(5, 2))
 
 

@@ -378,8 +378,8 @@ def test_a_fraction_of_the_run_needs_its_steps() -> None:
     assert steps.seen == 2
     with pytest.raises(
         ValueError,
-        match=r"^At\(fraction=...\) needs the number of optimizer steps of the run before it begins, and Ignite does "
-        r"not say it: leave attach\(optimizer=\) out, so .*; or count something else, as in At\(steps=100\)\.",
+        match=r"^At\(fraction=...\) needs the number of optimizer steps of the run, but Ignite does "
+        r"not say it: leave attach\(optimizer=\) out, so .*; or use another counter, as in At\(steps=100\)\.",
     ):
         Training(Steps()).run(2)
     with pytest.raises(ValueError, match=r"say it: give engine\.run\(epoch_length=\); or count"):
