@@ -22,7 +22,6 @@ MAX_NOTES = 200  # and as many warnings
 
 
 def attempt_of(run: Run, *, losses: bool) -> AttemptRecord:
-    """Return an attempt without entries."""
     phase: Phase = "train" if run.optimizers else run.phase
     return AttemptRecord(
         name=uuid4().hex[:12],
@@ -48,7 +47,6 @@ def attempt_of(run: Run, *, losses: bool) -> AttemptRecord:
 
 
 def plan_of(bus: Bus) -> dict[str, tuple[str, ...]]:
-    """Return, by event, the owners of its handlers in the order in which they run."""
     plan: dict[str, tuple[str, ...]] = {}
     for signal in bus.signals():
         subscriptions = sorted(signal.subscriptions.values(), key=lambda each: each.position)
@@ -58,25 +56,17 @@ def plan_of(bus: Bus) -> dict[str, tuple[str, ...]]:
 
 
 def fields_of(event: Event) -> dict[str, Any]:
-    """Return an event's fields as plain data."""
     data: dict[str, Any] = to_plain({each.name: getattr(event, each.name) for each in fields(event)})  # type: ignore[arg-type]  # subclasses are dataclasses
     return data
 
 
 def metrics_of(metrics: Mapping[str, Any], own: Collection[str] | None = None) -> dict[str, Any]:
-    """Return metrics as an entry's data, with the number that was left out.
-
-    Args:
-        metrics: by name.
-        own: the names of those that are the loop's own, so that those which plugins have added are listed.
-    """
     kept, left_out = to_plain_metrics(metrics)
     added = [] if own is None else [name for name in kept if name not in own]
     return {"metrics": kept, **({"left_out": left_out} if left_out else {}), **({"added": added} if added else {})}
 
 
 def failure_of(run: Run, event: RunFailed, *, losses: bool) -> dict[str, Any]:
-    """Return a failure as an entry's data, with the state of the current batch."""
     return {
         "error": type(event.error).__name__,
         "text": shorten(describe_error(event.error)),
@@ -98,7 +88,6 @@ def _last_loss(run: Run) -> float | None:
 
 
 def ending_of(run: Run, event: RunClosed, error: BaseException | None) -> dict[str, Any]:
-    """Return the end of a run as an entry's data."""
     stop = run.control.stop_request if event.status == "stopped" else None
     return {
         "status": event.status,

@@ -67,16 +67,13 @@ class AttemptRecorder:
 
     @property
     def clock(self) -> float:
-        """Seconds since the attempt began."""
         return monotonic() - self._began
 
     def stop_clock(self) -> None:
-        """Stop the run's clock at this moment, so that all handlers read the same time."""
         self.block.set_clock()
         self.block.due = 0.0  # the next batch is later than this event
 
     def handle_load(self) -> None:
-        """Continue from a loaded state: drop the pending requests and set the clock."""
         self.end_block()
         self.add_requests()
         self.requests.drop_pending()
@@ -85,14 +82,6 @@ class AttemptRecorder:
     # Entries.
 
     def add_event(self, event: str, data: Mapping[str, Any], *, sets_clock: bool = True) -> None:
-        """Add an event, after the batches and requests before it.
-
-        Args:
-            event: its name.
-            data: its fields.
-            sets_clock: whether to set the run's clock; not for an event that may be emitted during another, whose later
-                handlers would read another time.
-        """
         self._prepare_event(event)
         if sets_clock:
             self.stop_clock()
@@ -101,11 +90,9 @@ class AttemptRecorder:
         self._add(event_items(event, self.clock, self._last, data if served is None else {**data, "asked": served}))
 
     def _add(self, items: Items) -> None:
-        """Add the array of a line; if an event was begun, after it."""
         (self._lines if self._later_lines is None else self._later_lines).append(to_json(items))
 
     def begin_event(self, event: str) -> None:
-        """Add an event whose data are not known yet; later entries come after it."""
         self._prepare_event(event)
         self.stop_clock()
         self._last = counter_values(self.progress)
@@ -113,7 +100,6 @@ class AttemptRecorder:
         self._begun_event = event, self.clock, self._last, self.requests.pop_served(event, {})
 
     def finish_event(self, data: Mapping[str, Any]) -> None:
-        """Add the data of the event that was begun."""
         later, self._later_lines = self._later_lines, None
         event, clock, counters, served = self._begun_event
         data = data if served is None else {**data, "asked": served}
@@ -121,17 +107,14 @@ class AttemptRecorder:
         self._lines += later or ()
 
     def _prepare_event(self, event: str) -> None:
-        """Add what came before an event; a block with losses ends, because a kill would lose them."""
         if event not in BLOCK_STAYS_OPEN or self._losses is not None:
             self.end_block()
         self.add_requests()
 
     def _check_next(self) -> None:
-        """Call `add_batch` for the next batch: there is a new request."""
         self.block.stop = 0
 
     def add_requests(self) -> None:
-        """Add the new requests, after a mark that says which batch of the open block they follow."""
         if self.block.at > self._marked:
             self._marked = self.block.at
             self._lines.append(to_json(mark_items(self._number, self.block.last_batch)))
@@ -140,11 +123,9 @@ class AttemptRecorder:
         self.block.stop = self._stop
 
     def add_digests(self, block: DigestBlock) -> None:
-        """Add the digests of batches."""
         self._add(items_of(block))
 
     def add_times(self, *, now: bool = False) -> None:
-        """Add the times of the handlers, if they are due."""
         if now or self.clock > self._times_due:
             self._times_due = self.clock + TIMES_EVERY
             self._add(items_of(self.timer.times(self.batches)))
@@ -153,11 +134,9 @@ class AttemptRecorder:
 
     @property
     def batches(self) -> int:
-        """How many batches were recorded."""
         return self._batches + self.block.batches
 
     def add_batch(self, run: Run) -> None:
-        """Add a batch, and do what is due; an error is raised at the next event."""
         block = self.block
         if block.is_full:
             self.end_block()
@@ -181,7 +160,6 @@ class AttemptRecorder:
         self._stop = block.stop = min(block.at + free, FIRST_ROW)
 
     def end_block(self) -> None:
-        """Turn the batches into lines."""
         block, losses = self.block, self._losses
         self._stop = block.stop = 0
         if not block.batches:
@@ -219,7 +197,6 @@ class AttemptRecorder:
     # The file.
 
     def open(self, writer: Writer) -> None:
-        """Write to a file from now on."""
         if self.path != writer.path:
             self._lines.insert(0, to_json(attempt_items(self.attempt)))
         self.writer, self.path, self._tail = writer, writer.path, Tail(tail_path(writer.path))
@@ -227,11 +204,6 @@ class AttemptRecorder:
         self._is_fast = self.block.is_single and self._losses is None and self._tail.obstacle is None
 
     def write(self) -> None:
-        """Write the lines: into the tail while a block is open, else into the file.
-
-        Raises:
-            OSError: some could not be written; not raised again until a write succeeds.
-        """
         if self.writer is not None and (self._lines or self.writer.is_failing):
             if self._lines and self.block.at and self.block.tail.note(self._lines):
                 self._noted += self._lines
@@ -246,16 +218,10 @@ class AttemptRecorder:
             raise error
 
     def _hand_over(self, writer: Writer) -> None:
-        """Give the writer all lines that are not in the file."""
         writer.add(map(seal, [*self._noted, *self._lines]))  # first: a Ctrl-C within it loses none
         self._noted, self._lines = [], []
 
     def close(self) -> None:
-        """Write all lines, and close the file; another one may be opened.
-
-        Raises:
-            OSError: something could not be written.
-        """
         self.timer.detach()
         self._history.watcher = None
         self.requests.detach()
@@ -275,7 +241,6 @@ class AttemptRecorder:
 
 
 def counters_of(progress: Progress) -> Counters:
-    """Return a run's counters."""
     return Counters(
         progress.epoch, progress.batch, progress.earlier_batches, progress.steps, progress.skipped_steps,
         progress.skipped_batches, progress.samples, progress.validations, progress.evaluated, progress.seconds,

@@ -39,11 +39,6 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
 
 @gc_paused()
 def run_explain(options: argparse.Namespace) -> int:
-    """Print the story of a run; return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
     from .explain.story import story
     from .format.reader import read
     from .format.writing_process import is_being_written
@@ -58,11 +53,6 @@ def run_explain(options: argparse.Namespace) -> int:
 
 
 def run_timeline(options: argparse.Namespace) -> int:
-    """Write the page and the trace, print their paths; return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
     from .format.reader import read
     from .timeline.page import write_timeline
     from .timeline.trace import write_trace
@@ -89,7 +79,6 @@ def _show(page: Path) -> int:
 
 
 def _check_files(recording: Path, page: Path, trace: Path) -> None:
-    """Raise ValueError if a file would overwrite a recording, or both are the same file."""
     from .format.reader import SUFFIX
     from .format.tail import tail_path
 

@@ -52,7 +52,6 @@ class EventTimer:
         self._spent: dict[str, tuple[int, float, float]] = {}
 
     def time_every(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
-        """Time each receiver; a probe."""
         self.timed += 1
         spent, inner = self._spent, self._inner
         seen: set[str] = set()  # a plugin with several handlers counts an emission once
@@ -68,12 +67,10 @@ class EventTimer:
             seen.add(owner)
 
     def time_some(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
-        """Count the emission, and time one in `sample`; a probe."""
         number, self.emissions = self.emissions, self.emissions + 1
         return receivers if number % self._sample else self.time_every(receivers, owners)
 
     def rows(self, emissions: int) -> Iterator[HandlerTime]:
-        """Yield the times by owner, with the number of all emissions."""
         for owner, (times, total, longest) in self._spent.items():
             count = max(times, round(times * emissions / self.timed))
             yield HandlerTime(shorten(str(owner), NAME), self.event, times, count, total, longest)
@@ -101,7 +98,6 @@ class HandlerTimer:
         self._inner = [0.0]
 
     def attach(self) -> None:
-        """Time the signals that exist by now, but not yet those of every batch."""
         for signal in self._bus.signals():
             if signal.event not in self._timers:
                 self._add(signal)
@@ -109,14 +105,12 @@ class HandlerTimer:
                 signal.probe = self._probes[signal.event]
 
     def detach(self) -> None:
-        """Remove the probes."""
         self.switch_off()
         for signal in self._bus.signals():
             if signal.probe is not None and signal.probe == self._probes.get(signal.event):
                 signal.probe = None
 
     def switch_on(self) -> None:
-        """Time the events of the next batch."""
         self.is_on = True
         self._timed_batches += 1
         for signal, probe in self._hot:
@@ -124,18 +118,12 @@ class HandlerTimer:
                 signal.probe = probe
 
     def switch_off(self) -> None:
-        """Stop timing the events of every batch."""
         self.is_on = False
         for signal, probe in self._hot:
             if signal.probe == probe:
                 signal.probe = None
 
     def step(self, batch: int) -> None:
-        """Decide after a batch whether to time the next one.
-
-        Args:
-            batch: how many were counted before it.
-        """
         if batch < FIRST:
             self.switch_on()
             return
@@ -147,7 +135,6 @@ class HandlerTimer:
             self.due = self._stretch * self._sample + self._stretch * STRIDE % self._sample
 
     def times(self, batches: int) -> TimesEntry:
-        """Return the times so far, estimated for this number of batches."""
         rows: list[HandlerTime] = []
         complete = self._timed_batches - self.is_on  # the last one may be incomplete
         for event, timer in self._timers.items():

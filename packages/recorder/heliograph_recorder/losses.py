@@ -10,12 +10,10 @@ from torch import Tensor
 
 
 def copy_loss(loss: Tensor | None) -> Tensor | None:
-    """Return a detached copy of a loss, without waiting for it; a CUDA graph may reuse the loss's own memory."""
     return None if loss is None else loss.detach().clone().reshape(())
 
 
 def read_losses(losses: Sequence[Tensor | None], skips: Sequence[bool]) -> tuple[float, ...]:
-    """Return the losses of batches as numbers, NaN for a skipped one; waits for the device once."""
     tensors = [each for each in losses if each is not None]
     numbers = iter(torch.stack(tensors).tolist() if tensors else ())
     values = [math.nan if each is None else next(numbers) for each in losses]

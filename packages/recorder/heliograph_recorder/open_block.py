@@ -49,37 +49,23 @@ class OpenBlock:
         self._has_one_window = len(run.optimizers) == 1
 
     def begin(self, tail: Tail, samples: int) -> None:
-        """Begin with no batch.
-
-        Args:
-            tail: a block was begun there.
-            samples: the counter before the first batch.
-        """
         self.size, self.samples, self.rest, self.tail, self.buffer, self.at = (
             0, samples, NEVER, tail, tail.buffer, BEGIN,
         )  # fmt: skip
 
     @property
     def batches(self) -> int:
-        """How many it has."""
         return self.at - BEGIN if self.at else 0
 
     @property
     def last_batch(self) -> int:
-        """The number within the epoch of the last of them."""
         return self.batch + self.at - 1
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for another one."""
         return self.at == FIRST_ROW
 
     def add(self, run: Run) -> None:
-        """Add the batch that has ended.
-
-        Raises:
-            OSError: it was not written to the file; the block has it.
-        """
         at, progress = self.at, self.progress
         self.set_clock()
         passed = self.hundredths - self._of_last
@@ -112,10 +98,6 @@ class OpenBlock:
     # The clock.
 
     def set_clock(self) -> None:
-        """Set the run's clock to this moment, rounded down to hundredths of a second; several ranks have agreed on it.
-
-        Once it was set at an event, it has to be set again at the next batch.
-        """
         if self.is_single:
             self.hundredths = int((monotonic() + self.offset) * 100)
             self.due = (self.hundredths + 1) / 100 - self.offset
@@ -124,7 +106,6 @@ class OpenBlock:
             self.hundredths = int(round(self.progress.seconds * 100, 6))
 
     def release_clock(self) -> None:
-        """Let the run's clock run again."""
         if self.is_single:
             self.progress.set_seconds(self.progress.own_seconds)
             self.progress.load_state_dict(self.progress.state_dict())

@@ -319,7 +319,6 @@ class Recorder(Plugin):
         attempt.close()
 
     def _add_digests(self) -> None:
-        """Write the digests of all batches until now; what lies on a device is waited for."""
         if self._collector is not None:
             self._collector.finish()
 
@@ -329,7 +328,6 @@ class Recorder(Plugin):
         attempt.write()
 
     def _finish_metrics(self) -> None:
-        """Finish the event that waits for its metrics, with those that it has by now."""
         event, self._awaiting_metrics = self._awaiting_metrics, None
         if event is not None and self._attempt is not None:
             done = {} if isinstance(event, Log) else {"batches": dict(self._sets)}
@@ -337,7 +335,6 @@ class Recorder(Plugin):
             self._attempt.finish_event({**metrics, **done})
 
     def _ready(self, run: Run) -> AttemptRecorder:
-        """Return the recorder of this attempt; its file is opened once the state is loaded."""
         attempt = self._attempt
         if attempt is None or attempt.progress is not run.progress:
             attempt = self._begin(run)
@@ -379,13 +376,11 @@ class Recorder(Plugin):
         return collector
 
     def _subscribe(self, run: Run) -> None:
-        """Subscribe to the signals that exist by now, and time them."""
         if self._attempt is not None and self._subscriptions is not None:
             self._subscriptions.attach(run)
             self._attempt.timer.attach()
 
     def _open_writer(self, run: Run, path: Path | None) -> Writer:
-        """Open the file of the training, or a new one."""
         if path is not None and path.exists():
             try:
                 return Writer.reopen(path)

@@ -40,11 +40,9 @@ class RequestTracker:
         history.drop_watcher = self._add_drop
 
     def detach(self) -> None:
-        """Follow the history no longer."""
         self._history.drop_watcher = None
 
     def new_entries(self) -> Iterator[RequestEntry | RepeatEntry]:
-        """Yield the requests that were made or repeated since the last call."""
         history, total = self._history, self._history.total
         for each in self._latest:
             if each.request.times != each.times:
@@ -69,29 +67,24 @@ class RequestTracker:
         self._drops.append((self._history.total, veto))
 
     def _dropped_by(self, total: int) -> Iterator[RepeatEntry]:
-        """Yield a veto once more where it dropped requests, also those that came after it, when there were so many."""
         while self._drops and self._drops[0][0] <= total:
             veto = self._drops.pop(0)[1]
             self._pending.pop(TAKEN_BACK[veto.verb], None)
             yield from (RepeatEntry(each.number, each.times) for each in self._latest if each.request is veto)
 
     def _take_back(self, request: Request) -> None:
-        """Forget what a request takes back: no event serves it. A veto does so only where it drops it."""
         if request.verb in TAKEN_BACK and request.verb not in COUNTED:
             self._pending.pop(TAKEN_BACK[request.verb], None)
 
     def pop_served(self, event: str, data: Mapping[str, Any]) -> list[int] | None:
-        """Return the numbers of the requests that an event serves, None for an event that serves none."""
         what = SERVED.get(event) if event != ChangeServed.name else change_of(data).what
         return None if what is None else self._pending.pop(what, [])
 
     def drop_pending(self) -> None:
-        """Drop the pending requests but for stops, as a run does that rolls back."""
         self._pending = {verb: numbers for verb, numbers in self._pending.items() if verb == "stop"}
 
 
 def _shortened(request: Request) -> Request:
-    """Return a request as it is recorded: of long texts the beginning."""
     by, target, through = (shorten(each, NAME) for each in (request.by, request.target, request.through))
     reason = shorten(request.reason)
     if (by, target, through, reason) == (request.by, request.target, request.through, request.reason):

@@ -35,7 +35,6 @@ class ExtraSubscriptions:
         self._connected: dict[OrderedSignal[Any], Receiver] = {}
 
     def attach(self, run: Run) -> None:
-        """Connect to the signals that exist by now."""
         for event, handlers in self._optional.items():
             self._pause_or_resume(run, event, handlers)
         for event, handler in self._always.items():
@@ -45,7 +44,6 @@ class ExtraSubscriptions:
                 self._connect(signal, self._custom)
 
     def detach(self) -> None:
-        """Disconnect from custom events, and from those that are always received."""
         for signal, handler in self._connected.items():
             signal.disconnect(handler)
         self._connected.clear()

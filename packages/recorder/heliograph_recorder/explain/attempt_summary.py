@@ -32,7 +32,6 @@ class Restore:
     is_roll_back: bool
 
     def lost_work(self) -> Counters | None:
-        """Return how much has to be repeated, as counters; None for nothing."""
         before, counters = self.before, self.counters
         if before is None or before.batches <= counters.batches:
             return None
@@ -72,28 +71,23 @@ class AttemptSummary:
 
     @property
     def is_fit(self) -> bool:
-        """Whether it was a training."""
         return self.attempt.phase == "train"
 
     @cached_property
     def ending(self) -> EventEntry | None:
-        """Its `run_closed`, None if it was killed or is still running."""
         return next((entry for entry in reversed(self._events) if entry.event == "run_closed"), None)
 
     @cached_property
     def switched_off(self) -> EventEntry | None:
-        """The change that switched its recorder off, None where it recorded to the end, or again."""
         last = next(reversed(self._events), None)
         return last if last is not None and last.data.get("ends_recording") is True else None
 
     @property
     def warnings(self) -> list[str]:
-        """The warnings of the result: requests that were not fulfilled."""
         return [] if self.ending is None else list(self.ending.data["warnings"])
 
     @cached_property
     def timed_seconds(self) -> float:
-        """Its clock when the times of handlers were last written; 0 if they never were."""
         clock = timed = 0.0
         for entry in self.attempt.entries:
             if isinstance(entry, TimesEntry):
@@ -107,34 +101,28 @@ class AttemptSummary:
         return tuple(entry for entry in self.attempt.entries if isinstance(entry, EventEntry))
 
     def events(self, *names: str) -> Iterator[EventEntry]:
-        """Yield its events, or only those of these names."""
         return (entry for entry in self._events if not names or entry.event in names)
 
     def has_lost(self, counters: Counters) -> bool:
-        """Return whether what it did there is lost, since a later attempt continued from before it."""
         return self.resumed_at is not None and key_of(counters) > key_of(self.resumed_at)
 
     @property
     def loss(self) -> str:
-        """How what is lost was lost, in words."""
         if self.ending is None:
             return "lost in the kill"
         return {"failed": "lost in the failure", "interrupted": "lost in the interruption"}.get(self.status, "lost")
 
     @property
     def began_text(self) -> str:
-        """When it began, in words."""
         return "at a time that could not be read" if self.began is None else f"{self.began:%Y-%m-%d %H:%M:%S} UTC"
 
     def gap(self, previous: AttemptSummary) -> float | None:
-        """Return the seconds between the end of the previous attempt and the beginning of this one, if known."""
         if self.began is None or previous.began is None:
             return None
         return max(0.0, (self.began - previous.began).total_seconds() - previous.seconds)
 
     @property
     def status(self) -> str:
-        """How it ended, in a word or two."""
         if self.ending is None and (off := self.switched_off) is not None:
             what = (
                 f"the recorder was {off.data['change']} by {printable(off.data['by'])} at step {off.counters.steps:,}"
@@ -147,15 +135,6 @@ class AttemptSummary:
 
 
 def summarize_attempts(recording: Recording, *, is_running: bool | None = None) -> list[AttemptSummary]:
-    """Return a summary of each attempt.
-
-    Args:
-        recording: of the run.
-        is_running: whether a process is writing it, None where that is not known.
-
-    Raises:
-        ValueError: the recording holds no attempt.
-    """
     if not recording.attempts:
         raise ValueError(f"{recording.path} holds no attempt: the run was killed before anything was recorded.")
     attempts: list[AttemptSummary] = []
@@ -172,7 +151,6 @@ def summarize_attempts(recording: Recording, *, is_running: bool | None = None) 
 
 
 def _with_losses(attempts: Sequence[AttemptSummary]) -> Iterator[AttemptSummary]:
-    """Yield attempts with where later ones have continued, the last attempt first."""
     origin: Counters | None = None
     for attempt in reversed(attempts):
         yield replace(attempt, resumed_at=origin) if attempt.is_fit else attempt
@@ -181,29 +159,24 @@ def _with_losses(attempts: Sequence[AttemptSummary]) -> Iterator[AttemptSummary]
 
 
 def main_attempt(attempts: list[AttemptSummary]) -> AttemptSummary:
-    """Return the attempt whose end is that of the run: the last training, else the last of all."""
     return next((attempt for attempt in reversed(attempts) if attempt.is_fit), attempts[-1])
 
 
 def all_warnings(attempts: Iterable[AttemptSummary]) -> list[str]:
-    """Return the warnings of all attempts, each once."""
     return list(dict.fromkeys(warning for attempt in attempts for warning in attempt.warnings))
 
 
 def all_notes(attempts: Sequence[AttemptSummary]) -> list[str]:
-    """Return the notes of all attempts; where there are several, each says of which one it is."""
     notes = [(each.number, note) for each in attempts if each.ending is not None for note in each.ending.data["notes"]]
     return [f"attempt {number}: {note}" if len(attempts) > 1 else note for number, note in notes]
 
 
 def run_name(attempts: list[AttemptSummary]) -> str:
-    """Return the run's name."""
     names = (summary.attempt.run for summary in attempts if summary.attempt.run)
     return next(names, "a run whose name could not be read")
 
 
 def _read_progress(attempt: AttemptRecord, trained: Counters | None) -> tuple[list[Restore], Counters, float]:
-    """Return the states that an attempt loaded, its last counters, and its clock then."""
     restores: list[Restore] = []
     last = Counters()
     clock, has_begun = 0.0, False

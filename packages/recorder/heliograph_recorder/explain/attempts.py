@@ -20,12 +20,6 @@ KINDS = {"train": "training", "validation": "validation", "test": "test", "predi
 
 
 def end_section(name: str, attempt: AttemptSummary) -> Section:
-    """Return how a run ended and how far it came.
-
-    Args:
-        name: the run's.
-        attempt: its main one.
-    """
     closed, last = attempt.ending, attempt.last
     duration = f" in {words.seconds(last.seconds)} of training" if attempt.is_fit and last.seconds else ""
     texts = list(dict.fromkeys([*reasons(attempt), progress(attempt) + duration]))
@@ -35,7 +29,6 @@ def end_section(name: str, attempt: AttemptSummary) -> Section:
 
 
 def metrics_line(metrics: Mapping[str, float]) -> list[str]:
-    """Return the values of metrics in one text, or none; of very many, the first by name."""
     shown = sorted(metrics.items())[:MAX_METRICS]
     texts = [f"{printable(name)}{words.NO_BREAK}{words.number(value)}" for name, value in shown]
     texts += [f"and {len(metrics) - MAX_METRICS:,} more"] * (len(metrics) > MAX_METRICS)
@@ -43,7 +36,6 @@ def metrics_line(metrics: Mapping[str, float]) -> list[str]:
 
 
 def attempts_section(attempts: Sequence[AttemptSummary]) -> Section:
-    """Return when each attempt began, where it continued, what was lost, and how it ended."""
     lines: list[str] = []
     previous: AttemptSummary | None = None
     for attempt in attempts:
@@ -56,7 +48,6 @@ def attempts_section(attempts: Sequence[AttemptSummary]) -> Section:
 
 
 def attempts_in_short(attempts: Sequence[AttemptSummary]) -> str:
-    """Return how many attempts there were, and how much was repeated."""
     fits = [attempt for attempt in attempts if attempt.is_fit]
     restores = [restore for attempt in fits for restore in attempt.restores]
     steps = sum(lost.steps for restore in restores if (lost := restore.lost_work()) is not None)
@@ -69,7 +60,6 @@ def attempts_in_short(attempts: Sequence[AttemptSummary]) -> str:
 
 
 def describe_comparison(attempt: AttemptSummary) -> Iterator[str]:
-    """Yield what the comparison of repeated steps has shown."""
     for entry in attempt.events("resume_verified"):
         steps, difference = entry.data["steps"], entry.data["difference"]
         if steps:
@@ -79,7 +69,6 @@ def describe_comparison(attempt: AttemptSummary) -> Iterator[str]:
 
 
 def who_changed(data: Mapping[str, Any]) -> str:
-    """Return by whom a plugin was changed, as the end of a sentence; what a state restores is nobody's decision."""
     return "when the checkpoint was restored" if data["by"] == LOADED else f"by {data['by']}"
 
 
@@ -102,7 +91,6 @@ def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Itera
 
 
 def _describe_parents(attempt: AttemptSummary) -> Iterator[str]:
-    """Yield of which training this one is a fork, and of which that was one."""
     for parent in ancestors(attempt.attempt):
         yield f"a fork of {printable(parent.recording)} {printable(parent.parting)}"
 
@@ -122,7 +110,6 @@ def _describe_restore(restore: Restore) -> str:
 
 
 def _changes(before: AttemptRecord, after: AttemptRecord) -> Iterator[str]:
-    """Yield what differs from the previous attempt."""
     pairs: list[tuple[str, Any, Any]] = [("processes", before.world_size, after.world_size)]
     for old, new in ((before.versions, after.versions), (before.hyper_parameters, after.hyper_parameters)):
         pairs += [(name, old.get(name, "not given"), new.get(name, "not given")) for name in sorted({*old, *new})]

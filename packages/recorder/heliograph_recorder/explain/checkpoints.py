@@ -13,7 +13,6 @@ from .words import Section
 
 
 def checkpoints_section(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> Section:
-    """Return every checkpoint and whether it was pruned; a rule or requester that all share is shown once."""
     if not saves:
         return Section("checkpoints", [])
     best, last = best_and_last(attempts, saves)
@@ -35,7 +34,6 @@ def checkpoints_section(attempts: Sequence[AttemptSummary], saves: Sequence[Save
 
 
 def checkpoints_in_short(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> str:
-    """Return how many checkpoints there were, and which are the best and the last."""
     steps = {save.path: f"of step {save.counters.steps:,}" for save in saves}
     pruned = sum(save.pruned_at is not None for save in saves)
     texts = [words.count_things(len(saves), "checkpoint"), *([f"{pruned:,} pruned"] if pruned else [])]

@@ -21,17 +21,10 @@ MAX_POSITIONS = 40
 
 
 def requests_section(requests: Sequence[RequestOutcome]) -> Section:
-    """Return every request; equal ones are one line, with their count, the first and the last."""
     return Section("requests", _table(group_requests(requests)) or ["  none"])
 
 
 def decisions_section(attempts: Sequence[AttemptSummary], requests: Mapping[int, Sequence[RequestOutcome]]) -> Section:
-    """Return what was granted, postponed or never served.
-
-    Args:
-        attempts: of the recording.
-        requests: all of them, by the number of their attempt.
-    """
     lines = words.lines(text) if (text := _granted(attempts)) else []
     for attempt in attempts:
         for each in incidents(attempt, requests[attempt.number]):
@@ -40,7 +33,6 @@ def decisions_section(attempts: Sequence[AttemptSummary], requests: Mapping[int,
 
 
 def requests_in_short(requests: Sequence[RequestOutcome]) -> str:
-    """Return what was requested, and how often."""
     counts: dict[Verb, int] = {}
     for each in requests:
         counts[each.request.verb] = counts.get(each.request.verb, 0) + each.request.times
@@ -50,7 +42,6 @@ def requests_in_short(requests: Sequence[RequestOutcome]) -> str:
 
 
 def _granted(attempts: Sequence[AttemptSummary]) -> str:
-    """Return how much was granted, and how much of that was lost; empty for nothing."""
     counts = [_count(count, verb) for verb, count in _count_granted(attempts).items() if count]
     text = f"granted: {words.join_words(counts)}" if counts else ""
     for loss in dict.fromkeys(attempt.loss for attempt in attempts):
@@ -61,12 +52,6 @@ def _granted(attempts: Sequence[AttemptSummary]) -> str:
 
 
 def _count_granted(attempts: Iterable[AttemptSummary], *, lost: bool = False) -> dict[Verb, int]:
-    """Return how many logs, validations, saves, ends of an epoch, stops and changes of the run were granted.
-
-    Args:
-        attempts: that are counted.
-        lost: count only those that were lost with their attempt.
-    """
     names: tuple[Verb, ...] = ("log", "validation", "save", "end_epoch", "stop", *CHANGES)
     counts = dict.fromkeys(names, 0)
     for attempt in attempts:
@@ -84,7 +69,6 @@ def _count_granted(attempts: Iterable[AttemptSummary], *, lost: bool = False) ->
 
 
 def _count(count: int, verb: Verb) -> str:
-    """Return a number of requests with a verb, in words."""
     return words.count_things(count, VERBS[verb].noun, VERBS[verb].plural)
 
 
@@ -98,7 +82,6 @@ def _table(groups: Sequence[RequestGroup]) -> list[str]:
 
 
 def positions(group: RequestGroup) -> str:
-    """Return where requests were made, of routine ones the first and the last step; and how many had no effect."""
     return _places(group) + (f", {group.effect}" if group.effect else "")
 
 

@@ -54,7 +54,6 @@ class PluginCost:
 
 
 def costs(attempts: Sequence[AttemptSummary]) -> list[Cost]:
-    """Return the time of every plugin on every event, the longest first."""
     rows: dict[tuple[str, str], list[HandlerTime]] = {}
     for attempt in attempts:
         times = next((entry for entry in reversed(attempt.attempt.entries) if isinstance(entry, TimesEntry)), None)
@@ -75,7 +74,6 @@ def costs(attempts: Sequence[AttemptSummary]) -> list[Cost]:
 
 
 def by_plugin(rows: Sequence[Cost]) -> list[PluginCost]:
-    """Return the time of every plugin, the longest first."""
     plugins: dict[str, list[Cost]] = {}
     for row in rows:
         plugins.setdefault(row.plugin, []).append(row)
@@ -87,23 +85,14 @@ def by_plugin(rows: Sequence[Cost]) -> list[PluginCost]:
 
 
 def timed_seconds(attempts: Sequence[AttemptSummary]) -> float:
-    """Return the wall time in which handlers were timed; a killed attempt may have recorded no times."""
     return sum(attempt.timed_seconds for attempt in attempts)
 
 
 def untimed_attempts(attempts: Sequence[AttemptSummary]) -> list[int]:
-    """Return the numbers of the attempts without recorded times."""
     return [attempt.number for attempt in attempts if not attempt.timed_seconds]
 
 
 def costs_section(plugins: Sequence[PluginCost], wall: float, untimed: Sequence[int] = ()) -> Section:
-    """Return a table of the time in each plugin's handlers.
-
-    Args:
-        plugins: the longest first.
-        wall: the seconds in which they were timed.
-        untimed: the numbers of the attempts without recorded times.
-    """
     if not plugins:
         return Section("time in plugins", [])
     rows = [
@@ -120,7 +109,6 @@ def costs_section(plugins: Sequence[PluginCost], wall: float, untimed: Sequence[
 
 
 def costs_in_short(plugins: Sequence[PluginCost], wall: float) -> str:
-    """Return the time in all plugins, and in the slowest of them."""
     if not plugins:
         return "no plugin times are recorded"
     top = [f"{printable(each.plugin)} {words.seconds(each.seconds)}" for each in plugins[:TOP_PLUGINS]]

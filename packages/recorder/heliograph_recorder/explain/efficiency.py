@@ -37,21 +37,14 @@ class Efficiency:
 
     @property
     def total(self) -> float:
-        """All seconds."""
         return sum(self.parts.values())
 
     @property
     def goodput(self) -> float:
-        """The part of the time that was of use."""
         return self.parts.get(USEFUL, 0.0) / self.total if self.total else 0.0
 
 
 def efficiency(recording: Recording, attempts: Sequence[AttemptSummary]) -> Efficiency:
-    """Return where the time went in all attempts that trained.
-
-    A part of a training is of use if it was kept, and the loop did not wait for its data: that wait is known where
-    `Verdicts` has measured it, as a part of the time of some batches.
-    """
     entries: list[list[tuple[Entry, bool]]] = [[] for _ in attempts]
     for index, entry, is_lost in walk(recording):
         entries[index].append((entry, is_lost))
@@ -77,7 +70,6 @@ def efficiency(recording: Recording, attempts: Sequence[AttemptSummary]) -> Effi
 
 
 def measured_in(attempt: AttemptSummary) -> list[Measured]:
-    """Return what was measured in an attempt; what cannot be read is left out."""
     stretches = list[Measured]()
     for entry in attempt.events(Measured.name):
         lists = {name: tuple(value) for name, value in entry.data.items() if isinstance(value, list)}
@@ -89,7 +81,6 @@ def measured_in(attempt: AttemptSummary) -> list[Measured]:
 
 
 def efficiency_section(found: Efficiency) -> Section:
-    """Return where the time went, with the evidence of what takes too much."""
     if not found.parts:
         return Section("where the time went", [])
     rows = [(words.seconds(each), words.share(each, found.total), name) for name, each in found.parts.items()]
@@ -107,7 +98,6 @@ def efficiency_section(found: Efficiency) -> Section:
 
 
 def _unmeasured(attempts: Sequence[AttemptSummary], parts: dict[str, float]) -> list[Measured]:
-    """Return what a recording says of all attempts where nothing was measured."""
     fits = [attempt for attempt in attempts if attempt.is_fit]
     entries: list[EventEntry] = [entry for attempt in fits for entry in attempt.events("validation_end", "save_point")]
     saves = sum(entry.event == "save_point" for entry in entries)

@@ -31,7 +31,6 @@ HINT = (
 
 @gc_paused()
 def story_of(result: RunResult) -> str:
-    """Return how a run went: from its recording if it has one, else from the result."""
     if result.recording is None:
         return _explain(result, HINT)
     recording = _read(result.recording)
@@ -39,7 +38,6 @@ def story_of(result: RunResult) -> str:
 
 
 def _read(path: Path) -> Recording | str:
-    """Return a recording, or why it does not say how the run ended."""
     try:
         recording = read(path)
         last = main_attempt(summarize_attempts(recording))

@@ -46,12 +46,10 @@ class Finding(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether it is so much that something should be done."""
         return self.value >= LIMITS[self.kind][0]
 
 
 def findings(stretches: Sequence[Measured]) -> list[Finding]:
-    """Return what is found of all stretches together, of each kind for which there is enough evidence."""
     if not stretches:
         return []
     whole = merged(stretches)
@@ -71,7 +69,6 @@ class Judge:
         self._holding: set[Kind] = set()
 
     def add(self, stretch: Measured) -> list[Verdict]:
-        """Return the verdicts that a further stretch changes."""
         self._stretches.append(stretch)
         recent = [findings([each]) for each in self._stretches[-RECENT:]]
         always = {each.kind: [each] for each in findings(self._stretches)}
@@ -128,7 +125,6 @@ def _save(whole: Measured) -> Finding | None:
 
 
 def _growth(stretches: Sequence[Measured]) -> Finding | None:
-    """Judge the rank and the kind of memory that grow most, over the latest stretches."""
     seen = stretches[FIRST_STRETCHES:][-STRETCHES:]
     if len(seen) < STRETCHES:
         return None

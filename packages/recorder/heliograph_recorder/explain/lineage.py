@@ -33,21 +33,14 @@ class Parent:
 
     @property
     def name(self) -> str:
-        """The name of its recording without folder and suffix."""
         return PurePath(self.recording).stem
 
     @property
     def parting(self) -> str:
-        """Where the fork parts from it, and by what change, in words."""
         return f"at step {self.step}" + f", changed by {self.change}" * bool(self.change)
 
 
 def ancestors(first: AttemptRecord) -> list[Parent]:
-    """Return the parent of a training, and where that is a fork itself, its parent, and so on.
-
-    Args:
-        first: its first attempt.
-    """
     loads = (entry for entry in first.entries if isinstance(entry, EventEntry) and entry.event == "checkpoint_loaded")
     loaded = next(loads, None)
     found = list(_chain(loaded.data.get("forked_from")) if loaded is not None else ()) or _from_start(first)
@@ -58,7 +51,6 @@ def ancestors(first: AttemptRecord) -> list[Parent]:
 
 
 def parting_clock(first: AttemptRecord, step: int) -> float:
-    """Return when a fork had done a step, in seconds since its first attempt began; 0 where it began later."""
     clock = 0.0
     for entry in first.entries:
         if isinstance(entry, EventEntry):
@@ -83,7 +75,6 @@ def _chain(parent: Any) -> Iterator[Parent]:
 
 
 def _from_start(first: AttemptRecord) -> list[Parent]:
-    """Return the parent of a fork that began at the start, without a checkpoint: a hyper-parameter names it."""
     given = first.hyper_parameters.get(PARENT)
     recording, between, step = given.rpartition(BETWEEN) if isinstance(given, str) else ("", "", "")
     return [Parent(recording, int(step))] if between and step.isascii() and step.isdecimal() else []

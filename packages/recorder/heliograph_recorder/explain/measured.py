@@ -33,22 +33,18 @@ class Measured(Event):
 
     @property
     def own(self) -> tuple[float, ...]:
-        """By rank, the seconds of a batch in which it waits for no other rank: until the end of the forward pass."""
         return tuple(load + forward for load, forward in zip(self.load, self.forward, strict=True))
 
     @property
     def load_share(self) -> float:
-        """The part of a batch in which the main rank waits for data."""
         return min(1.0, self.load[0] / self.batch[0]) if self.sampled and self.batch[0] > 0 else 0.0
 
     @property
     def useful(self) -> float:
-        """Seconds in which the main rank trained: all but validations, saves and waits for data."""
         return max(0.0, self.seconds - self.validation - self.save) * (1 - self.load_share)
 
 
 def merged(stretches: Sequence[Measured]) -> Measured:
-    """Return several stretches as one, with the memory at the end of the last."""
     last = stretches[-1]
     weights = [each.batches if each.sampled else 0 for each in stretches]
 

@@ -43,12 +43,10 @@ class Slice:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
         return self.end - self.begin
 
 
 def phases(attempt: AttemptSummary) -> list[Slice]:
-    """Return what an attempt did, without gaps, from its beginning to its end."""
     slices: list[Slice] = []
     for piece, _ in pieces(attempt, ((entry, False) for entry in attempt.attempt.entries)):
         if piece.end <= piece.begin:
@@ -61,13 +59,11 @@ def phases(attempt: AttemptSummary) -> list[Slice]:
 
 
 def totals(slices: Sequence[Slice]) -> dict[Kind, float]:
-    """Return the seconds of each kind that occurred."""
     sums = {kind: sum(piece.seconds for piece in slices if piece.kind == kind) for kind in KINDS}
     return {kind: seconds for kind, seconds in sums.items() if seconds > 0}
 
 
 def longest(slices: Sequence[Slice], most: int = MAX_SLICES) -> list[Slice]:
-    """Return at most `most` slices: if there are more, the longest kind of each stretch of them."""
     if len(slices) <= most:
         return list(slices)
     size = -(-len(slices) // most)
@@ -82,12 +78,6 @@ def longest(slices: Sequence[Slice], most: int = MAX_SLICES) -> list[Slice]:
 
 
 def pieces(attempt: AttemptSummary, entries: Iterable[tuple[Entry, bool]]) -> Iterator[tuple[Slice, bool]]:
-    """Yield what the run did between its entries, and whether that was lost; what does not change is one slice.
-
-    Args:
-        attempt: the attempt.
-        entries: its entries, with whether the training later continued from before each.
-    """
     kind: Kind = "starting"  # since the last entry
     open_kind, open_lost = kind, False  # of the slice that is not yielded yet
     begin, end, step, is_lost = 0.0, 0.0, 0, False
@@ -112,7 +102,6 @@ def pieces(attempt: AttemptSummary, entries: Iterable[tuple[Entry, bool]]) -> It
 
 
 def _next(entry: EventEntry, kind: Kind, *, is_fit: bool) -> Kind:
-    """Return what the run does after an event."""
     event = entry.event
     if event == "replay":
         return "replaying" if entry.data["done"] < entry.data["batches"] else "training"

@@ -55,27 +55,22 @@ class RequestGroup:
 
     @property
     def first(self) -> Request:
-        """The first of them."""
         return self.requests[0].request
 
     @property
     def last(self) -> Request:
-        """The last of them."""
         return self.requests[-1].request
 
     @property
     def times(self) -> int:
-        """How often it was made."""
         return sum(each.request.times for each in self.requests)
 
     @property
     def never(self) -> int:
-        """How many were never served."""
         return sum(each.is_unserved is True for each in self.requests)
 
     @property
     def effect(self) -> str:
-        """How many were lost, and how, and how many changed nothing, in words; else empty."""
         counts = Counter(each.effect for each in self.requests if each.effect)
         if sum(counts.values()) == self.times:
             return " and ".join(counts)
@@ -83,7 +78,6 @@ class RequestGroup:
 
     @property
     def reason(self) -> str:
-        """Why; of different reasons the first and the last."""
         different = len({each.request.reason for each in self.requests})
         if different == 1:
             return self.first.reason
@@ -91,17 +85,14 @@ class RequestGroup:
 
     @property
     def what(self) -> str:
-        """What was requested; of changes to different values the verb alone."""
         return self.first.what if len({each.request.what for each in self.requests}) == 1 else self.first.verb
 
     @property
     def is_routine(self) -> bool:
-        """Whether schedules make such requests all the time."""
         return self.first.verb in ROUTINE
 
     @property
     def requester(self) -> str:
-        """Who made it, and on which rank."""
         rank = self.first.rank
         return self.first.by if rank is None else f"{self.first.by} on rank {rank}"
 
@@ -117,7 +108,6 @@ class Incident:
 
 
 def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
-    """Return every request of an attempt."""
     served = {number: entry for entry in attempt.events() for number in entry.data.get("asked", ())}
     repeated = {entry.number: entry.times for entry in attempt.attempt.entries if isinstance(entry, RepeatEntry)}
     is_over = attempt.ending is not None or not attempt.is_last
@@ -145,7 +135,6 @@ def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
 
 
 def _effect(attempt: AttemptSummary, request: Request, served: EventEntry | None) -> str:
-    """Return what became of what a request has led to; a stop has ended its attempt in any case."""
     if served is not None and not (served.data.get("changed", True) or served.data["refusal"]):
         return "changed nothing"
     if request.verb in COUNTED or request.verb == "stop":
@@ -156,17 +145,12 @@ def _effect(attempt: AttemptSummary, request: Request, served: EventEntry | None
 
 
 def _taken_back(outcome: RequestOutcome, by: Request) -> RequestOutcome:
-    """Return what became of a request when another one came, which may take it back."""
     is_open = outcome.is_unserved and outcome.taken_back is None
     is_meant = is_open and outcome.request.verb == TAKEN_BACK[by.verb]
     return replace(outcome, taken_back=by) if is_meant else outcome
 
 
 def group_requests(requests: Iterable[RequestOutcome]) -> list[RequestGroup]:
-    """Return requests grouped by what, who and why, in the order in which each was first made.
-
-    A plugin with many reasons for the same request, such as one with a number in it, is one group.
-    """
     groups = _group_by(
         requests, lambda request: (request.what, request.by, request.rank, request.event, request.reason)
     )
@@ -194,7 +178,6 @@ def _group_by(requests: Iterable[RequestOutcome], key: Callable[[Request], tuple
 
 
 def incidents(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> list[Incident]:
-    """Return the requests of an attempt that were postponed, cut short or never served, in order."""
     found = [*_postponed(attempt, requests), *_refused(attempt), *_never_served(attempt, requests)]
     return sorted(found, key=lambda incident: incident.clock)
 

@@ -38,7 +38,6 @@ class Save:
 
 
 def saves_of(attempts: Sequence[AttemptSummary]) -> list[Save]:
-    """Return every recorded checkpoint, in the order of writing."""
     saves: list[Save] = []
     for attempt in attempts:
         requests = {entry.number: entry.request for entry in attempt.attempt.entries if isinstance(entry, RequestEntry)}
@@ -57,7 +56,6 @@ def saves_of(attempts: Sequence[AttemptSummary]) -> list[Save]:
 
 
 def best_and_last(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> tuple[str | None, str | None]:
-    """Return the best and the newest checkpoint: as recorded at the end of an attempt, and by the saves after that."""
     number, best, last = 0, None, None
     for attempt in attempts:
         ending = attempt.ending
@@ -70,7 +68,6 @@ def best_and_last(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> 
 
 
 def roles_of(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> list[str]:
-    """Return of every checkpoint what it is now: `best`, `last`, `best and last`, or nothing of that."""
     at = {save.path: index for index, save in enumerate(saves)}  # of a file that was written again, the last
     roles: list[list[str]] = [[] for _ in saves]
     for role, path in zip(("best", "last"), best_and_last(attempts, saves), strict=True):
@@ -80,13 +77,11 @@ def roles_of(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> list[
 
 
 def common_folder(paths: Iterable[str | None]) -> str:
-    """Return the folder that holds all of these files; empty if there are several."""
     folders = {str(Path(path).parent) for path in paths if path}
     return folders.pop() if len(folders) == 1 else ""
 
 
 def relative_name(path: str, folder: str) -> str:
-    """Return a file's name if its folder is shown elsewhere, else its path."""
     return Path(path).name if folder else path
 
 

@@ -55,7 +55,6 @@ def story(recording: Recording, *, is_running: bool | None = None) -> str:
 
 
 def brief(recording: Recording) -> list[str]:
-    """Return five lines: how the run ended, its attempts, requests, checkpoints, and its plugins' time."""
     attempts = summarize_attempts(recording)
     main = main_attempt(attempts)
     why = "".join(f": {reason}" for reason in reasons(main)[:1])
@@ -71,12 +70,10 @@ def brief(recording: Recording) -> list[str]:
 
 
 def notes_section(notes: Sequence[str]) -> Section:
-    """Return the notes of plugins."""
     return Section("notes", _sentences(notes))
 
 
 def warnings_section(warnings: Sequence[str]) -> Section:
-    """Return what was asked for and did not happen."""
     return Section("warnings", _sentences(warnings))
 
 
@@ -98,7 +95,6 @@ def _plugins(attempts: Sequence[AttemptSummary]) -> Section:
 
 
 def _verdicts(attempts: Sequence[AttemptSummary]) -> Section:
-    """Return what was said while the training ran."""
     rows = []
     for entry in [entry for attempt in attempts for entry in attempt.events("verdict")]:
         data = entry.data
@@ -108,7 +104,6 @@ def _verdicts(attempts: Sequence[AttemptSummary]) -> Section:
 
 
 def _custom_events(attempts: Sequence[AttemptSummary]) -> Section:
-    """Return the events that are not in the catalogue."""
     known = {Measured.name, *(event.name for event in CATALOGUE)}
     steps: dict[str, list[int]] = {}
     counts: Counter[str] = Counter()

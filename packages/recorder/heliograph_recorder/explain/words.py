@@ -22,22 +22,18 @@ class Section:
 
 
 def join_sections(sections: Iterable[Section]) -> str:
-    """Return the text of sections, with an empty line between them."""
     return "\n\n".join("\n".join([each.title, *each.lines]) for each in sections if each.lines)
 
 
 def count_things(number: int, thing: str, things: str = "") -> str:
-    """Return a count with its noun: `1 step`, `12 steps`, `1,204 batches`."""
     return f"{number:,} {thing if number == 1 else things or _plural(thing)}"
 
 
 def times(number: int) -> str:
-    """Return how often: `once`, `twice`, `12 times`."""
     return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
 
 
 def seconds(value: float) -> str:
-    """Return a duration: `15 µs`, `3.2 ms`, `12.3 s`, `3 min 12 s`, `2 h 5 min`, `3 d 4 h`."""
     if value < 0.0001:
         return f"{value * 1e6:.0f} µs"
     if value < 0.0995:
@@ -54,45 +50,28 @@ def seconds(value: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Return a part in per cent of the whole; empty for a whole of 0."""
     return f"{100 * part / whole:.1f} %" if whole > 0 else ""
 
 
 def number(value: float) -> str:
-    """Return a metric's value."""
     return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
 def position(at: Counters) -> str:
-    """Return the position of a run, as its plugins saw it."""
     return f"epoch {at.epoch}, batch {at.batch}, step {at.steps}"
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Return words as a list in a sentence: `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def lines(text: str, first: str = "  ", rest: str | None = None) -> list[str]:
-    """Return a text broken into lines of at most 100 columns.
-
-    Args:
-        text: a sentence, or several.
-        first: the indent of its first line.
-        rest: the indent of the others; by default as many blanks.
-    """
     rest = " " * len(first) if rest is None else rest
     broken = wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in broken]
 
 
 def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return rows in columns; text that is too wide for the last column is wrapped.
-
-    Args:
-        rows: each with the same number of cells.
-        right: the columns that are right-aligned.
-    """
     rows = list(rows)
     if not rows:
         return []

@@ -23,26 +23,18 @@ _encode_pieces = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # t
 
 
 def format_line(*items: Any) -> str:
-    """Return the line of an array, without its newline."""
     return seal(to_json(items))
 
 
 def seal(text: str) -> str:
-    """Return the line of an array in JSON."""
     return f"{text}\t{crc32(text.encode()):08x}"
 
 
 def to_json(items: Sequence[Any]) -> str:
-    """Return an array as ASCII text."""
     return "".join(_encode_pieces(items, 0))
 
 
 def parse_line(line: str | bytes) -> list[Any]:
-    """Return a line's array.
-
-    Raises:
-        ValueError: it is damaged, or holds no array.
-    """
     text = _check_text(line.encode() if isinstance(line, str) else line)
     if text is None:
         raise ValueError("damaged")
@@ -50,7 +42,6 @@ def parse_line(line: str | bytes) -> list[Any]:
 
 
 def parse_lines(lines: Iterable[bytes]) -> Iterator[list[Any] | ValueError]:
-    """Yield the array of each line, or what is wrong with it."""
     for line in lines:
         text, tab, checksum = line.rpartition(b"\t")
         if not tab or checksum != b"%08x" % crc32(text):
@@ -63,16 +54,10 @@ def parse_lines(lines: Iterable[bytes]) -> Iterator[list[Any] | ValueError]:
 
 
 def is_intact(line: bytes) -> bool:
-    """Return whether a line matches its checksum."""
     return _check_text(line) is not None
 
 
 def parse_array(text: bytes) -> list[Any]:
-    """Return the array of a text, without checking a checksum.
-
-    Raises:
-        ValueError: it is not an array whose first item is a name.
-    """
     try:
         whole = text.decode()
         if whole[:1] != "[" or whole[-1:] != "]":
@@ -88,6 +73,5 @@ def parse_array(text: bytes) -> list[Any]:
 
 
 def _check_text(line: bytes) -> bytes | None:
-    """Return the text of a line's array, None if it does not match its checksum."""
     text, tab, checksum = line.rpartition(b"\t")
     return text if tab and checksum == b"%08x" % crc32(text) else None

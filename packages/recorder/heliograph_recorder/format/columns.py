@@ -21,13 +21,6 @@ MIN_COMPRESSED = 256  # bytes; compressing less costs more time than all the res
 
 
 def pack(steps: NDArray[np.int64], least: int, most: int) -> Packed:
-    """Return the differences between whole numbers: one number if all are equal, else the smallest type, compressed.
-
-    Args:
-        steps: (rows,), the first from a number that the reader knows.
-        least: the smallest of them.
-        most: the largest.
-    """
     if least == most:
         return least
     if least >= -0x80 and most < 0x80:
@@ -37,11 +30,6 @@ def pack(steps: NDArray[np.int64], least: int, most: int) -> Packed:
 
 
 def unpack(packed: Packed, rows: int, first: int) -> Sequence[int]:
-    """Return the whole numbers, in 8 bytes each or fewer: a long recording has millions of them.
-
-    Raises:
-        ValueError: it is not a packed column of so many rows.
-    """
     if isinstance(packed, int):
         if abs(packed) > MAX_STEP:
             raise ValueError(f"a column with steps of more than {MAX_STEP}")
@@ -51,7 +39,6 @@ def unpack(packed: Packed, rows: int, first: int) -> Sequence[int]:
 
 
 def pack_floats(values: Sequence[float]) -> list[str]:
-    """Return numbers as float32 if it holds each of them exactly, NaN included, else as float64."""
     wide = np.asarray(values, "<f8")
     with np.errstate(over="ignore"):
         narrow = wide.astype("<f4")
@@ -60,26 +47,15 @@ def pack_floats(values: Sequence[float]) -> list[str]:
 
 
 def unpack_floats(packed: list[str], rows: int) -> Sequence[float]:
-    """Return the numbers, in 8 bytes each.
-
-    Raises:
-        ValueError: it is not a packed column of so many rows.
-    """
     return array("d", _decode(packed, rows, FLOATS).astype(np.float64).tobytes())
 
 
 def pack_words(words: Sequence[int]) -> Packed:
-    """Return numbers of 32 bits: one if all are equal, else all of them."""
     numbers = np.asarray(words, "<u4")
     return int(numbers[0]) if (numbers == numbers[0]).all() else _encode(numbers)
 
 
 def unpack_words(packed: Packed, rows: int) -> Sequence[int]:
-    """Return the numbers, in 4 bytes each.
-
-    Raises:
-        ValueError: it is not a packed column of so many rows.
-    """
     if isinstance(packed, int):
         if not 0 <= packed < 2**32:
             raise ValueError("a column with a number of more than 32 bits")

@@ -42,7 +42,6 @@ class DigestBlock:
 
 
 def digest_items(block: DigestBlock) -> tuple[Any, ...]:
-    """Return the array of the line of a block."""
     packed = {name: columns.pack_words(block.columns[name]) for name in COLUMNS}
     kept = {name: column for name, column in packed.items() if column != 0}
     first = block.rates[0]
@@ -53,11 +52,6 @@ def digest_items(block: DigestBlock) -> tuple[Any, ...]:
 def decode_digests(
     epoch: Any, first: Any, rows: Any, packed: Any, rates: Any, chain: Any, length: Any
 ) -> DigestBlock | None:
-    """Return the block of a line, None if a value is wrong.
-
-    Raises:
-        ValueError: a column is damaged.
-    """
     counts = all(map(is_count, (epoch, first, rows, length))) and 0 < rows <= MAX_ROWS
     if not counts or type(packed) is not dict or not is_text(chain) or len(chain) != HEX:
         return None

@@ -25,12 +25,6 @@ class Follower:
         self._remarks: list[str] = []
 
     def update(self) -> bool:
-        """Read what was added; return whether there is anything new. A file that was replaced is read from its begin.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: it is not a recording, or has another format.
-        """
         before = self._parser.size, self._tail
         if self.path.stat().st_size < self._parser.size:
             self._parser = Parser(self.path)
@@ -40,7 +34,6 @@ class Follower:
         return (self._parser.size, self._tail) != before
 
     def recording(self) -> Recording:
-        """Return the content."""
         parsed = self._parser.attempts
         last = [self._with_tail(each.copy()) for each in parsed[-1:]]
         return Recording(self.path, tuple(each.finish() for each in [*parsed[:-1], *last]))

@@ -29,37 +29,30 @@ COUNTERS = (
 
 
 def is_text(value: Any) -> bool:
-    """Return whether a value is a string."""
     return type(value) is str
 
 
 def is_flag(value: Any) -> bool:
-    """Return whether a value is true or false."""
     return type(value) is bool
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a value is a count: a whole number of at least 0."""
     return type(value) is int and 0 <= value < LIMIT
 
 
 def is_time(value: Any) -> bool:
-    """Return whether a value is a number of seconds; a clock may begin slightly below 0."""
     return type(value) in (int, float) and isfinite(value) and -1.0 <= value < LIMIT
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number, NaN and infinity included."""
     return type(value) is float or (type(value) is int and abs(value) < 2**512)
 
 
 def _is_length(value: Any) -> bool:
-    """Return whether a value is a number of epochs, perhaps with a fraction."""
     return is_count(value) or (type(value) is float and 0 < value < LIMIT)
 
 
 def is_counters(values: Any) -> bool:
-    """Return whether values are those of `Counters`."""
     return (
         type(values) is list
         and list(map(type, values)) in ALL_COUNTER_TYPES
@@ -70,10 +63,6 @@ def is_counters(values: Any) -> bool:
 
 
 def is_request(values: Any) -> bool:
-    """Return whether values are the fields of a request.
-
-    A change of the run has its target and value, too. At the end may be the plugin that asked in another's name.
-    """
     types = list(map(type, values))
     return (
         types[:1] == [str]
@@ -174,7 +163,6 @@ ATTEMPT: Mapping[str, Form] = {
 
 
 def check_data(event: str, data: Mapping[str, Any]) -> None:
-    """Raise ValueError unless an event of the catalogue has its data; other events may have any."""
     needed, known = EVENTS.get(event, NO_FORMS), OPTIONAL_OF.get(event, OPTIONAL)
     for name, form in needed.items():
         if name not in data or not form(data[name]):
@@ -185,7 +173,6 @@ def check_data(event: str, data: Mapping[str, Any]) -> None:
 
 
 def check_attempt(about: Any) -> None:
-    """Raise ValueError unless an attempt has all its fields."""
     if type(about) is not dict or not about.keys() >= ATTEMPT.keys():
         raise ValueError("an attempt with fields missing")
     for name, form in ATTEMPT.items():

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Disable the collector; records form no cycles, so their reference counts are enough."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -53,7 +53,6 @@ _TUPLES = ("validation_sets", "optimizers")
 
 
 def items_of(entry: Entry, number: int = 0) -> Items:
-    """Return the array of an entry's line; a block of batches has a number."""
     match entry:
         case RequestEntry():
             return "asked", entry.number, _values(entry.request)
@@ -71,27 +70,16 @@ def items_of(entry: Entry, number: int = 0) -> Items:
 
 
 def event_items(event: str, clock: float, counters: Sequence[float], data: Mapping[str, Any]) -> Items:
-    """Return the array of the line of an `EventEntry`; the counters are their values."""
     return "happened", event, round(clock, 6), counters, data
 
 
 def mark_items(number: int, batch: int) -> Items:
-    """Return the array of the line that says after which batch of the open block the next lines came."""
     return "behind", number, batch
 
 
 def block_items(
     number: tuple[int, int], first: Counters, clock: float, rows: NDArray[np.int64], losses: Sequence[float] | None
 ) -> Items:
-    """Return the array of the line of a block of batches.
-
-    Args:
-        number: of the block, within the attempt, and of the part.
-        first: the counters before the first batch.
-        clock: seconds since the attempt began, after the last.
-        rows: (batches, 7), the columns in the order of `COLUMNS`, then the tokens.
-        losses: of each batch, if they are recorded.
-    """
     if not rows[-1, -1]:  # no tokens
         rows = rows[:, :-1]
     values = rows.T
@@ -105,7 +93,6 @@ def block_items(
 
 
 def counter_values(counters: Counters | Progress) -> tuple[float, ...]:
-    """Return the counters in the order of their fields."""
     return (
         counters.epoch, counters.batch, counters.earlier_batches, counters.steps, counters.skipped_steps,
         counters.skipped_batches, counters.samples, counters.validations, counters.evaluated, counters.seconds,
@@ -114,26 +101,18 @@ def counter_values(counters: Counters | Progress) -> tuple[float, ...]:
 
 
 def encode_head() -> str:
-    """Return the first line."""
     return format_line("recording", FORMAT)
 
 
 def attempt_items(attempt: AttemptRecord) -> Items:
-    """Return the array of the line that begins an attempt."""
     return "attempt", {name: getattr(attempt, name) for name in _ABOUT}
 
 
 def encode_lost(lines: int) -> str:
-    """Return the line that counts lines which could not be written."""
     return format_line("lost", lines)
 
 
 def decode_attempt(items: list[Any]) -> AttemptRecord:
-    """Return an attempt that has no entries yet.
-
-    Raises:
-        ValueError: something is missing or wrong.
-    """
     about: Any = items[1] if len(items) == 2 else None
     check_attempt(about)
     values: dict[str, Any] = {name: tuple(about[name]) if name in _TUPLES else about[name] for name in _ABOUT}
@@ -142,11 +121,6 @@ def decode_attempt(items: list[Any]) -> AttemptRecord:
 
 
 def decode(items: list[Any]) -> Entry:
-    """Return the entry of a line's array.
-
-    Raises:
-        ValueError: it is not an entry, or a value is wrong.
-    """
     kind, *values = items
     make, length = _DECODERS.get(kind, (None, 0))
     try:
@@ -161,11 +135,6 @@ def decode(items: list[Any]) -> Entry:
 
 
 def check_items(items: Any) -> None:
-    """Check the array of a line that belongs to a block.
-
-    Raises:
-        ValueError: something is missing or wrong.
-    """
     match items:
         case ["behind", int(), int()]:
             return
@@ -183,7 +152,6 @@ def _values(request: Request) -> tuple[str | int | float | None, ...]:
 
 
 def _column_starts(first: Counters) -> tuple[int, ...]:
-    """Return the value before a block's first row, by column."""
     seconds, skips = round(first.seconds * 100), (first.skipped_steps, first.skipped_batches)
     return seconds, first.steps, *skips, first.samples, 0, first.tokens
 

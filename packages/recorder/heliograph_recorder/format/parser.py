@@ -34,11 +34,9 @@ class _BatchLimit:
         self._left = MIN_BATCHES
 
     def grow(self, size: int) -> None:
-        """Allow for more bytes."""
         self._left += size * BATCHES_PER_BYTE
 
     def count(self, items: list[Any]) -> None:
-        """Raise ValueError if the batches of a line are too many."""
         match items:
             case ["batches", _, _, _, _, int(rows), *_] | ["digests", _, _, int(rows), *_]:
                 if rows > self._left:
@@ -67,7 +65,6 @@ class ParsedAttempt:
     marks: list[_Mark] = field(default_factory=list)
 
     def add(self, items: list[Any]) -> None:
-        """Add a line's array; a part of a block that was added before is ignored."""
         match items:
             case ["batches", int(number), int(part), *_] if (number, part) in self.parts:
                 return
@@ -87,7 +84,6 @@ class ParsedAttempt:
             self.entries.append(entry)
 
     def _add_block(self, block: Batches, number: int) -> None:
-        """Add the batches of a block, in order with the entries that were written before it."""
         self.marks = [mark for mark in self.marks if mark.number == number]
         done, end = 0, len(block)
         for mark in self.marks:
@@ -99,14 +95,12 @@ class ParsedAttempt:
             self.entries.append(slice_block(block, done, end))
 
     def copy(self) -> ParsedAttempt:
-        """Return a copy that can be added to."""
         marks = {id(mark): replace(mark, blocks=[*mark.blocks]) for mark in self.marks}
         entries = [marks.get(id(entry), entry) for entry in self.entries]
         parts, lines = {*self.parts}, self.lines
         return ParsedAttempt(self.about, entries, [*self.damage], lines, parts, [*marks.values()])
 
     def finish(self) -> AttemptRecord:
-        """Return the attempt."""
         entries: list[Entry] = []
         for entry in self.entries:
             if isinstance(entry, _Mark):
@@ -133,15 +127,6 @@ class Parser:
         self._path, self._limit, self._number = path, _BatchLimit(), 0
 
     def add(self, data: bytes, *, is_end: bool) -> None:
-        """Parse what follows in the file.
-
-        Args:
-            data: from `size` on.
-            is_end: whether nothing follows: a last line without a newline was cut short. Else it is left for later.
-
-        Raises:
-            ValueError: it is not a recording, or has another format.
-        """
         if not is_end:
             data = data[: data.rfind(b"\n") + 1]
             if not data:
@@ -192,7 +177,6 @@ class Parser:
 
 
 def missing_lines(attempts: Sequence[ParsedAttempt], rows: Rows) -> list[str]:
-    """Return the lines that the tail has and the file has not."""
     last = attempts[-1] if attempts else None
     if last is None or last.about.name not in (rows.attempt, ""):  # "": the attempt's first line is damaged
         return []
@@ -202,11 +186,6 @@ def missing_lines(attempts: Sequence[ParsedAttempt], rows: Rows) -> list[str]:
 
 
 def _check_head(path: Path, lines: Sequence[bytes]) -> bool:
-    """Return whether the first line is damaged, if the file is a recording nevertheless.
-
-    Raises:
-        ValueError: it is not a recording, or has another format.
-    """
     match _parse_head(lines[0]):
         case ["recording", int(version)] if version == FORMAT:
             return False
@@ -222,7 +201,6 @@ def _check_head(path: Path, lines: Sequence[bytes]) -> bool:
 
 
 def _parse_head(line: bytes) -> list[Any]:
-    """Return the first line's array, else an empty one; another format may have another checksum."""
     try:
         return parse_array(line.partition(b"\t")[0])
     except ValueError:

@@ -23,17 +23,14 @@ BITS = 512  # of a whole number
 
 
 def shorten(text: str, limit: int = CHARACTERS) -> str:
-    """Return a text, cut to a limit, with the number of characters that were cut."""
     return text if len(text) <= limit else f"{text[:limit]}… (+{len(text) - limit} characters)"
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as None, bool, int, float, str, and lists and dicts of them; cuts are marked in the result."""
     return _Converter().convert(value, DEPTH)
 
 
 def to_plain_metrics(metrics: Mapping[str, Any]) -> tuple[dict[str, float], int]:
-    """Return metrics by name as floats, and how many were left out."""
     kept = {shorten(str(name), NAME): float(value) for name, value in islice(metrics.items(), METRICS)}
     return kept, len(metrics) - len(kept)
 
@@ -88,7 +85,6 @@ class _Converter:
 
 
 def _describe(value: Any) -> str:
-    """Return a text for any other value; a tensor's numbers are not read, since that waits for the device."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, PurePath):

@@ -47,11 +47,6 @@ def read(path: str | Path) -> Recording:
 
 
 def find_recording(path: Path) -> Path:
-    """Return the path if it is a file, else the newest recording in that folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
     if not path.is_dir():
         if not path.exists():
             raise FileNotFoundError(
@@ -68,28 +63,12 @@ def find_recording(path: Path) -> Path:
 
 
 def read_leftover(path: Path) -> list[str]:
-    """Return the lines of a killed run that are in the tail but not in the recording.
-
-    Raises:
-        ValueError: it is not a recording, has another format, or the tail is damaged.
-    """
     rows = parse_tail(read_tail(path))
     attempts = _parse_file(path, path.read_bytes())
     return [] if rows is None else missing_lines(attempts, rows)
 
 
 def read_files(path: Path, begin: int = 0) -> tuple[bytes, bytes, list[str]]:
-    """Return the contents of a recording's tail and of its file, of one moment although a run may be writing them.
-
-    Where each reading was disturbed, the last counts, and a sentence says so.
-
-    That is so where the run does nothing meanwhile but add batches: no note and no line, which would come after batches
-    that were not read; nor does it begin another block then, which it does after writing the lines of the former.
-
-    Args:
-        path: the file.
-        begin: the bytes of it to skip.
-    """
     for _ in range(READINGS):
         size, former, tail = path.stat().st_size, read_tail(path), read_tail(path)
         with path.open("rb") as file:
@@ -101,22 +80,15 @@ def read_files(path: Path, begin: int = 0) -> tuple[bytes, bytes, list[str]]:
 
 
 def _parse_file(path: Path, content: bytes) -> list[ParsedAttempt]:
-    """Parse each line of a file on its own.
-
-    Raises:
-        ValueError: it is not a recording, or has another format.
-    """
     parser = Parser(path)
     parser.add(content, is_end=True)
     return parser.attempts
 
 
 def damage_in_short(attempt: AttemptRecord) -> list[str]:
-    """Return what could not be read of an attempt: the first ten sentences, then how many more there are."""
     damage = attempt.damage
     return [*damage[:SHOWN], *[f"and {len(damage) - SHOWN:,} more"] * (len(damage) > SHOWN)]
 
 
 def damage_of(attempts: Iterable[AttemptRecord]) -> list[str]:
-    """Return what could not be read of a recording, each with the number of its attempt."""
     return [f"attempt {number}: {text}" for number, each in enumerate(attempts, 1) for text in damage_in_short(each)]

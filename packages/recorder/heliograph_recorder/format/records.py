@@ -120,7 +120,6 @@ class Batches:
         return len(self.steps)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether all values are equal; a column may be a tuple, a range or an array."""
         return isinstance(other, Batches) and self._values() == other._values()
 
     __hash__ = None  # type: ignore[assignment]  # as of any object that compares its content

@@ -45,7 +45,6 @@ LIMIT = 2**50  # larger than any real counter; times the batches of a block it i
 
 
 def tail_path(path: Path) -> Path:
-    """Return the path of a recording's tail."""
     return path.with_name(path.name + ".tail")
 
 
@@ -71,12 +70,10 @@ class Rows:
 
     @property
     def skips(self) -> list[bool]:
-        """Which of the batches were skipped."""
         skipped: list[int] = [self.first.skipped_batches, *self.table[:, SKIPPED].tolist()]
         return [before != after for before, after in pairwise(skipped)]
 
     def arrays(self, losses: Sequence[float] | None = None) -> list[Items]:
-        """Return the arrays of the lines of the block: several if there are gaps, since a recorder was disabled."""
         table, first = self.table, self.first
         if not len(table):
             return []
@@ -94,7 +91,6 @@ class Rows:
 
     @property
     def last(self) -> Counters:
-        """The counters after the last of them."""
         *counters, batch = self.table[-1].tolist()
         return _counters_after(self.first, counters, batch)
 
@@ -137,11 +133,6 @@ class Tail:
             self.obstacle, self.buffer = error, bytearray(SIZE)
 
     def begin(self, attempt: str, number: int, first: Counters, clock: float) -> None:
-        """Clear the former block, and begin one.
-
-        Raises:
-            OSError: the file is not mapped and cannot be written.
-        """
         self.buffer[HEAD.size - 8 : FIRST_ROW] = bytes(FIRST_ROW - HEAD.size + 8)  # the number and the marks
         self._last_row = NO_ROW
         self.clear_notes()
@@ -152,12 +143,6 @@ class Tail:
             self._write(0, BEGIN)
 
     def add_row(self, at: int, *values: int) -> None:
-        """Add a batch with all its counters.
-
-        Args:
-            at: the offset of its mark.
-            values: of `ROW`.
-        """
         last, row = self._last_row
         if at > last:  # else it was interrupted, and is added again
             row += ROW.size
@@ -166,30 +151,15 @@ class Tail:
         self._last_row = at, row
 
     def add_mark(self, at: int, hundredths: int) -> None:
-        """Add a regular batch.
-
-        Args:
-            at: the offset of its mark.
-            hundredths: of a second since the batch before; at most `LONGEST`.
-        """
         self.buffer[at] = REGULAR + hundredths
 
     def write_batch(self, at: int) -> None:
-        """Write the batch that was added last to the file, unless that is mapped.
-
-        Args:
-            at: the offset of its mark.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
         last, row = self._last_row
         if at == last:
             self._write(row, row + ROW.size)
         self._write(at, at + 1)
 
     def note(self, arrays: Sequence[str]) -> bool:
-        """Keep arrays of lines, in JSON; return whether there is room and a kill cannot lose them."""
         text = f"[{','.join(arrays)}]".encode()
         begin, end = self._next_note, self._next_note + 1 + len(text)
         if self.obstacle is not None or end >= SIZE:  # a 0 follows
@@ -200,12 +170,10 @@ class Tail:
         return True
 
     def clear_notes(self) -> None:
-        """Forget the lines that the recording has."""
         self.buffer[NOTES] = 0  # one byte, so that neither a kill nor a reader finds them half cleared
         self._next_note = NOTES
 
     def rows(self, end: int) -> Rows:
-        """Return the complete batches before an offset of the marks."""
         _, attempt, *first, clock, tokens, number = HEAD.unpack_from(self.buffer)
         marks, _, _ = bytes(self.buffer[BEGIN:end]).partition(b"\0")
         rows = bytes(self.buffer[FIRST_ROW : FIRST_ROW + marks.count(HAS_ROW) * ROW.size])
@@ -213,7 +181,6 @@ class Tail:
         return Rows(attempt.rstrip(b"\0").decode(), number, counters, clock, _table_of(marks, rows))
 
     def close(self, *, remove: bool = True) -> None:
-        """Close the file; if it is kept, the next writer of the recording adds its batches."""
         if isinstance(self.buffer, mmap.mmap):
             self.buffer.close()
         if remove and self.path is not None:
@@ -222,13 +189,11 @@ class Tail:
             os.close(self._file)
 
     def _write(self, begin: int, end: int) -> None:
-        """Write a part of the buffer to the file, unless that is mapped."""
         if self.obstacle is not None and self._file >= 0:
             os.pwrite(self._file, self.buffer[begin:end], begin)
 
 
 def _table_of(marks: bytes, rows: bytes) -> NDArray[np.int64]:
-    """Return the counters of each batch, (batches, 8), columns contiguous; the first batch has a row."""
     mark, row = np.frombuffer(marks, np.uint8), np.frombuffer(rows, "<i8").reshape(-1, ROW.size // 8)
     begins = (mark == HAS_ROW).nonzero()[0]
     counts = [end - begin for begin, end in pairwise([*begins.tolist(), len(mark)])]  # from one with a row to the next
@@ -245,11 +210,6 @@ def _table_of(marks: bytes, rows: bytes) -> NDArray[np.int64]:
 
 
 def _allocate(file: int) -> None:
-    """Make a file `SIZE` bytes long, and allocate them on the disk.
-
-    Raises:
-        OSError: the disk is full.
-    """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, SIZE)
     elif os.write(file, bytes(SIZE)) < SIZE:  # on macOS, for example
@@ -257,7 +217,6 @@ def _allocate(file: int) -> None:
 
 
 def read_tail(path: Path) -> bytes:
-    """Return the content of a recording's tail, empty if there is none."""
     try:
         return tail_path(path).read_bytes()
     except FileNotFoundError:
@@ -265,16 +224,10 @@ def read_tail(path: Path) -> bytes:
 
 
 def notes_in(data: bytes) -> bytes:
-    """Return the text of all notes of a tail."""
     return data[NOTES:].partition(b"\0")[0]
 
 
 def parse_tail(data: bytes) -> Rows | None:
-    """Return the complete batches of a tail, None if it has none.
-
-    Raises:
-        ValueError: it is damaged.
-    """
     parsed = _parse(data) if data.startswith(MAGIC) else None
     if parsed is None:
         return None
@@ -291,7 +244,6 @@ def parse_tail(data: bytes) -> Rows | None:
 
 
 def _parse(data: bytes) -> tuple[tuple[Any, ...], NDArray[np.int64]] | None:
-    """Return the head and the table, None if it was cut short before the rows."""
     if len(data) < FIRST_ROW:
         return None
     marks, _, _ = data[BEGIN:FIRST_ROW].partition(b"\0")
@@ -306,11 +258,6 @@ def _parse(data: bytes) -> tuple[tuple[Any, ...], NDArray[np.int64]] | None:
 
 
 def _parse_notes(text: bytes) -> list[list[Any]]:
-    """Return the arrays of all notes.
-
-    Raises:
-        ValueError: one is damaged.
-    """
     before, *notes = text.split(b"\n")
     try:
         arrays = [items for note in notes for items in json.loads(note)]
@@ -324,7 +271,6 @@ def _parse_notes(text: bytes) -> list[list[Any]]:
 
 
 def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:
-    """Return whether the numbers are in range and the counters never decrease."""
     rising = np.diff(table[:, [1, 2, 3, 4, TOKENS, BATCH]], axis=0)  # all but the clock and the window
     return all(0 <= each < LIMIT for each in head) and bool(
         (table >= 0).all() and (table < LIMIT).all() and (table[:, BATCH] > 0).all() and (rising >= 0).all()

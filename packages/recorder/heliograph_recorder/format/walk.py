@@ -25,7 +25,6 @@ class WalkedEntry(NamedTuple):
 
 
 def walk(recording: Recording) -> Iterator[WalkedEntry]:
-    """Yield every entry in order; a block of which a part is lost comes in two."""
     later = _origins(recording)  # those that follow the entry
     least = min((origin for _, _, origin in later), default=None)
     for index, attempt in enumerate(recording.attempts):
@@ -49,7 +48,6 @@ def walk(recording: Recording) -> Iterator[WalkedEntry]:
 
 
 def _origins(recording: Recording) -> list[tuple[int, int, Key]]:
-    """Return from where the training continued: the attempt, the place of the entry in it, and the position."""
     return [
         (index, place, origin)
         for index, attempt in enumerate(recording.attempts)
@@ -59,7 +57,6 @@ def _origins(recording: Recording) -> list[tuple[int, int, Key]]:
 
 
 def _parts(entry: Entry, key: Key, origins: Sequence[Key]) -> list[tuple[Entry, bool]]:
-    """Return what an entry of a training holds, and whether it is lost, where the training continued from origins."""
     parts: list[tuple[Entry, bool]] = []
     for origin in origins:
         if key <= origin:
@@ -75,7 +72,6 @@ def _parts(entry: Entry, key: Key, origins: Sequence[Key]) -> list[tuple[Entry, 
 
 
 def slice_block(block: Batches, begin: int, end: int) -> Batches:
-    """Return some batches of a block; its clock is derived from the run's."""
     if (begin, end) == (0, len(block)):
         return block
     return Batches(
@@ -93,12 +89,10 @@ def slice_block(block: Batches, begin: int, end: int) -> Batches:
 
 
 def _origin(entry: Entry) -> Key | None:
-    """Return the position at which a run continues from a checkpoint, None for any other entry."""
     if not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
         return None
     return key_of(Counters(**entry.data["origin"]))
 
 
 def key_of(counters: Counters) -> Key:
-    """Return by what positions in a training are ordered."""
     return counters.epoch, counters.batch, counters.steps, counters.validations

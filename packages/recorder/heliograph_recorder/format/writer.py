@@ -35,11 +35,6 @@ class Writer:
 
     @classmethod
     def create(cls, folder: Path, run: str) -> Writer:
-        """Create a file with a unique name, and its folder if that is missing.
-
-        Raises:
-            OSError: it cannot be created.
-        """
         folder.mkdir(parents=True, exist_ok=True)
         stem = f"{clean(run)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
         for number in count(1):
@@ -62,12 +57,6 @@ class Writer:
 
     @classmethod
     def reopen(cls, path: Path) -> Writer:
-        """Open a file to append to it; if its process was killed, first add the rows of its tail.
-
-        Raises:
-            OSError: it cannot be opened or written.
-            ValueError: another process writes it, or it is not a recording that this version can read.
-        """
         lock = _lock_of(path)
         lock.acquire()
         with ExitStack() as undo:
@@ -82,15 +71,9 @@ class Writer:
         return writer
 
     def add(self, lines: Iterable[str]) -> None:
-        """Let lines wait for the next write."""
         self._pending += "".join(f"{line}\n" for line in lines).encode()
 
     def write(self, lines: Iterable[str] = ()) -> None:
-        """Append lines, after those that still wait.
-
-        Raises:
-            OSError: they could not be written; not raised again until a write succeeds.
-        """
         self.add(lines)
         if not self._pending:
             return
@@ -111,11 +94,6 @@ class Writer:
         self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
 
     def close(self) -> None:
-        """Write the lines that still wait, and close the file.
-
-        Raises:
-            OSError: they could not be written, and are lost.
-        """
         self.is_failing = False
         try:
             self.write()
@@ -124,7 +102,6 @@ class Writer:
             self._lock.release()
 
     def _keep(self, data: bytes, done: int, head: int) -> None:
-        """Keep the lines that are not completely written, up to `MAX_PENDING` bytes."""
         complete = data.rfind(b"\n", 0, done) + 1
         if done:
             self._is_torn = complete < done
@@ -137,5 +114,4 @@ class Writer:
 
 
 def _lock_of(path: Path) -> Lock:
-    """Return the lock of a recording."""
     return Lock(lock_path(path), "This recording is written")

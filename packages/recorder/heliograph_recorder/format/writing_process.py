@@ -11,17 +11,14 @@ CLOCKS_DIFFER = 60.0  # seconds by which the clock may have been set since a loc
 
 
 def lock_path(path: Path) -> Path:
-    """Return the lock of a recording."""
     return path.with_name(path.name + ".lock")
 
 
 def holder_path(path: Path) -> Path:
-    """Return the file with the process that holds the lock of a recording, and its host."""
     return path.with_name(path.name + ".holder")
 
 
 def writing_process(path: Path) -> int | None:
-    """Return the process of this machine that writes a recording, 0 for none, None where that is not known."""
     file = holder_path(path)
     try:
         holder, age = file.read_text(errors="replace").split(), time.time() - file.stat().st_mtime
@@ -42,13 +39,11 @@ def writing_process(path: Path) -> int | None:
 
 
 def is_being_written(path: Path) -> bool | None:
-    """Return whether a process writes a recording; None if it is one of another machine, or the recording a copy."""
     process = writing_process(path)
     return None if process is None or not (process or holder_path(path).exists()) else process > 0
 
 
 def _age(process: int, default: float) -> float:
-    """Return for how many seconds a process has been there, where the system says it in `/proc`."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -57,7 +52,6 @@ def _age(process: int, default: float) -> float:
 
 
 def _is_locked(lock: Path) -> bool:
-    """Return whether a process holds a lock, where the system says it; True where it does not."""
     try:
         locks, inode = Path("/proc/locks").read_text().splitlines(), lock.stat().st_ino
     except OSError:

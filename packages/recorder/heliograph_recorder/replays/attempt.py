@@ -102,15 +102,9 @@ class AttemptReplay:
         }
 
     def fails_by(self, plugin: str, event: str) -> bool:
-        """Return whether the recorded run fails here by the same plugin, on the same event."""
         return self._failure.is_by(plugin, event)
 
     def replay(self, length: int | None) -> None:
-        """Replay all entries.
-
-        Args:
-            length: the number of batches in an epoch of the attempt before, in case this one has no epoch.
-        """
         self.run.length.batches_per_epoch = self._entries.next_epoch_length(length)
         while (entry := self._entries.next()) is not None:
             self._replay(entry)
@@ -118,7 +112,6 @@ class AttemptReplay:
         self._findings.close(was_killed=self._attempt.status is None)
 
     def save(self) -> None:
-        """Within a `SavePoint`, take a snapshot, and replay what was written then."""
         while self._snapshots.has_unwritten and (entry := self._entries.next_of_save()) is not None:
             self._replay(entry)  # the end of a save in the background
         self._snapshots.take(self.run)
@@ -148,7 +141,6 @@ class AttemptReplay:
         self._actions.get(entry.event, self._emit)(entry)
 
     def _emit(self, entry: EventEntry) -> Event | None:
-        """Emit an entry's event, with the counters that it had."""
         event = make_event(entry)
         if event is None or entry.event in AT_ANY_TIME:  # during a batch, whose own events raise the counters
             self.run.progress.set_seconds(entry.counters.seconds)
@@ -169,7 +161,6 @@ class AttemptReplay:
             self._begin()
 
     def _begin(self, *, in_boundary: bool = False) -> None:
-        """Begin or continue, with a boundary before the next epoch."""
         self._has_begun = True
         self._boundary.open(due=in_boundary or self.run.control.pending or self._is_shared)
 
@@ -178,7 +169,6 @@ class AttemptReplay:
         return self._attempt.world_size > 1
 
     def _load(self, entry: EventEntry) -> None:
-        """Continue from a checkpoint that the run resumes or rolls back to."""
         run, path, origin = self.run, entry.data["path"], Counters(**entry.data["origin"])
         if rolls_back := self._has_begun:
             self._discard_epoch()
@@ -216,7 +206,6 @@ class AttemptReplay:
             self._boundary.open(due=self.run.control.pending or self._is_shared)
 
     def _flush(self, place: Counters) -> None:
-        """Step with the gradients that the last batch of an epoch left, as the loop does."""
         run = self.run
         if run.stepping.window and place.steps + place.skipped_steps > run.progress.steps + run.progress.skipped_steps:
             self._batches.close_window(place.steps, place.skipped_steps)
@@ -289,7 +278,6 @@ class AttemptReplay:
         self._emit(entry)
 
     def _check_gap(self, place: Counters) -> None:
-        """Move to a place if batches before it are not recorded."""
         if place.batches != self.run.progress.batches:
             self._findings.note(
                 f"attempt {self._number}: not every batch before epoch {place.epoch} batch {place.batch} is recorded"
@@ -298,6 +286,5 @@ class AttemptReplay:
 
 
 def plugins_on_steps(bus: Bus) -> set[str]:
-    """Return the plugins that have handlers for single optimizer steps."""
     signals = (bus.signal(event) for event in (GradientsReady, StepEnd))
     return {str(each.owner) for signal in signals for each in signal.subscriptions.values()}

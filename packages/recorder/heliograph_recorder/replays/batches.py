@@ -48,7 +48,6 @@ class BatchReplay:
         self._should_stop = bus.signal(ShouldStop)
 
     def replay(self, block: Batches) -> None:
-        """Replay a block; the boundary after its last batch stays open."""
         self._requests.collect()
         is_last = self._entries.ends_epoch()
         signals = (
@@ -96,7 +95,6 @@ class BatchReplay:
                 boundary.close(block)
 
     def _batch(self, row: Row, loss: float | Unrecorded) -> None:
-        """Replay one batch: each counter is raised where the loop raises it."""
         run, control, progress = self._run, self._run.control, self._run.progress
         steps, skipped_steps, skipped_batches, samples, window, centiseconds, tokens = row
         run.data.in_hand = True
@@ -127,7 +125,6 @@ class BatchReplay:
             self._close_requests()
 
     def _replay_passes(self) -> None:
-        """Replay the forward and the backward pass; of several losses, those of the first."""
         run = self._run
         if self._requests.waiting:
             self._add_requests(ForwardEnd, run.progress.batch + 1)
@@ -140,12 +137,6 @@ class BatchReplay:
             self._backward_end.emit(run, BackwardEnd())
 
     def close_window(self, steps: int, skipped_steps: int) -> None:
-        """Replay the end of a window: its step, or that it was skipped.
-
-        Args:
-            steps: the optimizer steps after it.
-            skipped_steps: the skipped steps after it.
-        """
         run, control, progress = self._run, self._run.control, self._run.progress
         if self._requests.waiting:
             self._add_requests(GradientsReady, progress.batch + 1)
@@ -163,7 +154,6 @@ class BatchReplay:
         run.stepping.window = 0
 
     def _close_requests(self) -> None:
-        """Close the requests about a batch."""
         self._findings.decide("skip_batch", did=False)  # unless it was skipped, which is noted already
         self._findings.decide("hold_step", did=self._run.stepping.window > 0)
         self._findings.decide("scale_loss", did=None)
@@ -173,7 +163,6 @@ class BatchReplay:
         self._requests.add_before_in_batch(batch, event.name)
 
     def _skip_to_end(self, block: Batches, *, is_last: bool) -> None:
-        """Go to the end of a block at once."""
         run, losses = self._run, block.losses or (UNREAD,)
         run.move_to(block.last)
         run.stepping.window, run.is_last_seen, run.loss = block.window[-1], is_last, losses[-1]

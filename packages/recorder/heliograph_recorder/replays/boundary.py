@@ -46,17 +46,9 @@ class Boundary:
         self._served = -1  # the index of the last verb that was served or removed
 
     def open(self, *, due: bool, last: bool = False, in_epoch: bool = False) -> None:
-        """Begin a boundary.
-
-        Args:
-            due: whether the loop has a boundary here, even if the recording does not show a request that it served.
-            last: whether it is one after the training.
-            in_epoch: whether it follows a batch.
-        """
         self._is_open, self._is_due, self._is_last, self._in_epoch, self._served = True, due, last, in_epoch, -1
 
     def serve(self, verb: Verb) -> None:
-        """Note that the recorded run served a request, and did not serve those that come before it in a boundary."""
         if self._is_open:
             index = SERVED.index(verb)
             if index <= self._served:  # after the training everything is served twice
@@ -71,17 +63,11 @@ class Boundary:
                 self._findings.decide(taker, did=False)
 
     def serve_change(self, change: Request) -> None:
-        """Note that the recorded run served a change of the run, before what else was requested."""
         self._is_due = True
         self._run.own_control.remove(change.what)
         self._findings.decide_change(change, did=True)
 
     def close(self, following: Entry | None) -> None:
-        """End the boundary, if the replay is at one.
-
-        Args:
-            following: the milestone after it; None where the run was killed here.
-        """
         if not self._is_open:
             return
         self._is_open = False
@@ -107,10 +93,6 @@ class Boundary:
             self._decide(name)
 
     def _waits(self) -> bool:
-        """Return whether all that is asked for was asked for in the recorded run, which did not serve it here.
-
-        Then only some of its ranks had asked. What the recorded run did not ask for is taken as asked for by all ranks.
-        """
         if not self._is_shared or not self._in_epoch or self._served >= 0:
             return False
         asked = self._run.own_control.open_requests().values()
@@ -123,7 +105,6 @@ class Boundary:
                 self._should_stop.emit(self._run, ShouldStop())
 
     def _remove_until(self, end: int) -> None:
-        """Remove the requests that the recorded run would have served by now, and did not."""
         for change in self._run.own_control.pop_changes():
             self._findings.decide_change(change, did=False)
         for verb in SERVED[self._served + 1 : end]:
@@ -145,7 +126,6 @@ class Boundary:
         control.decide(in_epoch=not is_between_epochs)
 
     def _stop(self, stop: Request, following: str) -> None:
-        """Note that the run would have ended here, unless a plugin that is not replayed postponed the stop."""
         requests = self._requests
         if following == "epoch_start" and self._run.epoch_is_over:  # EpochEnd comes first, and has a boundary
             return
@@ -158,7 +138,6 @@ class Boundary:
             self._run.own_control.remove("stop")
 
     def _note_stop_where_killed(self) -> None:
-        """Note an open stop where the run was killed; whether it was postponed is unknown."""
         stop = self._run.control.stop_request
         if stop is not None and not self._is_last:
             self._add_end(stop, did=None)

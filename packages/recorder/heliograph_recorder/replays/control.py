@@ -34,12 +34,6 @@ class ReplayControl(Control):
 
     @property
     def loss_scale(self) -> float:
-        """The factor on the loss of the current batch.
-
-        Raises:
-            NotRecorded: a plugin that is not replayed scales losses, and neither its factors nor all the batches are
-                recorded.
-        """
         if self._scale_is_unknown:
             raise NotRecorded("by how much other plugins scale the loss")
         return self._loss_scale
@@ -50,11 +44,6 @@ class ReplayControl(Control):
 
     @property
     def holds_step(self) -> bool:
-        """Whether the current batch is accumulated.
-
-        Raises:
-            NotRecorded: a plugin that is not replayed holds steps, and not all the batches are recorded.
-        """
         if self._others_hold and not self.is_held:
             raise NotRecorded("whether other plugins hold the step")
         return self.is_held
@@ -64,13 +53,11 @@ class ReplayControl(Control):
         self.is_held = value
 
     def scale_loss(self, factor: float, reason: str, *, by: str | None = None, averages: bool = False) -> None:
-        """Scale the loss, also where the factors of others are unknown."""
         unknown, self._scale_is_unknown = self._scale_is_unknown, False
         super().scale_loss(factor, reason, by=by, averages=averages)
         self._scale_is_unknown = unknown
 
     def add_recorded(self, recorded: Request) -> Request:
-        """Add a request that a plugin made in the recorded run; return its copy in the history."""
         request, requests = replace(recorded), self.open_requests()
         if request.verb in AT_BOUNDARY and request.what not in requests:
             self._replace({**requests, request.what: request}, vetoed=self.vetoed)
@@ -97,17 +84,14 @@ class ReplayControl(Control):
         return request
 
     def remove(self, what: str) -> None:
-        """Remove a request that the recorded run did not serve, or has served: `what` it is for."""
         requests = self.open_requests()
         if requests.pop(what, None) is not None:
             self._replace(requests, vetoed=self.vetoed)
 
     def postpone_stop(self) -> None:
-        """Postpone a stop, as a plugin did in the recorded run."""
         self._replace(self.open_requests(), vetoed=True)
 
     def record(self, verb: Verb, reason: str, by: str | None) -> Request:
-        """See the base class."""
         request = super().record(verb, reason, by)
         self._on_request(request)
         return request

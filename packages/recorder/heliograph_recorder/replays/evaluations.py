@@ -44,14 +44,12 @@ class Evaluations:
         self._failure, self._findings, self._emit, self._emit_metrics = failure, findings, emit, emit_metrics
 
     def start(self, entry: EventEntry) -> None:
-        """Start one."""
         self._run.phase = _phase_of(entry.event)
         self._run.data.evaluation_batches = entry.data["batches"]
         self._run.control.is_evaluating = True
         self._emit(entry)
 
     def end(self, entry: EventEntry) -> None:
-        """End one that was not cut short, whatever a replayed plugin requested."""
         self._evaluate(entry)
         self._run.control.cut_request = None
         self._findings.decide(EVALUATION_VERB, did=False)
@@ -61,7 +59,6 @@ class Evaluations:
         self._run.phase = self._phase
 
     def cut(self, entry: EventEntry) -> None:
-        """End one that was cut short."""
         run, control = self._run, self._run.control
         self._evaluate(entry)
         control.cut_request = cut = control.cut_request or self._requests.cut
@@ -73,7 +70,6 @@ class Evaluations:
         run.phase = self._phase
 
     def fail(self, failure: EventEntry) -> None:
-        """Replay the batches of the one in which the run failed, if it failed in one."""
         if self._run.phase != "train":
             self._evaluate(failure)
 

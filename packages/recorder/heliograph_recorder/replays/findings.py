@@ -47,13 +47,11 @@ class Findings:
         self._by_id: dict[int, RequestFinding] = {}
 
     def begin(self, attempt: int) -> None:
-        """Begin an attempt, counted from 1."""
         self._attempt = attempt
         self._open.clear()
         self._by_id.clear()
 
     def add(self, request: Request) -> None:
-        """Add a request; one that is made again and again is listed once."""
         finding = self._by_id.get(id(request))
         if finding is None:
             finding = RequestFinding(self._attempt, request, self.has_diverged)
@@ -62,7 +60,6 @@ class Findings:
         self._open[request.verb].append(finding)
 
     def decide(self, verb: Verb, did: bool | None) -> None:
-        """Note for the open requests of a verb whether the recorded run did what they ask for."""
         for finding in self._open.pop(verb, ()):
             if not finding.is_decided:
                 finding.did = did
@@ -71,38 +68,31 @@ class Findings:
             finding.is_decided = True
 
     def decide_change(self, change: Request, *, did: bool) -> None:
-        """Note for the open requests of one change whether the recorded run made it."""
         others = [each for each in self._open[change.verb] if each.request.what != change.what]
         self._open[change.verb] = [each for each in self._open[change.verb] if each.request.what == change.what]
         self.decide(change.verb, did)
         self._open[change.verb] = others
 
     def close(self, *, was_killed: bool) -> None:
-        """End an attempt: requests that are still open were not served, or that is unknown."""
         for verb in list(self._open):
             self.decide(verb, None if was_killed or verb in ("scale_loss", "next_phase") else False)
 
     def add_end(self, by: str, reason: str, place: tuple[int, int, int], *, did: bool | None, failure: bool) -> None:
-        """Note where the attempt would have ended; only the first time counts."""
         if not self.has_diverged and all(end.attempt != self._attempt for end in self.ends):
             self.ends.append(Ending(self._attempt, by, reason, failure, *place, did))
         self.has_diverged = self.has_diverged or did is False
 
     def add_unheld(self, plugin: str, text: str) -> None:
-        """Note once what a plugin needed that is not recorded."""
         _add(self.unheld, plugin, text)
 
     def add_failure(self, plugin: str, text: str) -> None:
-        """Note once which error a plugin raised."""
         _add(self.failed, plugin, text)
 
     def note(self, text: str) -> None:
-        """Add a note once."""
         if text not in self.notes:
             self.notes.append(text)
 
     def asked(self) -> tuple[ReplayedRequest, ...]:
-        """Return all requests."""
         return tuple(ReplayedRequest(each.attempt, each.request, each.did, each.after_end) for each in self.requests)
 
 

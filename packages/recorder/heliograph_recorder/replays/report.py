@@ -162,7 +162,6 @@ class Replayed:
 
 
 def _describe(request: Request) -> str:
-    """Return where and on which event a request was made, its verb, and why."""
     where = f"epoch {request.epoch} batch {request.batch} step {request.step}"
     event = f" on {request.event}" if request.event else ""
     times = f" (x{request.times})" if request.times > 1 else ""
@@ -170,7 +169,6 @@ def _describe(request: Request) -> str:
 
 
 def _summary(requests: list[ReplayedRequest]) -> str:
-    """Return how often a plugin requested what."""
     counts = Counter(each.request.verb for each in requests)
     words = ", ".join(f"{verb} {count_times(count)}" for verb, count in counts.items())
     return f"would have requested {words or 'nothing'}"

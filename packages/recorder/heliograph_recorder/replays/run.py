@@ -110,14 +110,12 @@ class ReplayRun(LineVerbs):
 
     @property
     def length(self) -> Self:
-        """This run: `run.length.max_steps` is `run.max_steps`."""
         return self
 
     stepping = checkpoints = hooks = report = length
 
     @property
     def loss(self) -> Any:
-        """The last training loss, a scalar tensor of float64; None without one. Set it to a number or `Unrecorded`."""
         if isinstance(self._loss, Unrecorded):
             return self._loss.__get__(self)
         return None if self._loss is None else torch.tensor(self._loss, dtype=torch.float64)
@@ -128,86 +126,67 @@ class ReplayRun(LineVerbs):
 
     @property
     def losses(self) -> Mapping[str, Tensor | None]:
-        """The last training loss of the one optimizer."""
         if self.is_named:
             raise NotRecorded("the loss of each of several optimizers")
         return {self.optimizer_name: self.loss}
 
     @property
     def windows(self) -> Mapping[str, int]:
-        """The window of the one optimizer."""
         if self.is_named:
             raise NotRecorded("the window of each of several optimizers")
         return {self.optimizer_name: self.window}
 
     @property
     def unknown(self) -> str:
-        """Why the number of planned steps is not known."""
         return "" if self.planned_steps is not None else "the recording does not say it: record a run with steps="
 
     @property
     def epoch_fraction(self) -> float | None:
-        """How many epochs are done."""
         return self.progress.epochs_done(self.batches_per_epoch)
 
     @property
     def fraction(self) -> float | None:
-        """Which part of the planned steps is done."""
         return self.progress.part_done(self.planned_steps, skips=self.max_epochs is not None)
 
     def is_last_batch(self) -> bool:
-        """Return whether the current batch is the last of its epoch."""
         if self.batches_per_epoch is None:
             return self.is_last_seen
         return self.progress.batch + self.data.in_hand >= self.batches_per_epoch
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether an epoch's last batch is done and its end not yet emitted."""
         return self.progress.batch > 0 and (self.is_last_batch() or self.control.should_end_epoch)
 
     def label(self, name: str, optimizer: str | None = None) -> str:
-        """Return the name to track a value by."""
         return f"{optimizer or self.optimizer_name}_{name}" if self.is_named else name
 
     def move_to(self, place: Counters) -> None:
-        """Set the counters and the clock."""
         progress = self.progress
         for name in COUNTERS:
             setattr(progress, name, getattr(place, name))
         progress.set_seconds(place.seconds)
 
     def start_from(self, origin: Counters) -> None:
-        """Start from the counters of a checkpoint."""
         self.progress.earlier_seconds = origin.seconds
         self.move_to(origin)
         self.origin = self.progress.copy()
 
     def emit(self, event: Event) -> None:
-        """Emit an event on the replay's bus."""
         self.bus.signal(type(event)).emit(self, event)
 
     def plan(self) -> str:
-        """Return nothing: what happens is recorded."""
         return ""
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
-        """Do nothing: logs are recorded, with all that was tracked."""
+        pass  # Do nothing: logs are recorded, with all that was tracked.
 
     def collect(self, name: str, value: Any) -> None:
-        """Raise `NotRecorded`."""
         raise NotRecorded("the batches of an evaluation, to collect from")
 
     def weigh(self, count: Any) -> None:
-        """Do nothing: the tokens are recorded."""
+        pass  # Do nothing: the tokens are recorded.
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        """Roll back if the recorded run did so here, to the same checkpoint.
-
-        Raises:
-            RuntimeError: there is no training to roll back.
-            NotRecorded: the recorded run did not roll back here.
-        """
         if not self.started or self.finished or is_within(TrainStart.name):
             raise RuntimeError("run.roll_back is for a training that has begun. At TrainStart, call run.resume(saved).")
         self.control.roll_back(f"to {path or 'a saved state'}")
@@ -216,46 +195,36 @@ class ReplayRun(LineVerbs):
             raise NotRecorded(f"what follows a rollback to {path or 'a saved state'}: the run did not roll back here")
 
     def exit_with(self, status: int) -> None:
-        """Note the exit status."""
         self.note(f"the process would have exited with status {status}")
 
     def raise_when_closed(self, error: BaseException) -> None:
-        """Note the error that `fit` would have raised at the end."""
         self.note(f"fit would have raised this at the end: {describe_error(error)}")
 
     def when_settling(self, action: Callable[[], None]) -> None:
-        """Call `action` at every `settle()`."""
         if action not in self._settling:
             self._settling.append(action)
 
     def when_leaving(self, action: Callable[[], None]) -> None:
-        """Do nothing: a replay has no other ranks."""
+        pass  # Do nothing: a replay has no other ranks.
 
     def reason(self, error: BaseException | None) -> str:
-        """Raise `NotRecorded`."""
         raise NotRecorded("why the run ended, in words", "`explain` shows it.")
 
     def settle(self) -> None:
-        """Wait until what plugins do in the background is done."""
         for action in tuple(self._settling):
             action()
 
     def replace_error(self, error: BaseException) -> None:
-        """Note the error that would have replaced the first one."""
         self.note(f"this error would have replaced the first one: {describe_error(error)}")
 
     def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
-        """Raise `NotRecorded`."""
         raise NotRecorded("the state of the run, such as its weights")
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        """Raise `NotRecorded`."""
         raise NotRecorded("a training that could continue from another state")
 
     def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Raise `NotRecorded`."""
         raise NotRecorded("the training's random numbers")
 
     def when_positioned(self, action: Callable[[], None]) -> None:
-        """Raise `NotRecorded`."""
         raise NotRecorded("the loader")
