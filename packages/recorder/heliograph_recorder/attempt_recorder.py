@@ -2,26 +2,266 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
-from heliograph import Progress, Run
+import torch
+from heliograph import (
+    BackwardEnd,
+    BatchEnd,
+    BatchStart,
+    Bus,
+    ChangeServed,
+    ForwardEnd,
+    GradientsReady,
+    History,
+    OrderedSignal,
+    PredictBatchEnd,
+    PredictBatchStart,
+    Progress,
+    Request,
+    Run,
+    ShouldStop,
+    StepEnd,
+    TestBatchEnd,
+    TestBatchStart,
+    ValidationBatchEnd,
+    ValidationBatchStart,
+)
+from heliograph.events import CATALOGUE, Event
+from heliograph.spi import Receiver
 from torch import Tensor
 
 from .attempt_facts import attempt_of
 from .format.checksum import seal, to_json
 from .format.digests import DigestBlock
 from .format.lines import Items, attempt_items, counter_values, event_items, items_of, mark_items
-from .format.records import Counters
+from .format.plain import NAME, shorten
+from .format.records import Counters, HandlerTime, RepeatEntry, RequestEntry, TimesEntry, change_of
 from .format.tail import BEGIN, FIRST_ROW, Tail, tail_path
 from .format.writer import Writer
-from .handler_times import HandlerTimer
-from .losses import copy_loss, read_losses
 from .open_block import OpenBlock
-from .requests import RequestTracker
+from .verbs import COUNTED, TAKEN_BACK
+
+Probe = Callable[[Iterator[Receiver], Mapping[int, str]], Iterator[Receiver]]
+HOT = (BatchStart, ForwardEnd, BackwardEnd, GradientsReady, StepEnd, BatchEnd, ShouldStop)
+EVALUATION = (
+    ValidationBatchStart, ValidationBatchEnd, TestBatchStart, TestBatchEnd, PredictBatchStart, PredictBatchEnd,
+)  # fmt: skip
+FIRST = 256  # batches that are all timed, so that a short run has enough times
+STRIDE = 7919  # a prime, so that the timed batches do not coincide with a period of the training
+
+
+class EventTimer:
+    """Times one event's handlers, without the time of events that these emit themselves.
+
+    Args:
+        event: its name.
+        inner: the time in events that the running handler emits; one number that all timers share.
+        sample: `time_some` times one emission in `sample`.
+    """
+
+    def __init__(self, event: str, inner: list[float], sample: int = 1) -> None:
+        self.event, self._inner, self._sample = event, inner, sample
+        self.emissions = self.timed = 0
+        self._spent: dict[str, tuple[int, float, float]] = {}
+
+    def time_every(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
+        self.timed += 1
+        spent, inner = self._spent, self._inner
+        seen: set[str] = set()  # a plugin with several handlers counts an emission once
+        for receiver in receivers:
+            outer, inner[0] = inner[0], 0.0
+            begin = perf_counter()
+            yield receiver
+            total = perf_counter() - begin
+            seconds, inner[0] = total - inner[0], outer + total
+            owner = owners[id(receiver)]
+            times, former, longest = spent.get(owner, (0, 0.0, 0.0))
+            spent[owner] = times + (owner not in seen), former + seconds, max(longest, seconds)
+            seen.add(owner)
+
+    def time_some(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
+        number, self.emissions = self.emissions, self.emissions + 1
+        return receivers if number % self._sample else self.time_every(receivers, owners)
+
+    def rows(self, emissions: int) -> Iterator[HandlerTime]:
+        for owner, (times, total, longest) in self._spent.items():
+            count = max(times, round(times * emissions / self.timed))
+            yield HandlerTime(shorten(str(owner), NAME), self.event, times, count, total, longest)
+
+
+class HandlerTimer:
+    """Times all handlers of a bus with probes on its signals.
+
+    Args:
+        bus: its signals are timed.
+        sample: one batch in `sample` is timed, after the first ones.
+
+    Attributes:
+        due: the next batch to time, from 0.
+        is_on: whether the events of every batch are timed now.
+    """
+
+    def __init__(self, bus: Bus, sample: int) -> None:
+        self.due, self.is_on = 0, False
+        self._bus, self._sample, self._stretch = bus, sample, 0
+        self._timers: dict[type[Event], EventTimer] = {}
+        self._probes: dict[type[Event], Probe] = {}
+        self._hot: list[tuple[OrderedSignal[Event], Probe]] = []
+        self._timed_batches = 0
+        self._inner = [0.0]
+
+    def attach(self) -> None:
+        for signal in self._bus.signals():
+            if signal.event not in self._timers:
+                self._add(signal)
+            if signal.event not in HOT and signal.probe is None:
+                signal.probe = self._probes[signal.event]
+
+    def detach(self) -> None:
+        self.switch_off()
+        for signal in self._bus.signals():
+            if signal.probe is not None and signal.probe == self._probes.get(signal.event):
+                signal.probe = None
+
+    def switch_on(self) -> None:
+        self.is_on = True
+        self._timed_batches += 1
+        for signal, probe in self._hot:
+            if signal.probe is None:
+                signal.probe = probe
+
+    def switch_off(self) -> None:
+        self.is_on = False
+        for signal, probe in self._hot:
+            if signal.probe == probe:
+                signal.probe = None
+
+    def step(self, batch: int) -> None:
+        if batch < FIRST:
+            self.switch_on()
+            return
+        if self.is_on:
+            self.switch_off()
+        if batch >= self.due:
+            self.switch_on()
+            self._stretch = batch // self._sample + 1
+            self.due = self._stretch * self._sample + self._stretch * STRIDE % self._sample
+
+    def times(self, batches: int) -> TimesEntry:
+        rows: list[HandlerTime] = []
+        complete = self._timed_batches - self.is_on  # the last one may be incomplete
+        for event, timer in self._timers.items():
+            emissions = timer.emissions if event in EVALUATION or event not in CATALOGUE else timer.timed
+            if event in HOT and complete:
+                emissions = round(timer.timed * batches / complete)
+            rows += timer.rows(emissions)
+        return TimesEntry(tuple(rows))
+
+    def _add(self, signal: OrderedSignal[Event]) -> None:
+        event = signal.event
+        is_sampled = event in EVALUATION or event not in CATALOGUE
+        timer = self._timers[event] = EventTimer(event.name, self._inner, self._sample)
+        self._probes[event] = timer.time_some if is_sampled else timer.time_every
+        if event in HOT:
+            self._hot.append((signal, self._probes[event]))
+
+
+SERVED = {"log": "log", "validation_start": "validation", "save_point": "save", "epoch_end": "end_epoch", "train_end": "stop"}  # fmt: skip  # noqa: E501
+MAX_SERVED = 100  # numbers of requests that one event serves
+LATEST = 8  # the history may still count up so many of the latest requests
+
+
+@dataclass(slots=True)
+class _Counted:
+    number: int
+    request: Request
+    times: int
+
+
+class RequestTracker:
+    """Follows the history of a control.
+
+    Attributes:
+        seen: how many requests were read; less than the history's total if there are new ones.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.seen = 0
+        self._history = history
+        self._latest: list[_Counted] = []
+        self._pending: dict[str, list[int]] = {}
+        self._drops: list[tuple[int, Request]] = []  # how many requests there were, and the veto that dropped some
+        history.drop_watcher = self._add_drop
+
+    def detach(self) -> None:
+        self._history.drop_watcher = None
+
+    def new_entries(self) -> Iterator[RequestEntry | RepeatEntry]:
+        history, total = self._history, self._history.total
+        for each in self._latest:
+            if each.request.times != each.times:
+                each.times = each.request.times
+                yield RepeatEntry(each.number, each.times)
+        kept = min(total - self.seen, len(history))  # of very many at once, the history has dropped the first
+        for number in range(total - kept, total):
+            yield from self._dropped_by(number)
+            request = history[number - total]
+            if request.verb in COUNTED:
+                self._latest.append(_Counted(number, request, request.times))
+            self._take_back(request)
+            pending = self._pending.setdefault(request.what, [])
+            if len(pending) < MAX_SERVED:
+                pending.append(number)
+            yield RequestEntry(number, _shortened(request))
+        yield from self._dropped_by(total)
+        self._latest = self._latest[-LATEST:]
+        self.seen = total
+
+    def _add_drop(self, veto: Request) -> None:
+        self._drops.append((self._history.total, veto))
+
+    def _dropped_by(self, total: int) -> Iterator[RepeatEntry]:
+        while self._drops and self._drops[0][0] <= total:
+            veto = self._drops.pop(0)[1]
+            self._pending.pop(TAKEN_BACK[veto.verb], None)
+            yield from (RepeatEntry(each.number, each.times) for each in self._latest if each.request is veto)
+
+    def _take_back(self, request: Request) -> None:
+        if request.verb in TAKEN_BACK and request.verb not in COUNTED:
+            self._pending.pop(TAKEN_BACK[request.verb], None)
+
+    def pop_served(self, event: str, data: Mapping[str, Any]) -> list[int] | None:
+        what = SERVED.get(event) if event != ChangeServed.name else change_of(data).what
+        return None if what is None else self._pending.pop(what, [])
+
+    def drop_pending(self) -> None:
+        self._pending = {verb: numbers for verb, numbers in self._pending.items() if verb == "stop"}
+
+
+def _shortened(request: Request) -> Request:
+    by, target, through = (shorten(each, NAME) for each in (request.by, request.target, request.through))
+    reason = shorten(request.reason)
+    if (by, target, through, reason) == (request.by, request.target, request.through, request.reason):
+        return request
+    return replace(request, by=by, target=target, through=through, reason=reason)
+
+
+def copy_loss(loss: Tensor | None) -> Tensor | None:
+    return None if loss is None else loss.detach().clone().reshape(())
+
+
+def read_losses(losses: Sequence[Tensor | None], skips: Sequence[bool]) -> tuple[float, ...]:
+    tensors = [each for each in losses if each is not None]
+    numbers = iter(torch.stack(tensors).tolist() if tensors else ())
+    values = [math.nan if each is None else next(numbers) for each in losses]
+    return tuple(math.nan if skip else value for value, skip in zip(values, skips, strict=True))
+
 
 BLOCK_STAYS_OPEN = {"log", "save_point", "checkpoint_saved", "checkpoint_pruned", "resume_verified"}
 FIRST_TIMES, TIMES_EVERY = 1.0, 10.0  # seconds

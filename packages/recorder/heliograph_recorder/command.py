@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .format.gc_pause import gc_paused
+from .format.reader import gc_paused
 
 
 def explain(arguments: Sequence[str]) -> int:

@@ -16,9 +16,8 @@ from heliograph_recorder.explain.story import brief, story
 from heliograph_recorder.format.checksum import format_line, parse_line
 from heliograph_recorder.format.lines import ROWS
 from heliograph_recorder.format.reader import read
-from heliograph_recorder.format.records import Batches
+from heliograph_recorder.format.records import Batches, walk
 from heliograph_recorder.format.tail import tail_path
-from heliograph_recorder.format.walk import walk
 from heliograph_recorder.timeline.page import page
 from heliograph_recorder.timeline.trace import trace
 from hypothesis import HealthCheck, given, settings

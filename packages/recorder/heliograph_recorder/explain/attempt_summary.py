@@ -9,8 +9,7 @@ from functools import cached_property
 
 from heliograph.spi import printable
 
-from ..format.records import TIMED, AttemptRecord, Batches, Counters, EventEntry, Recording, TimesEntry
-from ..format.walk import key_of
+from ..format.records import TIMED, AttemptRecord, Batches, Counters, EventEntry, Recording, TimesEntry, key_of
 
 
 @dataclass(frozen=True, slots=True)

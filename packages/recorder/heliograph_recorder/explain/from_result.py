@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from heliograph.spi import printable
 
-from ..format.gc_pause import gc_paused
-from ..format.reader import read
+from ..format.reader import gc_paused, read
 from ..format.records import Recording
 from . import words
 from .attempt_summary import main_attempt, summarize_attempts
-from .attempts import metrics_line
-from .control import requests_section
+from .attempts import ending_text, first_stop, metrics_line, stop_requested
 from .costs import PluginCost, costs_section
-from .end import ending_text, first_stop, stop_requested
-from .requests import RequestOutcome
+from .requests import RequestOutcome, requests_section
 from .story import notes_section, story, warnings_section
 from .words import Section, join_sections
 

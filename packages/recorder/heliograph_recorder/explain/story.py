@@ -8,20 +8,16 @@ from collections.abc import Sequence
 from heliograph.events import CATALOGUE
 from heliograph.spi import printable
 
-from ..format.gc_pause import gc_paused
-from ..format.reader import damage_of
+from ..format.reader import damage_of, gc_paused
 from ..format.records import Recording
 from . import words
 from .attempt_summary import AttemptSummary, all_notes, all_warnings, main_attempt, run_name, summarize_attempts
-from .attempts import attempts_in_short, attempts_section, end_section, who_changed
-from .checkpoints import checkpoints_in_short, checkpoints_section
-from .control import decisions_section, requests_in_short, requests_section
+from .attempts import attempts_in_short, attempts_section, describe_ending, end_section, reasons, who_changed
 from .costs import by_plugin, costs, costs_in_short, costs_section, timed_seconds, untimed_attempts
 from .efficiency import efficiency, efficiency_section
-from .end import describe_ending, reasons
-from .measured import Measured
-from .requests import requests_of
-from .saves import saves_of
+from .judge import Measured
+from .requests import decisions_section, requests_in_short, requests_of, requests_section
+from .saves import checkpoints_in_short, checkpoints_section, saves_of
 from .words import Section, join_sections
 
 

@@ -14,9 +14,8 @@ from heliograph.spi import describe_error
 from ..format.reader import damage_in_short, read
 from ..format.records import AttemptRecord, Batches, Counters, EventEntry, Recording, RepeatEntry, RequestEntry
 from .attempt import AttemptReplay, plugins_on_steps
-from .findings import Findings
 from .plugin_states import Snapshots, Switches
-from .report import RecordedAttempt, Replayed
+from .report import Findings, RecordedAttempt, Replayed
 
 
 def replay(recording: str | Path | Recording, plugins: Iterable[Any]) -> Replayed:
