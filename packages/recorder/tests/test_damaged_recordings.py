@@ -180,4 +180,4 @@ def test_a_short_line_cannot_claim_a_million_batches(folder: Path) -> None:
 
     assert sum(len(entry) for entry in attempt.entries if isinstance(entry, Batches)) < 1_400_000
     assert attempt.damage[0] == "line 3: a line 'batches' with unexpected values"
-    assert attempt.damage[1].endswith("more batches than a file of this size can hold")
+    assert attempt.damage[1].endswith("more batches than a file of this size can contain")

@@ -1,4 +1,4 @@
-"""A column of numbers as a short text, exact to the last bit."""
+"""Encode a column of numbers as a short text, exact to the last bit."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ WIDTHS = ("<i1", "<i2", "<i4", "<i8")
 FLOATS = ("<f4", "<f8")
 WORDS = ("<u4",)
 MAX_STEP = 2**52  # larger than any real counter
-MIN_COMPRESSED = 256  # bytes; compressing less costs more time than all the rest
+MIN_COMPRESSED = 256  # bytes; compressing less takes longer than the encoding
 
 
 def pack(steps: NDArray[np.int64], least: int, most: int) -> Packed:
+    """Encode the differences between integers: one number if all are equal, else the smallest type, compressed.
+
+    The first difference is the one from a number that the reader knows.
+    """
     if least == most:
         return least
     if least >= -0x80 and most < 0x80:
         return _encode(steps.astype("<i1"))
-    width = next(each for each in WIDTHS if np.iinfo(each).min <= least and most <= np.iinfo(each).max)
+    width = next(width for width in WIDTHS if np.iinfo(width).min <= least and most <= np.iinfo(width).max)
     return _encode(steps.astype(width))
 
 
@@ -39,6 +43,7 @@ def unpack(packed: Packed, rows: int, first: int) -> Sequence[int]:
 
 
 def pack_floats(values: Sequence[float]) -> list[str]:
+    """Encode numbers as float32 if that is exact for all of them, NaN included, else as float64."""
     wide = np.asarray(values, "<f8")
     with np.errstate(over="ignore"):
         narrow = wide.astype("<f4")
@@ -82,5 +87,5 @@ def _decode(packed: list[str], rows: int, types: Sequence[str]) -> NDArray[Any]:
         except zlib.error as error:
             raise ValueError(f"a damaged column: {error}") from None
     if len(data) != size:
-        raise ValueError(f"a column that has not {rows} rows")
+        raise ValueError(f"a column with a length other than {rows} rows")
     return np.frombuffer(data, kind.removeprefix("z"))

@@ -1,19 +1,19 @@
-"""The lines of a recording: a JSON array each, whose first item is its kind, and a checksum (see `checksum.py`).
+"""Encode and decode the lines of a recording: JSON arrays that begin with their kind (see also `checksum.py`).
 
     ["recording", 1]                                            the first line: the format
     ["attempt", {...}]                                          an attempt begins: the fields of `AttemptRecord`
     ["happened", event, clock, counters, data]                  `EventEntry`
     ["batches", number, part, counters, clock, rows, columns, losses]  `Batches`: a block, or a part of one
-    ["behind", number, batch]                                   the next lines came after this batch of a later block
+    ["behind", number, batch]                                   the next lines follow this batch of a later block
     ["asked", number, [...]]                                    `RequestEntry`: the fields of `Request`; target and
                                                                 value only of a change of the run
     ["recounted", number, times]                                `RepeatEntry`
     ["spent", [[...], ...]]                                     `TimesEntry`: the fields of each `HandlerTime`
     ["digests", epoch, first, rows, columns, rates, chain, length]  `DigestBlock`
-    ["lost", lines]                                             so many lines could not be written here
+    ["lost", lines]                                             the number of lines that could not be written
 
-Counters are their values, in order; tokens are left out where there are none, and so is their column. JSON is as Python
-writes it, with NaN and Infinity.
+Counters are a list of their values, in order. Tokens and their column are omitted if there are none. The JSON is
+Python's, with NaN and Infinity.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FORMAT = 1
 ROWS = 4096  # at most, in a block
 MAX_CHARACTERS = 200  # of a recorded text in an error
 COLUMNS = ("centiseconds", "steps", "skipped_steps", "skipped_batches", "samples", "window")
-_ABOUT = tuple(each.name for each in fields(AttemptRecord) if each.name not in ("entries", "damage"))
+_HEADER = tuple(field.name for field in fields(AttemptRecord) if field.name not in ("entries", "damage"))
 _TUPLES = ("validation_sets", "optimizers")
 
 
@@ -87,9 +87,9 @@ def block_items(
     steps[:, 0] = values[:, 0] - _column_starts(first)[: len(values)]
     np.subtract(values[:, 1:], values[:, :-1], out=steps[:, 1:])
     ranges = zip(steps, steps.min(1).tolist(), steps.max(1).tolist(), strict=True)
-    packed = [columns.pack(*each) for each in ranges]
-    known = None if losses is None else columns.pack_floats(losses)
-    return "batches", *number, counter_values(first), round(clock, 6), len(rows), packed, known
+    packed = [columns.pack(*column) for column in ranges]
+    packed_losses = None if losses is None else columns.pack_floats(losses)
+    return "batches", *number, counter_values(first), round(clock, 6), len(rows), packed, packed_losses
 
 
 def counter_values(counters: Counters | Progress) -> tuple[float, ...]:
@@ -105,7 +105,7 @@ def encode_head() -> str:
 
 
 def attempt_items(attempt: AttemptRecord) -> Items:
-    return "attempt", {name: getattr(attempt, name) for name in _ABOUT}
+    return "attempt", {name: getattr(attempt, name) for name in _HEADER}
 
 
 def encode_lost(lines: int) -> str:
@@ -113,10 +113,10 @@ def encode_lost(lines: int) -> str:
 
 
 def decode_attempt(items: list[Any]) -> AttemptRecord:
-    about: Any = items[1] if len(items) == 2 else None
-    check_attempt(about)
-    values: dict[str, Any] = {name: tuple(about[name]) if name in _TUPLES else about[name] for name in _ABOUT}
-    values["plan"] = {event: tuple(names) for event, names in about["plan"].items()}
+    header: Any = items[1] if len(items) == 2 else None
+    check_attempt(header)
+    values: dict[str, Any] = {name: tuple(header[name]) if name in _TUPLES else header[name] for name in _HEADER}
+    values["plan"] = {event: tuple(names) for event, names in header["plan"].items()}
     return AttemptRecord(**values, entries=())
 
 
@@ -126,9 +126,7 @@ def decode(items: list[Any]) -> Entry:
     try:
         entry = make(*values) if make is not None and len(values) == length else None
     except (TypeError, AttributeError, KeyError, OverflowError) as error:
-        raise ValueError(
-            f"a line {kind[:MAX_CHARACTERS]!r} that cannot be read: {str(error)[:MAX_CHARACTERS]}"
-        ) from None
+        raise ValueError(f"unreadable line {kind[:MAX_CHARACTERS]!r}: {str(error)[:MAX_CHARACTERS]}") from None
     if entry is None:
         raise ValueError(f"a line {kind[:MAX_CHARACTERS]!r} with unexpected values")
     return entry
@@ -145,10 +143,10 @@ def check_items(items: Any) -> None:
 
 
 def _values(request: Request) -> tuple[str | int | float | None, ...]:
-    where = request.epoch, request.batch, request.step
+    place = request.epoch, request.batch, request.step
     change = (request.target, request.value) if request.verb in CHANGES else ()
-    more = (*change, *filter(None, [request.through]))
-    return request.verb, request.by, request.reason, *where, request.times, request.rank, request.event, *more
+    extra = (*change, *filter(None, [request.through]))
+    return request.verb, request.by, request.reason, *place, request.times, request.rank, request.event, *extra
 
 
 def _column_starts(first: Counters) -> tuple[int, ...]:
@@ -158,7 +156,7 @@ def _column_starts(first: Counters) -> tuple[int, ...]:
 
 def _counters(values: Any) -> Counters:
     if not is_counters(values):
-        raise ValueError("wrong counters")
+        raise ValueError("invalid counters")
     return Counters(*values)
 
 
@@ -172,11 +170,11 @@ def _event(event: Any, clock: Any, counters: Any, data: Any) -> EventEntry | Non
 def _request(number: Any, values: Any) -> RequestEntry | None:
     if not is_count(number) or not is_request(values):
         return None
-    request, more = Request(*values[:9]), values[9:]
+    request, extra = Request(*values[:9]), values[9:]
     if request.verb in CHANGES:
-        request.target, request.value, *more = more
-    if more:
-        (request.through,) = more
+        request.target, request.value, *extra = extra
+    if extra:
+        (request.through,) = extra
     return RequestEntry(number, request)
 
 
@@ -191,7 +189,7 @@ def _times(rows: Any) -> TimesEntry:
 def _handler_time(plugin: Any, event: Any, timed: Any, emissions: Any, seconds: Any, longest: Any) -> HandlerTime:
     texts, counts, times = (plugin, event), (timed, emissions), (seconds, longest)
     if not (all(map(is_text, texts)) and all(map(is_count, counts)) and all(map(is_time, times))):
-        raise ValueError("wrong times of a handler")
+        raise ValueError("invalid handler times")
     return HandlerTime(plugin, event, timed, emissions, float(seconds), float(longest))
 
 
@@ -200,13 +198,14 @@ def _batches(number: Any, part: Any, counters: Any, clock: Any, rows: Any, packe
         return None
     first = _counters(counters)
     starts = _column_starts(first)[: max(len(packed), len(COLUMNS))]
-    centiseconds, steps, skipped_steps, skipped_batches, samples, window, *rest = (
+    centiseconds, steps, skipped_steps, skipped_batches, samples, window, *optional = (
         columns.unpack(column, rows, start) for column, start in zip(packed, starts, strict=True)
     )
-    tokens = rest[0] if rest else None
-    known = None if losses is None else columns.unpack_floats(losses, rows)
-    of_batches = steps, skipped_steps, skipped_batches, samples, window, centiseconds
-    return Batches(first, float(clock), *of_batches, known, tokens)
+    tokens = optional[0] if optional else None
+    numbers = None if losses is None else columns.unpack_floats(losses, rows)
+    return Batches(
+        first, float(clock), steps, skipped_steps, skipped_batches, samples, window, centiseconds, numbers, tokens
+    )
 
 
 _DECODERS: dict[str, tuple[Callable[..., Entry | None], int]] = {

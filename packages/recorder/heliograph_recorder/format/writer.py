@@ -1,4 +1,4 @@
-"""Append to a recording: complete lines, from one process at a time, none of them lost while the disk is full."""
+"""Append lines to a recording, from one process at a time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ MAX_PENDING = 2**20  # bytes that wait for space on the disk
 class Writer:
     """An open recording.
 
-    `write` calls `os.write` once, so a kill can cut only the last line short. Lines that cannot be written wait for the
-    next call; if too many wait, they are dropped and counted.
+    `write` calls `os.write` once, so a kill can cut only the last line short. Lines that cannot be written, for example
+    because the disk is full, are kept for the next call. If they exceed `MAX_PENDING` bytes, they are dropped and
+    counted.
 
     Attributes:
         path: the file.
@@ -45,7 +46,7 @@ class Writer:
             except FileExistsError:  # created within the same second
                 continue
         lock = _lock_of(path)
-        with ExitStack() as undo:  # a file that cannot be written is removed
+        with ExitStack() as undo:  # removes a file that cannot be written
             undo.callback(lock.release)
             undo.callback(path.unlink)
             undo.callback(os.close, file)
@@ -57,6 +58,7 @@ class Writer:
 
     @classmethod
     def reopen(cls, path: Path) -> Writer:
+        """Open a file to append to it, after the rows that a killed process left in its tail."""
         lock = _lock_of(path)
         lock.acquire()
         with ExitStack() as undo:
@@ -74,6 +76,7 @@ class Writer:
         self._pending += "".join(f"{line}\n" for line in lines).encode()
 
     def write(self, lines: Iterable[str] = ()) -> None:
+        """Append lines; an OSError is not raised again until a write succeeds."""
         self.add(lines)
         if not self._pending:
             return
@@ -88,7 +91,7 @@ class Writer:
                 self.is_failing = True
                 raise
             return
-        except BaseException:  # a Ctrl-C may come after a write, and before its result
+        except BaseException:  # a Ctrl-C after a write, before its result is assigned
             self._keep(data, os.fstat(self._file).st_size - begin, len(head))
             raise
         self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
