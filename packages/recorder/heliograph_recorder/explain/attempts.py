@@ -1,4 +1,4 @@
-"""Sentences on the attempts of a recorded run."""
+"""The sections of a story about the attempts of a recorded run and their ends."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from .attempt_summary import AttemptSummary, Restore
 from .lineage import ancestors
 from .words import Section
 
+MAX_METRICS = 40
+KINDS = {"train": "training", "validation": "validation", "test": "test", "predict": "prediction"}
+
 
 def describe_ending(attempt: AttemptSummary) -> str:
     closed = attempt.ending
@@ -27,6 +30,7 @@ def ending_text(status: str, by: str | None, rank: int | None) -> str:
 
 
 def reasons(attempt: AttemptSummary) -> list[str]:
+    """Return the reason of the end, and the position of the stop request or of the error."""
     closed = attempt.ending
     if closed is None:
         return []
@@ -35,24 +39,21 @@ def reasons(attempt: AttemptSummary) -> list[str]:
         plugin = f"in {printable(failed.data['plugin'])} on {failed.data['event']}, " if failed.data["plugin"] else ""
         texts.append(f"raised {plugin}in phase {failed.data['phase']}")
     requests = (entry.request for entry in attempt.attempt.entries if isinstance(entry, RequestEntry))
-    if attempt.status == "stopped" and (first := first_stop(requests)) is not None:
-        texts.append(stop_requested(first))
-    return texts
+    return texts + (stop_request(requests) if attempt.status == "stopped" else [])
 
 
-def first_stop(requests: Iterable[Request]) -> Request | None:
-    first = None
+def stop_request(requests: Iterable[Request]) -> list[str]:
+    """Describe the first request to stop that was not withdrawn, if there is one."""
+    stop = None
     for request in requests:
         if request.verb == "withdraw_stop":
-            first = None
-        elif request.verb == "stop" and first is None:
-            first = request
-    return first
-
-
-def stop_requested(stop: Request) -> str:
+            stop = None
+        elif request.verb == "stop" and stop is None:
+            stop = request
+    if stop is None:
+        return []
     during = f"during {stop.event}, " if stop.event else ""
-    return f"requested {during}at epoch {stop.epoch}, batch {stop.batch}, step {stop.step}"
+    return [f"requested {during}at epoch {stop.epoch}, batch {stop.batch}, step {stop.step}"]
 
 
 def progress(attempt: AttemptSummary) -> str:
@@ -61,17 +62,13 @@ def progress(attempt: AttemptSummary) -> str:
     return f"{words.position(attempt.last)}, {words.count_things(attempt.last.samples, 'sample')}"
 
 
-MAX_METRICS = 40
-KINDS = {"train": "training", "validation": "validation", "test": "test", "predict": "prediction"}
-
-
-def end_section(name: str, attempt: AttemptSummary) -> Section:
+def end_section(run: str, attempt: AttemptSummary) -> Section:
     closed, last = attempt.ending, attempt.last
     duration = f" in {words.seconds(last.seconds)} of training" if attempt.is_fit and last.seconds else ""
     texts = list(dict.fromkeys([*reasons(attempt), progress(attempt) + duration]))
     texts += metrics_line(closed.data["metrics"]) if closed is not None else []
     lines = [line for text in texts for line in words.lines(text)]
-    return Section(f"{printable(name)}: {describe_ending(attempt)}", lines)
+    return Section(f"{printable(run)}: {describe_ending(attempt)}", lines)
 
 
 def metrics_line(metrics: Mapping[str, float]) -> list[str]:
@@ -115,6 +112,7 @@ def describe_comparison(attempt: AttemptSummary) -> Iterator[str]:
 
 
 def who_changed(data: Mapping[str, Any]) -> str:
+    """Return who changed a plugin; a restored checkpoint is not a decision of a plugin."""
     return "when the checkpoint was restored" if data["by"] == LOADED else f"by {data['by']}"
 
 
@@ -130,15 +128,10 @@ def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Itera
         yield "from the start"
     for restore in attempt.restores:
         yield _describe_restore(restore)
-    if previous is None:
-        yield from _describe_parents(attempt)
+    for parent in ancestors(recorded) if previous is None else ():
+        yield f"a fork of {printable(parent.recording)} {printable(parent.parting)}"
     yield from describe_comparison(attempt)
     yield f"{describe_ending(attempt)} after {words.seconds(attempt.seconds)}: {progress(attempt)}"
-
-
-def _describe_parents(attempt: AttemptSummary) -> Iterator[str]:
-    for parent in ancestors(attempt.attempt):
-        yield f"a fork of {printable(parent.recording)} {printable(parent.parting)}"
 
 
 def _describe_restore(restore: Restore) -> str:
@@ -151,8 +144,7 @@ def _describe_restore(restore: Restore) -> str:
     steps = words.count_things(lost.steps, "step")
     details = [words.count_things(lost.batch, "batch"), words.count_things(lost.samples, "sample")]
     details += [words.seconds(lost.seconds)] if lost.seconds else []
-    was = "was" if lost.steps == 1 else "were"
-    return f"{text}; {steps} ({', '.join(details)}) {was} lost"
+    return f"{text}; {steps} ({', '.join(details)}) {'was' if lost.steps == 1 else 'were'} lost"
 
 
 def _changes(before: AttemptRecord, after: AttemptRecord) -> Iterator[str]:

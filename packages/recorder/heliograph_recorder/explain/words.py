@@ -1,4 +1,4 @@
-"""Numbers, durations, positions, tables and sections as text."""
+"""Format numbers, durations, positions, tables and sections as text."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A title of a story with its lines; one without lines is left out."""
+    """A section of a story; it is omitted if it has no lines."""
 
     title: str
     lines: list[str]
 
 
 def join_sections(sections: Iterable[Section]) -> str:
-    return "\n\n".join("\n".join([each.title, *each.lines]) for each in sections if each.lines)
+    return "\n\n".join("\n".join([section.title, *section.lines]) for section in sections if section.lines)
 
 
 def count_things(number: int, thing: str, things: str = "") -> str:
-    return f"{number:,} {thing if number == 1 else things or _plural(thing)}"
+    plural = things or thing + ("es" if thing.endswith(("ch", "s", "x")) else "s")
+    return f"{number:,} {thing if number == 1 else plural}"
 
 
 def times(number: int) -> str:
@@ -44,13 +45,13 @@ def seconds(value: float) -> str:
         return f"{value:.1f} s"
     for size, unit, part, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if value >= size - part / 2:
-            whole, rest = divmod(round(value / part), size // part)
-            return f"{whole} {unit}" + f" {rest} {smaller}" * bool(rest)
+            count, remainder = divmod(round(value / part), size // part)
+            return f"{count} {unit}" + f" {remainder} {smaller}" * bool(remainder)
     raise AssertionError(value)
 
 
-def share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole > 0 else ""
+def share(part: float, total: float) -> str:
+    return f"{100 * part / total:.1f} %" if total > 0 else ""
 
 
 def number(value: float) -> str:
@@ -65,13 +66,15 @@ def join_words(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def lines(text: str, first: str = "  ", rest: str | None = None) -> list[str]:
-    rest = " " * len(first) if rest is None else rest
-    broken = wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+def lines(text: str, first: str = "  ", indent: str | None = None) -> list[str]:
+    """Break a text into lines of at most `WIDTH` columns; `first` is the indent of the first line."""
+    indent = " " * len(first) if indent is None else indent
+    broken = wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in broken]
 
 
 def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Align rows of cells in columns, the columns `right` to the right; text in the last column is wrapped."""
     rows = list(rows)
     if not rows:
         return []
@@ -85,7 +88,3 @@ def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]
         head = "  " + "  ".join(cells)
         wrapped += lines(row[-1], head + "  ", " " * min(len(head) + 2, 60)) if row[-1] else [head.rstrip()]
     return wrapped
-
-
-def _plural(thing: str) -> str:
-    return thing + ("es" if thing.endswith(("ch", "s", "x")) else "s")
