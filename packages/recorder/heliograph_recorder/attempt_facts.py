@@ -1,4 +1,4 @@
-"""Facts of a run as plain data: when it begins, at an event, at its end."""
+"""Collect facts of a run as plain data, at its beginning, at an event and at its end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from .format.plain import NAME, shorten, to_plain, to_plain_metrics
 from .format.records import AttemptRecord
 
 MAX_OWNERS = 500  # of the handlers of one event
-MAX_NOTES = 200  # and as many warnings
+MAX_NOTES = 200  # and the same number of warnings
 
 
 def attempt_of(run: Run, *, losses: bool) -> AttemptRecord:
-    """Return an attempt without entries."""
     phase: Phase = "train" if run.optimizers else run.phase
     return AttemptRecord(
         name=uuid4().hex[:12],
@@ -48,35 +47,28 @@ def attempt_of(run: Run, *, losses: bool) -> AttemptRecord:
 
 
 def plan_of(bus: Bus) -> dict[str, tuple[str, ...]]:
-    """Return, by event, the owners of its handlers in the order in which they run."""
     plan: dict[str, tuple[str, ...]] = {}
     for signal in bus.signals():
-        subscriptions = sorted(signal.subscriptions.values(), key=lambda each: each.position)
-        if owners := [shorten(str(each.owner), NAME) for each in subscriptions[:MAX_OWNERS] if not each.paused]:
-            plan[signal.event.name] = tuple(owners)
+        subscriptions = sorted(signal.subscriptions.values(), key=lambda subscription: subscription.position)
+        active = [subscription for subscription in subscriptions[:MAX_OWNERS] if not subscription.paused]
+        if active:
+            plan[signal.event.name] = tuple(shorten(str(subscription.owner), NAME) for subscription in active)
     return plan
 
 
 def fields_of(event: Event) -> dict[str, Any]:
-    """Return an event's fields as plain data."""
-    data: dict[str, Any] = to_plain({each.name: getattr(event, each.name) for each in fields(event)})  # type: ignore[arg-type]  # subclasses are dataclasses
-    return data
+    names = [field.name for field in fields(event)]  # type: ignore[arg-type]  # subclasses are dataclasses
+    return {**to_plain({name: getattr(event, name) for name in names})}
 
 
-def metrics_of(metrics: Mapping[str, Any], own: Collection[str] | None = None) -> dict[str, Any]:
-    """Return metrics as an entry's data, with the number that was left out.
-
-    Args:
-        metrics: by name.
-        own: the names of those that are the loop's own, so that those which plugins have added are listed.
-    """
-    kept, left_out = to_plain_metrics(metrics)
-    added = [] if own is None else [name for name in kept if name not in own]
-    return {"metrics": kept, **({"left_out": left_out} if left_out else {}), **({"added": added} if added else {})}
+def metrics_of(metrics: Mapping[str, Any], of_loop: Collection[str] | None = None) -> dict[str, Any]:
+    """Return metrics as an entry's data; metrics that are not `of_loop` were added by plugins."""
+    plain, omitted = to_plain_metrics(metrics)
+    added = [] if of_loop is None else [name for name in plain if name not in of_loop]
+    return {"metrics": plain, **({"left_out": omitted} if omitted else {}), **({"added": added} if added else {})}
 
 
 def failure_of(run: Run, event: RunFailed, *, losses: bool) -> dict[str, Any]:
-    """Return a failure as an entry's data, with the state of the current batch."""
     return {
         "error": type(event.error).__name__,
         "text": shorten(describe_error(event.error)),
@@ -98,7 +90,6 @@ def _last_loss(run: Run) -> float | None:
 
 
 def ending_of(run: Run, event: RunClosed, error: BaseException | None) -> dict[str, Any]:
-    """Return the end of a run as an entry's data."""
     stop = run.control.stop_request if event.status == "stopped" else None
     return {
         "status": event.status,
@@ -113,6 +104,6 @@ def ending_of(run: Run, event: RunClosed, error: BaseException | None) -> dict[s
     }
 
 
-def _first(texts: Sequence[str], what: str) -> list[str]:
-    kept = [shorten(text) for text in texts[:MAX_NOTES]]
-    return kept + [f"(+{len(texts) - MAX_NOTES} {what})"] * (len(texts) > MAX_NOTES)
+def _first(texts: Sequence[str], noun: str) -> list[str]:
+    first = [shorten(text) for text in texts[:MAX_NOTES]]
+    return first + [f"(+{len(texts) - MAX_NOTES} {noun})"] * (len(texts) > MAX_NOTES)

@@ -1,50 +1,255 @@
-"""Record one attempt: its events, requests and batches become lines, which are written together."""
+"""Record one attempt: its events, requests, batches and handler times."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
-from heliograph import Progress, Run
+import heliograph as h
+import torch
+from heliograph.events import CATALOGUE, Event
+from heliograph.spi import Receiver
 from torch import Tensor
 
 from .attempt_facts import attempt_of
 from .format.checksum import seal, to_json
 from .format.digests import DigestBlock
 from .format.lines import Items, attempt_items, counter_values, event_items, items_of, mark_items
-from .format.records import Counters
+from .format.plain import NAME, shorten
+from .format.records import Counters, HandlerTime, RepeatEntry, RequestEntry, TimesEntry, change_of
 from .format.tail import BEGIN, FIRST_ROW, Tail, tail_path
 from .format.writer import Writer
-from .handler_times import HandlerTimer
-from .losses import copy_loss, read_losses
 from .open_block import OpenBlock
-from .requests import RequestTracker
+from .verbs import COUNTED, TAKEN_BACK
 
 BLOCK_STAYS_OPEN = {"log", "save_point", "checkpoint_saved", "checkpoint_pruned", "resume_verified"}
 FIRST_TIMES, TIMES_EVERY = 1.0, 10.0  # seconds
+Probe = Callable[[Iterator[Receiver], Mapping[int, str]], Iterator[Receiver]]
+HOT = (h.BatchStart, h.ForwardEnd, h.BackwardEnd, h.GradientsReady, h.StepEnd, h.BatchEnd, h.ShouldStop)
+EVALUATION = (
+    h.ValidationBatchStart, h.ValidationBatchEnd, h.TestBatchStart, h.TestBatchEnd, h.PredictBatchStart,
+    h.PredictBatchEnd,
+)  # fmt: skip
+FIRST = 256  # batches that are all timed, for the sake of short runs
+STRIDE = 7919  # a prime, so that the timed batches do not coincide with a period of the training
+
+
+class EventTimer:
+    """Time the handlers of one event, without the time of events that they emit.
+
+    Args:
+        event: the event's name.
+        inner: the time in events that the running handler emits; one number, shared by all timers.
+        sample: `time_some` times one emission in `sample`.
+    """
+
+    def __init__(self, event: str, inner: list[float], sample: int = 1) -> None:
+        self.event, self._inner, self._sample = event, inner, sample
+        self.emissions = self.timed = 0
+        self._spent: dict[str, tuple[int, float, float]] = {}
+
+    def time_every(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
+        self.timed += 1
+        spent, inner = self._spent, self._inner
+        seen: set[str] = set()  # a plugin with several handlers counts an emission once
+        for receiver in receivers:
+            outer, inner[0] = inner[0], 0.0
+            begin = perf_counter()
+            yield receiver
+            total = perf_counter() - begin
+            seconds, inner[0] = total - inner[0], outer + total
+            owner = owners[id(receiver)]
+            times, before, longest = spent.get(owner, (0, 0.0, 0.0))
+            spent[owner] = times + (owner not in seen), before + seconds, max(longest, seconds)
+            seen.add(owner)
+
+    def time_some(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
+        number, self.emissions = self.emissions, self.emissions + 1
+        return receivers if number % self._sample else self.time_every(receivers, owners)
+
+    def rows(self, emissions: int) -> Iterator[HandlerTime]:
+        for owner, (times, total, longest) in self._spent.items():
+            count = max(times, round(times * emissions / self.timed))
+            yield HandlerTime(shorten(str(owner), NAME), self.event, times, count, total, longest)
+
+
+class HandlerTimer:
+    """Time the handlers of all events: rare events always, the events of every batch in a sample of batches.
+
+    Args:
+        bus: the bus whose signals are timed.
+        sample: after the first batches, one batch in `sample` is timed.
+
+    Attributes:
+        due: the next batch to time, from 0.
+        is_on: whether the events of the current batch are timed.
+    """
+
+    def __init__(self, bus: h.Bus, sample: int) -> None:
+        self.due, self.is_on = 0, False
+        self._bus, self._sample, self._stretch = bus, sample, 0
+        self._timers: dict[type[Event], EventTimer] = {}
+        self._probes: dict[type[Event], Probe] = {}
+        self._hot: list[tuple[h.OrderedSignal[Event], Probe]] = []
+        self._timed_batches = 0
+        self._inner = [0.0]
+
+    def attach(self) -> None:
+        for signal in self._bus.signals():
+            if signal.event not in self._timers:
+                self._add(signal)
+            if signal.event not in HOT and signal.probe is None:
+                signal.probe = self._probes[signal.event]
+
+    def detach(self) -> None:
+        self.switch_off()
+        for signal in self._bus.signals():
+            if signal.probe is not None and signal.probe == self._probes.get(signal.event):
+                signal.probe = None
+
+    def switch_on(self) -> None:
+        self.is_on = True
+        self._timed_batches += 1
+        for signal, probe in self._hot:
+            if signal.probe is None:
+                signal.probe = probe
+
+    def switch_off(self) -> None:
+        self.is_on = False
+        for signal, probe in self._hot:
+            if signal.probe == probe:
+                signal.probe = None
+
+    def step(self, batch: int) -> None:
+        if batch < FIRST:
+            self.switch_on()
+            return
+        if self.is_on:
+            self.switch_off()
+        if batch >= self.due:
+            self.switch_on()
+            self._stretch = batch // self._sample + 1
+            self.due = self._stretch * self._sample + self._stretch * STRIDE % self._sample
+
+    def times(self, batches: int) -> TimesEntry:
+        rows: list[HandlerTime] = []
+        complete = self._timed_batches - self.is_on  # without the current batch
+        for event, timer in self._timers.items():
+            emissions = timer.emissions if event in EVALUATION or event not in CATALOGUE else timer.timed
+            if event in HOT and complete:
+                emissions = round(timer.timed * batches / complete)
+            rows += timer.rows(emissions)
+        return TimesEntry(tuple(rows))
+
+    def _add(self, signal: h.OrderedSignal[Event]) -> None:
+        event = signal.event
+        is_sampled = event in EVALUATION or event not in CATALOGUE
+        timer = self._timers[event] = EventTimer(event.name, self._inner, self._sample)
+        self._probes[event] = timer.time_some if is_sampled else timer.time_every
+        if event in HOT:
+            self._hot.append((signal, self._probes[event]))
+
+
+SERVED = {"log": "log", "validation_start": "validation", "save_point": "save", "epoch_end": "end_epoch", "train_end": "stop"}  # fmt: skip  # noqa: E501
+MAX_SERVED = 100  # recorded numbers of requests that one event serves
+LATEST = 8  # requests whose count may still increase
+
+
+@dataclass(slots=True)
+class _RepeatableRequest:
+    number: int
+    request: h.Request
+    times: int
+
+
+class RequestTracker:
+    """Turn the history of a control into entries, and find the requests that an event serves.
+
+    Attributes:
+        seen: the number of requests read; less than the history's total if there are new ones.
+    """
+
+    def __init__(self, history: h.History) -> None:
+        self.seen = 0
+        self._history = history
+        self._latest: list[_RepeatableRequest] = []
+        self._pending: dict[str, list[int]] = {}
+        self._drops: list[tuple[int, h.Request]] = []  # the total at the time, and the veto that dropped requests
+        history.drop_watcher = self._add_drop
+
+    def detach(self) -> None:
+        self._history.drop_watcher = None
+
+    def new_entries(self) -> Iterator[RequestEntry | RepeatEntry]:
+        history, total = self._history, self._history.total
+        for latest in self._latest:
+            if latest.request.times != latest.times:
+                latest.times = latest.request.times
+                yield RepeatEntry(latest.number, latest.times)
+        # The history may have dropped the oldest of very many new requests.
+        for number in range(total - min(total - self.seen, len(history)), total):
+            yield from self._dropped_by(number)
+            request = history[number - total]
+            if request.verb in COUNTED:
+                self._latest.append(_RepeatableRequest(number, request, request.times))
+            if request.verb in TAKEN_BACK and request.verb not in COUNTED:  # a veto takes back when it drops
+                self._pending.pop(TAKEN_BACK[request.verb], None)
+            pending = self._pending.setdefault(request.what, [])
+            if len(pending) < MAX_SERVED:
+                pending.append(number)
+            yield RequestEntry(number, _shortened(request))
+        yield from self._dropped_by(total)
+        self._latest = self._latest[-LATEST:]
+        self.seen = total
+
+    def _add_drop(self, veto: h.Request) -> None:
+        self._drops.append((self._history.total, veto))
+
+    def _dropped_by(self, total: int) -> Iterator[RepeatEntry]:
+        while self._drops and self._drops[0][0] <= total:
+            veto = self._drops.pop(0)[1]
+            self._pending.pop(TAKEN_BACK[veto.verb], None)
+            yield from (RepeatEntry(latest.number, latest.times) for latest in self._latest if latest.request is veto)
+
+    def pop_served(self, event: str, data: Mapping[str, Any]) -> list[int] | None:
+        """Return the numbers of the requests that an event serves, None for an event that serves none."""
+        subject = SERVED.get(event) if event != h.ChangeServed.name else change_of(data).what
+        return None if subject is None else self._pending.pop(subject, [])
+
+    def drop_pending(self) -> None:
+        self._pending = {verb: numbers for verb, numbers in self._pending.items() if verb == "stop"}
+
+
+def _shortened(request: h.Request) -> h.Request:
+    by, target, through = (shorten(name, NAME) for name in (request.by, request.target, request.through))
+    reason = shorten(request.reason)
+    if (by, target, through, reason) == (request.by, request.target, request.through, request.reason):
+        return request
+    return replace(request, by=by, target=target, through=through, reason=reason)
 
 
 class AttemptRecorder:
-    """The recording of the attempt that is running.
+    """Record the running attempt.
 
     Args:
         run: the run.
-        sample: one batch in `sample` is timed, after the first ones.
-        losses: whether those of every batch are recorded.
+        sample: after the first batches, the handlers are timed in one batch in `sample`.
+        losses: whether the loss of every batch is recorded.
 
     Attributes:
-        block: the batches that are not in a line yet; it keeps the clock.
-        progress: of the run.
+        block: the open block of batches; it sets the run's clock.
+        progress: the run's progress.
         attempt: the attempt without entries.
         path: the file, None until it is known.
-        timer: times the handlers.
-        writer: of the file, None if it is not open.
+        timer: the timer of the handlers.
+        writer: the writer of the file, None if it is not open.
     """
 
-    def __init__(self, run: Run, sample: int, *, losses: bool) -> None:
+    def __init__(self, run: h.Run, sample: int, *, losses: bool) -> None:
         self.block, self.progress = OpenBlock(run), run.progress
         self.attempt = attempt_of(run, losses=losses)
         self.path: Path | None = None
@@ -57,8 +262,8 @@ class AttemptRecorder:
         self._began, self._times_due = monotonic(), FIRST_TIMES
         self._batches, self._number, self._marked, self._stop = 0, 1, BEGIN, 0
         self._lines: list[str] = []  # without checksums
-        self._noted: list[str] = []  # those that are in the tail
-        self._later_lines: list[str] | None = None
+        self._noted: list[str] = []  # lines in the tail
+        self._later_lines: list[str] | None = None  # after an event that was begun
         self._begun_event: tuple[str, float, Sequence[float], list[int] | None] = "", 0.0, (), None
         self._last: Sequence[float] = ()  # counters
         self._error: OSError | None = None
@@ -67,16 +272,13 @@ class AttemptRecorder:
 
     @property
     def clock(self) -> float:
-        """Seconds since the attempt began."""
         return monotonic() - self._began
 
     def stop_clock(self) -> None:
-        """Stop the run's clock at this moment, so that all handlers read the same time."""
         self.block.set_clock()
-        self.block.due = 0.0  # the next batch is later than this event
+        self.block.due = 0.0  # the next batch sets the clock again
 
-    def handle_load(self) -> None:
-        """Continue from a loaded state: drop the pending requests and set the clock."""
+    def handle_load(self) -> None:  # of a state
         self.end_block()
         self.add_requests()
         self.requests.drop_pending()
@@ -85,13 +287,10 @@ class AttemptRecorder:
     # Entries.
 
     def add_event(self, event: str, data: Mapping[str, Any], *, sets_clock: bool = True) -> None:
-        """Add an event, after the batches and requests before it.
+        """Add an event after the batches and requests before it.
 
-        Args:
-            event: its name.
-            data: its fields.
-            sets_clock: whether to set the run's clock; not for an event that may be emitted during another, whose later
-                handlers would read another time.
+        `sets_clock` is False for an event emitted during another event, so that all handlers of the latter read the
+        same time.
         """
         self._prepare_event(event)
         if sets_clock:
@@ -101,11 +300,10 @@ class AttemptRecorder:
         self._add(event_items(event, self.clock, self._last, data if served is None else {**data, "asked": served}))
 
     def _add(self, items: Items) -> None:
-        """Add the array of a line; if an event was begun, after it."""
         (self._lines if self._later_lines is None else self._later_lines).append(to_json(items))
 
     def begin_event(self, event: str) -> None:
-        """Add an event whose data are not known yet; later entries come after it."""
+        """Add an event without data; `finish_event` adds the data, before the entries that follow."""
         self._prepare_event(event)
         self.stop_clock()
         self._last = counter_values(self.progress)
@@ -113,7 +311,6 @@ class AttemptRecorder:
         self._begun_event = event, self.clock, self._last, self.requests.pop_served(event, {})
 
     def finish_event(self, data: Mapping[str, Any]) -> None:
-        """Add the data of the event that was begun."""
         later, self._later_lines = self._later_lines, None
         event, clock, counters, served = self._begun_event
         data = data if served is None else {**data, "asked": served}
@@ -121,17 +318,15 @@ class AttemptRecorder:
         self._lines += later or ()
 
     def _prepare_event(self, event: str) -> None:
-        """Add what came before an event; a block with losses ends, because a kill would lose them."""
+        # A kill would lose the losses of an open block.
         if event not in BLOCK_STAYS_OPEN or self._losses is not None:
             self.end_block()
         self.add_requests()
 
-    def _check_next(self) -> None:
-        """Call `add_batch` for the next batch: there is a new request."""
+    def _check_next(self) -> None:  # there is a new request
         self.block.stop = 0
 
     def add_requests(self) -> None:
-        """Add the new requests, after a mark that says which batch of the open block they follow."""
         if self.block.at > self._marked:
             self._marked = self.block.at
             self._lines.append(to_json(mark_items(self._number, self.block.last_batch)))
@@ -140,11 +335,9 @@ class AttemptRecorder:
         self.block.stop = self._stop
 
     def add_digests(self, block: DigestBlock) -> None:
-        """Add the digests of batches."""
         self._add(items_of(block))
 
     def add_times(self, *, now: bool = False) -> None:
-        """Add the times of the handlers, if they are due."""
         if now or self.clock > self._times_due:
             self._times_due = self.clock + TIMES_EVERY
             self._add(items_of(self.timer.times(self.batches)))
@@ -153,11 +346,9 @@ class AttemptRecorder:
 
     @property
     def batches(self) -> int:
-        """How many batches were recorded."""
         return self._batches + self.block.batches
 
-    def add_batch(self, run: Run) -> None:
-        """Add a batch, and do what is due; an error is raised at the next event."""
+    def add_batch(self, run: h.Run) -> None:
         block = self.block
         if block.is_full:
             self.end_block()
@@ -172,7 +363,9 @@ class AttemptRecorder:
             self._error = error
         self._begin_block()
         if self._losses is not None:
-            self._losses[block.batches :] = [copy_loss(run.loss)]  # instead of that of a batch that was interrupted
+            # A copy, since a CUDA graph may reuse the memory. It replaces the loss of an interrupted batch.
+            loss = None if run.loss is None else run.loss.detach().clone().reshape(())
+            self._losses[block.batches :] = [loss]
         try:
             block.add(run)
         except OSError as error:
@@ -181,16 +374,15 @@ class AttemptRecorder:
         self._stop = block.stop = min(block.at + free, FIRST_ROW)
 
     def end_block(self) -> None:
-        """Turn the batches into lines."""
         block, losses = self.block, self._losses
         self._stop = block.stop = 0
         if not block.batches:
             block.at = 0
             return
         rows = block.tail.rows(block.at)
-        known = None if losses is None else read_losses(losses[: len(rows.table)], rows.skips)
-        lines, last, batches = list(map(to_json, rows.arrays(known))), counter_values(rows.last), self.batches
-        # At once and last, so that a Ctrl-C at any line leaves the open block or its lines.
+        numbers = None if losses is None else _read_losses(losses[: len(rows.table)], rows.skips)
+        lines, last, batches = list(map(to_json, rows.arrays(numbers))), counter_values(rows.last), self.batches
+        # One assignment at the end, so that a Ctrl-C leaves either the open block or its lines.
         self._lines, self._last, self._batches, self._number, self._losses, self._marked, block.at = (
             [*self._lines, *lines], last, batches, self._number + 1, None if losses is None else [], BEGIN, 0,
         )  # fmt: skip
@@ -199,27 +391,26 @@ class AttemptRecorder:
         if self.block.at:
             return
         assert self.writer is not None
-        tail = self._tail if not self.writer.is_failing else Tail(None)  # the file's keeps unwritten rows
+        tail = self._tail if not self.writer.is_failing else Tail(None)  # the tail in the file has unwritten rows
         progress = self.progress
         first = replace(
-            Counters(*self._last),  # type: ignore[arg-type]  # all but the seconds are whole numbers
+            Counters(*self._last),  # type: ignore[arg-type]  # all but the seconds are integers
             epoch=progress.epoch,
             batch=progress.batch - 1,
             earlier_batches=progress.earlier_batches,
             validations=progress.validations,
             evaluated=progress.evaluated,
         )
-        clock = max(0.0, first.seconds - self.block.offset - self._began)  # the attempt's at the run's last time
+        clock = max(0.0, first.seconds - self.block.offset - self._began)  # the attempt's clock
         try:
             tail.begin(self.attempt.name, self._number, first, clock)
         except OSError as error:
             self._error = error
-        self.block.begin(tail, first.samples)  # last: a Ctrl-C before it leaves none, and the tail is begun again
+        self.block.begin(tail, first.samples)  # last: after a Ctrl-C before it, the tail is begun again
 
     # The file.
 
     def open(self, writer: Writer) -> None:
-        """Write to a file from now on."""
         if self.path != writer.path:
             self._lines.insert(0, to_json(attempt_items(self.attempt)))
         self.writer, self.path, self._tail = writer, writer.path, Tail(tail_path(writer.path))
@@ -227,10 +418,9 @@ class AttemptRecorder:
         self._is_fast = self.block.is_single and self._losses is None and self._tail.obstacle is None
 
     def write(self) -> None:
-        """Write the lines: into the tail while a block is open, else into the file.
+        """Write the lines: to the tail while a block is open, otherwise to the file.
 
-        Raises:
-            OSError: some could not be written; not raised again until a write succeeds.
+        An OSError is not raised again until a write succeeds.
         """
         if self.writer is not None and (self._lines or self.writer.is_failing):
             if self._lines and self.block.at and self.block.tail.note(self._lines):
@@ -246,16 +436,10 @@ class AttemptRecorder:
             raise error
 
     def _hand_over(self, writer: Writer) -> None:
-        """Give the writer all lines that are not in the file."""
-        writer.add(map(seal, [*self._noted, *self._lines]))  # first: a Ctrl-C within it loses none
+        writer.add(map(seal, [*self._noted, *self._lines]))  # first, so that a Ctrl-C loses no line
         self._noted, self._lines = [], []
 
     def close(self) -> None:
-        """Write all lines, and close the file; another one may be opened.
-
-        Raises:
-            OSError: something could not be written.
-        """
         self.timer.detach()
         self._history.watcher = None
         self.requests.detach()
@@ -269,15 +453,14 @@ class AttemptRecorder:
         try:
             writer.close()
         except OSError:
-            self._tail.close(remove=False)  # readers find the last batches there
+            self._tail.close(remove=False)  # readers get the last batches from it
             raise
         self._tail.close()
 
 
-def counters_of(progress: Progress) -> Counters:
-    """Return a run's counters."""
-    return Counters(
-        progress.epoch, progress.batch, progress.earlier_batches, progress.steps, progress.skipped_steps,
-        progress.skipped_batches, progress.samples, progress.validations, progress.evaluated, progress.seconds,
-        progress.tokens,
-    )  # fmt: skip
+def _read_losses(losses: Sequence[Tensor | None], skips: Sequence[bool]) -> tuple[float, ...]:
+    """Copy the losses of a block from their device at once; the loss of a skipped batch is NaN."""
+    tensors = [loss for loss in losses if loss is not None]
+    numbers = iter(torch.stack(tensors).tolist() if tensors else ())
+    values = [math.nan if loss is None else next(numbers) for loss in losses]
+    return tuple(math.nan if skip else value for value, skip in zip(values, skips, strict=True))

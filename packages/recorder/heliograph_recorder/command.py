@@ -1,4 +1,4 @@
-"""`python -m heliograph explain RUN` and `python -m heliograph timeline RUN`."""
+"""The commands `explain` and `timeline`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,30 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .format.gc_pause import gc_paused
-
 
 def explain(arguments: Sequence[str]) -> int:
-    """Explain a recorded run: how it ended, who requested what, what was saved and pruned."""
-    parser = _parser("explain", "Exit status 0: explained; 2: there is no recording, or it cannot be read.")
-    return run_explain(parser.parse_args(arguments))
+    """Explain a recorded run: its end, the requests, and the saved and pruned checkpoints."""
+    parser = _parser("explain", "Exit status 0: explained; 2: the recording is missing or unreadable.")
+    options = parser.parse_args(arguments)
+    from .explain.story import story  # after the parser: torch is slow to import
+    from .format.reader import gc_paused, read
+    from .format.writing_process import is_being_written
+
+    try:
+        with gc_paused():
+            recording = read(options.recording)
+            text = story(recording, is_running=is_being_written(recording.path))
+    except (OSError, ValueError) as error:
+        return _print_error("explain", error)
+    print(text)  # outside the try, since an OSError here is that of the terminal or pipe
+    return 0
 
 
 def timeline(arguments: Sequence[str]) -> int:
     """Write a page with the curves, decisions and checkpoints of a recorded run, and a trace."""
     parser = _parser(
         "timeline",
-        "Exit status 0: written; 2: there is no recording, it cannot be read, a file cannot be written, or no browser "
+        "Exit status 0: written; 2: the recording is missing or unreadable, a file cannot be written, or no browser "
         "can be started.",
     )
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
@@ -28,42 +38,8 @@ def timeline(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--trace", metavar="FILE", type=Path, help="the trace for Perfetto; by default <recording>.trace.json"
     )
-    return run_timeline(parser.parse_args(arguments))
-
-
-def _parser(name: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"heliograph {name}", description=description)
-    parser.add_argument("recording", metavar="RUN", type=Path, help="a recording, or a folder: the newest in it")
-    return parser
-
-
-@gc_paused()
-def run_explain(options: argparse.Namespace) -> int:
-    """Print the story of a run; return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
-    from .explain.story import story
-    from .format.reader import read
-    from .format.writing_process import is_being_written
-
-    try:
-        recording = read(options.recording)
-        text = story(recording, is_running=is_being_written(recording.path))
-    except (OSError, ValueError) as error:
-        return _print_error("explain", error)
-    print(text)  # outside the try: an OSError here comes from the terminal or pipe
-    return 0
-
-
-def run_timeline(options: argparse.Namespace) -> int:
-    """Write the page and the trace, print their paths; return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
-    from .format.reader import read
+    options = parser.parse_args(arguments)
+    from .format.reader import read  # after the parser: torch is slow to import
     from .timeline.page import write_timeline
     from .timeline.trace import write_trace
 
@@ -80,6 +56,12 @@ def run_timeline(options: argparse.Namespace) -> int:
     return _show(page) if options.open else 0
 
 
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"heliograph {name}", description=description)
+    parser.add_argument("recording", metavar="RUN", type=Path, help="a recording, or a folder: the newest in it")
+    return parser
+
+
 def _show(page: Path) -> int:
     import webbrowser
 
@@ -89,7 +71,6 @@ def _show(page: Path) -> int:
 
 
 def _check_files(recording: Path, page: Path, trace: Path) -> None:
-    """Raise ValueError if a file would overwrite a recording, or both are the same file."""
     from .format.reader import SUFFIX
     from .format.tail import tail_path
 

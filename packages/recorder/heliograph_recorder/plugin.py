@@ -1,88 +1,55 @@
-"""Record what happens in a run, for `heliograph_recorder.replay`, `explain` and `timeline`."""
+"""The `Recorder` plugin: record a run for `replay`, `explain` and `timeline`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from heliograph import (
-    BatchEnd,
-    ChangeServed,
-    CheckpointLoaded,
-    CheckpointPruned,
-    CheckpointSaved,
-    EpochEnd,
-    EpochStart,
-    Lane,
-    LastBoundary,
-    Log,
-    NotRecorded,
-    Plugin,
-    PluginChanged,
-    PluginFailed,
-    PredictBatchEnd,
-    PredictEnd,
-    PredictStart,
-    Replay,
-    ResumeVerified,
-    Run,
-    RunClosed,
-    RunFailed,
-    SavePoint,
-    TestBatchEnd,
-    TestEnd,
-    TestStart,
-    TrainEnd,
-    TrainStart,
-    ValidationBatchEnd,
-    ValidationCut,
-    ValidationEnd,
-    ValidationStart,
-    Verdict,
-    on,
-)
-from heliograph.events import Event, Receiver, current_owner, is_within
-from heliograph.spi import check_flag, check_path, check_whole_number
+import heliograph as h
+from heliograph.events import CATALOGUE, Event, PluginName
+from heliograph.spi import Receiver, Subscription, check_flag, check_path, check_whole_number, current_owner, is_within
 
 from . import attempt_facts
-from .attempt_recorder import AttemptRecorder, counters_of
+from .attempt_recorder import AttemptRecorder
 from .digests.chain import Chain
 from .digests.options import Digests, digests_of
+from .format.lines import counter_values
 from .format.plain import to_plain
+from .format.records import Counters
 from .format.tail import REGULAR
 from .format.writer import Writer
 from .open_block import OpenBlock
-from .subscriptions import ExtraSubscriptions
 
 if TYPE_CHECKING:
     from .digests.collector import DigestCollector
 
-MAX_CUSTOM = 1_000  # emissions of a custom event; of later ones a sample is recorded
+MAX_CUSTOM = 1_000  # emissions of a custom event; later ones are sampled
 
 
-class Recorder(Plugin):
-    """Record events, counters, metrics, requests with who made them and why, failures, and the time of every handler.
+class Recorder(h.Plugin):
+    """Record the events, metrics, requests, failures and handler times of a run.
 
-    One file `<run>_<date>_<time>.recording` holds a training: a resumed run continues the file that its checkpoint
-    names; `test` and `validate` add to that of the last fit. A killed run leaves everything up to its last batch. The
-    file is `run.report.recording` and `result.recording`.
+    A training is recorded in one file, `<run>_<date>_<time>.recording`. A resumed run continues the file named in its
+    checkpoint. `test` and `validate` add to the file of the last fit. If the run is killed, the recording is complete
+    up to the last batch. The path is `run.report.recording` and `result.recording`.
 
-    While it records, the run's clock advances only at batches and events, in hundredths of a second, so that the
-    recording holds the same times that plugins see. On several ranks the main rank records.
+    While a run is recorded, its clock advances only at batches and events, in hundredths of a second. Plugins therefore
+    see the same times in the run and in a replay. With several ranks, the main rank records.
 
     Args:
-        folder: where to write; created if it is missing.
+        folder: the folder of the recordings; created if it is missing.
         losses: whether to record the loss of every batch; with several optimizers, the last loss of the batch.
-        sample: the handlers of the events of every batch are timed in the first 256 batches, then in one batch of
-            `sample`; handlers of other events always.
-        digests: whether to record digests of every batch, by which `diverge` finds where two runs begin to differ:
-            True, or `Digests(...)` to say how often those of gradients and weights are taken.
+        sample: handlers of the events of every batch are timed in the first 256 batches, then in one batch of
+            `sample`. Other handlers are always timed.
+        digests: whether to record digests of every batch, so that `diverge` can find the first difference of two runs:
+            True, or `Digests(...)` to set how often gradients and weights are digested.
 
     Raises:
-        TypeError: an argument has another type.
+        TypeError: an argument has a wrong type.
         ValueError: `sample` is not a whole number of at least 1, or `folder` is a file.
     """
 
@@ -103,34 +70,35 @@ class Recorder(Plugin):
         self.path: Path | None = None
         self._attempt: AttemptRecorder | None = None
         self._block: OpenBlock | None = None
-        self._subscriptions: ExtraSubscriptions | None = None
+        self._owner = PluginName(self.name)
+        self._connected: dict[h.OrderedSignal[Any], Receiver] = {}  # in addition to the marked handlers
         self._collector: DigestCollector | None = None
-        self._chain: Mapping[str, Any] | None = None  # where that of a resumed run was
-        self._awaiting_metrics: Log | ValidationEnd | TestEnd | PredictEnd | None = None
-        self._own_metrics: set[str] = set()  # of the loop: others were added by plugins
+        self._chain: Mapping[str, Any] | None = None  # the state of the chain of a resumed run
+        self._awaiting_metrics: h.Log | h.ValidationEnd | h.TestEnd | h.PredictEnd | None = None
+        self._loop_metrics: set[str] = set()  # the metrics that plugins did not add
         self._error: BaseException | None = None
         self._continues_file = self._is_over = False
         self._sets: dict[str, int] = {}
         self._custom: dict[type[Event], int] = {}
 
-    def describe(self, run: Run) -> str:
-        """Say where the recording is."""
+    def describe(self, run: h.Run) -> str:
+        """Return the path of the recording."""
         return f"records to {self.path or self.folder}"
 
     def rehearse(self, folder: Path) -> list[Path]:
-        """Record elsewhere."""
-        former, self.folder, self.path = self.folder, folder, None
-        return [former]
+        """Record to another folder; return the previous one."""
+        previous, self.folder, self.path = self.folder, folder, None
+        return [previous]
 
-    @on(TrainStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: TrainStart) -> None:
-        """Close the former run; whether its file is continued depends on the state that is loaded."""
+    @h.on(h.TrainStart, lane=h.Lane.TRANSFORM)
+    def begin(self, run: h.Run, event: h.TrainStart) -> None:
+        """Close the previous run; a loaded state decides whether its file is continued."""
         self.close()
         self._attempt = self._block = self.path = self._chain = None
         self._note(run, event, {})
 
-    @on(BatchEnd, lane=Lane.TRANSFORM)
-    def count(self, run: Run, event: BatchEnd) -> None:
+    @h.on(h.BatchEnd, lane=h.Lane.TRANSFORM)
+    def count(self, run: h.Run, event: h.BatchEnd) -> None:
         """Record the counters of a batch, and set the run's clock for all handlers."""
         block, progress = self._block, run.progress
         if block is None or (at := block.at) >= block.stop:
@@ -139,7 +107,7 @@ class Recorder(Plugin):
             progress.batch - at == block.batch
             and progress.steps - at == block.steps
             and progress.samples - at * block.size == block.samples
-            and progress.skipped_steps + progress.skipped_batches + progress.tokens == block.rest
+            and progress.skipped_steps + progress.skipped_batches + progress.tokens == block.constant
             and monotonic() < block.due
         ):
             block.buffer[at] = REGULAR
@@ -147,93 +115,100 @@ class Recorder(Plugin):
         else:
             block.add(run)
 
-    @on(CheckpointLoaded, lane=Lane.TRANSFORM)
-    def note_load(self, run: Run, event: CheckpointLoaded) -> None:
-        """Note where the run continues."""
+    @h.on(h.CheckpointLoaded, lane=h.Lane.TRANSFORM)
+    def note_load(self, run: h.Run, event: h.CheckpointLoaded) -> None:
+        """Record the position at which the run continues."""
         self._add_digests()
         self._ready(run).handle_load()
-        origin = asdict(counters_of(run.origin)) | {"seconds": run.origin.earlier_seconds}
+        counters = Counters(*counter_values(run.origin))  # type: ignore[arg-type]  # all but the seconds are integers
+        origin = asdict(counters) | {"seconds": run.origin.earlier_seconds}
         self._subscribe(run)
-        more = {"origin": origin, "in_boundary": run.checkpoints.in_boundary, "planned_steps": run.length.planned_steps}
+        extra = {
+            "origin": origin,
+            "in_boundary": run.checkpoints.in_boundary,
+            "planned_steps": run.length.planned_steps,
+        }
         if run.checkpoints.forked_from is not None:
-            more["forked_from"] = to_plain(run.checkpoints.forked_from)
-        more["training"] = run.checkpoints.training_id
-        self._note(run, event, {**attempt_facts.fields_of(event), **more})
+            extra["forked_from"] = to_plain(run.checkpoints.forked_from)
+        extra["training"] = run.checkpoints.training_id
+        self._note(run, event, {**attempt_facts.fields_of(event), **extra})
 
-    @on(EpochStart, lane=Lane.TRANSFORM)
-    def note_epoch(self, run: Run, event: EpochStart) -> None:
-        """Note the length of the epoch."""
+    @h.on(h.EpochStart, lane=h.Lane.TRANSFORM)
+    def note_epoch(self, run: h.Run, event: h.EpochStart) -> None:
+        """Record the length of the epoch."""
         self._subscribe(run)
         self._note(run, event, {**attempt_facts.fields_of(event), "batches": run.length.batches_per_epoch})
 
-    @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
-    def note_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
-        """Note the number of batches."""
+    @h.on(h.ValidationStart, h.TestStart, h.PredictStart, lane=h.Lane.TRANSFORM, optional=True)
+    def note_evaluation(self, run: h.Run, event: h.ValidationStart | h.TestStart | h.PredictStart) -> None:
+        """Record the number of batches."""
         self._subscribe(run)
         self._sets.clear()
         self._note(run, event, {"batches": run.data.evaluation_batches})
 
-    @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd, lane=Lane.TRANSFORM, optional=True)
-    def count_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd | PredictBatchEnd) -> None:
+    @h.on(h.ValidationBatchEnd, h.TestBatchEnd, h.PredictBatchEnd, lane=h.Lane.TRANSFORM, optional=True)
+    def count_evaluation(self, run: h.Run, event: h.ValidationBatchEnd | h.TestBatchEnd | h.PredictBatchEnd) -> None:
         """Count the batches of a set."""
         self._sets[event.dataset] = self._sets.get(event.dataset, 0) + 1
 
-    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.TRANSFORM, optional=True)
-    def expect_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
-        """Begin the entry of metrics; other handlers may add to them before they are recorded."""
+    @h.on(h.Log, h.ValidationEnd, h.TestEnd, h.PredictEnd, lane=h.Lane.TRANSFORM, optional=True)
+    def expect_metrics(self, run: h.Run, event: h.Log | h.ValidationEnd | h.TestEnd | h.PredictEnd) -> None:
+        """Begin an entry of metrics, to which other handlers may add."""
         self._finish_metrics()
         self._ready(run).begin_event(event.name)
-        self._awaiting_metrics, self._own_metrics = event, set(event.metrics)
+        self._awaiting_metrics, self._loop_metrics = event, set(event.metrics)
 
-    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT, optional=True)
-    def note_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
-        """Note the metrics, after all handlers that add to them."""
+    @h.on(h.Log, h.ValidationEnd, h.TestEnd, h.PredictEnd, lane=h.Lane.REPORT, optional=True)
+    def note_metrics(self, run: h.Run, event: h.Log | h.ValidationEnd | h.TestEnd | h.PredictEnd) -> None:
+        """Record the metrics, after all handlers that add to them."""
         self._finish_metrics()
         attempt = self._ready(run)
         attempt.add_times()
         attempt.write()
 
-    @on(Replay, lane=Lane.TRANSFORM)
-    def note_replay(self, run: Run, event: Replay) -> None:
-        """Note the beginning and the end of a replay of the loader."""
+    @h.on(h.Replay, lane=h.Lane.TRANSFORM)
+    def note_replay(self, run: h.Run, event: h.Replay) -> None:
+        """Record the beginning and the end of a replay of the loader."""
         if event.done in (0, event.batches):
             self._note(run, event, attempt_facts.fields_of(event))
 
-    @on(ValidationCut, lane=Lane.TRANSFORM)
-    def note_cut(self, run: Run, event: ValidationCut) -> None:
-        """Note how many batches the validation or test had done."""
+    @h.on(h.ValidationCut, lane=h.Lane.TRANSFORM)
+    def note_cut(self, run: h.Run, event: h.ValidationCut) -> None:
+        """Record how many batches the validation or test had done."""
         self._note(run, event, {**attempt_facts.fields_of(event), "batches": dict(self._sets)})
 
-    @on(ChangeServed, SavePoint, EpochEnd, lane=Lane.TRANSFORM, optional=True)
-    def note_moment(self, run: Run, event: ChangeServed | SavePoint | EpochEnd) -> None:
-        """Note a change of the run, a save point, or the end of an epoch."""
+    @h.on(h.ChangeServed, h.SavePoint, h.EpochEnd, lane=h.Lane.TRANSFORM, optional=True)
+    def note_moment(self, run: h.Run, event: h.ChangeServed | h.SavePoint | h.EpochEnd) -> None:
+        """Record a change of the run, a save point, or the end of an epoch."""
         self._add_digests()
         self._note(run, event, attempt_facts.fields_of(event))
 
-    @on(LastBoundary, TrainEnd, lane=Lane.TRANSFORM)
-    def note_end(self, run: Run, event: LastBoundary | TrainEnd) -> None:
-        """Note the end of the training."""
+    @h.on(h.LastBoundary, h.TrainEnd, lane=h.Lane.TRANSFORM)
+    def note_end(self, run: h.Run, event: h.LastBoundary | h.TrainEnd) -> None:
+        """Record the end of the training."""
         self._add_digests()
         self._note(run, event, attempt_facts.fields_of(event))
 
-    @on(CheckpointSaved, CheckpointPruned, ResumeVerified, Verdict, lane=Lane.TRANSFORM, optional=True)
-    def note_fact(self, run: Run, event: CheckpointSaved | CheckpointPruned | ResumeVerified | Verdict) -> None:
-        """Note a checkpoint that was saved, pruned or compared with, or a verdict."""
-        more = {"training": run.checkpoints.training_id} if isinstance(event, CheckpointSaved) else {}
-        self._note(run, event, {**attempt_facts.fields_of(event), **more}, sets_clock=False)
+    @h.on(h.CheckpointSaved, h.CheckpointPruned, h.ResumeVerified, h.Verdict, lane=h.Lane.TRANSFORM, optional=True)
+    def note_fact(
+        self, run: h.Run, event: h.CheckpointSaved | h.CheckpointPruned | h.ResumeVerified | h.Verdict
+    ) -> None:
+        """Record a saved, pruned or verified checkpoint, or a verdict."""
+        extra = {"training": run.checkpoints.training_id} if isinstance(event, h.CheckpointSaved) else {}
+        self._note(run, event, {**attempt_facts.fields_of(event), **extra}, sets_clock=False)
 
-    @on(PluginChanged, PluginFailed, lane=Lane.TRANSFORM)
-    def note_plugin(self, run: Run, event: PluginChanged | PluginFailed) -> None:
-        """Note a change or a failure of a plugin; there may be new handlers and signals."""
+    @h.on(h.PluginChanged, h.PluginFailed, lane=h.Lane.TRANSFORM)
+    def note_plugin(self, run: h.Run, event: h.PluginChanged | h.PluginFailed) -> None:
+        """Record a change or a failure of a plugin; there may be new handlers and signals."""
         self._subscribe(run)
         attempt = self._attempt
-        if isinstance(event, PluginFailed) and event.plugin == current_owner() and attempt is not None:
-            attempt.add_event(event.name, attempt_facts.fields_of(event))  # unwritten: writing may be what failed
+        if isinstance(event, h.PluginFailed) and event.plugin == current_owner() and attempt is not None:
+            attempt.add_event(event.name, attempt_facts.fields_of(event))  # not written: the write may have failed
         else:
             self._note(run, event, attempt_facts.fields_of(event), sets_clock=False)
 
-    def note_own_end(self, run: Run, event: PluginChanged) -> None:
-        """Note that this recorder is switched off: nothing after it is in the recording."""
+    def note_own_end(self, run: h.Run, event: h.PluginChanged) -> None:
+        """Record that this recorder is switched off."""
         if (
             event.plugin == current_owner()
             and event.change in ("disabled", "unregistered")
@@ -241,22 +216,22 @@ class Recorder(Plugin):
         ):
             self._attempt.add_event(event.name, {**attempt_facts.fields_of(event), "ends_recording": True})
 
-    @on(RunFailed, lane=Lane.TRANSFORM)
-    def note_failure(self, run: Run, event: RunFailed) -> None:
-        """Note the error."""
+    @h.on(h.RunFailed, lane=h.Lane.TRANSFORM)
+    def note_failure(self, run: h.Run, event: h.RunFailed) -> None:
+        """Record the error."""
         self._error = event.error
         self._finish_metrics()
         try:
             self._add_digests()
-        except RuntimeError as failure:  # the device has failed, with what lies on it
+        except RuntimeError as failure:  # the device has failed
             run.note(f"the digests of the last batches are lost: {failure}")
             self._stop_digests()
         data = attempt_facts.failure_of(run, event, losses=self.losses)
         self._note(run, event, {**data, "batches": dict(self._sets)})
 
-    @on(RunClosed, lane=Lane.REPORT, after=("jsonl_log", "tensorboard", "file_log"))
-    def end(self, run: Run, event: RunClosed) -> None:
-        """Note how the run ended, and the times of handlers."""
+    @h.on(h.RunClosed, lane=h.Lane.REPORT, after=("jsonl_log", "tensorboard", "file_log"))
+    def end(self, run: h.Run, event: h.RunClosed) -> None:
+        """Record the end of the run and the times of handlers."""
         self._finish_metrics()
         self._add_digests()
         error, self._error = self._error, None
@@ -264,8 +239,8 @@ class Recorder(Plugin):
         self._note(run, event, attempt_facts.ending_of(run, event, error))
         self._is_over = True
 
-    def note_custom(self, run: Run, event: Event) -> None:
-        """Note an event that is not in the catalogue; of a very frequent one, a sample."""
+    def note_custom(self, run: h.Run, event: Event) -> None:
+        """Record a custom event; very frequent ones are sampled."""
         kind = type(event)
         number = self._custom[kind] = self._custom.get(kind, 0) + 1
         if number <= MAX_CUSTOM or number % self.sample == 0:
@@ -273,7 +248,7 @@ class Recorder(Plugin):
             self._note(run, event, {**attempt_facts.fields_of(event), **emission}, sets_clock=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the file's name, and where the chain of digests is."""
+        """Return the name of the file and the state of the chain of digests."""
         file = {"file": None if self.path is None else self.path.name}
         if self._collector is None:
             return file
@@ -281,7 +256,7 @@ class Recorder(Plugin):
         return {**file, "chain": self._collector.chain.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the chain, and the file of the resumed run if it still exists; a roll-back keeps its file."""
+        """Continue the chain of digests and, in a resumed run, the file if it still exists."""
         self._add_digests()
         self._chain = state.get("chain")
         if self._collector is not None:
@@ -290,13 +265,13 @@ class Recorder(Plugin):
             self.path, self._continues_file = self.folder / Path(state["file"]).name, True
 
     def flush(self) -> None:
-        """Write what was recorded until now, the digests of the last batches included."""
+        """Write all entries so far, including the digests of the last batches."""
         self._add_digests()
         if self._attempt is not None:
             self._attempt.write()
 
     def close(self) -> None:
-        """Write all entries and close the file; the run's clock runs again."""
+        """Write all entries, close the file and restore the run's clock."""
         self._continues_file = False
         try:
             self._add_digests()
@@ -313,63 +288,53 @@ class Recorder(Plugin):
         if (attempt := self._attempt) is None:
             return
         self._finish_metrics()
-        if self._subscriptions is not None:
-            self._subscriptions.detach()
+        for signal, handler in self._connected.items():
+            signal.disconnect(handler)
+        self._connected.clear()
         self._attempt, self._block = (None, None) if self._is_over else (attempt, attempt.block)
         attempt.close()
 
     def _add_digests(self) -> None:
-        """Write the digests of all batches until now; what lies on a device is waited for."""
         if self._collector is not None:
             self._collector.finish()
 
-    def _note(self, run: Run, event: Event, data: Mapping[str, Any], *, sets_clock: bool = True) -> None:
+    def _note(self, run: h.Run, event: Event, data: Mapping[str, Any], *, sets_clock: bool = True) -> None:
         attempt = self._ready(run)
         attempt.add_event(event.name, data, sets_clock=sets_clock)
         attempt.write()
 
     def _finish_metrics(self) -> None:
-        """Finish the event that waits for its metrics, with those that it has by now."""
         event, self._awaiting_metrics = self._awaiting_metrics, None
         if event is not None and self._attempt is not None:
-            done = {} if isinstance(event, Log) else {"batches": dict(self._sets)}
-            metrics = attempt_facts.metrics_of(event.metrics, self._own_metrics)
+            done = {} if isinstance(event, h.Log) else {"batches": dict(self._sets)}
+            metrics = attempt_facts.metrics_of(event.metrics, self._loop_metrics)
             self._attempt.finish_event({**metrics, **done})
 
-    def _ready(self, run: Run) -> AttemptRecorder:
-        """Return the recorder of this attempt; its file is opened once the state is loaded."""
+    def _ready(self, run: h.Run) -> AttemptRecorder:
         attempt = self._attempt
         if attempt is None or attempt.progress is not run.progress:
             attempt = self._begin(run)
         if self._collector is None and self.digests is not None and run.optimizers and self._error is None:
             self._collector = self._begin_digests(run, attempt, self.digests)
-        if attempt.writer is None and not is_within(TrainStart.name):
+        if attempt.writer is None and not is_within(h.TrainStart.name):
             attempt.open(self._open_writer(run, attempt.path or self.path))
             self.path = run.report.recording = attempt.path
         return attempt
 
-    def _begin(self, run: Run) -> AttemptRecorder:
+    def _begin(self, run: h.Run) -> AttemptRecorder:
         if run.report.is_replay:
-            raise NotRecorded("a training that could be recorded")
+            raise h.NotRecorded("a training that could be recorded")
         self.close()
         attempt = self._attempt = AttemptRecorder(run, self.sample, losses=self.losses)
         self._block = attempt.block
         if attempt.attempt.phase == "train" and not self._continues_file:
             self.path = None
         self._is_over, self._error, self._custom = False, None, {}
-        optional: dict[type[Event], tuple[Receiver, ...]] = {
-            Log: (self.expect_metrics, self.note_metrics),
-            Replay: (self.note_replay,),
-        }
-        always: dict[type[Event], Receiver] = {
-            PluginChanged: self.note_own_end
-        }  # its marked handlers are paused when it is switched off
-        owner = current_owner() or self.name
-        self._subscriptions = ExtraSubscriptions(owner, self.note_custom, optional, always)
+        self._owner = PluginName(current_owner() or self.name)
         self._subscribe(run)
         return attempt
 
-    def _begin_digests(self, run: Run, attempt: AttemptRecorder, digests: Digests) -> DigestCollector:
+    def _begin_digests(self, run: h.Run, attempt: AttemptRecorder, digests: Digests) -> DigestCollector:
         from .digests.collector import DigestCollector
 
         collector = DigestCollector(run, digests, attempt.add_digests)
@@ -378,14 +343,37 @@ class Recorder(Plugin):
         collector.attach(run.bus, current_owner() or self.name)
         return collector
 
-    def _subscribe(self, run: Run) -> None:
+    def _subscribe(self, run: h.Run) -> None:
         """Subscribe to the signals that exist by now, and time them."""
-        if self._attempt is not None and self._subscriptions is not None:
-            self._subscriptions.attach(run)
-            self._attempt.timer.attach()
+        if self._attempt is None:
+            return
+        self._pause_if_alone(run, h.Log, self.expect_metrics, self.note_metrics)
+        self._pause_if_alone(run, h.Replay, self.note_replay)
+        # The marked handlers are paused when the recorder is switched off.
+        self._connect(run.bus.signal(h.PluginChanged), self.note_own_end)
+        for signal in run.bus.signals():
+            if signal.event not in CATALOGUE:
+                self._connect(signal, self.note_custom)
+        self._attempt.timer.attach()
 
-    def _open_writer(self, run: Run, path: Path | None) -> Writer:
-        """Open the file of the training, or a new one."""
+    def _connect(self, signal: h.OrderedSignal[Any], handler: Receiver) -> None:
+        if signal not in self._connected:
+            subscription = Subscription((h.Lane.TRANSFORM, sys.maxsize), self._owner)
+            signal.connect(handler, weak=False, subscription=subscription)
+            self._connected[signal] = handler
+
+    def _pause_if_alone(self, run: h.Run, event: type[Event], *handlers: Receiver) -> None:
+        """Listen to an event only if others do: without a handler the loop collects no losses, and logs a replay."""
+        signal = run.bus.signal(event)
+        owners = {subscription.owner for subscription in signal.subscriptions.values() if not subscription.paused}
+        is_needed = bool(owners - {self._owner})
+        if event is h.Log and not is_needed:  # a plugin may request logs although no other plugin handles them
+            is_needed = "log" in run.plugins.declared("asks")
+        if is_needed != (self._owner in owners):
+            for handler in handlers:
+                signal.pause(handler, paused=not is_needed)
+
+    def _open_writer(self, run: h.Run, path: Path | None) -> Writer:
         if path is not None and path.exists():
             try:
                 return Writer.reopen(path)

@@ -1,4 +1,4 @@
-"""What the verbs of the control are about, and their names in words: for code that reports requests."""
+"""The scope of the verbs of the control, and their names in reports."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from heliograph.events import Verb
 
 @dataclass(frozen=True, slots=True)
 class VerbFacts:
-    """The facts of one verb.
+    """The scope and the names of one verb.
 
     Attributes:
-        about: what a request with it is about.
-        noun: what is counted: `3 early ends of epochs`.
-        plural: of the noun.
-        mark: what happened, as on a drawing.
+        about: the scope of a request.
+        noun: the noun for a count of one.
+        plural: the plural of the noun: `3 early ends of epochs`.
+        mark: the label in a timeline.
     """
 
     about: Literal["run", "epoch", "boundary", "evaluation", "batch", "step"]
@@ -56,9 +56,9 @@ VERBS: Final[Mapping[Verb, VerbFacts]] = {
     "enable_plugin": VerbFacts("run", "plugin enabled", "plugins enabled", "plugin enabled"),
     "disable_plugin": VerbFacts("run", "plugin disabled", "plugins disabled", "plugin disabled"),
 }
-COUNTED: Final = ("hold_step", "scale_loss", "veto_stop", "veto_save")  # the history counts them instead of listing
-LOADED: Final = "the loaded state"  # the name by which a loaded state enables and disables plugins
-# Events of a batch that is not counted yet.
+COUNTED: Final = ("hold_step", "scale_loss", "veto_stop", "veto_save")  # repetitions increase a count
+LOADED: Final = "the loaded state"  # the requester if a loaded state enables or disables plugins
+# Events during a batch, before the counter is increased.
 WITHIN_A_BATCH: Final = ("batch_start", "forward_end", "backward_end", "gradients_ready", "step_end")
 TAKEN_BACK: Final[Mapping[Verb, Verb]] = {
     "withdraw_stop": "stop",
@@ -67,5 +67,5 @@ TAKEN_BACK: Final[Mapping[Verb, Verb]] = {
     "withdraw_validation": "validation",
     "withdraw_save": "save",
     "veto_save": "save",
-}  # what each takes back
+}  # the verb that is withdrawn or vetoed
 EVALUATION_VERB: Final[Verb] = next(verb for verb, facts in VERBS.items() if facts.about == "evaluation")

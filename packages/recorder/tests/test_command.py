@@ -92,7 +92,7 @@ def test_a_folder_without_a_recording_is_refused(name: str, tmp_path: Path, caps
     assert command(name, tmp_path) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(f"heliograph {name}: The folder {tmp_path} holds no recording")
+    assert printed.err.startswith(f"heliograph {name}: The folder {tmp_path} has no recording")
 
 
 def test_a_page_that_cannot_be_written_is_an_error(

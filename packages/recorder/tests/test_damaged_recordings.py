@@ -16,9 +16,8 @@ from heliograph_recorder.explain.story import brief, story
 from heliograph_recorder.format.checksum import format_line, parse_line
 from heliograph_recorder.format.lines import ROWS
 from heliograph_recorder.format.reader import read
-from heliograph_recorder.format.records import Batches
+from heliograph_recorder.format.records import Batches, walk
 from heliograph_recorder.format.tail import tail_path
-from heliograph_recorder.format.walk import walk
 from heliograph_recorder.timeline.page import page
 from heliograph_recorder.timeline.trace import trace
 from hypothesis import HealthCheck, given, settings
@@ -181,4 +180,4 @@ def test_a_short_line_cannot_claim_a_million_batches(folder: Path) -> None:
 
     assert sum(len(entry) for entry in attempt.entries if isinstance(entry, Batches)) < 1_400_000
     assert attempt.damage[0] == "line 3: a line 'batches' with unexpected values"
-    assert attempt.damage[1].endswith("more batches than a file of this size can hold")
+    assert attempt.damage[1].endswith("more batches than a file of this size can contain")

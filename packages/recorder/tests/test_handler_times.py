@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 from heliograph.events import BatchEnd, Bus, EpochEnd, Event, Run, SavePoint, ValidationBatchEnd
-from heliograph_recorder import handler_times
-from heliograph_recorder.handler_times import HandlerTimer
+from heliograph_recorder import attempt_recorder
+from heliograph_recorder.attempt_recorder import HandlerTimer
 
 RUN = cast("Run", object())
 
@@ -20,7 +20,7 @@ class Custom(Event):
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the clock as a list of one number, which handlers change."""
     clock = [0.0]
-    monkeypatch.setattr(handler_times, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(attempt_recorder, "perf_counter", lambda: clock[0])
     return clock
 
 
@@ -63,7 +63,7 @@ def test_a_frequent_event_is_counted_and_timed_in_a_sample(event: Event, seconds
 def test_the_events_of_every_batch_are_timed_in_a_sample(
     sample: int, seconds: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler_times, "FIRST", 0)
+    monkeypatch.setattr(attempt_recorder, "FIRST", 0)
     bus = Bus()
     bus.on(BatchEnd, slow(seconds, 1.0))
     timer = HandlerTimer(bus, sample)
@@ -82,7 +82,7 @@ def test_the_events_of_every_batch_are_timed_in_a_sample(
 
 
 def test_all_of_the_first_batches_are_timed(seconds: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handler_times, "FIRST", 4)
+    monkeypatch.setattr(attempt_recorder, "FIRST", 4)
     bus = Bus()
     timer = HandlerTimer(bus, 10)
     costs = iter([50.0, *[2.0] * 99])  # the first call is slow

@@ -28,8 +28,8 @@ from heliograph_recorder.format.records import (
     RepeatEntry,
     RequestEntry,
     TimesEntry,
+    walk,
 )
-from heliograph_recorder.format.walk import walk
 from heliograph_recorder.plugin import Recorder
 from heliograph_testing import check_plugin
 from torch import nn

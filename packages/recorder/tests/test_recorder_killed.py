@@ -11,9 +11,8 @@ import pytest
 from heliograph.packages.recorder.tests import recorder_kills
 from heliograph.tests import sampling
 from heliograph_recorder.format.reader import read
-from heliograph_recorder.format.records import AttemptRecord, Batches, EventEntry
+from heliograph_recorder.format.records import AttemptRecord, Batches, EventEntry, walk
 from heliograph_recorder.format.tail import tail_path
-from heliograph_recorder.format.walk import walk
 
 POINTS = [
     *(f"batch{number}:batch:{number}" for number in (1, 7, 33)),

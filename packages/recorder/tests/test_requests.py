@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from heliograph.events import Control, Progress, Request
+from heliograph_recorder.attempt_recorder import MAX_SERVED, RequestTracker
 from heliograph_recorder.format.records import RepeatEntry, RequestEntry
-from heliograph_recorder.requests import MAX_SERVED, RequestTracker
 
 
 def asked(tracker: RequestTracker) -> list[tuple[int, str]]:

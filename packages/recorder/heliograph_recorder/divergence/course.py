@@ -11,8 +11,7 @@ from typing import NamedTuple
 from heliograph.events import Request, Verb
 
 from ..format.digests import COLUMNS, DigestBlock
-from ..format.records import Batches, Counters, EventEntry, Recording, RequestEntry
-from ..format.walk import walk
+from ..format.records import Batches, Counters, EventEntry, Recording, RequestEntry, walk
 from ..verbs import COUNTED, LOADED, WITHIN_A_BATCH
 
 ASIDE: frozenset[Verb] = frozenset(("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log"))

@@ -1,1 +1,1 @@
-"""Explain a recorded run in words."""
+"""Explain a recorded run."""

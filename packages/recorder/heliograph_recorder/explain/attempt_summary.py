@@ -1,4 +1,4 @@
-"""The attempts of a recording as data: duration, end, and the checkpoint that each continued from."""
+"""Summarize the attempts of a recording: duration, end, and the checkpoints that they loaded."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from functools import cached_property
 
 from heliograph.spi import printable
 
-from ..format.records import TIMED, AttemptRecord, Batches, Counters, EventEntry, Recording, TimesEntry
-from ..format.walk import key_of
+from ..format.records import TIMED, AttemptRecord, Batches, Counters, EventEntry, Recording, TimesEntry, key_of
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """A run loaded a saved state: it resumed, or it rolled back.
+    """A saved state was loaded: the run resumed or rolled back.
 
     Attributes:
-        path: the checkpoint, None if the state came from no file.
-        clock: when, in seconds since the attempt began.
-        counters: where the run continues.
-        before: how far it had come before, None if nothing of that is recorded.
+        path: the checkpoint, None if the state was not loaded from a file.
+        clock: seconds between the beginning of the attempt and the load.
+        counters: the counters at which the run continues.
+        before: the counters that the run had reached before, None if that is not recorded.
         is_roll_back: whether the attempt had already trained.
     """
 
@@ -31,8 +30,7 @@ class Restore:
     before: Counters | None
     is_roll_back: bool
 
-    def lost_work(self) -> Counters | None:
-        """Return how much has to be repeated, as counters; None for nothing."""
+    def lost_work(self) -> Counters | None:  # that has to be repeated
         before, counters = self.before, self.counters
         if before is None or before.batches <= counters.batches:
             return None
@@ -49,15 +47,15 @@ class AttemptSummary:
     """One attempt.
 
     Attributes:
-        number: from 1.
-        attempt: what was recorded.
-        began: when, in UTC; None if that could not be read.
-        seconds: from its beginning to its last entry.
+        number: the number of the attempt, from 1.
+        attempt: its record.
+        began: its beginning in UTC; None if it is unreadable.
+        seconds: the time from its beginning to its last entry.
         last: the counters at its last entry.
         restores: the states that it loaded.
         is_last: whether it is the last attempt of the recording.
-        is_running: whether its process is alive, None where that is not known.
-        resumed_at: where later attempts have continued, the earliest of that: what it did after that is lost.
+        is_running: whether its process is running, None if unknown.
+        resumed_at: the earliest position from which a later attempt continued; the work after it is lost.
     """
 
     number: int
@@ -72,28 +70,25 @@ class AttemptSummary:
 
     @property
     def is_fit(self) -> bool:
-        """Whether it was a training."""
         return self.attempt.phase == "train"
 
     @cached_property
-    def ending(self) -> EventEntry | None:
-        """Its `run_closed`, None if it was killed or is still running."""
+    def ending(self) -> EventEntry | None:  # None if the attempt was killed or is still running
         return next((entry for entry in reversed(self._events) if entry.event == "run_closed"), None)
 
     @cached_property
     def switched_off(self) -> EventEntry | None:
-        """The change that switched its recorder off, None where it recorded to the end, or again."""
+        """The change that switched its recorder off, unless the recorder was switched on again."""
         last = next(reversed(self._events), None)
         return last if last is not None and last.data.get("ends_recording") is True else None
 
     @property
     def warnings(self) -> list[str]:
-        """The warnings of the result: requests that were not fulfilled."""
         return [] if self.ending is None else list(self.ending.data["warnings"])
 
     @cached_property
     def timed_seconds(self) -> float:
-        """Its clock when the times of handlers were last written; 0 if they never were."""
+        """The attempt's clock at the last `TimesEntry`; 0 without one."""
         clock = timed = 0.0
         for entry in self.attempt.entries:
             if isinstance(entry, TimesEntry):
@@ -107,39 +102,32 @@ class AttemptSummary:
         return tuple(entry for entry in self.attempt.entries if isinstance(entry, EventEntry))
 
     def events(self, *names: str) -> Iterator[EventEntry]:
-        """Yield its events, or only those of these names."""
         return (entry for entry in self._events if not names or entry.event in names)
 
     def has_lost(self, counters: Counters) -> bool:
-        """Return whether what it did there is lost, since a later attempt continued from before it."""
         return self.resumed_at is not None and key_of(counters) > key_of(self.resumed_at)
 
     @property
-    def loss(self) -> str:
-        """How what is lost was lost, in words."""
+    def loss(self) -> str:  # of work
         if self.ending is None:
             return "lost in the kill"
         return {"failed": "lost in the failure", "interrupted": "lost in the interruption"}.get(self.status, "lost")
 
     @property
     def began_text(self) -> str:
-        """When it began, in words."""
-        return "at a time that could not be read" if self.began is None else f"{self.began:%Y-%m-%d %H:%M:%S} UTC"
+        return "at an unreadable time" if self.began is None else f"{self.began:%Y-%m-%d %H:%M:%S} UTC"
 
     def gap(self, previous: AttemptSummary) -> float | None:
-        """Return the seconds between the end of the previous attempt and the beginning of this one, if known."""
         if self.began is None or previous.began is None:
             return None
         return max(0.0, (self.began - previous.began).total_seconds() - previous.seconds)
 
     @property
     def status(self) -> str:
-        """How it ended, in a word or two."""
         if self.ending is None and (off := self.switched_off) is not None:
-            what = (
-                f"the recorder was {off.data['change']} by {printable(off.data['by'])} at step {off.counters.steps:,}"
-            )
-            return f"running; {what}" if self.is_running and self.is_last else f"not recorded to the end; {what}"
+            prefix = "running" if self.is_running and self.is_last else "not recorded to the end"
+            change, by = off.data["change"], printable(off.data["by"])
+            return f"{prefix}; the recorder was {change} by {by} at step {off.counters.steps:,}"
         if self.ending is None:
             states = {None: "killed, or still running", True: "running", False: "killed"}
             return states[self.is_running] if self.is_last else "killed"
@@ -147,19 +135,10 @@ class AttemptSummary:
 
 
 def summarize_attempts(recording: Recording, *, is_running: bool | None = None) -> list[AttemptSummary]:
-    """Return a summary of each attempt.
-
-    Args:
-        recording: of the run.
-        is_running: whether a process is writing it, None where that is not known.
-
-    Raises:
-        ValueError: the recording holds no attempt.
-    """
     if not recording.attempts:
-        raise ValueError(f"{recording.path} holds no attempt: the run was killed before anything was recorded.")
+        raise ValueError(f"{recording.path} has no attempt: the run was killed before anything was recorded.")
     attempts: list[AttemptSummary] = []
-    trained: Counters | None = None  # how far the last training came
+    trained: Counters | None = None  # the last counters of the previous training
     for index, attempt in enumerate(recording.attempts):
         is_fit = attempt.phase == "train"
         restores, last, clock = _read_progress(attempt, trained if is_fit else None)
@@ -168,42 +147,40 @@ def summarize_attempts(recording: Recording, *, is_running: bool | None = None) 
         attempts.append(AttemptSummary(index + 1, attempt, began, clock, last, tuple(restores), is_last, is_running))
         if is_fit and (last != Counters() or restores):
             trained = last
-    return list(reversed(list(_with_losses(attempts))))
-
-
-def _with_losses(attempts: Sequence[AttemptSummary]) -> Iterator[AttemptSummary]:
-    """Yield attempts with where later ones have continued, the last attempt first."""
-    origin: Counters | None = None
-    for attempt in reversed(attempts):
-        yield replace(attempt, resumed_at=origin) if attempt.is_fit else attempt
-        resumed = [each.counters for each in attempt.restores if attempt.is_fit and not each.is_roll_back]
-        origin = min([*resumed, *([] if origin is None else [origin])], key=key_of, default=None)
+    origin: Counters | None = None  # the earliest position from which a later attempt resumed
+    for index, summary in reversed([*enumerate(attempts)]):
+        if summary.is_fit:
+            attempts[index] = replace(summary, resumed_at=origin)
+            origins = [restore.counters for restore in summary.restores if not restore.is_roll_back]
+            origin = min([*origins, *([] if origin is None else [origin])], key=key_of, default=None)
+    return attempts
 
 
 def main_attempt(attempts: list[AttemptSummary]) -> AttemptSummary:
-    """Return the attempt whose end is that of the run: the last training, else the last of all."""
+    """Return the attempt whose end is the end of the run: the last training, otherwise the last of all."""
     return next((attempt for attempt in reversed(attempts) if attempt.is_fit), attempts[-1])
 
 
 def all_warnings(attempts: Iterable[AttemptSummary]) -> list[str]:
-    """Return the warnings of all attempts, each once."""
     return list(dict.fromkeys(warning for attempt in attempts for warning in attempt.warnings))
 
 
 def all_notes(attempts: Sequence[AttemptSummary]) -> list[str]:
-    """Return the notes of all attempts; where there are several, each says of which one it is."""
-    notes = [(each.number, note) for each in attempts if each.ending is not None for note in each.ending.data["notes"]]
+    notes = [
+        (attempt.number, note)
+        for attempt in attempts
+        if attempt.ending is not None
+        for note in attempt.ending.data["notes"]
+    ]
     return [f"attempt {number}: {note}" if len(attempts) > 1 else note for number, note in notes]
 
 
 def run_name(attempts: list[AttemptSummary]) -> str:
-    """Return the run's name."""
     names = (summary.attempt.run for summary in attempts if summary.attempt.run)
-    return next(names, "a run whose name could not be read")
+    return next(names, "a run with an unreadable name")
 
 
 def _read_progress(attempt: AttemptRecord, trained: Counters | None) -> tuple[list[Restore], Counters, float]:
-    """Return the states that an attempt loaded, its last counters, and its clock then."""
     restores: list[Restore] = []
     last = Counters()
     clock, has_begun = 0.0, False

@@ -1,17 +1,17 @@
-"""Sentences on the attempts of a recorded run."""
+"""The sections of a story about the attempts of a recorded run and their ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from heliograph import Request
 from heliograph.spi import printable
 
-from ..format.records import AttemptRecord
+from ..format.records import AttemptRecord, RequestEntry
 from ..verbs import LOADED
 from . import words
 from .attempt_summary import AttemptSummary, Restore
-from .end import describe_ending, progress, reasons
 from .lineage import ancestors
 from .words import Section
 
@@ -19,23 +19,59 @@ MAX_METRICS = 40
 KINDS = {"train": "training", "validation": "validation", "test": "test", "predict": "prediction"}
 
 
-def end_section(name: str, attempt: AttemptSummary) -> Section:
-    """Return how a run ended and how far it came.
+def describe_ending(attempt: AttemptSummary) -> str:
+    closed = attempt.ending
+    return attempt.status if closed is None else ending_text(attempt.status, closed.data["by"], closed.data["rank"])
 
-    Args:
-        name: the run's.
-        attempt: its main one.
-    """
+
+def ending_text(status: str, by: str | None, rank: int | None) -> str:
+    requester = f" by {printable(by)}" if by else ""
+    return status + requester + (f" on rank {rank}" if rank is not None else "")
+
+
+def reasons(attempt: AttemptSummary) -> list[str]:
+    """Return the reason of the end, and the position of the stop request or of the error."""
+    closed = attempt.ending
+    if closed is None:
+        return []
+    texts = [printable(closed.data["reason"])]
+    for failed in attempt.events("run_failed"):
+        plugin = f"in {printable(failed.data['plugin'])} on {failed.data['event']}, " if failed.data["plugin"] else ""
+        texts.append(f"raised {plugin}in phase {failed.data['phase']}")
+    requests = (entry.request for entry in attempt.attempt.entries if isinstance(entry, RequestEntry))
+    return texts + (stop_request(requests) if attempt.status == "stopped" else [])
+
+
+def stop_request(requests: Iterable[Request]) -> list[str]:
+    """Describe the first request to stop that was not withdrawn, if there is one."""
+    stop = None
+    for request in requests:
+        if request.verb == "withdraw_stop":
+            stop = None
+        elif request.verb == "stop" and stop is None:
+            stop = request
+    if stop is None:
+        return []
+    during = f"during {stop.event}, " if stop.event else ""
+    return [f"requested {during}at epoch {stop.epoch}, batch {stop.batch}, step {stop.step}"]
+
+
+def progress(attempt: AttemptSummary) -> str:
+    if not attempt.is_fit:
+        return words.count_things(attempt.last.evaluated, "batch") + " evaluated"
+    return f"{words.position(attempt.last)}, {words.count_things(attempt.last.samples, 'sample')}"
+
+
+def end_section(run: str, attempt: AttemptSummary) -> Section:
     closed, last = attempt.ending, attempt.last
     duration = f" in {words.seconds(last.seconds)} of training" if attempt.is_fit and last.seconds else ""
     texts = list(dict.fromkeys([*reasons(attempt), progress(attempt) + duration]))
     texts += metrics_line(closed.data["metrics"]) if closed is not None else []
     lines = [line for text in texts for line in words.lines(text)]
-    return Section(f"{printable(name)}: {describe_ending(attempt)}", lines)
+    return Section(f"{printable(run)}: {describe_ending(attempt)}", lines)
 
 
 def metrics_line(metrics: Mapping[str, float]) -> list[str]:
-    """Return the values of metrics in one text, or none; of very many, the first by name."""
     shown = sorted(metrics.items())[:MAX_METRICS]
     texts = [f"{printable(name)}{words.NO_BREAK}{words.number(value)}" for name, value in shown]
     texts += [f"and {len(metrics) - MAX_METRICS:,} more"] * (len(metrics) > MAX_METRICS)
@@ -43,7 +79,6 @@ def metrics_line(metrics: Mapping[str, float]) -> list[str]:
 
 
 def attempts_section(attempts: Sequence[AttemptSummary]) -> Section:
-    """Return when each attempt began, where it continued, what was lost, and how it ended."""
     lines: list[str] = []
     previous: AttemptSummary | None = None
     for attempt in attempts:
@@ -56,7 +91,6 @@ def attempts_section(attempts: Sequence[AttemptSummary]) -> Section:
 
 
 def attempts_in_short(attempts: Sequence[AttemptSummary]) -> str:
-    """Return how many attempts there were, and how much was repeated."""
     fits = [attempt for attempt in attempts if attempt.is_fit]
     restores = [restore for attempt in fits for restore in attempt.restores]
     steps = sum(lost.steps for restore in restores if (lost := restore.lost_work()) is not None)
@@ -69,7 +103,6 @@ def attempts_in_short(attempts: Sequence[AttemptSummary]) -> str:
 
 
 def describe_comparison(attempt: AttemptSummary) -> Iterator[str]:
-    """Yield what the comparison of repeated steps has shown."""
     for entry in attempt.events("resume_verified"):
         steps, difference = entry.data["steps"], entry.data["difference"]
         if steps:
@@ -79,7 +112,7 @@ def describe_comparison(attempt: AttemptSummary) -> Iterator[str]:
 
 
 def who_changed(data: Mapping[str, Any]) -> str:
-    """Return by whom a plugin was changed, as the end of a sentence; what a state restores is nobody's decision."""
+    """Return who changed a plugin; a restored checkpoint is not a decision of a plugin."""
     return "when the checkpoint was restored" if data["by"] == LOADED else f"by {data['by']}"
 
 
@@ -95,16 +128,10 @@ def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Itera
         yield "from the start"
     for restore in attempt.restores:
         yield _describe_restore(restore)
-    if previous is None:
-        yield from _describe_parents(attempt)
+    for parent in ancestors(recorded) if previous is None else ():
+        yield f"a fork of {printable(parent.recording)} {printable(parent.parting)}"
     yield from describe_comparison(attempt)
     yield f"{describe_ending(attempt)} after {words.seconds(attempt.seconds)}: {progress(attempt)}"
-
-
-def _describe_parents(attempt: AttemptSummary) -> Iterator[str]:
-    """Yield of which training this one is a fork, and of which that was one."""
-    for parent in ancestors(attempt.attempt):
-        yield f"a fork of {printable(parent.recording)} {printable(parent.parting)}"
 
 
 def _describe_restore(restore: Restore) -> str:
@@ -117,12 +144,10 @@ def _describe_restore(restore: Restore) -> str:
     steps = words.count_things(lost.steps, "step")
     details = [words.count_things(lost.batch, "batch"), words.count_things(lost.samples, "sample")]
     details += [words.seconds(lost.seconds)] if lost.seconds else []
-    was = "was" if lost.steps == 1 else "were"
-    return f"{text}; {steps} ({', '.join(details)}) {was} lost"
+    return f"{text}; {steps} ({', '.join(details)}) {'was' if lost.steps == 1 else 'were'} lost"
 
 
 def _changes(before: AttemptRecord, after: AttemptRecord) -> Iterator[str]:
-    """Yield what differs from the previous attempt."""
     pairs: list[tuple[str, Any, Any]] = [("processes", before.world_size, after.world_size)]
     for old, new in ((before.versions, after.versions), (before.hyper_parameters, after.hyper_parameters)):
         pairs += [(name, old.get(name, "not given"), new.get(name, "not given")) for name in sorted({*old, *new})]

@@ -1,4 +1,4 @@
-"""The time of a recorded run in each plugin, on each event."""
+"""The time of a recorded run in each plugin on each event."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Cost:
     """The time of one plugin's handlers of one event, in all attempts.
 
     Attributes:
-        plugin: its name.
+        plugin: the plugin's name.
         event: the event's name.
-        seconds: in all emissions.
-        emissions: how many there were.
-        longest: seconds of the longest call that was timed.
+        seconds: the time in all emissions.
+        emissions: the number of emissions.
+        longest: the seconds of the longest timed call.
         is_estimate: whether only some emissions were timed.
     """
 
@@ -38,14 +38,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class PluginCost:
-    """The time of one plugin's handlers.
-
-    Attributes:
-        plugin: its name.
-        seconds: the total.
-        is_estimate: whether only some of its handlers' calls were timed.
-        events: its time on each event, the longest first.
-    """
+    """The time of one plugin's handlers, in total and on each event, the longest first."""
 
     plugin: str
     seconds: float
@@ -54,7 +47,6 @@ class PluginCost:
 
 
 def costs(attempts: Sequence[AttemptSummary]) -> list[Cost]:
-    """Return the time of every plugin on every event, the longest first."""
     rows: dict[tuple[str, str], list[HandlerTime]] = {}
     for attempt in attempts:
         times = next((entry for entry in reversed(attempt.attempt.entries) if isinstance(entry, TimesEntry)), None)
@@ -75,7 +67,6 @@ def costs(attempts: Sequence[AttemptSummary]) -> list[Cost]:
 
 
 def by_plugin(rows: Sequence[Cost]) -> list[PluginCost]:
-    """Return the time of every plugin, the longest first."""
     plugins: dict[str, list[Cost]] = {}
     for row in rows:
         plugins.setdefault(row.plugin, []).append(row)
@@ -87,31 +78,23 @@ def by_plugin(rows: Sequence[Cost]) -> list[PluginCost]:
 
 
 def timed_seconds(attempts: Sequence[AttemptSummary]) -> float:
-    """Return the wall time in which handlers were timed; a killed attempt may have recorded no times."""
+    """Return the wall time in which handlers were timed; a killed attempt may have no recorded times."""
     return sum(attempt.timed_seconds for attempt in attempts)
 
 
 def untimed_attempts(attempts: Sequence[AttemptSummary]) -> list[int]:
-    """Return the numbers of the attempts without recorded times."""
     return [attempt.number for attempt in attempts if not attempt.timed_seconds]
 
 
 def costs_section(plugins: Sequence[PluginCost], wall: float, untimed: Sequence[int] = ()) -> Section:
-    """Return a table of the time in each plugin's handlers.
-
-    Args:
-        plugins: the longest first.
-        wall: the seconds in which they were timed.
-        untimed: the numbers of the attempts without recorded times.
-    """
     if not plugins:
         return Section("time in plugins", [])
     rows = [
-        ("~" * each.is_estimate + words.seconds(each.seconds), words.share(each.seconds, wall), *_cells(each))
-        for each in plugins
+        ("~" * cost.is_estimate + words.seconds(cost.seconds), words.share(cost.seconds, wall), *_cells(cost))
+        for cost in plugins
     ]
     lines = words.table(rows, right=(0, 1))
-    if any(each.is_estimate for each in plugins):
+    if any(cost.is_estimate for cost in plugins):
         lines += words.lines("~ estimated: the events of every batch were timed in some batches only")
     if untimed:
         numbers = words.join_words([str(number) for number in untimed])
@@ -120,22 +103,21 @@ def costs_section(plugins: Sequence[PluginCost], wall: float, untimed: Sequence[
 
 
 def costs_in_short(plugins: Sequence[PluginCost], wall: float) -> str:
-    """Return the time in all plugins, and in the slowest of them."""
     if not plugins:
         return "no plugin times are recorded"
-    top = [f"{printable(each.plugin)} {words.seconds(each.seconds)}" for each in plugins[:TOP_PLUGINS]]
+    top = [f"{printable(cost.plugin)} {words.seconds(cost.seconds)}" for cost in plugins[:TOP_PLUGINS]]
     return f"plugins took {_total(plugins)} of {words.seconds(wall)}: {', '.join(top)}"
 
 
 def _total(plugins: Sequence[PluginCost]) -> str:
-    about = "about " if any(each.is_estimate for each in plugins) else ""
-    return about + words.seconds(sum(each.seconds for each in plugins))
+    about = "about " if any(cost.is_estimate for cost in plugins) else ""
+    return about + words.seconds(sum(cost.seconds for cost in plugins))
 
 
 def _cells(cost: PluginCost) -> tuple[str, str]:
     if not cost.events:
         return printable(cost.plugin), ""
-    top, slowest = cost.events[0], max(cost.events, key=lambda each: each.longest)
-    where = f"on {top.event}" if len(cost.events) == 1 else f"mostly on {top.event}"
+    top, slowest = cost.events[0], max(cost.events, key=lambda event_cost: event_cost.longest)
+    events = f"on {top.event}" if len(cost.events) == 1 else f"mostly on {top.event}"
     longest = f"longest {words.seconds(slowest.longest)}" + f" on {slowest.event}" * (slowest is not top)
-    return printable(cost.plugin), f"{where}, {longest}"
+    return printable(cost.plugin), f"{events}, {longest}"

@@ -1,33 +1,139 @@
-"""Where the time of a recorded training went: its goodput, and what takes too much."""
+"""The time of a recorded run by phase, its goodput, and its bottlenecks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from ..format.records import Entry, EventEntry, Recording
-from ..format.walk import walk
+from ..format.records import Batches, Entry, EventEntry, Recording, walk
 from . import words
 from .attempt_summary import AttemptSummary
-from .judge import Finding, findings
-from .measured import Measured, merged
-from .phases import pieces
+from .judge import Finding, Measured, findings, merged
 from .words import Section
 
+Kind = Literal["starting", "training", "validation", "test", "prediction", "saving", "replaying"]
+KINDS: tuple[Kind, ...] = ("training", "validation", "test", "prediction", "saving", "replaying", "starting")
+BACKGROUND = ("checkpoint_saved", "resume_verified")  # a thread may emit them, regardless of the loop
+TRAINING: Kind = "training"
+ENDS = ("validation_end", "validation_cut", "test_end", "predict_end", "checkpoint_saved")
+NEXT: Mapping[str, Kind] = {
+    "epoch_start": "training",
+    "validation_start": "validation",
+    "test_start": "test",
+    "predict_start": "prediction",
+    "save_point": "saving",
+}  # the kind of the slice after an event
+MAX_SLICES = 1_500  # a page can show
 USEFUL, WAITING, REPEATED, BETWEEN = "useful training", "waiting for data", "repeated later", "between attempts"
 NAMES = {"training": USEFUL, "saving": "saves", "validation": "validations", "replaying": "reading data again"}
 ORDER = (USEFUL, WAITING, REPEATED, "validations", "saves", "reading data again", "starting", BETWEEN)
 
 
 @dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Where the time of a training went.
+class Slice:
+    """A period of one kind.
 
     Attributes:
-        parts: the seconds of each, which add up to all the time from its first start to its last entry.
-        findings: what takes too much.
-        ranks: what was measured in the last attempt of which something was, None for none.
-        is_pending: whether `Verdicts` is to measure it, and has measured nothing yet: so waits for data are not known.
+        kind: what the run did.
+        attempt: the number of the attempt.
+        begin, end: seconds since the attempt began.
+        step: the optimizer steps at its end.
+    """
+
+    kind: Kind
+    attempt: int
+    begin: float
+    end: float
+    step: int
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+def phases(attempt: AttemptSummary) -> list[Slice]:
+    """Return what an attempt did, without gaps, from its beginning to its end."""
+    slices: list[Slice] = []
+    for piece, _ in pieces(attempt, ((entry, False) for entry in attempt.attempt.entries)):
+        if piece.end <= piece.begin:
+            continue
+        if slices and slices[-1].kind == piece.kind:
+            slices[-1] = replace(slices[-1], end=piece.end, step=piece.step)
+        else:
+            slices.append(piece)
+    return slices
+
+
+def totals(slices: Sequence[Slice]) -> dict[Kind, float]:
+    sums = {kind: sum(piece.seconds for piece in slices if piece.kind == kind) for kind in KINDS}
+    return {kind: seconds for kind, seconds in sums.items() if seconds > 0}
+
+
+def longest(slices: Sequence[Slice], most: int = MAX_SLICES) -> list[Slice]:
+    """Reduce slices to at most `most`: groups of consecutive slices become one slice of their longest kind."""
+    if len(slices) <= most:
+        return list(slices)
+    size = -(-len(slices) // most)
+    reduced: list[Slice] = []
+    for start in range(0, len(slices), size):
+        group = slices[start : start + size]
+        sums = totals(group)
+        for attempt in dict.fromkeys(piece.attempt for piece in group):
+            of_attempt = [piece for piece in group if piece.attempt == attempt]
+            kind = max(sums, key=lambda kind: sums[kind])
+            reduced.append(replace(of_attempt[-1], kind=kind, begin=of_attempt[0].begin))
+    return reduced
+
+
+def pieces(attempt: AttemptSummary, entries: Iterable[tuple[Entry, bool]]) -> Iterator[tuple[Slice, bool]]:
+    """Yield what an attempt did between its entries, and whether that was lost; equal neighbours are one slice.
+
+    Args:
+        attempt: the attempt.
+        entries: its entries, and whether the training later continued from before them.
+    """
+    kind: Kind = "starting"  # since the last entry
+    open_kind, open_lost = kind, False  # of the next slice
+    begin, end, step, is_lost = 0.0, 0.0, 0, False
+    is_fit, number = attempt.is_fit, attempt.number
+    for entry, is_lost in entries:
+        if isinstance(entry, Batches):
+            at, now, then = entry.steps[-1], TRAINING, TRAINING
+        elif isinstance(entry, EventEntry) and (entry.event not in BACKGROUND or kind == "saving"):
+            at, now, then = entry.counters.steps, kind, _next(entry, kind, is_fit=is_fit)
+        else:  # takes no time of the loop
+            continue
+        if now != open_kind or is_lost != open_lost:
+            yield Slice(open_kind, number, begin, end, step), open_lost
+            open_kind, open_lost, begin = now, is_lost, end
+        kind = then
+        if entry.clock > end:
+            end, step = entry.clock, at
+    if kind != open_kind or is_lost != open_lost:
+        yield Slice(open_kind, number, begin, end, step), open_lost
+        open_kind, open_lost, begin = kind, is_lost, end
+    yield Slice(open_kind, number, begin, attempt.seconds, step), open_lost
+
+
+def _next(entry: EventEntry, kind: Kind, *, is_fit: bool) -> Kind:
+    event = entry.event
+    if event == "replay":
+        return "replaying" if entry.data["done"] < entry.data["batches"] else "training"
+    if event in ENDS:
+        return "training" if is_fit else "starting"
+    return NEXT.get(event) or ("training" if kind == "saving" else kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """The time of a training by part.
+
+    Attributes:
+        parts: the seconds of each part; their sum is the time from the first start to the last entry.
+        findings: the bottlenecks.
+        ranks: the measurements of the last attempt with any, None without one.
+        is_pending: whether `Verdicts` is registered but has no measurements yet; then waits for data are unknown.
     """
 
     parts: dict[str, float]
@@ -37,20 +143,18 @@ class Efficiency:
 
     @property
     def total(self) -> float:
-        """All seconds."""
         return sum(self.parts.values())
 
     @property
-    def goodput(self) -> float:
-        """The part of the time that was of use."""
+    def goodput(self) -> float:  # the share of useful training
         return self.parts.get(USEFUL, 0.0) / self.total if self.total else 0.0
 
 
 def efficiency(recording: Recording, attempts: Sequence[AttemptSummary]) -> Efficiency:
-    """Return where the time went in all attempts that trained.
+    """Return the time of all attempts that trained, by part.
 
-    A part of a training is of use if it was kept, and the loop did not wait for its data: that wait is known where
-    `Verdicts` has measured it, as a part of the time of some batches.
+    Training time is useful if it was not lost and the loop did not wait for data. `Verdicts` measures the waits in a
+    sample of the batches.
     """
     entries: list[list[tuple[Entry, bool]]] = [[] for _ in attempts]
     for index, entry, is_lost in walk(recording):
@@ -58,59 +162,54 @@ def efficiency(recording: Recording, attempts: Sequence[AttemptSummary]) -> Effi
     parts = dict.fromkeys(ORDER, 0.0)
     previous: AttemptSummary | None = None
     last: list[Measured] = []
-    for attempt, own in zip(attempts, entries, strict=True):
+    for attempt, of_attempt in zip(attempts, entries, strict=True):
         if not attempt.is_fit:
             continue
         parts[BETWEEN] += (previous and attempt.gap(previous)) or 0.0
-        stretches = measured_in(attempt)
-        waiting = merged(stretches).load_share if stretches else 0.0
-        for piece, is_lost in pieces(attempt, own):
+        periods = measured_in(attempt)
+        waiting = merged(periods).load_share if periods else 0.0
+        for piece, is_lost in pieces(attempt, of_attempt):
             name = REPEATED if is_lost and piece.kind == "training" else NAMES.get(piece.kind, "starting")
             share = waiting if name == USEFUL else 0.0
             parts[name] += piece.seconds * (1 - share)
             parts[WAITING] += piece.seconds * share
-        previous, last = attempt, stretches or last
-    found = findings(last or _unmeasured(attempts, parts))
-    known = {name: seconds for name, seconds in parts.items() if seconds > 0}
-    is_pending = not last and any("verdicts" in owners for each in attempts for owners in each.attempt.plan.values())
-    return Efficiency(known, tuple(each for each in found if each.holds), merged(last) if last else None, is_pending)
+        previous, last = attempt, periods or last
+    bottlenecks = tuple(finding for finding in findings(last or _unmeasured(attempts, parts)) if finding.holds)
+    plans = [attempt.attempt.plan for attempt in attempts]
+    is_pending = not last and any("verdicts" in owners for plan in plans for owners in plan.values())
+    positive = {name: seconds for name, seconds in parts.items() if seconds > 0}
+    return Efficiency(positive, bottlenecks, merged(last) if last else None, is_pending)
 
 
 def measured_in(attempt: AttemptSummary) -> list[Measured]:
-    """Return what was measured in an attempt; what cannot be read is left out."""
-    stretches = list[Measured]()
+    periods = list[Measured]()
     for entry in attempt.events(Measured.name):
         lists = {name: tuple(value) for name, value in entry.data.items() if isinstance(value, list)}
         try:
-            stretches.append(Measured(**{**entry.data, **lists}))
-        except TypeError:  # of another version, or of somebody else's event of this name
+            periods.append(Measured(**{**entry.data, **lists}))
+        except TypeError:  # of another version, or another event of this name
             continue
-    return stretches
+    return periods
 
 
-def efficiency_section(found: Efficiency) -> Section:
-    """Return where the time went, with the evidence of what takes too much."""
-    if not found.parts:
+def efficiency_section(times: Efficiency) -> Section:
+    if not times.parts:
         return Section("where the time went", [])
-    rows = [(words.seconds(each), words.share(each, found.total), name) for name, each in found.parts.items()]
+    rows = [(words.seconds(part), words.share(part, times.total), name) for name, part in times.parts.items()]
     lines = words.table(rows, right=(0, 1))
-    for each in found.findings:
-        lines += words.lines(f"{each.kind}: {each.text}", "  ", "    ")
-    if found.is_pending:
-        lines += words.lines(
-            "nothing is measured yet: a wait for data counts as training until Verdicts has timed some"
-        )
+    for finding in times.findings:
+        lines += words.lines(f"{finding.kind}: {finding.text}", "  ", "    ")
+    if times.is_pending:
+        lines += words.lines("nothing is measured yet: waits for data count as training until Verdicts has timed some")
         return Section("where the time went", lines)
-    if found.ranks is None:
+    if times.ranks is None:
         lines += words.lines("waits for data, slow ranks and memory were not measured: add Verdicts to the plugins")
-    return Section(f"where the time went: goodput {words.share(found.goodput, 1)}", lines)
+    return Section(f"where the time went: goodput {words.share(times.goodput, 1)}", lines)
 
 
 def _unmeasured(attempts: Sequence[AttemptSummary], parts: dict[str, float]) -> list[Measured]:
-    """Return what a recording says of all attempts where nothing was measured."""
+    """Return the times of validations and saves, for a recording without measurements."""
     fits = [attempt for attempt in attempts if attempt.is_fit]
-    entries: list[EventEntry] = [entry for attempt in fits for entry in attempt.events("validation_end", "save_point")]
-    saves = sum(entry.event == "save_point" for entry in entries)
-    seconds = sum(attempt.seconds for attempt in fits)
-    validation, save = parts["validations"], parts["saves"]
-    return [Measured(seconds, 1, 0, validation, len(entries) - saves, save, saves, (0.0,), (0.0,), (0.0,), (0,), (0,))]
+    validations, saves = (sum(1 for fit in fits for _ in fit.events(name)) for name in ("validation_end", "save_point"))
+    seconds, validation, save = sum(fit.seconds for fit in fits), parts["validations"], parts["saves"]
+    return [Measured(seconds, 1, 0, validation, validations, save, saves, (0.0,), (0.0,), (0.0,), (0,), (0,))]

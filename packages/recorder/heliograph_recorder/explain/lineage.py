@@ -1,4 +1,4 @@
-"""Of which training a recorded one is a fork, and where it parts from it."""
+"""Find the parents of a forked training in its recording."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..format.forms import is_count, is_text
 from ..format.records import AttemptRecord, Batches, EventEntry
 
 PARENT, CHANGE = "forked_from", "fork_change"  # hyper-parameters of a fork
-BETWEEN = " at step "  # in the first of them, after the recording of the parent
+BETWEEN = " at step "  # in the value of PARENT, between the parent's recording and the step
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The training that another one is a fork of.
+    """The parent of a fork.
 
     Attributes:
-        recording: the path of its recording when the fork began; that of its parent may be unknown, and empty.
-        step: the optimizer steps after which the fork parts from it.
-        training: its id, empty where that is not recorded.
-        change: the function that changed the fork there; empty if nothing did, or for the parent of a parent.
+        recording: the path of the parent's recording when the fork began; empty if unknown.
+        step: the optimizer step after which the fork differs from it.
+        training: the id of the parent's training, empty if it is not recorded.
+        change: the function that changed the fork; empty without one, and for the parent of a parent.
     """
 
     recording: str
@@ -32,33 +32,27 @@ class Parent:
     change: str = ""
 
     @property
-    def name(self) -> str:
-        """The name of its recording without folder and suffix."""
+    def name(self) -> str:  # without folder and suffix
         return PurePath(self.recording).stem
 
     @property
     def parting(self) -> str:
-        """Where the fork parts from it, and by what change, in words."""
         return f"at step {self.step}" + f", changed by {self.change}" * bool(self.change)
 
 
 def ancestors(first: AttemptRecord) -> list[Parent]:
-    """Return the parent of a training, and where that is a fork itself, its parent, and so on.
-
-    Args:
-        first: its first attempt.
-    """
+    """Return the parent of a training, the parent's parent and so on; `first` is the first attempt of the training."""
     loads = (entry for entry in first.entries if isinstance(entry, EventEntry) and entry.event == "checkpoint_loaded")
     loaded = next(loads, None)
-    found = list(_chain(loaded.data.get("forked_from")) if loaded is not None else ()) or _from_start(first)
+    parents = list(_chain(loaded.data.get("forked_from")) if loaded is not None else ()) or _from_start(first)
     change = first.hyper_parameters.get(CHANGE)
-    if found and isinstance(change, str):
-        found[0] = replace(found[0], change=change.rpartition("<locals>.")[2])
-    return found
+    if parents and isinstance(change, str):
+        parents[0] = replace(parents[0], change=change.rpartition("<locals>.")[2])
+    return parents
 
 
 def parting_clock(first: AttemptRecord, step: int) -> float:
-    """Return when a fork had done a step, in seconds since its first attempt began; 0 where it began later."""
+    """Return the seconds from the beginning of a fork's first attempt to a step; 0 if the fork began later."""
     clock = 0.0
     for entry in first.entries:
         if isinstance(entry, EventEntry):
@@ -83,7 +77,7 @@ def _chain(parent: Any) -> Iterator[Parent]:
 
 
 def _from_start(first: AttemptRecord) -> list[Parent]:
-    """Return the parent of a fork that began at the start, without a checkpoint: a hyper-parameter names it."""
-    given = first.hyper_parameters.get(PARENT)
-    recording, between, step = given.rpartition(BETWEEN) if isinstance(given, str) else ("", "", "")
+    """Return the parent of a fork without a checkpoint, from a hyper-parameter."""
+    parent = first.hyper_parameters.get(PARENT)
+    recording, between, step = parent.rpartition(BETWEEN) if isinstance(parent, str) else ("", "", "")
     return [Parent(recording, int(step))] if between and step.isascii() and step.isdecimal() else []

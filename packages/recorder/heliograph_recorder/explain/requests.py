@@ -1,17 +1,21 @@
-"""The requests to the control in a recorded run as data, and what became of them."""
+"""The requests to the control in a recorded run: their outcomes, and the sections of a story about them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
-from heliograph.events import CHANGES, Request
+from heliograph import Request
+from heliograph.events import Verb
+from heliograph.spi import CHANGES, printable
 
 from ..format.records import TIMED, Counters, EventEntry, RepeatEntry, RequestEntry, change_of
-from ..verbs import COUNTED, EVALUATION_VERB, TAKEN_BACK, WITHIN_A_BATCH
+from ..verbs import COUNTED, EVALUATION_VERB, TAKEN_BACK, VERBS, WITHIN_A_BATCH
 from . import words
 from .attempt_summary import AttemptSummary
+from .words import Section
 
 SERVED_BY = {
     "log": "log",
@@ -21,21 +25,23 @@ SERVED_BY = {
     "stop": "train_end",
     **dict.fromkeys(CHANGES, "change_served"),
 }
-MAX_REASONS = 10  # of one plugin for one request
+GRANTED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_end": "validation", "save_point": "save"}
 ROUTINE = ("log", "validation", "save", "hold_step", "scale_loss")
+MAX_REASONS = 10  # of one plugin for one request
+MAX_POSITIONS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """One request.
+    """One request and its outcome.
 
     Attributes:
         attempt: the number of its attempt.
-        clock: when, in seconds since the attempt began.
-        request: what was requested, with the count of its repetitions.
-        is_unserved: whether it was never served; None if that is not recorded, or if such a request is not served.
-        taken_back: what took it back; None where nothing did.
-        effect: how what it led to was lost with its attempt, or that it changed nothing, in words; else empty.
+        clock: seconds between the beginning of the attempt and the request.
+        request: the request, with the count of its repetitions.
+        is_unserved: whether it was never served; None if unknown, or if such a request is not served.
+        taken_back: the request that withdrew or vetoed it, if any.
+        effect: a phrase if its effect was lost with the attempt, or if it changed nothing; otherwise empty.
     """
 
     attempt: int
@@ -54,80 +60,70 @@ class RequestGroup:
 
     @property
     def first(self) -> Request:
-        """The first of them."""
         return self.requests[0].request
 
     @property
     def last(self) -> Request:
-        """The last of them."""
         return self.requests[-1].request
 
     @property
     def times(self) -> int:
-        """How often it was made."""
-        return sum(each.request.times for each in self.requests)
+        return sum(outcome.request.times for outcome in self.requests)
 
     @property
-    def never(self) -> int:
-        """How many were never served."""
-        return sum(each.is_unserved is True for each in self.requests)
+    def never(self) -> int:  # served
+        return sum(outcome.is_unserved is True for outcome in self.requests)
 
     @property
     def effect(self) -> str:
-        """How many were lost, and how, and how many changed nothing, in words; else empty."""
-        counts = Counter(each.effect for each in self.requests if each.effect)
+        counts = Counter(outcome.effect for outcome in self.requests if outcome.effect)
         if sum(counts.values()) == self.times:
             return " and ".join(counts)
         return " and ".join(f"{count:,} of them {effect}" for effect, count in counts.items())
 
     @property
     def reason(self) -> str:
-        """Why; of different reasons the first and the last."""
-        different = len({each.request.reason for each in self.requests})
+        different = len({outcome.request.reason for outcome in self.requests})
         if different == 1:
             return self.first.reason
         return f"{self.first.reason} ... {self.last.reason} ({different:,} different reasons)"
 
     @property
     def what(self) -> str:
-        """What was requested; of changes to different values the verb alone."""
-        return self.first.what if len({each.request.what for each in self.requests}) == 1 else self.first.verb
+        subjects = {outcome.request.what for outcome in self.requests}
+        return self.first.what if len(subjects) == 1 else self.first.verb  # changes to different values
 
     @property
     def is_routine(self) -> bool:
-        """Whether schedules make such requests all the time."""
         return self.first.verb in ROUTINE
 
     @property
     def requester(self) -> str:
-        """Who made it, and on which rank."""
         rank = self.first.rank
         return self.first.by if rank is None else f"{self.first.by} on rank {rank}"
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A request that was postponed, cut short or never served."""
+    """A request that was postponed, cut short, refused or never served."""
 
-    attempt: int
     clock: float
     counters: Counters
     text: str
 
 
 def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
-    """Return every request of an attempt."""
     served = {number: entry for entry in attempt.events() for number in entry.data.get("asked", ())}
     repeated = {entry.number: entry.times for entry in attempt.attempt.entries if isinstance(entry, RepeatEntry)}
     is_over = attempt.ending is not None or not attempt.is_last
-    found, clock = list[RequestOutcome](), 0.0
+    outcomes, clock = list[RequestOutcome](), 0.0
     takers: dict[int, Request] = {}
     for entry in attempt.attempt.entries:
         if isinstance(entry, RequestEntry | RepeatEntry):
             taker = entry.request if isinstance(entry, RequestEntry) else takers.get(entry.number)
             if taker is not None and taker.verb in TAKEN_BACK:
                 takers[entry.number] = taker
-                found = [_taken_back(each, taker) for each in found]
+                outcomes = [_take_back(outcome, taker) for outcome in outcomes]
         if isinstance(entry, RequestEntry):
             request, times = entry.request, repeated.get(entry.number, 1)
             if times > request.times:
@@ -137,78 +133,71 @@ def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
                 has_stopped = request.verb == "stop" and attempt.status == "stopped"
                 is_unserved = entry.number not in served and not has_stopped
             effect = "" if is_unserved else _effect(attempt, request, served.get(entry.number))
-            found.append(RequestOutcome(attempt.number, clock, request, is_unserved, effect=effect))
+            outcomes.append(RequestOutcome(attempt.number, clock, request, is_unserved, effect=effect))
         elif isinstance(entry, TIMED):
             clock = max(clock, entry.clock)
-    return found
+    return outcomes
 
 
 def _effect(attempt: AttemptSummary, request: Request, served: EventEntry | None) -> str:
-    """Return what became of what a request has led to; a stop has ended its attempt in any case."""
     if served is not None and not (served.data.get("changed", True) or served.data["refusal"]):
         return "changed nothing"
-    if request.verb in COUNTED or request.verb == "stop":
+    if request.verb in COUNTED or request.verb == "stop":  # a stop has ended its attempt in any case
         return ""
     done = request.batch + (request.event in WITHIN_A_BATCH)
     place = Counters(request.epoch, done, steps=request.step) if served is None else served.counters
     return attempt.loss if attempt.has_lost(place) else ""
 
 
-def _taken_back(outcome: RequestOutcome, by: Request) -> RequestOutcome:
-    """Return what became of a request when another one came, which may take it back."""
+def _take_back(outcome: RequestOutcome, by: Request) -> RequestOutcome:
     is_open = outcome.is_unserved and outcome.taken_back is None
-    is_meant = is_open and outcome.request.verb == TAKEN_BACK[by.verb]
-    return replace(outcome, taken_back=by) if is_meant else outcome
+    is_target = is_open and outcome.request.verb == TAKEN_BACK[by.verb]
+    return replace(outcome, taken_back=by) if is_target else outcome
 
 
-def group_requests(requests: Iterable[RequestOutcome]) -> list[RequestGroup]:
-    """Return requests grouped by what, who and why, in the order in which each was first made.
+def group_requests(outcomes: Iterable[RequestOutcome]) -> list[RequestGroup]:
+    """Group requests by subject, requester and reason, in the order of their first request.
 
-    A plugin with many reasons for the same request, such as one with a number in it, is one group.
+    A plugin with many reasons for the same request, for example with a number in them, gets one group.
     """
     groups = _group_by(
-        requests, lambda request: (request.what, request.by, request.rank, request.event, request.reason)
+        outcomes, lambda request: (request.what, request.by, request.rank, request.event, request.reason)
     )
     kinds = Counter(_kind(group.first) for group in groups)
     many = {kind for kind, count in kinds.items() if count > MAX_REASONS}
-    merged = _group_by(
-        (each for group in groups if _kind(group.first) in many for each in group.requests),
-        _kind,
-    )
-    kept = [group for group in groups if _kind(group.first) not in many]
-    if not merged:
-        return kept
-    return sorted([*kept, *merged], key=lambda group: (group.requests[0].attempt, group.requests[0].clock))
+    if not many:
+        return groups
+    merged = _group_by((outcome for group in groups if _kind(group.first) in many for outcome in group.requests), _kind)
+    single = [group for group in groups if _kind(group.first) not in many]
+    return sorted([*single, *merged], key=lambda group: (group.requests[0].attempt, group.requests[0].clock))
 
 
 def _kind(request: Request) -> tuple[object, ...]:
     return request.verb, request.by, request.rank
 
 
-def _group_by(requests: Iterable[RequestOutcome], key: Callable[[Request], tuple[object, ...]]) -> list[RequestGroup]:
+def _group_by(outcomes: Iterable[RequestOutcome], key: Callable[[Request], tuple[object, ...]]) -> list[RequestGroup]:
     groups: dict[tuple[object, ...], list[RequestOutcome]] = {}
-    for each in requests:
-        groups.setdefault(key(each.request), []).append(each)
-    return [RequestGroup(tuple(each)) for each in groups.values()]
+    for outcome in outcomes:
+        groups.setdefault(key(outcome.request), []).append(outcome)
+    return [RequestGroup(tuple(group)) for group in groups.values()]
 
 
-def incidents(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> list[Incident]:
-    """Return the requests of an attempt that were postponed, cut short or never served, in order."""
-    found = [*_postponed(attempt, requests), *_refused(attempt), *_never_served(attempt, requests)]
-    return sorted(found, key=lambda incident: incident.clock)
+def incidents(attempt: AttemptSummary, outcomes: Sequence[RequestOutcome]) -> list[Incident]:
+    unordered = [*_postponed(attempt, outcomes), *_refused(attempt), *_never_served(attempt, outcomes)]
+    return sorted(unordered, key=lambda incident: incident.clock)
 
 
-def _postponed(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> Iterator[Incident]:
-    for each in requests:
-        request = each.request
+def _postponed(attempt: AttemptSummary, outcomes: Sequence[RequestOutcome]) -> Iterator[Incident]:
+    for outcome in outcomes:
+        request = outcome.request
         if request.verb == "veto_stop":
             times = f" at {request.times:,} boundaries in a row" if request.times > 1 else ""
             text = f"the stop was postponed by {request.by}{times}: {request.reason}"
-            yield Incident(attempt.number, each.clock, _counters(request), text)
+            yield Incident(outcome.clock, _counters(request), text)
         elif request.verb == EVALUATION_VERB:
-            what = "validation was cut short and postponed" if attempt.is_fit else "evaluation was cut short"
-            text = f"the {what} by {request.by}: {request.reason}"
-            yield Incident(attempt.number, each.clock, _counters(request), text)
+            event = "validation was cut short and postponed" if attempt.is_fit else "evaluation was cut short"
+            yield Incident(outcome.clock, _counters(request), f"the {event} by {request.by}: {request.reason}")
 
 
 def _refused(attempt: AttemptSummary) -> Iterator[Incident]:
@@ -216,24 +205,23 @@ def _refused(attempt: AttemptSummary) -> Iterator[Incident]:
         if refusal := entry.data["refusal"]:
             request = change_of(entry.data)
             text = f"the {request.what} that {request.by} requested ({request.reason}) could not be done: {refusal}"
-            yield Incident(attempt.number, entry.clock, entry.counters, text)
+            yield Incident(entry.clock, entry.counters, text)
 
 
-def _never_served(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> Iterator[Incident]:
-    roll_backs = [each.clock for each in attempt.restores if each.is_roll_back]
-    unserved = [each for each in requests if each.is_unserved]
-    kept = group_requests(each for each in unserved if each.taken_back is None)
-    for group in [*kept, *group_requests(each for each in unserved if each.taken_back is not None)]:
+def _never_served(attempt: AttemptSummary, outcomes: Sequence[RequestOutcome]) -> Iterator[Incident]:
+    roll_backs = [restore.clock for restore in attempt.restores if restore.is_roll_back]
+    unserved = [outcome for outcome in outcomes if outcome.is_unserved]
+    open_groups = group_requests(outcome for outcome in unserved if outcome.taken_back is None)
+    for group in [*open_groups, *group_requests(outcome for outcome in unserved if outcome.taken_back is not None)]:
         request, last = group.first, group.requests[-1]
         is_rolled_back = any(clock >= last.clock for clock in roll_backs)
         why = "the run rolled back first" if is_rolled_back else _why_unserved(attempt)
         if (taker := last.taken_back) is not None:
-            done = "vetoed" if taker.verb == "veto_save" else "withdrawn"
-            why = f"{done} by {taker.by} ({taker.reason})"
-        noun = {"end_epoch": "end of the epoch"}.get(request.verb, request.what)
+            why = f"{'vetoed' if taker.verb == 'veto_save' else 'withdrawn'} by {taker.by} ({taker.reason})"
+        noun = "end of the epoch" if request.verb == "end_epoch" else request.what
         times = f" {words.times(len(group.requests))}" if len(group.requests) > 1 else ""
         text = f"the {noun} that {group.requester} requested{times} ({group.reason}) was never served: {why}"
-        yield Incident(attempt.number, last.clock, _counters(last.request), text)
+        yield Incident(last.clock, _counters(last.request), text)
 
 
 def _why_unserved(attempt: AttemptSummary) -> str:
@@ -246,3 +234,82 @@ def _why_unserved(attempt: AttemptSummary) -> str:
 
 def _counters(request: Request) -> Counters:
     return Counters(request.epoch, request.batch, steps=request.step)
+
+
+def requests_section(outcomes: Sequence[RequestOutcome]) -> Section:
+    rows = []
+    for group in sorted(group_requests(outcomes), key=lambda group: not group.is_routine):
+        reason = f": {group.reason}" if group.reason else ""
+        text = f"{printable(group.requester)}, {positions(group)}{printable(reason)}"
+        rows.append((printable(group.what), words.times(group.times), text))
+    return Section("requests", words.table(rows) or ["  none"])
+
+
+def decisions_section(attempts: Sequence[AttemptSummary], outcomes: Mapping[int, Sequence[RequestOutcome]]) -> Section:
+    lines = words.lines(text) if (text := _granted(attempts)) else []
+    for attempt in attempts:
+        for incident in incidents(attempt, outcomes[attempt.number]):
+            lines += words.lines(f"{words.position(incident.counters)}: {printable(incident.text)}", "  ", "    ")
+    return Section("decisions", lines)
+
+
+def requests_in_short(outcomes: Sequence[RequestOutcome]) -> str:
+    counts: Counter[Verb] = Counter()
+    for outcome in outcomes:
+        counts[outcome.request.verb] += outcome.request.times
+    never = sum(outcome.is_unserved is True for outcome in outcomes)
+    text = words.join_words(_counts_in_words(counts)) or "nothing"
+    return f"requested: {text}" + f"; {never:,} never served" * (never > 0)
+
+
+def positions(group: RequestGroup) -> str:
+    """Return where requests were made: the first and the last step of routine ones; and how many had no effect."""
+    return _places(group) + (f", {group.effect}" if group.effect else "")
+
+
+def _places(group: RequestGroup) -> str:
+    first, last = group.first, group.last
+    during = f"during {first.event}, " if first.event and not group.is_routine else ""
+    if len(group.requests) == 1:
+        return during + _position(first)
+    if group.is_routine:
+        return f"step {first.step:,} to {last.step:,}"
+    shown = [_position(outcome.request) for outcome in group.requests[:MAX_POSITIONS]]
+    omitted = len(group.requests) - MAX_POSITIONS
+    more = f" and {omitted:,} more, the last at {_position(last)}" if omitted > 0 else ""
+    return during + "; ".join(shown) + more
+
+
+def _position(request: Request) -> str:
+    return words.position(_counters(request))
+
+
+def _granted(attempts: Sequence[AttemptSummary]) -> str:
+    counts = _counts_in_words(_count_granted(attempts))
+    text = f"granted: {words.join_words(counts)}" if counts else ""
+    for loss in dict.fromkeys(attempt.loss for attempt in attempts):
+        lost = _counts_in_words(_count_granted([attempt for attempt in attempts if attempt.loss == loss], lost=True))
+        text += f"; {loss}: {words.join_words(lost)}" if lost else ""
+    return text
+
+
+def _count_granted(attempts: Iterable[AttemptSummary], *, lost: bool = False) -> dict[Verb, int]:
+    """Count granted requests, or only the lost ones."""
+    names: tuple[Verb, ...] = ("log", "validation", "save", "end_epoch", "stop", *CHANGES)
+    counts = dict.fromkeys(names, 0)
+    for attempt in attempts:
+        counts["stop"] += attempt.is_fit and attempt.status == "stopped" and not lost
+        for entry in attempt.events() if attempt.is_fit else ():
+            if lost and not attempt.has_lost(entry.counters):
+                continue
+            if entry.event in GRANTED_BY:
+                counts[GRANTED_BY[entry.event]] += 1
+            elif entry.event == "epoch_end" and entry.data.get("asked"):
+                counts["end_epoch"] += 1
+            elif entry.event == "change_served" and entry.data["changed"]:
+                counts[change_of(entry.data).verb] += 1
+    return counts
+
+
+def _counts_in_words(counts: Mapping[Verb, int]) -> list[str]:
+    return [words.count_things(count, VERBS[verb].noun, VERBS[verb].plural) for verb, count in counts.items() if count]

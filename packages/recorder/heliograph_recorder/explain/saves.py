@@ -1,4 +1,4 @@
-"""The checkpoints of a recorded run as data: who requested each, and whether it was pruned."""
+"""The checkpoints of a recorded run, and the section of a story about them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heliograph.events import Request
+from heliograph import Request
+from heliograph.spi import printable
 
 from ..format.records import Counters, EventEntry, RequestEntry
+from . import words
 from .attempt_summary import AttemptSummary
+from .words import Section
 
 
 @dataclass(slots=True)
@@ -18,13 +21,13 @@ class Save:
 
     Attributes:
         attempt: the number of its attempt.
-        clock: when it was complete, in seconds since the attempt began.
-        counters: at its save point.
+        clock: seconds between the beginning of the attempt and the end of the write.
+        counters: the counters at its save point.
         path: the file.
-        is_best: whether it was the best when it was written.
-        requests: those that it serves.
-        pruned_at: the run's counters when it was removed, None if it was kept.
-        rule: why it was removed.
+        is_best: whether it was the best checkpoint when it was written.
+        requests: the requests that it serves.
+        pruned_at: the run's counters when it was removed, None if it was not.
+        rule: the reason of the removal.
     """
 
     attempt: int
@@ -38,7 +41,6 @@ class Save:
 
 
 def saves_of(attempts: Sequence[AttemptSummary]) -> list[Save]:
-    """Return every recorded checkpoint, in the order of writing."""
     saves: list[Save] = []
     for attempt in attempts:
         requests = {entry.number: entry.request for entry in attempt.attempt.entries if isinstance(entry, RequestEntry)}
@@ -46,18 +48,18 @@ def saves_of(attempts: Sequence[AttemptSummary]) -> list[Save]:
         for entry in attempt.events():
             if entry.event == "save_point":
                 served = [requests[number] for number in entry.data.get("asked", ()) if number in requests]
-                points = [*points[-1:], (entry.counters, tuple(served))]  # at most one more is still being written
+                points = [*points[-1:], (entry.counters, tuple(served))]  # at most one save is still in progress
             elif entry.event == "checkpoint_saved":
-                counters, asked = points.pop(0) if points else (entry.counters, ())
+                counters, fulfilled = points.pop(0) if points else (entry.counters, ())
                 path, is_best = entry.data["path"], entry.data["is_best"]
-                saves.append(Save(attempt.number, entry.clock, counters, path, is_best, asked))
+                saves.append(Save(attempt.number, entry.clock, counters, path, is_best, fulfilled))
             elif entry.event == "checkpoint_pruned":
                 _mark_pruned(saves, entry)
     return saves
 
 
 def best_and_last(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> tuple[str | None, str | None]:
-    """Return the best and the newest checkpoint: as recorded at the end of an attempt, and by the saves after that."""
+    """Return the best and the newest checkpoint according to the last end of an attempt and the saves after it."""
     number, best, last = 0, None, None
     for attempt in attempts:
         ending = attempt.ending
@@ -70,23 +72,21 @@ def best_and_last(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> 
 
 
 def roles_of(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> list[str]:
-    """Return of every checkpoint what it is now: `best`, `last`, `best and last`, or nothing of that."""
-    at = {save.path: index for index, save in enumerate(saves)}  # of a file that was written again, the last
+    at = {save.path: index for index, save in enumerate(saves)}  # the last save of a path
     roles: list[list[str]] = [[] for _ in saves]
     for role, path in zip(("best", "last"), best_and_last(attempts, saves), strict=True):
         if path in at:
             roles[at[path]].append(role)
-    return [" and ".join(each) for each in roles]
+    return [" and ".join(names) for names in roles]
 
 
 def common_folder(paths: Iterable[str | None]) -> str:
-    """Return the folder that holds all of these files; empty if there are several."""
+    """Return the folder of all files; empty if there are several."""
     folders = {str(Path(path).parent) for path in paths if path}
     return folders.pop() if len(folders) == 1 else ""
 
 
 def relative_name(path: str, folder: str) -> str:
-    """Return a file's name if its folder is shown elsewhere, else its path."""
     return Path(path).name if folder else path
 
 
@@ -95,3 +95,49 @@ def _mark_pruned(saves: Sequence[Save], entry: EventEntry) -> None:
         if save.path == entry.data["path"] and save.pruned_at is None:
             save.pruned_at, save.rule = entry.counters, entry.data["reason"]
             return
+
+
+def checkpoints_section(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> Section:
+    if not saves:
+        return Section("checkpoints", [])
+    best, last = best_and_last(attempts, saves)
+    folder = common_folder([*(save.path for save in saves), best, last])
+    rules = {save.rule for save in saves if save.pruned_at is not None}
+    requesters = {_requesters(save) for save in saves}
+    rows = [
+        _row(save, "best" in role, folder, len(rules) == 1, len(requesters) == 1)
+        for save, role in zip(saves, roles_of(attempts, saves), strict=True)
+    ]
+    lines = words.table(rows, right=(0, 1))
+    pair = (("best", best), ("last", last))
+    lines += [f"  {name}: {printable(relative_name(path, folder))}" for name, path in pair if path]
+    common = [f"requested by {names}" for names in requesters if names and len(requesters) == 1]
+    common += [f"pruned: {printable(rule)}" for rule in rules if len(rules) == 1]
+    lines += [line for text in common for line in words.lines(text)]
+    location = f" in {printable(folder)}" if folder else ""
+    return Section(words.count_things(len(saves), "checkpoint") + location, lines)
+
+
+def checkpoints_in_short(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> str:
+    steps = {save.path: f"of step {save.counters.steps:,}" for save in saves}
+    pruned = sum(save.pruned_at is not None for save in saves)
+    texts = [words.count_things(len(saves), "checkpoint"), *([f"{pruned:,} pruned"] if pruned else [])]
+    pair = zip(("best", "last"), best_and_last(attempts, saves), strict=True)
+    texts += [f"{name} {steps.get(path, printable(path))}" for name, path in pair if path]
+    return ", ".join(texts)
+
+
+def _row(
+    save: Save, is_best_of_run: bool, folder: str, one_rule: bool, one_requester: bool
+) -> tuple[str, str, str, str]:
+    texts = ["best so far"] if save.is_best or is_best_of_run else []  # a later validation may have made it the best
+    texts += [f"for {names}"] if (names := _requesters(save)) and not one_requester else []
+    if save.pruned_at is not None:
+        why = "" if one_rule else f" ({printable(save.rule)})"
+        texts.append(f"pruned at step {save.pruned_at.steps}{why}")
+    name = printable(relative_name(save.path, folder))
+    return f"step {save.counters.steps}", f"epoch {save.counters.epoch}", name, ", ".join(texts)
+
+
+def _requesters(save: Save) -> str:
+    return words.join_words(sorted({printable(request.by) for request in save.requests}))

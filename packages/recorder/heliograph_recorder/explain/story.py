@@ -1,4 +1,4 @@
-"""The story of a recorded run, in words."""
+"""Explain a recorded run as a text."""
 
 from __future__ import annotations
 
@@ -8,40 +8,36 @@ from collections.abc import Sequence
 from heliograph.events import CATALOGUE
 from heliograph.spi import printable
 
-from ..format.gc_pause import gc_paused
-from ..format.reader import damage_of
+from ..format.reader import damage_of, gc_paused
 from ..format.records import Recording
 from . import words
 from .attempt_summary import AttemptSummary, all_notes, all_warnings, main_attempt, run_name, summarize_attempts
-from .attempts import attempts_in_short, attempts_section, end_section, who_changed
-from .checkpoints import checkpoints_in_short, checkpoints_section
-from .control import decisions_section, requests_in_short, requests_section
+from .attempts import attempts_in_short, attempts_section, describe_ending, end_section, reasons, who_changed
 from .costs import by_plugin, costs, costs_in_short, costs_section, timed_seconds, untimed_attempts
 from .efficiency import efficiency, efficiency_section
-from .end import describe_ending, reasons
-from .measured import Measured
-from .requests import requests_of
-from .saves import saves_of
+from .judge import Measured
+from .requests import decisions_section, requests_in_short, requests_of, requests_section
+from .saves import checkpoints_in_short, checkpoints_section, saves_of
 from .words import Section, join_sections
 
 
 @gc_paused()
 def story(recording: Recording, *, is_running: bool | None = None) -> str:
-    """Return how a run went: its end, its attempts, requests and decisions, its checkpoints and its plugins.
+    """Explain a run: its end, attempts, requests, decisions, checkpoints and plugins.
 
     Args:
-        recording: of the run.
-        is_running: whether a process is writing it, None where that is not known.
+        recording: the recording of the run.
+        is_running: whether a process is writing it, None if unknown.
     """
     attempts = summarize_attempts(recording, is_running=is_running)
-    requests = {attempt.number: requests_of(attempt) for attempt in attempts}
+    outcomes = {attempt.number: requests_of(attempt) for attempt in attempts}
     return join_sections(
         [
             end_section(run_name(attempts), main_attempt(attempts)),
             warnings_section(all_warnings(attempts)),
             attempts_section(attempts),
-            requests_section([request for each in requests.values() for request in each]),
-            decisions_section(attempts, requests),
+            requests_section([outcome for of_attempt in outcomes.values() for outcome in of_attempt]),
+            decisions_section(attempts, outcomes),
             checkpoints_section(attempts, saves_of(attempts)),
             _plugins(attempts),
             efficiency_section(efficiency(recording, attempts)),
@@ -55,7 +51,7 @@ def story(recording: Recording, *, is_running: bool | None = None) -> str:
 
 
 def brief(recording: Recording) -> list[str]:
-    """Return five lines: how the run ended, its attempts, requests, checkpoints, and its plugins' time."""
+    """Return five lines about the end of a run, its attempts, requests, checkpoints and plugin times."""
     attempts = summarize_attempts(recording)
     main = main_attempt(attempts)
     why = "".join(f": {reason}" for reason in reasons(main)[:1])
@@ -64,19 +60,17 @@ def brief(recording: Recording) -> list[str]:
     return [
         f"{describe_ending(main)} at step {main.last.steps:,}{why}",
         attempts_in_short(attempts),
-        requests_in_short([request for attempt in attempts for request in requests_of(attempt)]),
+        requests_in_short([outcome for attempt in attempts for outcome in requests_of(attempt)]),
         checkpoints_in_short(attempts, saves_of(attempts)),
         costs_in_short(by_plugin(costs(attempts)), timed_seconds(attempts)),
     ]
 
 
 def notes_section(notes: Sequence[str]) -> Section:
-    """Return the notes of plugins."""
     return Section("notes", _sentences(notes))
 
 
 def warnings_section(warnings: Sequence[str]) -> Section:
-    """Return what was asked for and did not happen."""
     return Section("warnings", _sentences(warnings))
 
 
@@ -98,30 +92,26 @@ def _plugins(attempts: Sequence[AttemptSummary]) -> Section:
 
 
 def _verdicts(attempts: Sequence[AttemptSummary]) -> Section:
-    """Return what was said while the training ran."""
     rows = []
-    for entry in [entry for attempt in attempts for entry in attempt.events("verdict")]:
-        data = entry.data
-        text = printable(data["text"]) if data["holds"] else f"no longer: {printable(data['text'])}"
-        rows.append((f"step {entry.counters.steps:,}", printable(data["kind"]), text))
+    for attempt in attempts:
+        for entry in attempt.events("verdict"):
+            text = ("" if entry.data["holds"] else "no longer: ") + printable(entry.data["text"])
+            rows.append((f"step {entry.counters.steps:,}", printable(entry.data["kind"]), text))
     return Section("verdicts during the training", words.table(rows, right=(0,)))
 
 
 def _custom_events(attempts: Sequence[AttemptSummary]) -> Section:
-    """Return the events that are not in the catalogue."""
-    known = {Measured.name, *(event.name for event in CATALOGUE)}
+    catalogue = {Measured.name, *(event.name for event in CATALOGUE)}
     steps: dict[str, list[int]] = {}
     counts: Counter[str] = Counter()
     for attempt in attempts:
-        own: Counter[str] = Counter()
+        emissions: Counter[str] = Counter()
         for entry in attempt.events():
-            if entry.event not in known:
-                steps.setdefault(entry.event, []).append(entry.counters.steps)
-                own[entry.event] = entry.data.get("emission", own[entry.event] + 1)  # of many, a sample is recorded
-        counts += own
-    rows = [(printable(name), words.times(counts[name]), _span(at)) for name, at in steps.items()]
-    return Section("custom events", words.table(rows))
-
-
-def _span(steps: Sequence[int]) -> str:
-    return f"step {steps[0]:,}" + f" to {steps[-1]:,}" * (len(steps) > 1)
+            if (name := entry.event) not in catalogue:
+                steps.setdefault(name, []).append(entry.counters.steps)
+                emissions[name] = entry.data.get("emission", emissions[name] + 1)  # frequent events are sampled
+        counts += emissions
+    spans = {name: f"step {at[0]:,}" + f" to {at[-1]:,}" * (len(at) > 1) for name, at in steps.items()}
+    return Section(
+        "custom events", words.table([(printable(name), words.times(counts[name]), spans[name]) for name in steps])
+    )

@@ -1,4 +1,4 @@
-"""Numbers, durations, positions, tables and sections as text."""
+"""Format numbers, durations, positions, tables and sections as text."""
 
 from __future__ import annotations
 
@@ -15,29 +15,26 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A title of a story with its lines; one without lines is left out."""
+    """A section of a story; it is omitted if it has no lines."""
 
     title: str
     lines: list[str]
 
 
 def join_sections(sections: Iterable[Section]) -> str:
-    """Return the text of sections, with an empty line between them."""
-    return "\n\n".join("\n".join([each.title, *each.lines]) for each in sections if each.lines)
+    return "\n\n".join("\n".join([section.title, *section.lines]) for section in sections if section.lines)
 
 
 def count_things(number: int, thing: str, things: str = "") -> str:
-    """Return a count with its noun: `1 step`, `12 steps`, `1,204 batches`."""
-    return f"{number:,} {thing if number == 1 else things or _plural(thing)}"
+    plural = things or thing + ("es" if thing.endswith(("ch", "s", "x")) else "s")
+    return f"{number:,} {thing if number == 1 else plural}"
 
 
 def times(number: int) -> str:
-    """Return how often: `once`, `twice`, `12 times`."""
     return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
 
 
 def seconds(value: float) -> str:
-    """Return a duration: `15 µs`, `3.2 ms`, `12.3 s`, `3 min 12 s`, `2 h 5 min`, `3 d 4 h`."""
     if value < 0.0001:
         return f"{value * 1e6:.0f} µs"
     if value < 0.0995:
@@ -48,51 +45,36 @@ def seconds(value: float) -> str:
         return f"{value:.1f} s"
     for size, unit, part, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if value >= size - part / 2:
-            whole, rest = divmod(round(value / part), size // part)
-            return f"{whole} {unit}" + f" {rest} {smaller}" * bool(rest)
+            count, remainder = divmod(round(value / part), size // part)
+            return f"{count} {unit}" + f" {remainder} {smaller}" * bool(remainder)
     raise AssertionError(value)
 
 
-def share(part: float, whole: float) -> str:
-    """Return a part in per cent of the whole; empty for a whole of 0."""
-    return f"{100 * part / whole:.1f} %" if whole > 0 else ""
+def share(part: float, total: float) -> str:
+    return f"{100 * part / total:.1f} %" if total > 0 else ""
 
 
 def number(value: float) -> str:
-    """Return a metric's value."""
     return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
 def position(at: Counters) -> str:
-    """Return the position of a run, as its plugins saw it."""
     return f"epoch {at.epoch}, batch {at.batch}, step {at.steps}"
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Return words as a list in a sentence: `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def lines(text: str, first: str = "  ", rest: str | None = None) -> list[str]:
-    """Return a text broken into lines of at most 100 columns.
-
-    Args:
-        text: a sentence, or several.
-        first: the indent of its first line.
-        rest: the indent of the others; by default as many blanks.
-    """
-    rest = " " * len(first) if rest is None else rest
-    broken = wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+def lines(text: str, first: str = "  ", indent: str | None = None) -> list[str]:
+    """Break a text into lines of at most `WIDTH` columns; `first` is the indent of the first line."""
+    indent = " " * len(first) if indent is None else indent
+    broken = wrap(text, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in broken]
 
 
 def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return rows in columns; text that is too wide for the last column is wrapped.
-
-    Args:
-        rows: each with the same number of cells.
-        right: the columns that are right-aligned.
-    """
+    """Align rows of cells in columns, the columns `right` to the right; text in the last column is wrapped."""
     rows = list(rows)
     if not rows:
         return []
@@ -106,7 +88,3 @@ def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]
         head = "  " + "  ".join(cells)
         wrapped += lines(row[-1], head + "  ", " " * min(len(head) + 2, 60)) if row[-1] else [head.rstrip()]
     return wrapped
-
-
-def _plural(thing: str) -> str:
-    return thing + ("es" if thing.endswith(("ch", "s", "x")) else "s")

@@ -1,93 +1,60 @@
 """A line of a recording: a JSON array, a tab, and the CRC-32 of the array's text in hexadecimal digits.
 
-Without it, a wrong digit would go unnoticed. A line that does not match its checksum, such as one that was cut short,
-is damaged.
+The checksum detects lines that are cut short or have a wrong digit.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from json.encoder import JSONEncoder, encode_basestring_ascii
 from typing import Any
 from zlib import crc32
 
-_SEPARATORS = ":", ","
 _encoder = JSONEncoder()
 _decode = json.JSONDecoder().raw_decode
-_BLANKS = " \t\n\r"  # of JSON
 # JSONEncoder.encode makes this object for each call, which takes as long as encoding a line.
 _encode_pieces = json.encoder.c_make_encoder(  # type: ignore[attr-defined]  # torch runs on CPython only, which has it
-    None, _encoder.default, encode_basestring_ascii, None, *_SEPARATORS, False, False, True
+    None, _encoder.default, encode_basestring_ascii, None, ":", ",", False, False, True
 )
 
 
 def format_line(*items: Any) -> str:
-    """Return the line of an array, without its newline."""
     return seal(to_json(items))
 
 
 def seal(text: str) -> str:
-    """Return the line of an array in JSON."""
     return f"{text}\t{crc32(text.encode()):08x}"
 
 
 def to_json(items: Sequence[Any]) -> str:
-    """Return an array as ASCII text."""
     return "".join(_encode_pieces(items, 0))
 
 
 def parse_line(line: str | bytes) -> list[Any]:
-    """Return a line's array.
-
-    Raises:
-        ValueError: it is damaged, or holds no array.
-    """
-    text = _check_text(line.encode() if isinstance(line, str) else line)
+    text = _verified_text(line.encode() if isinstance(line, str) else line)
     if text is None:
         raise ValueError("damaged")
     return parse_array(text)
 
 
-def parse_lines(lines: Iterable[bytes]) -> Iterator[list[Any] | ValueError]:
-    """Yield the array of each line, or what is wrong with it."""
-    for line in lines:
-        text, tab, checksum = line.rpartition(b"\t")
-        if not tab or checksum != b"%08x" % crc32(text):
-            yield ValueError("damaged")
-            continue
-        try:
-            yield parse_array(text)
-        except ValueError as error:
-            yield error
-
-
 def is_intact(line: bytes) -> bool:
-    """Return whether a line matches its checksum."""
-    return _check_text(line) is not None
+    return _verified_text(line) is not None
 
 
 def parse_array(text: bytes) -> list[Any]:
-    """Return the array of a text, without checking a checksum.
-
-    Raises:
-        ValueError: it is not an array whose first item is a name.
-    """
     try:
-        whole = text.decode()
-        if whole[:1] != "[" or whole[-1:] != "]":
-            whole = whole.strip(_BLANKS)
-        items, end = _decode(whole)
+        decoded = text.decode()
+        items, end = _decode(decoded)
     except (ValueError, RecursionError):
         raise ValueError("not JSON") from None
-    if end != len(whole):
+    if end != len(decoded):
         raise ValueError("not JSON")
     if not isinstance(items, list) or not items or not isinstance(items[0], str):
         raise ValueError("not an array that begins with a name")
     return items
 
 
-def _check_text(line: bytes) -> bytes | None:
-    """Return the text of a line's array, None if it does not match its checksum."""
+def _verified_text(line: bytes) -> bytes | None:
     text, tab, checksum = line.rpartition(b"\t")
     return text if tab and checksum == b"%08x" % crc32(text) else None

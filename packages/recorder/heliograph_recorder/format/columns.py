@@ -1,4 +1,4 @@
-"""A column of numbers as a short text, exact to the last bit."""
+"""Encode a column of numbers as a short text, exact to the last bit."""
 
 from __future__ import annotations
 
@@ -17,31 +17,23 @@ WIDTHS = ("<i1", "<i2", "<i4", "<i8")
 FLOATS = ("<f4", "<f8")
 WORDS = ("<u4",)
 MAX_STEP = 2**52  # larger than any real counter
-MIN_COMPRESSED = 256  # bytes; compressing less costs more time than all the rest
+MIN_COMPRESSED = 256  # bytes; compressing less takes longer than the encoding
 
 
 def pack(steps: NDArray[np.int64], least: int, most: int) -> Packed:
-    """Return the differences between whole numbers: one number if all are equal, else the smallest type, compressed.
+    """Encode the differences between integers: one number if all are equal, else the smallest type, compressed.
 
-    Args:
-        steps: (rows,), the first from a number that the reader knows.
-        least: the smallest of them.
-        most: the largest.
+    The first difference is the one from a number that the reader knows.
     """
     if least == most:
         return least
     if least >= -0x80 and most < 0x80:
         return _encode(steps.astype("<i1"))
-    width = next(each for each in WIDTHS if np.iinfo(each).min <= least and most <= np.iinfo(each).max)
+    width = next(width for width in WIDTHS if np.iinfo(width).min <= least and most <= np.iinfo(width).max)
     return _encode(steps.astype(width))
 
 
 def unpack(packed: Packed, rows: int, first: int) -> Sequence[int]:
-    """Return the whole numbers, in 8 bytes each or fewer: a long recording has millions of them.
-
-    Raises:
-        ValueError: it is not a packed column of so many rows.
-    """
     if isinstance(packed, int):
         if abs(packed) > MAX_STEP:
             raise ValueError(f"a column with steps of more than {MAX_STEP}")
@@ -51,7 +43,7 @@ def unpack(packed: Packed, rows: int, first: int) -> Sequence[int]:
 
 
 def pack_floats(values: Sequence[float]) -> list[str]:
-    """Return numbers as float32 if it holds each of them exactly, NaN included, else as float64."""
+    """Encode numbers as float32 if that is exact for all of them, NaN included, else as float64."""
     wide = np.asarray(values, "<f8")
     with np.errstate(over="ignore"):
         narrow = wide.astype("<f4")
@@ -60,26 +52,15 @@ def pack_floats(values: Sequence[float]) -> list[str]:
 
 
 def unpack_floats(packed: list[str], rows: int) -> Sequence[float]:
-    """Return the numbers, in 8 bytes each.
-
-    Raises:
-        ValueError: it is not a packed column of so many rows.
-    """
     return array("d", _decode(packed, rows, FLOATS).astype(np.float64).tobytes())
 
 
 def pack_words(words: Sequence[int]) -> Packed:
-    """Return numbers of 32 bits: one if all are equal, else all of them."""
     numbers = np.asarray(words, "<u4")
     return int(numbers[0]) if (numbers == numbers[0]).all() else _encode(numbers)
 
 
 def unpack_words(packed: Packed, rows: int) -> Sequence[int]:
-    """Return the numbers, in 4 bytes each.
-
-    Raises:
-        ValueError: it is not a packed column of so many rows.
-    """
     if isinstance(packed, int):
         if not 0 <= packed < 2**32:
             raise ValueError("a column with a number of more than 32 bits")
@@ -106,5 +87,5 @@ def _decode(packed: list[str], rows: int, types: Sequence[str]) -> NDArray[Any]:
         except zlib.error as error:
             raise ValueError(f"a damaged column: {error}") from None
     if len(data) != size:
-        raise ValueError(f"a column that has not {rows} rows")
+        raise ValueError(f"a column with a length other than {rows} rows")
     return np.frombuffer(data, kind.removeprefix("z"))

@@ -1,4 +1,4 @@
-"""Checks of the values in a line, so that readers can rely on their types and ranges."""
+"""Check the types and ranges of the values in a line."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ Form = Callable[[Any], bool]
 LIMIT = 2**52  # larger than any real counter or clock
 COUNTER_TYPES = [*[int] * 9, float]
 ALL_COUNTER_TYPES = COUNTER_TYPES, [*COUNTER_TYPES, int]
-ASKED = [[str, str, str, int, int, int, int, rank, str] for rank in (int, NoneType)]
-THROUGH: list[list[type]] = [[], [str]]  # the plugin that asked in another's name may follow
-REQUESTS = [[*each, *through] for each in ASKED for through in THROUGH]
+REQUEST_TYPES = [[str, str, str, int, int, int, int, rank, str] for rank in (int, NoneType)]
+THROUGH: list[list[type]] = [[], [str]]  # optional: the plugin that made the request under another name
+REQUESTS = [[*types, *through] for types in REQUEST_TYPES for through in THROUGH]
 VALUES: Mapping[str, type] = {"set_learning_rate": float, "enable_plugin": NoneType, "disable_plugin": NoneType}
-CHANGES = {
-    verb: [[*each, str, value, *through] for each in ASKED for through in THROUGH] for verb, value in VALUES.items()
+CHANGES = {  # the target and the value follow
+    verb: [[*types, str, value, *through] for types in REQUEST_TYPES for through in THROUGH]
+    for verb, value in VALUES.items()
 }
 VERBS = frozenset(get_args(Verb))
 COUNTERS = (
@@ -29,37 +30,31 @@ COUNTERS = (
 
 
 def is_text(value: Any) -> bool:
-    """Return whether a value is a string."""
     return type(value) is str
 
 
 def is_flag(value: Any) -> bool:
-    """Return whether a value is true or false."""
     return type(value) is bool
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a value is a count: a whole number of at least 0."""
     return type(value) is int and 0 <= value < LIMIT
 
 
 def is_time(value: Any) -> bool:
-    """Return whether a value is a number of seconds; a clock may begin slightly below 0."""
+    # A clock may begin slightly below 0.
     return type(value) in (int, float) and isfinite(value) and -1.0 <= value < LIMIT
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number, NaN and infinity included."""
     return type(value) is float or (type(value) is int and abs(value) < 2**512)
 
 
-def _is_length(value: Any) -> bool:
-    """Return whether a value is a number of epochs, perhaps with a fraction."""
+def _is_epochs(value: Any) -> bool:
     return is_count(value) or (type(value) is float and 0 < value < LIMIT)
 
 
 def is_counters(values: Any) -> bool:
-    """Return whether values are those of `Counters`."""
     return (
         type(values) is list
         and list(map(type, values)) in ALL_COUNTER_TYPES
@@ -70,10 +65,6 @@ def is_counters(values: Any) -> bool:
 
 
 def is_request(values: Any) -> bool:
-    """Return whether values are the fields of a request.
-
-    A change of the run has its target and value, too. At the end may be the plugin that asked in another's name.
-    """
     types = list(map(type, values))
     return (
         types[:1] == [str]
@@ -88,11 +79,11 @@ def _or_none(form: Form) -> Form:
     return lambda value: value is None or form(value)
 
 
-def _each(form: Form) -> Form:
+def _list_of(form: Form) -> Form:
     return lambda value: type(value) is list and all(map(form, value))
 
 
-def _by_name(form: Form) -> Form:
+def _dict_of(form: Form) -> Form:
     return lambda value: type(value) is dict and all(map(form, value.values()))
 
 
@@ -105,14 +96,6 @@ def _is_origin(value: Any) -> bool:
     return type(value) is dict and value.keys() == {*names} and is_counters([value[name] for name in names])
 
 
-def _is_status(value: Any) -> bool:
-    return value in get_args(Status)
-
-
-def _is_phase(value: Any) -> bool:
-    return value in get_args(Phase)
-
-
 def _is_moment(value: Any) -> bool:
     try:
         return value == "" or datetime.fromisoformat(value).tzinfo is not None
@@ -120,10 +103,10 @@ def _is_moment(value: Any) -> bool:
         return False
 
 
-METRICS = _are_metrics
-COUNTS = _by_name(is_count)
+_is_phase = get_args(Phase).__contains__
+COUNTS = _dict_of(is_count)
 COUNTED = {"batches": _or_none(is_count)}
-MEASURED = {"metrics": METRICS, "batches": COUNTS}
+MEASURED = {"metrics": _are_metrics, "batches": COUNTS}
 EVENTS: Mapping[str, Mapping[str, Form]] = {
     "checkpoint_loaded": {
         "path": _or_none(is_text), "origin": _is_origin, "in_boundary": is_flag, "planned_steps": _or_none(is_count),
@@ -138,7 +121,7 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
         "verb": is_text, "target": is_text, "value": _or_none(is_number), "by": is_text, "reason": is_text,
         "refusal": is_text, "changed": is_flag,
     },
-    "log": {"metrics": METRICS},
+    "log": {"metrics": _are_metrics},
     "validation_start": COUNTED,
     "validation_end": MEASURED,
     "validation_cut": {"reason": is_text, "batches": COUNTS},
@@ -154,40 +137,39 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
         "batches": COUNTS, "in_hand": is_flag, "is_last": is_flag, "window": is_count, "loss": _or_none(is_number),
     },
     "run_closed": {
-        "status": _is_status, "reason": is_text, "by": _or_none(is_text), "rank": _or_none(is_count),
-        "metrics": METRICS, "best": _or_none(is_text), "last": _or_none(is_text), "notes": _each(is_text),
-        "warnings": _each(is_text),
+        "status": get_args(Status).__contains__, "reason": is_text, "by": _or_none(is_text), "rank": _or_none(is_count),
+        "metrics": _are_metrics, "best": _or_none(is_text), "last": _or_none(is_text), "notes": _list_of(is_text),
+        "warnings": _list_of(is_text),
     },
 }  # fmt: skip
-OPTIONAL: Mapping[str, Form] = {"asked": _each(is_count), "emission": is_count, "added": _each(is_text)}
+OPTIONAL: Mapping[str, Form] = {"asked": _list_of(is_count), "emission": is_count, "added": _list_of(is_text)}
 OPTIONAL_OF: Mapping[str, Mapping[str, Form]] = {
-    "checkpoint_loaded": {**OPTIONAL, "forked_from": _by_name(lambda _: True)},
+    "checkpoint_loaded": {**OPTIONAL, "forked_from": _dict_of(lambda _: True)},
     "plugin_changed": {**OPTIONAL, "ends_recording": is_flag},
 }
 NO_FORMS: Mapping[str, Form] = {}
 ATTEMPT: Mapping[str, Form] = {
     "name": is_text, "phase": _is_phase, "began": _is_moment, "run": is_text, "world_size": is_count,
-    "max_epochs": _or_none(_is_length), "max_steps": _or_none(is_count), "validation_sets": _each(is_text),
-    "optimizers": _each(is_text), "hyper_parameters": _by_name(lambda _: True), "versions": _by_name(is_text),
-    "losses": is_flag, "plan": _by_name(_each(is_text)), "planned_steps": _or_none(is_count),
+    "max_epochs": _or_none(_is_epochs), "max_steps": _or_none(is_count), "validation_sets": _list_of(is_text),
+    "optimizers": _list_of(is_text), "hyper_parameters": _dict_of(lambda _: True), "versions": _dict_of(is_text),
+    "losses": is_flag, "plan": _dict_of(_list_of(is_text)), "planned_steps": _or_none(is_count),
 }  # fmt: skip
 
 
 def check_data(event: str, data: Mapping[str, Any]) -> None:
-    """Raise ValueError unless an event of the catalogue has its data; other events may have any."""
-    needed, known = EVENTS.get(event, NO_FORMS), OPTIONAL_OF.get(event, OPTIONAL)
-    for name, form in needed.items():
+    """Raise ValueError if an event of the catalogue lacks data; custom events may have any."""
+    required, optional = EVENTS.get(event, NO_FORMS), OPTIONAL_OF.get(event, OPTIONAL)
+    for name, form in required.items():
         if name not in data or not form(data[name]):
-            raise ValueError(f"{event!r} with {name!r} missing or of another type")
-    for name in data.keys() - needed.keys():
-        if name in known and not known[name](data[name]):
-            raise ValueError(f"{event!r} with {name!r} of another type")
+            raise ValueError(f"{event!r} with {name!r} missing or of a wrong type")
+    for name in data.keys() - required.keys():
+        if name in optional and not optional[name](data[name]):
+            raise ValueError(f"{event!r} with {name!r} of a wrong type")
 
 
 def check_attempt(about: Any) -> None:
-    """Raise ValueError unless an attempt has all its fields."""
     if type(about) is not dict or not about.keys() >= ATTEMPT.keys():
         raise ValueError("an attempt with fields missing")
     for name, form in ATTEMPT.items():
         if not form(about[name]):
-            raise ValueError(f"an attempt with {name!r} of another type")
+            raise ValueError(f"an attempt with {name!r} of a wrong type")

@@ -1,19 +1,19 @@
-"""The lines of a recording: a JSON array each, whose first item is its kind, and a checksum (see `checksum.py`).
+"""Encode and decode the lines of a recording: JSON arrays that begin with their kind (see also `checksum.py`).
 
     ["recording", 1]                                            the first line: the format
     ["attempt", {...}]                                          an attempt begins: the fields of `AttemptRecord`
     ["happened", event, clock, counters, data]                  `EventEntry`
     ["batches", number, part, counters, clock, rows, columns, losses]  `Batches`: a block, or a part of one
-    ["behind", number, batch]                                   the next lines came after this batch of a later block
+    ["behind", number, batch]                                   the next lines follow this batch of a later block
     ["asked", number, [...]]                                    `RequestEntry`: the fields of `Request`; target and
                                                                 value only of a change of the run
     ["recounted", number, times]                                `RepeatEntry`
     ["spent", [[...], ...]]                                     `TimesEntry`: the fields of each `HandlerTime`
     ["digests", epoch, first, rows, columns, rates, chain, length]  `DigestBlock`
-    ["lost", lines]                                             so many lines could not be written here
+    ["lost", lines]                                             the number of lines that could not be written
 
-Counters are their values, in order; tokens are left out where there are none, and so is their column. JSON is as Python
-writes it, with NaN and Infinity.
+Counters are a list of their values, in order. Tokens and their column are omitted if there are none. The JSON is
+Python's, with NaN and Infinity.
 """
 
 from __future__ import annotations
@@ -48,12 +48,11 @@ FORMAT = 1
 ROWS = 4096  # at most, in a block
 MAX_CHARACTERS = 200  # of a recorded text in an error
 COLUMNS = ("centiseconds", "steps", "skipped_steps", "skipped_batches", "samples", "window")
-_ABOUT = tuple(each.name for each in fields(AttemptRecord) if each.name not in ("entries", "damage"))
+_HEADER = tuple(field.name for field in fields(AttemptRecord) if field.name not in ("entries", "damage"))
 _TUPLES = ("validation_sets", "optimizers")
 
 
 def items_of(entry: Entry, number: int = 0) -> Items:
-    """Return the array of an entry's line; a block of batches has a number."""
     match entry:
         case RequestEntry():
             return "asked", entry.number, _values(entry.request)
@@ -71,27 +70,16 @@ def items_of(entry: Entry, number: int = 0) -> Items:
 
 
 def event_items(event: str, clock: float, counters: Sequence[float], data: Mapping[str, Any]) -> Items:
-    """Return the array of the line of an `EventEntry`; the counters are their values."""
     return "happened", event, round(clock, 6), counters, data
 
 
 def mark_items(number: int, batch: int) -> Items:
-    """Return the array of the line that says after which batch of the open block the next lines came."""
     return "behind", number, batch
 
 
 def block_items(
     number: tuple[int, int], first: Counters, clock: float, rows: NDArray[np.int64], losses: Sequence[float] | None
 ) -> Items:
-    """Return the array of the line of a block of batches.
-
-    Args:
-        number: of the block, within the attempt, and of the part.
-        first: the counters before the first batch.
-        clock: seconds since the attempt began, after the last.
-        rows: (batches, 7), the columns in the order of `COLUMNS`, then the tokens.
-        losses: of each batch, if they are recorded.
-    """
     if not rows[-1, -1]:  # no tokens
         rows = rows[:, :-1]
     values = rows.T
@@ -99,13 +87,12 @@ def block_items(
     steps[:, 0] = values[:, 0] - _column_starts(first)[: len(values)]
     np.subtract(values[:, 1:], values[:, :-1], out=steps[:, 1:])
     ranges = zip(steps, steps.min(1).tolist(), steps.max(1).tolist(), strict=True)
-    packed = [columns.pack(*each) for each in ranges]
-    known = None if losses is None else columns.pack_floats(losses)
-    return "batches", *number, counter_values(first), round(clock, 6), len(rows), packed, known
+    packed = [columns.pack(*column) for column in ranges]
+    packed_losses = None if losses is None else columns.pack_floats(losses)
+    return "batches", *number, counter_values(first), round(clock, 6), len(rows), packed, packed_losses
 
 
 def counter_values(counters: Counters | Progress) -> tuple[float, ...]:
-    """Return the counters in the order of their fields."""
     return (
         counters.epoch, counters.batch, counters.earlier_batches, counters.steps, counters.skipped_steps,
         counters.skipped_batches, counters.samples, counters.validations, counters.evaluated, counters.seconds,
@@ -114,58 +101,38 @@ def counter_values(counters: Counters | Progress) -> tuple[float, ...]:
 
 
 def encode_head() -> str:
-    """Return the first line."""
     return format_line("recording", FORMAT)
 
 
 def attempt_items(attempt: AttemptRecord) -> Items:
-    """Return the array of the line that begins an attempt."""
-    return "attempt", {name: getattr(attempt, name) for name in _ABOUT}
+    return "attempt", {name: getattr(attempt, name) for name in _HEADER}
 
 
 def encode_lost(lines: int) -> str:
-    """Return the line that counts lines which could not be written."""
     return format_line("lost", lines)
 
 
 def decode_attempt(items: list[Any]) -> AttemptRecord:
-    """Return an attempt that has no entries yet.
-
-    Raises:
-        ValueError: something is missing or wrong.
-    """
-    about: Any = items[1] if len(items) == 2 else None
-    check_attempt(about)
-    values: dict[str, Any] = {name: tuple(about[name]) if name in _TUPLES else about[name] for name in _ABOUT}
-    values["plan"] = {event: tuple(names) for event, names in about["plan"].items()}
+    header: Any = items[1] if len(items) == 2 else None
+    check_attempt(header)
+    values: dict[str, Any] = {name: tuple(header[name]) if name in _TUPLES else header[name] for name in _HEADER}
+    values["plan"] = {event: tuple(names) for event, names in header["plan"].items()}
     return AttemptRecord(**values, entries=())
 
 
 def decode(items: list[Any]) -> Entry:
-    """Return the entry of a line's array.
-
-    Raises:
-        ValueError: it is not an entry, or a value is wrong.
-    """
     kind, *values = items
     make, length = _DECODERS.get(kind, (None, 0))
     try:
         entry = make(*values) if make is not None and len(values) == length else None
     except (TypeError, AttributeError, KeyError, OverflowError) as error:
-        raise ValueError(
-            f"a line {kind[:MAX_CHARACTERS]!r} that cannot be read: {str(error)[:MAX_CHARACTERS]}"
-        ) from None
+        raise ValueError(f"unreadable line {kind[:MAX_CHARACTERS]!r}: {str(error)[:MAX_CHARACTERS]}") from None
     if entry is None:
         raise ValueError(f"a line {kind[:MAX_CHARACTERS]!r} with unexpected values")
     return entry
 
 
 def check_items(items: Any) -> None:
-    """Check the array of a line that belongs to a block.
-
-    Raises:
-        ValueError: something is missing or wrong.
-    """
     match items:
         case ["behind", int(), int()]:
             return
@@ -176,21 +143,20 @@ def check_items(items: Any) -> None:
 
 
 def _values(request: Request) -> tuple[str | int | float | None, ...]:
-    where = request.epoch, request.batch, request.step
+    place = request.epoch, request.batch, request.step
     change = (request.target, request.value) if request.verb in CHANGES else ()
-    more = (*change, *filter(None, [request.through]))
-    return request.verb, request.by, request.reason, *where, request.times, request.rank, request.event, *more
+    extra = (*change, *filter(None, [request.through]))
+    return request.verb, request.by, request.reason, *place, request.times, request.rank, request.event, *extra
 
 
 def _column_starts(first: Counters) -> tuple[int, ...]:
-    """Return the value before a block's first row, by column."""
     seconds, skips = round(first.seconds * 100), (first.skipped_steps, first.skipped_batches)
     return seconds, first.steps, *skips, first.samples, 0, first.tokens
 
 
 def _counters(values: Any) -> Counters:
     if not is_counters(values):
-        raise ValueError("wrong counters")
+        raise ValueError("invalid counters")
     return Counters(*values)
 
 
@@ -204,11 +170,11 @@ def _event(event: Any, clock: Any, counters: Any, data: Any) -> EventEntry | Non
 def _request(number: Any, values: Any) -> RequestEntry | None:
     if not is_count(number) or not is_request(values):
         return None
-    request, more = Request(*values[:9]), values[9:]
+    request, extra = Request(*values[:9]), values[9:]
     if request.verb in CHANGES:
-        request.target, request.value, *more = more
-    if more:
-        (request.through,) = more
+        request.target, request.value, *extra = extra
+    if extra:
+        (request.through,) = extra
     return RequestEntry(number, request)
 
 
@@ -223,7 +189,7 @@ def _times(rows: Any) -> TimesEntry:
 def _handler_time(plugin: Any, event: Any, timed: Any, emissions: Any, seconds: Any, longest: Any) -> HandlerTime:
     texts, counts, times = (plugin, event), (timed, emissions), (seconds, longest)
     if not (all(map(is_text, texts)) and all(map(is_count, counts)) and all(map(is_time, times))):
-        raise ValueError("wrong times of a handler")
+        raise ValueError("invalid handler times")
     return HandlerTime(plugin, event, timed, emissions, float(seconds), float(longest))
 
 
@@ -232,13 +198,14 @@ def _batches(number: Any, part: Any, counters: Any, clock: Any, rows: Any, packe
         return None
     first = _counters(counters)
     starts = _column_starts(first)[: max(len(packed), len(COLUMNS))]
-    centiseconds, steps, skipped_steps, skipped_batches, samples, window, *rest = (
+    centiseconds, steps, skipped_steps, skipped_batches, samples, window, *optional = (
         columns.unpack(column, rows, start) for column, start in zip(packed, starts, strict=True)
     )
-    tokens = rest[0] if rest else None
-    known = None if losses is None else columns.unpack_floats(losses, rows)
-    of_batches = steps, skipped_steps, skipped_batches, samples, window, centiseconds
-    return Batches(first, float(clock), *of_batches, known, tokens)
+    tokens = optional[0] if optional else None
+    numbers = None if losses is None else columns.unpack_floats(losses, rows)
+    return Batches(
+        first, float(clock), steps, skipped_steps, skipped_batches, samples, window, centiseconds, numbers, tokens
+    )
 
 
 _DECODERS: dict[str, tuple[Callable[..., Entry | None], int]] = {

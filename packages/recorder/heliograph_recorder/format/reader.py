@@ -1,122 +1,326 @@
-"""Read a recording, even if its process was killed or the file is damaged."""
+"""Read a recording, even if its process was killed, the file is damaged, or the run still writes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-from .checksum import parse_line
-from .gc_pause import gc_paused
-from .parser import ParsedAttempt, Parser, missing_lines
-from .records import AttemptRecord, Recording
+from .checksum import format_line, is_intact, parse_array, parse_line
+from .lines import FORMAT, decode, decode_attempt
+from .records import AttemptRecord, Batches, Entry, Recording, slice_block
 from .tail import Rows, notes_in, parse_tail, read_tail
 
 SUFFIX = ".recording"
-SHOWN = 10  # sentences about what could not be read
-READINGS = 10  # of the files of a run that changes them each time
+SHOWN = 10  # texts on damage
+READINGS = 10  # attempts to read the files of a run without a write in between
+ONE_ENTRY = ("happened", "asked")  # the most frequent lines: one entry, no batches
+MIN_BATCHES, BATCHES_PER_BYTE = 1_000_000, 8  # a line of 4,096 batches has several hundred bytes
+UNKNOWN = AttemptRecord("", "train", "", "", 1, None, None, (), (), {}, {}, losses=False, plan={}, entries=())
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause the garbage collector: it would traverse the growing number of records, which form no cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @gc_paused()
 def read(path: str | Path) -> Recording:
-    """Return the content of a recording.
+    """Read a recording.
 
     Args:
-        path: the file; or a folder, of which the newest recording is read.
+        path: the file, or a folder: the newest recording in it.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no recording.
         ValueError: the file is not a recording, or has another format.
         TypeError: `path` is not a path.
     """
     if not isinstance(path, str | PathLike):
         raise TypeError(f"A recording is the file that Recorder wrote, or its folder, got {path!r}.")
     file = find_recording(Path(path))
-    rows: Rows | None = None
     tail, content, damage = read_files(file)
-    try:
-        rows = parse_tail(tail)
-    except ValueError as error:
-        damage.append(str(error))
     attempts = _parse_file(file, content)
-    for line in () if rows is None else missing_lines(attempts, rows):
-        attempts[-1].add(parse_line(line))
-    for last in attempts[-1:]:
-        last.damage += damage
-    return Recording(file, tuple(each.finish() for each in attempts))
+    if attempts:
+        _add_tail(attempts[-1], tail, damage)
+    return Recording(file, tuple(attempt.finish() for attempt in attempts))
 
 
 def find_recording(path: Path) -> Path:
-    """Return the path if it is a file, else the newest recording in that folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
     if not path.is_dir():
         if not path.exists():
             raise FileNotFoundError(
                 f"There is no recording at {path}: give the file that Recorder wrote, or its folder."
             )
         return path
-    found = path.iterdir()  # raises where this user may not read it; glob would find nothing
-    files = [file for file in found if file.name.endswith(SUFFIX) and file.stat().st_size]
+    content = path.iterdir()  # unlike glob, it raises if the user may not read the folder
+    files = [file for file in content if file.name.endswith(SUFFIX) and file.stat().st_size]
     if not files:
         raise FileNotFoundError(
-            f"The folder {path} holds no recording, no file *{SUFFIX}: was a Recorder among the plugins?"
+            f"The folder {path} has no recording (*{SUFFIX}). Add Recorder({str(path)!r}) to the plugins, or give "
+            f"another folder."
         )
     return max(files, key=lambda file: (file.stat().st_mtime_ns, file.name))
 
 
 def read_leftover(path: Path) -> list[str]:
-    """Return the lines of a killed run that are in the tail but not in the recording.
-
-    Raises:
-        ValueError: it is not a recording, has another format, or the tail is damaged.
-    """
+    """Read the lines of a killed run that are in the tail but not in the recording."""
     rows = parse_tail(read_tail(path))
     attempts = _parse_file(path, path.read_bytes())
-    return [] if rows is None else missing_lines(attempts, rows)
+    return _missing_lines(attempts[-1], rows) if attempts and rows is not None else []
 
 
 def read_files(path: Path, begin: int = 0) -> tuple[bytes, bytes, list[str]]:
-    """Return the contents of a recording's tail and of its file, of one moment although a run may be writing them.
+    """Read a consistent pair of tail and recording, from the byte `begin`, although a run may be writing them.
 
-    Where each reading was disturbed, the last counts, and a sentence says so.
-
-    That is so where the run does nothing meanwhile but add batches: no note and no line, which would come after batches
-    that were not read; nor does it begin another block then, which it does after writing the lines of the former.
-
-    Args:
-        path: the file.
-        begin: the bytes of it to skip.
+    A pair is consistent if the run only added batches meanwhile. A note or a line would follow batches that were not
+    read. A new block begins only after the lines of the previous block.
     """
     for _ in range(READINGS):
-        size, former, tail = path.stat().st_size, read_tail(path), read_tail(path)
+        size, first_tail, tail = path.stat().st_size, read_tail(path), read_tail(path)
         with path.open("rb") as file:
             file.seek(begin)
             content = file.read()
-        if begin + len(content) == size and notes_in(former) == notes_in(tail):
+        if begin + len(content) == size and notes_in(first_tail) == notes_in(tail):
             return tail, content, []
     return tail, content, [f"the run wrote to it during each of {READINGS} readings: the newest entries may be wrong"]
 
 
-def _parse_file(path: Path, content: bytes) -> list[ParsedAttempt]:
-    """Parse each line of a file on its own.
-
-    Raises:
-        ValueError: it is not a recording, or has another format.
-    """
-    parser = Parser(path)
-    parser.add(content, is_end=True)
-    return parser.attempts
-
-
 def damage_in_short(attempt: AttemptRecord) -> list[str]:
-    """Return what could not be read of an attempt: the first ten sentences, then how many more there are."""
     damage = attempt.damage
     return [*damage[:SHOWN], *[f"and {len(damage) - SHOWN:,} more"] * (len(damage) > SHOWN)]
 
 
 def damage_of(attempts: Iterable[AttemptRecord]) -> list[str]:
-    """Return what could not be read of a recording, each with the number of its attempt."""
-    return [f"attempt {number}: {text}" for number, each in enumerate(attempts, 1) for text in damage_in_short(each)]
+    return [
+        f"attempt {number}: {text}" for number, attempt in enumerate(attempts, 1) for text in damage_in_short(attempt)
+    ]
+
+
+class Follower:
+    """Read a recording that a run is writing; each update parses only the new lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._parser, self._tail = Parser(path), b""
+        self._remarks: list[str] = []
+
+    def update(self) -> bool:
+        """Return whether anything was added. A file that was replaced is read from its beginning."""
+        before = self._parser.size, self._tail
+        if self.path.stat().st_size < self._parser.size:
+            self._parser = Parser(self.path)
+        self._tail, added, self._remarks = read_files(self.path, self._parser.size)
+        with gc_paused():
+            self._parser.add(added, is_end=False)
+        return (self._parser.size, self._tail) != before
+
+    def recording(self) -> Recording:
+        attempts = [*self._parser.attempts]
+        if attempts:
+            attempts[-1] = attempts[-1].copy()
+            _add_tail(attempts[-1], self._tail, self._remarks)
+        return Recording(self.path, tuple(attempt.finish() for attempt in attempts))
+
+
+@dataclass(slots=True)
+class _Mark:
+    """A position among the entries, after `batch` of a block whose line follows later."""
+
+    number: int
+    batch: int
+    blocks: list[Batches] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ParsedAttempt:
+    """An attempt whose lines are being read.
+
+    Attributes:
+        header: the attempt without entries.
+        entries: in order; a mark stands for the batches at its position.
+        damage: descriptions of unreadable lines.
+        lines: the lines that the tail may contain, too.
+        parts: the number and part of each block of batches that was read.
+        marks: the marks whose block is not read yet.
+    """
+
+    header: AttemptRecord
+    entries: list[Entry | _Mark] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+    lines: set[bytes] = field(default_factory=set)
+    parts: set[tuple[int, int]] = field(default_factory=set)
+    marks: list[_Mark] = field(default_factory=list)
+
+    def add(self, items: list[Any]) -> None:
+        """Add a line's array, unless it is a part of a block that was added before."""
+        match items:
+            case ["batches", int(number), int(part), *_] if (number, part) in self.parts:
+                return
+            case ["behind", int() as number, int() as batch]:  # int(number) would look for __match_args__ every time
+                mark = _Mark(number, batch)
+                self.marks.append(mark)
+                self.entries.append(mark)
+                return
+            case ["lost", int(lines)]:
+                self.damage.append(f"{lines} lines could not be written")
+                return
+        entry = decode(items)
+        if isinstance(entry, Batches):
+            self.parts.add((items[1], items[2]))
+            self._add_block(entry, items[1])
+        else:
+            self.entries.append(entry)
+
+    def _add_block(self, block: Batches, number: int) -> None:
+        self.marks = [mark for mark in self.marks if mark.number == number]
+        done, end = 0, len(block)
+        for mark in self.marks:
+            until = min(mark.batch - block.first.batch, end)
+            if until > done:
+                mark.blocks.append(slice_block(block, done, until))
+                done = until
+        if done < end:
+            self.entries.append(slice_block(block, done, end))
+
+    def copy(self) -> ParsedAttempt:
+        marks = {id(mark): replace(mark, blocks=[*mark.blocks]) for mark in self.marks}
+        entries = [marks.get(id(entry), entry) for entry in self.entries]
+        return ParsedAttempt(self.header, entries, [*self.damage], self.lines, {*self.parts}, [*marks.values()])
+
+    def finish(self) -> AttemptRecord:
+        entries: list[Entry] = []
+        for entry in self.entries:
+            if isinstance(entry, _Mark):
+                entries += entry.blocks
+            else:
+                entries.append(entry)
+        return replace(self.header, entries=tuple(entries), damage=tuple(self.damage))
+
+
+class Parser:
+    """Parse each line of a recording independently, while the file grows.
+
+    Attributes:
+        attempts: the attempts so far.
+        size: the number of bytes that were parsed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.attempts: list[ParsedAttempt] = []
+        self.size = 0
+        self._path, self._number = path, 0
+        self._batches_allowed = MIN_BATCHES  # a short line can claim a huge number of equal batches
+
+    def add(self, data: bytes, *, is_end: bool) -> None:
+        """Parse the bytes after `size`. A last line without a newline is damaged if `is_end`, else left for later."""
+        if not is_end:
+            data = data[: data.rfind(b"\n") + 1]
+            if not data:
+                return
+        lines, head_is_damaged = data.split(b"\n"), False
+        if not self._number:
+            head_is_damaged = _check_head(self._path, lines)
+            del lines[0]
+            self._number = 1
+        self.size += len(data)
+        self._batches_allowed += len(data) * BATCHES_PER_BYTE
+        unfinished = lines.pop() if lines else b""
+        for line in lines:
+            self._number += 1
+            if line:
+                self._add_line(line)
+        if unfinished:
+            self._number += 1
+            self._add_line(unfinished, " (the last, cut short)")
+        if head_is_damaged:
+            self.attempts[0].damage.insert(0, "line 1: damaged")
+
+    def _add_line(self, line: bytes, suffix: str = "") -> None:
+        attempts = self.attempts
+        try:
+            items = parse_line(line)
+            if attempts and items[0] in ONE_ENTRY:
+                attempts[-1].entries.append(decode(items))
+            else:
+                self._add(items)
+            if items[0] != "batches":  # a block has a number instead
+                attempts[-1].lines.add(line)
+        except ValueError as error:
+            if line.startswith(b'["attempt"') or not attempts:
+                attempts.append(ParsedAttempt(UNKNOWN))
+            attempts[-1].damage.append(f"line {self._number}{suffix}: {error}")
+
+    def _add(self, items: list[Any]) -> None:
+        attempts = self.attempts
+        if items[0] == "attempt":
+            attempts.append(ParsedAttempt(decode_attempt(items)))
+            return
+        if not attempts:
+            attempts.append(ParsedAttempt(UNKNOWN, damage=["the first line of the attempt is missing"]))
+        match items:
+            case ["batches", _, _, _, _, int(rows), *_] | ["digests", _, _, int(rows), *_]:
+                if rows > self._batches_allowed:
+                    raise ValueError("more batches than a file of this size can contain")
+                self._batches_allowed -= rows
+        attempts[-1].add(items)
+
+
+def _parse_file(path: Path, content: bytes) -> list[ParsedAttempt]:
+    parser = Parser(path)
+    parser.add(content, is_end=True)
+    return parser.attempts
+
+
+def _add_tail(attempt: ParsedAttempt, tail: bytes, remarks: Sequence[str]) -> None:
+    attempt.damage += remarks
+    try:
+        rows = parse_tail(tail)
+    except ValueError as error:
+        attempt.damage.append(str(error))
+        return
+    for line in () if rows is None else _missing_lines(attempt, rows):
+        attempt.add(parse_line(line))
+
+
+def _missing_lines(attempt: ParsedAttempt, rows: Rows) -> list[str]:
+    """Return the lines that are in the tail, but not in the file."""
+    if attempt.header.name not in (rows.attempt, ""):  # "": the attempt's first line is damaged
+        return []
+    notes = [line for line in (format_line(*items) for items in rows.notes) if line.encode() not in attempt.lines]
+    parts = [items for part, items in enumerate(rows.arrays()) if (rows.number, part) not in attempt.parts]
+    return notes + [format_line(*items) for items in parts]
+
+
+def _check_head(path: Path, lines: Sequence[bytes]) -> bool:
+    """Return whether the first line is damaged; raise ValueError if the file is not a recording of this format."""
+    match _parse_head(lines[0]):
+        case ["recording", int(version)] if version == FORMAT:
+            return False
+        case ["recording", int(version)]:
+            raise ValueError(
+                f"{path} has format {version}, this version reads {FORMAT}: update heliograph, or use the version that "
+                f"wrote it."
+            )
+    if any(map(is_intact, lines[1:])):
+        return True
+    problem = "is not a recording of heliograph" if any(lines) else "is empty: the run was killed before it began"
+    raise ValueError(f"{path} {problem}. Give the file that Recorder wrote, or its folder.")
+
+
+def _parse_head(line: bytes) -> list[Any]:
+    try:
+        return parse_array(line.partition(b"\t")[0])  # unverified: another format may have another checksum
+    except ValueError:
+        return []

@@ -1,8 +1,8 @@
-"""The content of a recording, as plain data.
+"""The content of a recording as plain data.
 
-A recording is one file about one training: the `fit` that began it, and every later attempt that resumed it. Each
-attempt is a list of entries, in order: `EventEntry`, `Batches`, `RequestEntry`, `RepeatEntry`, `TimesEntry`, and
-`DigestBlock`. A request that was made during an event comes after it, and names the event.
+A recording is one file about one training: the `fit` that began it, and every attempt that resumed it. An attempt is a
+list of entries in order: `EventEntry`, `Batches`, `RequestEntry`, `RepeatEntry`, `TimesEntry` and `DigestBlock`. A
+request made during an event follows the event and names it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from heliograph.events import Phase, Request, Status
 
 from .digests import DigestBlock
 
+Key = tuple[int, int, int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The counters of `Progress` at one moment, as the plugins saw them.
+    """Hold the counters of `Progress` at one moment, as the plugins saw them.
 
     `seconds` is the run's clock. A recorder stops it between batches, so that a replay shows plugins the same times.
     """
@@ -39,33 +41,34 @@ class Counters:
 
     @property
     def batches(self) -> int:
-        """Micro-batches consumed in all epochs."""
+        """Number of micro-batches consumed in all epochs."""
         return self.earlier_batches + self.batch
 
 
 @dataclass(frozen=True, slots=True)
 class EventEntry:
-    """An event; those of every batch are in `Batches`.
+    """Record an event; the events of every batch are in `Batches`.
 
     Attributes:
-        event: its name, such as `validation_end`.
+        event: the event's name, such as `validation_end`.
         clock: seconds since the attempt began.
-        counters: of the run at that moment.
-        data: the event's fields as plain data of a bounded size; paths are strings, NaN and infinity floats. Further:
+        counters: the run's counters at that moment.
+        data: the event's fields as plain data of a bounded size; paths are strings, NaN and infinity are floats. Some
+            events have more data:
             `epoch_start`: `batches`, the epoch's length or None;
             `change_served`, `log`, `validation_start`, `save_point`, `epoch_end`, `train_end`: `asked`, the numbers of
             the requests that they serve;
-            `log`, `validation_end`, `test_end`, `predict_end`: `added`, the metrics that plugins have added (missing if
-            there are none);
-            `validation_start`, `test_start`, `predict_start`: `batches`, the number to come or None;
-            `validation_end`, `validation_cut`, `test_end`, `predict_end`: `batches`, the number done by set;
-            `checkpoint_loaded`: `origin`, the counters at which the run continues, and `in_boundary`, whether only
-            `ShouldStop` was left of its boundary, and `planned_steps` from there, and of a fork `forked_from`, as the
-            run has it; `training`, the id of the training;
-            `checkpoint_saved`: `training`, too;
-            `plugin_changed`: `ends_recording`, true where it was this recorder, which was switched off;
+            `log`, `validation_end`, `test_end`, `predict_end`: `added`, the metrics added by plugins (missing if there
+            are none);
+            `validation_start`, `test_start`, `predict_start`: `batches`, the number of batches or None;
+            `validation_end`, `validation_cut`, `test_end`, `predict_end`: `batches`, the number of batches done by set;
+            `checkpoint_loaded`: `origin`, the counters at which the run continues; `in_boundary`, true if only
+            `ShouldStop` remained of its boundary; `planned_steps`; `training`, the id of the training; and for a fork
+            `forked_from`;
+            `checkpoint_saved`: `training`;
+            `plugin_changed`: `ends_recording`, true if this recorder was switched off;
             `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`, `batches` (the number done by set in
-            the last validation or test), and of the current batch `in_hand` (whether there was one), `is_last`,
+            the last validation or test), and for the current batch `in_hand` (true if there was one), `is_last`,
             `window` and `loss` (None if losses are not recorded);
             `run_closed`: `reason`, `by`, `rank`, `metrics`, `best`, `last`, `notes`, `warnings`.
     """
@@ -78,12 +81,12 @@ class EventEntry:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch of the training.
+    """Describe one micro-batch of the training.
 
     Attributes:
-        counters: at its `BatchEnd`.
-        window: how many micro-batches have added gradients since the last step.
-        loss: None if losses are not recorded.
+        counters: the counters at its `BatchEnd`.
+        window: the number of micro-batches in the current accumulation window; 0 after a step.
+        loss: the loss, None if losses are not recorded.
     """
 
     counters: Counters
@@ -93,15 +96,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batches:
-    """Consecutive micro-batches; iterating yields each as a `Batch`.
+    """Hold consecutive micro-batches as columns; iterating yields `Batch` objects.
 
     Attributes:
-        first: the counters before the first of them.
-        clock: seconds since the attempt began, after the last.
-        steps, skipped_steps, skipped_batches, samples, window: after each batch.
-        centiseconds: the run's clock after each, in hundredths of a second.
-        tokens: after each, None if losses have no counts.
-        losses: of each, None if losses are not recorded, or if the run was killed before they were read.
+        first: the counters before the first batch.
+        clock: seconds since the attempt began, after the last batch.
+        steps, skipped_steps, skipped_batches, samples, window: the values after each batch.
+        centiseconds: the run's clock after each batch, in hundredths of a second.
+        tokens: the tokens after each batch, None if losses have no counts.
+        losses: the loss of each batch, None if losses are not recorded, or if the run was killed before they were read.
     """
 
     first: Counters
@@ -119,14 +122,13 @@ class Batches:
         return len(self.steps)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether all values are equal; a column may be a tuple, a range or an array."""
         return isinstance(other, Batches) and self._values() == other._values()
 
-    __hash__ = None  # type: ignore[assignment]  # as of any object that compares its content
+    __hash__ = None  # type: ignore[assignment]  # __eq__ compares the content
 
     def _values(self) -> list[object]:
-        values = (getattr(self, each.name) for each in fields(self))
-        return [tuple(each) if isinstance(each, Sequence | array) else each for each in values]
+        values = (getattr(self, field.name) for field in fields(self))  # a column may be a tuple, a range or an array
+        return [tuple(value) if isinstance(value, Sequence | array) else value for value in values]
 
     def __iter__(self) -> Iterator[Batch]:
         for index in range(len(self)):
@@ -135,11 +137,11 @@ class Batches:
 
     @property
     def last(self) -> Counters:
-        """The counters after the last of them."""
+        """The counters after the last batch."""
         return self.after(len(self) - 1)
 
     def after(self, index: int) -> Counters:
-        """Return the counters after one of them, counted from 0."""
+        """Return the counters after the batch at `index`, from 0."""
         first = self.first
         return Counters(
             first.epoch,
@@ -158,7 +160,7 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class RequestEntry:
-    """A request to the control; `number` counts those of the attempt from 0."""
+    """Record a request to the control; `number` counts the requests of the attempt from 0."""
 
     number: int
     request: Request
@@ -166,29 +168,29 @@ class RequestEntry:
 
 @dataclass(frozen=True, slots=True)
 class RepeatEntry:
-    """A request was made repeatedly: `times` so far."""
+    """Record that a request was repeated: `times` so far."""
 
     number: int
     times: int
 
 
 def change_of(data: Mapping[str, Any]) -> Request:
-    """Return the request of a change as `change_served` describes it, without the place where it was made."""
+    """Return the request of a `change_served` event, without its position."""
     verb, by, reason = data["verb"], data["by"], data["reason"]
     return Request(verb, by, reason, 0, 0, 0, target=data["target"], value=data["value"])
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerTime:
-    """The time of one plugin's handlers of one event, in one attempt so far.
+    """Hold the time of one plugin's handlers of one event, in one attempt so far.
 
     Attributes:
-        plugin: its name, or that of a function.
+        plugin: the name of the plugin, or of a function.
         event: the event's name.
-        timed: how many emissions were timed; of the events of every batch, only some.
-        emissions: how many there were.
-        seconds: the time in those that were timed.
-        longest: the longest of them.
+        timed: the number of timed emissions; the events of every batch are sampled.
+        emissions: the number of all emissions.
+        seconds: the total of the timed emissions.
+        longest: the longest timed emission.
     """
 
     plugin: str
@@ -200,7 +202,7 @@ class HandlerTime:
 
     @property
     def estimate(self) -> float:
-        """Seconds in all emissions; the longest counts once, since it is often a first call that sets something up."""
+        """Estimated seconds in all emissions; the longest is not scaled, since it is often a first call."""
         if self.timed in (0, 1, self.emissions):
             return self.seconds
         return self.longest + (self.seconds - self.longest) * (self.emissions - 1) / (self.timed - 1)
@@ -208,7 +210,7 @@ class HandlerTime:
 
 @dataclass(frozen=True, slots=True)
 class TimesEntry:
-    """The times of all handlers, in the attempt so far; the last entry of an attempt counts."""
+    """Hold the times of all handlers in the attempt so far; the last entry of an attempt is the total."""
 
     rows: tuple[HandlerTime, ...]
 
@@ -219,25 +221,25 @@ TIMED = (EventEntry, Batches)  # entries with a clock
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One call of `fit`, `validate` or `test`.
+    """Record one call of `fit`, `validate` or `test`.
 
     Attributes:
-        name: a random one.
-        phase: of its first event.
-        began: when, in UTC, ISO format.
+        name: a random name.
+        phase: the phase of its first event.
+        began: when it began, in UTC, ISO format.
         run: the run's name.
-        world_size: how many ranks there were; the main rank recorded.
-        max_epochs: its length in epochs, perhaps with a fraction; None without such a limit.
-        max_steps: its length in optimizer steps, None without such a limit.
-        validation_sets: their names; one empty name for a single set.
-        optimizers: their names.
-        hyper_parameters: those given to `fit`, as plain data of a bounded size.
-        versions: of heliograph, torch and python.
+        world_size: the number of ranks; the main rank recorded.
+        max_epochs: the length in epochs, possibly with a fraction; None without such a limit.
+        max_steps: the length in optimizer steps, None without such a limit.
+        validation_sets: the names of the validation sets; one empty name for a single set.
+        optimizers: the names of the optimizers.
+        hyper_parameters: the hyper-parameters passed to `fit`, as plain data of a bounded size.
+        versions: the versions of heliograph, torch and python.
         losses: whether the loss of every batch is recorded.
-        plan: by event, the names of its handlers' owners, in the order in which they run.
-        entries: what happened, in order.
-        damage: what could not be read, in words.
-        planned_steps: the optimizer steps that were planned, None where they were not known.
+        plan: the owners of the handlers by event, in the order in which they run.
+        entries: the entries in order.
+        damage: descriptions of unreadable lines.
+        planned_steps: the number of planned optimizer steps, None if unknown.
     """
 
     name: str
@@ -259,19 +261,94 @@ class AttemptRecord:
 
     @property
     def status(self) -> Status | None:
-        """How it ended; None if it was killed or is still running."""
+        """The status at the end; None if the run was killed or is still running."""
         ends = [entry for entry in self.entries if isinstance(entry, EventEntry) and entry.event == "run_closed"]
         return ends[-1].data["status"] if ends else None
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The content of a file.
+    """Hold the content of a recording.
 
     Attributes:
         path: the file.
-        attempts: the calls, in order.
+        attempts: the calls in order.
     """
 
     path: Path
     attempts: tuple[AttemptRecord, ...]
+
+
+class WalkedEntry(NamedTuple):
+    """An entry with the index of its attempt. It is lost if the training later continued from before it."""
+
+    attempt_index: int
+    entry: Entry
+    lost: bool
+
+
+def walk(recording: Recording) -> Iterator[WalkedEntry]:
+    """Yield every entry in order; a block that is partly lost is split."""
+    later = [  # the positions from which the training continues after the current entry
+        (index, place, key_of(Counters(**entry.data["origin"])))
+        for index, attempt in enumerate(recording.attempts)
+        for place, entry in enumerate(attempt.entries)
+        if isinstance(entry, EventEntry) and entry.event == "checkpoint_loaded"
+    ]
+    least = min((origin for _, _, origin in later), default=None)
+    for index, attempt in enumerate(recording.attempts):
+        key, is_training = (0, 0, 0, 0), attempt.phase == "train"  # an entry without counters has the previous key
+        for place, entry in enumerate(attempt.entries):
+            if least is None:
+                yield WalkedEntry(index, entry, False)
+                continue
+            if later[0][:2] == (index, place):
+                del later[0]
+                least = min((origin for _, _, origin in later), default=None)
+            if isinstance(entry, EventEntry):
+                key = key_of(entry.counters)
+            elif isinstance(entry, Batches):
+                key = key_of(entry.last)
+            if least is None or not is_training or key <= least:
+                yield WalkedEntry(index, entry, False)
+            else:
+                parts = _split_at(entry, key, [origin for _, _, origin in later])
+                yield from (WalkedEntry(index, part, lost) for part, lost in parts)
+
+
+def _split_at(entry: Entry, key: Key, origins: Sequence[Key]) -> list[tuple[Entry, bool]]:
+    """Split an entry at the positions where the training continued; return the parts, and whether each is lost."""
+    parts: list[tuple[Entry, bool]] = []
+    for origin in origins:
+        if key <= origin:
+            continue
+        is_within = isinstance(entry, Batches) and origin[0] == entry.first.epoch
+        until = origin[1] - entry.first.batch if isinstance(entry, Batches) and is_within else 0
+        if not isinstance(entry, Batches) or until <= 0:
+            return [(entry, True), *parts]
+        parts.insert(0, (slice_block(entry, until, len(entry)), True))
+        entry = slice_block(entry, 0, until)
+        key = key_of(entry.last)
+    return [(entry, False), *parts]
+
+
+def slice_block(block: Batches, begin: int, end: int) -> Batches:
+    if (begin, end) == (0, len(block)):
+        return block
+    return Batches(
+        block.after(begin - 1) if begin else block.first,
+        block.clock - (block.centiseconds[-1] - block.centiseconds[end - 1]) / 100,
+        block.steps[begin:end],
+        block.skipped_steps[begin:end],
+        block.skipped_batches[begin:end],
+        block.samples[begin:end],
+        block.window[begin:end],
+        block.centiseconds[begin:end],
+        None if block.losses is None else block.losses[begin:end],
+        None if block.tokens is None else block.tokens[begin:end],
+    )
+
+
+def key_of(counters: Counters) -> Key:
+    """Return the sort key of a position in a training."""
+    return counters.epoch, counters.batch, counters.steps, counters.validations

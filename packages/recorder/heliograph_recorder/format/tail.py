@@ -1,13 +1,14 @@
-"""The tail: the open block of batches, in a mapped file that survives a kill of the process.
+"""Store the open block of batches in the tail, a mapped file that survives a kill of the process.
 
-It has a head (the attempt, the block's number and first counters), a byte for every batch, its mark, and rows. Most
-batches are regular: each is one more batch, step and `size` samples than the one before, and its mark is 1 more than
-the hundredths of a second in between. Any other batch has a row with all its counters. What is never 0 is written last:
-the number of the head, and the mark of a batch after its row, so a kill within either leaves a 0.
+The tail consists of a head (the attempt, the block's number and first counters), a mark for every batch (one byte), and
+rows. Most batches are regular: one more batch, step and `size` samples than the previous batch. The mark of a regular
+batch is 1 plus the hundredths of a second since the previous batch. Any other batch has a row with all its counters.
+Values that are never 0 are written last: the number in the head, and the mark of a batch after its row. A kill during a
+write leaves a 0 there.
 
-After the rows come notes: the lines that the recording gets with the block, without checksums, an array of their arrays
-for each moment. A newline before each is written last, after the 0 that follows it; a 0 for the first newline removes
-them all.
+After the rows come notes: the lines that the recording gets with the block, without checksums, as one array of arrays
+for each write. The newline before a note is written last, after the 0 that ends the note. Writing a 0 over the first
+newline removes all notes.
 """
 
 from __future__ import annotations
@@ -36,16 +37,15 @@ BEGIN = HEAD.size  # of the marks
 FIRST_ROW = BEGIN + ROWS
 NOTES = FIRST_ROW + ROWS * ROW.size
 SIZE = NOTES + 2**16
-REGULAR, HAS_ROW = 1, 255  # marks: the first of those that are regular, and that of a row
+REGULAR, HAS_ROW = 1, 255  # marks: the first regular one, and the one of a batch with a row
 NEWLINE = 10
-NO_ROW = BEGIN - 1, FIRST_ROW - ROW.size  # the offsets of the last mark that has a row, and of that row
+NO_ROW = BEGIN - 1, FIRST_ROW - ROW.size  # the offsets of the last mark with a row, and of that row
 LONGEST = HAS_ROW - REGULAR - 1  # hundredths of a second between regular batches
-STEPS, SKIPPED, SAMPLES, TOKENS, BATCH, SIZE_OF_REST = 1, 3, 4, 6, 7, 8  # columns of a row
-LIMIT = 2**50  # larger than any real counter; times the batches of a block it is still a whole number of 64 bits
+STEPS, SKIPPED, SAMPLES, TOKENS, BATCH, REGULAR_SIZE = 1, 3, 4, 6, 7, 8  # columns of a row
+LIMIT = 2**50  # larger than any real counter; a block of such values fits in 64 bits
 
 
 def tail_path(path: Path) -> Path:
-    """Return the path of a recording's tail."""
     return path.with_name(path.name + ".tail")
 
 
@@ -54,12 +54,12 @@ class Rows:
     """The complete batches of a tail.
 
     Attributes:
-        attempt: its name.
-        number: of the block, within the attempt; 0 for none.
+        attempt: the name of the attempt.
+        number: the number of the block within the attempt; 0 for none.
         first: the counters before the first batch.
-        clock: seconds since the attempt began, at these counters.
-        table: the columns of a row but for the last, (batches, 8).
-        notes: the arrays of lines; the recording may have them too.
+        clock: seconds since the attempt began, at `first`.
+        table: (batches, 8), the columns of `ROW` except the last.
+        notes: the arrays of lines; the recording may contain them, too.
     """
 
     attempt: str
@@ -70,13 +70,12 @@ class Rows:
     notes: Sequence[list[Any]] = ()
 
     @property
-    def skips(self) -> list[bool]:
-        """Which of the batches were skipped."""
+    def skips(self) -> list[bool]:  # by batch, whether it was skipped
         skipped: list[int] = [self.first.skipped_batches, *self.table[:, SKIPPED].tolist()]
         return [before != after for before, after in pairwise(skipped)]
 
     def arrays(self, losses: Sequence[float] | None = None) -> list[Items]:
-        """Return the arrays of the lines of the block: several if there are gaps, since a recorder was disabled."""
+        """Return the arrays of the lines of the block: several if there are gaps, because a recorder was disabled."""
         table, first = self.table, self.first
         if not len(table):
             return []
@@ -87,14 +86,13 @@ class Rows:
             first = replace(first, batch=batch - 1)
             *counters, batch = part[-1].tolist()
             clock = self.clock + counters[0] / 100 - self.first.seconds
-            own = None if losses is None else losses[begin:end]
-            arrays.append(block_items((self.number, len(arrays)), first, clock, part[:, :BATCH], own))
+            part_losses = None if losses is None else losses[begin:end]
+            arrays.append(block_items((self.number, len(arrays)), first, clock, part[:, :BATCH], part_losses))
             first = _counters_after(first, counters, batch)
         return arrays
 
     @property
     def last(self) -> Counters:
-        """The counters after the last of them."""
         *counters, batch = self.table[-1].tolist()
         return _counters_after(self.first, counters, batch)
 
@@ -110,8 +108,8 @@ class Rows:
 class Tail:
     """The tail of one writer.
 
-    What is written into the shared mapping `buffer` is in the file at no further cost. Its disk space is allocated
-    first, so that a full disk is an OSError here and not a SIGBUS later. If that fails, `buffer` is memory, and each
+    A write to the shared mapping `buffer` reaches the file without a system call. The disk space is allocated first, so
+    that a full disk raises OSError here instead of SIGBUS later. If the mapping fails, `buffer` is in memory, and each
     batch is written to the file, if there is one.
 
     Args:
@@ -137,75 +135,48 @@ class Tail:
             self.obstacle, self.buffer = error, bytearray(SIZE)
 
     def begin(self, attempt: str, number: int, first: Counters, clock: float) -> None:
-        """Clear the former block, and begin one.
-
-        Raises:
-            OSError: the file is not mapped and cannot be written.
-        """
         self.buffer[HEAD.size - 8 : FIRST_ROW] = bytes(FIRST_ROW - HEAD.size + 8)  # the number and the marks
         self._last_row = NO_ROW
         self.clear_notes()
         counters = counter_values(replace(first, tokens=0))
         HEAD.pack_into(self.buffer, 0, MAGIC, attempt.encode(), *counters, clock, first.tokens, number)
         if self.obstacle is not None and self._file >= 0:
-            os.ftruncate(self._file, 0)  # removes the former marks
+            os.ftruncate(self._file, 0)  # removes the marks of the previous block
             self._write(0, BEGIN)
 
     def add_row(self, at: int, *values: int) -> None:
-        """Add a batch with all its counters.
-
-        Args:
-            at: the offset of its mark.
-            values: of `ROW`.
-        """
         last, row = self._last_row
-        if at > last:  # else it was interrupted, and is added again
+        if at > last:  # otherwise it was interrupted, and is added again
             row += ROW.size
         ROW.pack_into(self.buffer, row, *values)
         self.buffer[at] = HAS_ROW
         self._last_row = at, row
 
     def add_mark(self, at: int, hundredths: int) -> None:
-        """Add a regular batch.
-
-        Args:
-            at: the offset of its mark.
-            hundredths: of a second since the batch before; at most `LONGEST`.
-        """
         self.buffer[at] = REGULAR + hundredths
 
     def write_batch(self, at: int) -> None:
-        """Write the batch that was added last to the file, unless that is mapped.
-
-        Args:
-            at: the offset of its mark.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
         last, row = self._last_row
         if at == last:
             self._write(row, row + ROW.size)
         self._write(at, at + 1)
 
     def note(self, arrays: Sequence[str]) -> bool:
-        """Keep arrays of lines, in JSON; return whether there is room and a kill cannot lose them."""
+        """Store arrays of lines, in JSON; return False if there is no room or a kill could lose them."""
         text = f"[{','.join(arrays)}]".encode()
         begin, end = self._next_note, self._next_note + 1 + len(text)
         if self.obstacle is not None or end >= SIZE:  # a 0 follows
             return False
-        self.buffer[begin + 1 : end + 1] = text + b"\0"  # there may be notes that were cleared
+        self.buffer[begin + 1 : end + 1] = text + b"\0"  # overwrites cleared notes
         self.buffer[begin] = NEWLINE
         self._next_note = end
         return True
 
     def clear_notes(self) -> None:
-        """Forget the lines that the recording has."""
-        self.buffer[NOTES] = 0  # one byte, so that neither a kill nor a reader finds them half cleared
+        self.buffer[NOTES] = 0  # one byte, so that they cannot be half cleared
         self._next_note = NOTES
 
     def rows(self, end: int) -> Rows:
-        """Return the complete batches before an offset of the marks."""
         _, attempt, *first, clock, tokens, number = HEAD.unpack_from(self.buffer)
         marks, _, _ = bytes(self.buffer[BEGIN:end]).partition(b"\0")
         rows = bytes(self.buffer[FIRST_ROW : FIRST_ROW + marks.count(HAS_ROW) * ROW.size])
@@ -213,7 +184,7 @@ class Tail:
         return Rows(attempt.rstrip(b"\0").decode(), number, counters, clock, _table_of(marks, rows))
 
     def close(self, *, remove: bool = True) -> None:
-        """Close the file; if it is kept, the next writer of the recording adds its batches."""
+        """Close the file. If it is not removed, the next writer of the recording adds its batches."""
         if isinstance(self.buffer, mmap.mmap):
             self.buffer.close()
         if remove and self.path is not None:
@@ -222,34 +193,27 @@ class Tail:
             os.close(self._file)
 
     def _write(self, begin: int, end: int) -> None:
-        """Write a part of the buffer to the file, unless that is mapped."""
         if self.obstacle is not None and self._file >= 0:
             os.pwrite(self._file, self.buffer[begin:end], begin)
 
 
 def _table_of(marks: bytes, rows: bytes) -> NDArray[np.int64]:
-    """Return the counters of each batch, (batches, 8), columns contiguous; the first batch has a row."""
     mark, row = np.frombuffer(marks, np.uint8), np.frombuffer(rows, "<i8").reshape(-1, ROW.size // 8)
     begins = (mark == HAS_ROW).nonzero()[0]
-    counts = [end - begin for begin, end in pairwise([*begins.tolist(), len(mark)])]  # from one with a row to the next
+    counts = [end - begin for begin, end in pairwise([*begins.tolist(), len(mark)])]  # from a row to the next
     columns = row.T.repeat(counts, axis=1)
     later = np.arange(len(mark)) - begins.repeat(counts)
     columns[STEPS] += later
     columns[BATCH] += later
-    columns[SAMPLES] += later * columns[SIZE_OF_REST]
+    columns[SAMPLES] += later * columns[REGULAR_SIZE]
     passed = mark - REGULAR
     passed[begins] = 0
     total = passed.cumsum(dtype=np.int64)
     columns[0] += total - total[begins].repeat(counts)
-    return columns[:SIZE_OF_REST].T
+    return columns[:REGULAR_SIZE].T
 
 
 def _allocate(file: int) -> None:
-    """Make a file `SIZE` bytes long, and allocate them on the disk.
-
-    Raises:
-        OSError: the disk is full.
-    """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, SIZE)
     elif os.write(file, bytes(SIZE)) < SIZE:  # on macOS, for example
@@ -257,7 +221,6 @@ def _allocate(file: int) -> None:
 
 
 def read_tail(path: Path) -> bytes:
-    """Return the content of a recording's tail, empty if there is none."""
     try:
         return tail_path(path).read_bytes()
     except FileNotFoundError:
@@ -265,16 +228,10 @@ def read_tail(path: Path) -> bytes:
 
 
 def notes_in(data: bytes) -> bytes:
-    """Return the text of all notes of a tail."""
     return data[NOTES:].partition(b"\0")[0]
 
 
 def parse_tail(data: bytes) -> Rows | None:
-    """Return the complete batches of a tail, None if it has none.
-
-    Raises:
-        ValueError: it is damaged.
-    """
     parsed = _parse(data) if data.startswith(MAGIC) else None
     if parsed is None:
         return None
@@ -291,12 +248,11 @@ def parse_tail(data: bytes) -> Rows | None:
 
 
 def _parse(data: bytes) -> tuple[tuple[Any, ...], NDArray[np.int64]] | None:
-    """Return the head and the table, None if it was cut short before the rows."""
     if len(data) < FIRST_ROW:
         return None
     marks, _, _ = data[BEGIN:FIRST_ROW].partition(b"\0")
-    known = (len(data) - FIRST_ROW) // ROW.size
-    while marks.count(HAS_ROW) > known:  # the file was cut short
+    row_count = (len(data) - FIRST_ROW) // ROW.size
+    while marks.count(HAS_ROW) > row_count:  # the file was cut short
         marks = marks[: marks.rindex(HAS_ROW)]
     rows = data[FIRST_ROW : FIRST_ROW + marks.count(HAS_ROW) * ROW.size]
     numbers = np.frombuffer(rows, "<i8")
@@ -306,11 +262,6 @@ def _parse(data: bytes) -> tuple[tuple[Any, ...], NDArray[np.int64]] | None:
 
 
 def _parse_notes(text: bytes) -> list[list[Any]]:
-    """Return the arrays of all notes.
-
-    Raises:
-        ValueError: one is damaged.
-    """
     before, *notes = text.split(b"\n")
     try:
         arrays = [items for note in notes for items in json.loads(note)]
@@ -324,10 +275,9 @@ def _parse_notes(text: bytes) -> list[list[Any]]:
 
 
 def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:
-    """Return whether the numbers are in range and the counters never decrease."""
-    rising = np.diff(table[:, [1, 2, 3, 4, TOKENS, BATCH]], axis=0)  # all but the clock and the window
-    return all(0 <= each < LIMIT for each in head) and bool(
-        (table >= 0).all() and (table < LIMIT).all() and (table[:, BATCH] > 0).all() and (rising >= 0).all()
+    increases = np.diff(table[:, [1, 2, 3, 4, TOKENS, BATCH]], axis=0)  # all but the clock and the window
+    return all(0 <= value < LIMIT for value in head) and bool(
+        (table >= 0).all() and (table < LIMIT).all() and (table[:, BATCH] > 0).all() and (increases >= 0).all()
     )
 
 

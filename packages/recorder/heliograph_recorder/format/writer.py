@@ -1,4 +1,4 @@
-"""Append to a recording: complete lines, from one process at a time, none of them lost while the disk is full."""
+"""Append lines to a recording, from one process at a time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ MAX_PENDING = 2**20  # bytes that wait for space on the disk
 class Writer:
     """An open recording.
 
-    `write` calls `os.write` once, so a kill can cut only the last line short. Lines that cannot be written wait for the
-    next call; if too many wait, they are dropped and counted.
+    `write` calls `os.write` once, so a kill can cut only the last line short. Lines that cannot be written, for example
+    because the disk is full, are kept for the next call. If they exceed `MAX_PENDING` bytes, they are dropped and
+    counted.
 
     Attributes:
         path: the file.
@@ -35,11 +36,6 @@ class Writer:
 
     @classmethod
     def create(cls, folder: Path, run: str) -> Writer:
-        """Create a file with a unique name, and its folder if that is missing.
-
-        Raises:
-            OSError: it cannot be created.
-        """
         folder.mkdir(parents=True, exist_ok=True)
         stem = f"{clean(run)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
         for number in count(1):
@@ -50,7 +46,7 @@ class Writer:
             except FileExistsError:  # created within the same second
                 continue
         lock = _lock_of(path)
-        with ExitStack() as undo:  # a file that cannot be written is removed
+        with ExitStack() as undo:  # removes a file that cannot be written
             undo.callback(lock.release)
             undo.callback(path.unlink)
             undo.callback(os.close, file)
@@ -62,12 +58,7 @@ class Writer:
 
     @classmethod
     def reopen(cls, path: Path) -> Writer:
-        """Open a file to append to it; if its process was killed, first add the rows of its tail.
-
-        Raises:
-            OSError: it cannot be opened or written.
-            ValueError: another process writes it, or it is not a recording that this version can read.
-        """
+        """Open a file to append to it, after the rows that a killed process left in its tail."""
         lock = _lock_of(path)
         lock.acquire()
         with ExitStack() as undo:
@@ -82,15 +73,10 @@ class Writer:
         return writer
 
     def add(self, lines: Iterable[str]) -> None:
-        """Let lines wait for the next write."""
         self._pending += "".join(f"{line}\n" for line in lines).encode()
 
     def write(self, lines: Iterable[str] = ()) -> None:
-        """Append lines, after those that still wait.
-
-        Raises:
-            OSError: they could not be written; not raised again until a write succeeds.
-        """
+        """Append lines; an OSError is not raised again until a write succeeds."""
         self.add(lines)
         if not self._pending:
             return
@@ -105,17 +91,12 @@ class Writer:
                 self.is_failing = True
                 raise
             return
-        except BaseException:  # a Ctrl-C may come after a write, and before its result
+        except BaseException:  # a Ctrl-C after a write, before its result is assigned
             self._keep(data, os.fstat(self._file).st_size - begin, len(head))
             raise
         self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
 
     def close(self) -> None:
-        """Write the lines that still wait, and close the file.
-
-        Raises:
-            OSError: they could not be written, and are lost.
-        """
         self.is_failing = False
         try:
             self.write()
@@ -124,7 +105,6 @@ class Writer:
             self._lock.release()
 
     def _keep(self, data: bytes, done: int, head: int) -> None:
-        """Keep the lines that are not completely written, up to `MAX_PENDING` bytes."""
         complete = data.rfind(b"\n", 0, done) + 1
         if done:
             self._is_torn = complete < done
@@ -137,5 +117,4 @@ class Writer:
 
 
 def _lock_of(path: Path) -> Lock:
-    """Return the lock of a recording."""
     return Lock(lock_path(path), "This recording is written")

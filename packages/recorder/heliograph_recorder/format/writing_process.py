@@ -1,4 +1,4 @@
-"""Which process writes a recording, as its lock says; read without torch."""
+"""Find the process that writes a recording, without importing torch."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ import socket
 import time
 from pathlib import Path
 
-CLOCKS_DIFFER = 60.0  # seconds by which the clock may have been set since a lock was written
+CLOCK_TOLERANCE = 60.0  # seconds by which the clock may have been set since a lock was written
 
 
 def lock_path(path: Path) -> Path:
-    """Return the lock of a recording."""
     return path.with_name(path.name + ".lock")
 
 
 def holder_path(path: Path) -> Path:
-    """Return the file with the process that holds the lock of a recording, and its host."""
     return path.with_name(path.name + ".holder")
 
 
 def writing_process(path: Path) -> int | None:
-    """Return the process of this machine that writes a recording, 0 for none, None where that is not known."""
+    """Return the process of this machine that writes a recording, 0 for none, None if unknown."""
     file = holder_path(path)
     try:
         holder, age = file.read_text(errors="replace").split(), time.time() - file.stat().st_mtime
     except OSError:
-        return 0  # a writer has one, and removes it at its end
+        return 0  # a writer creates it, and removes it when it closes
     if len(holder) != 2 or not holder[0].isdigit() or holder[1] != socket.gethostname():
         return None
     process = int(holder[0])
@@ -34,21 +32,20 @@ def writing_process(path: Path) -> int | None:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return 0
-    except PermissionError:  # of another user
+    except PermissionError:  # a process of another user
         pass
-    # the number may be that of another process by now
-    is_another = _age(process, age) < age - CLOCKS_DIFFER and not _is_locked(lock_path(path))
-    return 0 if is_another else process
+    is_pid_reused = _age(process, age) < age - CLOCK_TOLERANCE and not _is_locked(lock_path(path))
+    return 0 if is_pid_reused else process
 
 
 def is_being_written(path: Path) -> bool | None:
-    """Return whether a process writes a recording; None if it is one of another machine, or the recording a copy."""
+    """Return None if unknown: the recording is a copy, or from another machine."""
     process = writing_process(path)
     return None if process is None or not (process or holder_path(path).exists()) else process > 0
 
 
 def _age(process: int, default: float) -> float:
-    """Return for how many seconds a process has been there, where the system says it in `/proc`."""
+    """Return the age of a process in seconds; the default on a system without `/proc`."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -57,7 +54,7 @@ def _age(process: int, default: float) -> float:
 
 
 def _is_locked(lock: Path) -> bool:
-    """Return whether a process holds a lock, where the system says it; True where it does not."""
+    """Return whether a process holds a lock; True on a system without `/proc/locks`."""
     try:
         locks, inode = Path("/proc/locks").read_text().splitlines(), lock.stat().st_ino
     except OSError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 from heliograph import Bus, Filter, GradientsReady, LastBoundary, StepEnd
-from heliograph.events import CHANGES, Event, Verb
+from heliograph.events import Event, Phase, Verb
+from heliograph.spi import CHANGES
 
 from ..format.records import (
     AttemptRecord,
@@ -19,15 +21,97 @@ from ..format.records import (
     RequestEntry,
     change_of,
 )
-from .batches import BatchReplay
-from .boundary import Boundary
-from .entries import MILESTONES, Entries, make_event
-from .evaluations import Evaluations
+from ..verbs import EVALUATION_VERB
+from .batches import BatchReplay, Boundary
+from .entries import KINDS, MILESTONES, Entries, make_event
 from .failure import RecordedFailure
-from .findings import Findings
 from .plugin_states import Snapshots, Switches
+from .report import Findings
 from .requests import RecordedRequests
 from .run import ReplayRun
+
+
+class Evaluations:
+    """Replays validations, tests and predictions, batch by batch where their batches have handlers.
+
+    Args:
+        attempt: the replayed attempt.
+        run: the run.
+        requests: those of plugins that are not replayed.
+        failure: how the run failed, if it did.
+        findings: where to note which requests were served.
+        emit: emits an entry's event.
+        emit_metrics: the same for an event that has metrics.
+    """
+
+    def __init__(
+        self,
+        attempt: AttemptRecord,
+        run: ReplayRun,
+        requests: RecordedRequests,
+        failure: RecordedFailure,
+        findings: Findings,
+        emit: Callable[[EventEntry], object],
+        emit_metrics: Callable[[EventEntry], None],
+    ) -> None:
+        self._phase, self._run, self._requests = attempt.phase, run, requests
+        self._failure, self._findings, self._emit, self._emit_metrics = failure, findings, emit, emit_metrics
+
+    def start(self, entry: EventEntry) -> None:
+        self._run.phase = _phase_of(entry.event)
+        self._run.data.evaluation_batches = entry.data["batches"]
+        self._run.control.is_evaluating = True
+        self._emit(entry)
+
+    def end(self, entry: EventEntry) -> None:
+        self._evaluate(entry)
+        self._run.control.cut_request = None
+        self._findings.decide(EVALUATION_VERB, did=False)
+        self._run.control.close_validation()
+        self._emit_metrics(entry)
+        self._run.progress.validations += self._run.trains  # only now, as in the loop
+        self._run.phase = self._phase
+
+    def cut(self, entry: EventEntry) -> None:
+        run, control = self._run, self._run.control
+        self._evaluate(entry)
+        control.cut_request = cut = control.cut_request or self._requests.cut
+        self._findings.decide(EVALUATION_VERB, did=True)
+        control.close_validation()
+        self._emit(entry)
+        if cut is not None and (run.finished or not run.started):
+            control.stop_once(cut)
+        run.phase = self._phase
+
+    def fail(self, failure: EventEntry) -> None:
+        if self._run.phase != "train":
+            self._evaluate(failure)
+
+    def _evaluate(self, entry: EventEntry) -> None:
+        if self._run.phase == "train":  # the line of its start is damaged, or could not be written
+            self._run.phase = _phase_of(entry.event)
+        run = self._run
+        batch_start: Any = KINDS[f"{run.phase}_batch_start"]
+        batch_end: Any = KINDS[f"{run.phase}_batch_end"]
+        before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
+        run.control.is_evaluating, cut = True, run.control.cut_request
+        if before.chain or after.chain:
+            datasets = [dataset for dataset, batches in entry.data["batches"].items() for _ in range(batches)]
+            run.progress.evaluated = 0
+            for number, dataset in enumerate(datasets, 1):
+                before.emit(run, batch_start(dataset))
+                run.progress.evaluated = number
+                with self._failure.limit_handlers(batch_end) if number == len(datasets) else nullcontext():
+                    after.emit(run, batch_end(dataset))
+                if run.control.cut_request is not cut:  # the run would have ended it here
+                    break
+        run.control.is_evaluating = False
+
+
+def _phase_of(event: str) -> Phase:
+    evaluations: tuple[Phase, ...] = "validation", "test", "predict"
+    return next((phase for phase in evaluations if event.startswith(phase)), "validation")
+
 
 # The events that may come during a batch.
 AT_ANY_TIME: Final = (
@@ -101,15 +185,9 @@ class AttemptReplay:
         }
 
     def fails_by(self, plugin: str, event: str) -> bool:
-        """Return whether the recorded run fails here by the same plugin, on the same event."""
         return self._failure.is_by(plugin, event)
 
     def replay(self, length: int | None) -> None:
-        """Replay all entries.
-
-        Args:
-            length: the number of batches in an epoch of the attempt before, in case this one has no epoch.
-        """
         self.run.length.batches_per_epoch = self._entries.next_epoch_length(length)
         while (entry := self._entries.next()) is not None:
             self._replay(entry)
@@ -117,7 +195,6 @@ class AttemptReplay:
         self._findings.close(was_killed=self._attempt.status is None)
 
     def save(self) -> None:
-        """Within a `SavePoint`, take a snapshot, and replay what was written then."""
         while self._snapshots.has_unwritten and (entry := self._entries.next_of_save()) is not None:
             self._replay(entry)  # the end of a save in the background
         self._snapshots.take(self.run)
@@ -147,7 +224,6 @@ class AttemptReplay:
         self._actions.get(entry.event, self._emit)(entry)
 
     def _emit(self, entry: EventEntry) -> Event | None:
-        """Emit an entry's event, with the counters that it had."""
         event = make_event(entry)
         if event is None or entry.event in AT_ANY_TIME:  # during a batch, whose own events raise the counters
             self.run.progress.set_seconds(entry.counters.seconds)
@@ -168,7 +244,6 @@ class AttemptReplay:
             self._begin()
 
     def _begin(self, *, in_boundary: bool = False) -> None:
-        """Begin or continue, with a boundary before the next epoch."""
         self._has_begun = True
         self._boundary.open(due=in_boundary or self.run.control.pending or self._is_shared)
 
@@ -177,7 +252,6 @@ class AttemptReplay:
         return self._attempt.world_size > 1
 
     def _load(self, entry: EventEntry) -> None:
-        """Continue from a checkpoint that the run resumes or rolls back to."""
         run, path, origin = self.run, entry.data["path"], Counters(**entry.data["origin"])
         if rolls_back := self._has_begun:
             self._discard_epoch()
@@ -215,7 +289,6 @@ class AttemptReplay:
             self._boundary.open(due=self.run.control.pending or self._is_shared)
 
     def _flush(self, place: Counters) -> None:
-        """Step with the gradients that the last batch of an epoch left, as the loop does."""
         run = self.run
         if run.stepping.window and place.steps + place.skipped_steps > run.progress.steps + run.progress.skipped_steps:
             self._batches.close_window(place.steps, place.skipped_steps)
@@ -288,7 +361,6 @@ class AttemptReplay:
         self._emit(entry)
 
     def _check_gap(self, place: Counters) -> None:
-        """Move to a place if batches before it are not recorded."""
         if place.batches != self.run.progress.batches:
             self._findings.note(
                 f"attempt {self._number}: not every batch before epoch {place.epoch} batch {place.batch} is recorded"
@@ -297,6 +369,5 @@ class AttemptReplay:
 
 
 def plugins_on_steps(bus: Bus) -> set[str]:
-    """Return the plugins that have handlers for single optimizer steps."""
     signals = (bus.signal(event) for event in (GradientsReady, StepEnd))
     return {str(each.owner) for signal in signals for each in signal.subscriptions.values()}

@@ -39,11 +39,6 @@ def replay(arguments: Sequence[str]) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Replay, print the report, and return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
     from ..format.reader import read
     from .replay import ReplaySession
 
@@ -60,13 +55,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make_plugins(texts: Iterable[str]) -> tuple[list[Any], list[str]]:
-    """Return the plugins of several texts, and a line for each that got another name.
-
-    The second plugin of one name is called `early_stopping_2`, and so on, so that settings can be compared.
-
-    Args:
-        texts: see `make_plugin`, also for what is raised.
-    """
     plugins: list[Any] = []
     lines: list[str] = []
     names: set[str] = set()
@@ -84,18 +72,6 @@ def make_plugins(texts: Iterable[str]) -> tuple[list[Any], list[str]]:
 
 
 def make_plugin(text: str) -> Any:
-    """Return an installed plugin with the options of a text.
-
-    Args:
-        text: `name`, or `name:key=value,key=value`. A value is a Python literal, a filter such as `Every(steps=5)` of
-            literals, or else a string.
-
-    Raises:
-        LookupError: no installed plugin has this name.
-        ImportError: it cannot be imported.
-        ValueError: the text has another form, or an option is out of its range.
-        TypeError: the plugin has no such option, needs another one, or one has another type.
-    """
     name, options = parse_plugin(text)
     loaded = find(name).load()
     check_options(name, loaded, options, lambda option: f"'{name}:{option}'")
@@ -107,11 +83,6 @@ def make_plugin(text: str) -> Any:
 
 
 def parse_plugin(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of a text such as `log_schedule:when=Every(steps=5),at_end=True`.
-
-    Raises:
-        ValueError: it has another form.
-    """
     head, equals, rest = text.partition("=")
     if not equals:
         _check_name(text)
@@ -131,7 +102,6 @@ def parse_plugin(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _check_name(text: str) -> None:
-    """Raise ValueError for `name:option` without a value; `package:name` is a plugin."""
     name, colon, option = text.rpartition(":")
     installed = discover()
     plugins = {called for each in installed for called in (each.name, f"{each.package}:{each.name}")}
@@ -140,7 +110,6 @@ def _check_name(text: str) -> None:
 
 
 def _split_options(text: str) -> list[str]:
-    """Return the parts between the commas that are outside of brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         if quote:
@@ -156,7 +125,6 @@ def _split_options(text: str) -> list[str]:
 
 
 def _parse_value(text: str) -> Any:
-    """Return the value of an option."""
     try:
         node = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError):
@@ -178,7 +146,6 @@ def _called_name(call: ast.Call) -> str:
 
 
 def _make_filter(call: ast.Call, text: str) -> Any:
-    """Return the filter of a call whose arguments are literals."""
     name = _called_name(call)
     if name not in FILTERS:
         raise ValueError(f"{text!r} is not a filter.{known_names(name, FILTERS)}")

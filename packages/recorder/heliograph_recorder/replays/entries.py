@@ -37,12 +37,10 @@ class Entries:
         self._milestones = _next_milestones(attempt.entries)
 
     def next(self) -> Entry | None:
-        """Return the next entry; None after the last one."""
         self._index = min(self._index + 1, len(self._entries))
         return self._entries[self._index] if self._index < len(self._entries) else None
 
     def next_of_save(self) -> Entry | None:
-        """Return the next entry during a `SavePoint`, if it records what was written, pruned or compared then."""
         index = self._index + 1
         while index < len(self._entries) and isinstance(
             entry := self._entries[index], RequestEntry | RepeatEntry | TimesEntry
@@ -54,19 +52,16 @@ class Entries:
         return self.next() if isinstance(after, EventEntry) and after.event in CHECKPOINTS else None
 
     def next_milestone(self) -> Entry | None:
-        """Return the next milestone without moving to it; None where the run was killed before one."""
         index = self._milestones[min(self._index + 1, len(self._entries))]
         return None if index is None else self._entries[index]
 
     def next_milestone_name(self) -> str:
-        """Return the name of the next milestone: an event's, `batches`, or empty."""
         entry = self.next_milestone()
         if self.in_block or isinstance(entry, Batches):
             return BATCHES
         return entry.event if isinstance(entry, EventEntry) else ""
 
     def rolls_back_to(self, path: Path | None) -> bool:
-        """Return whether the recorded run rolled back to a checkpoint here."""
         entry = self.next_milestone()
         if self.in_block or not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
             return False
@@ -74,7 +69,6 @@ class Entries:
         return (None if recorded is None else str(recorded)) == (None if path is None else str(path))
 
     def failure(self) -> EventEntry | None:
-        """Return the `run_failed` that is this entry or the very next event, if there is one."""
         for index in range(max(0, self._index), len(self._entries) if not self.in_block else 0):
             entry = self._entries[index]
             if isinstance(entry, EventEntry) and entry.event == "run_failed":
@@ -84,7 +78,6 @@ class Entries:
         return None
 
     def following_requests(self) -> Iterator[RequestEntry]:
-        """Yield the requests between this entry and the next event or block."""
         for index in range(self._index + 1, len(self._entries)):
             entry = self._entries[index]
             if isinstance(entry, RequestEntry):
@@ -93,11 +86,6 @@ class Entries:
                 return
 
     def next_epoch_length(self, known: int | None) -> int | None:
-        """Return the number of batches of the next epoch, None where it was unknown.
-
-        Args:
-            known: that of the epoch before, returned where no other epoch starts.
-        """
         for index in range(self._index + 1, len(self._entries)):
             entry = self._entries[index]
             if isinstance(entry, EventEntry) and entry.event == "epoch_start":
@@ -106,7 +94,6 @@ class Entries:
         return known
 
     def ends_epoch(self) -> bool:
-        """Return whether the loader ended after this block, rather than a request ended the epoch."""
         entry = self.next_milestone()
         if not isinstance(entry, EventEntry) or entry.event not in ("epoch_end", "run_failed"):
             return False
@@ -127,7 +114,6 @@ def _requests_epoch_end(entry: Entry) -> bool:
 
 
 def _next_milestones(entries: tuple[Entry, ...]) -> list[int | None]:
-    """Return, for each index and for the end, the index of the first milestone from there on."""
     milestones: list[int | None] = [None] * (len(entries) + 1)
     for index in range(len(entries) - 1, -1, -1):
         entry = entries[index]
@@ -137,7 +123,6 @@ def _next_milestones(entries: tuple[Entry, ...]) -> list[int | None]:
 
 
 def make_event(entry: EventEntry) -> Event | None:
-    """Return the event that an entry records; None where it is not in the catalogue."""
     kind = KINDS.get(entry.event)
     if kind is None:
         return None
@@ -161,7 +146,6 @@ def _field(name: str, data: Mapping[str, Any]) -> Any:
 
 
 def _make_error(kind: str, text: str) -> BaseException:
-    """Return an exception with the recorded type's name and text; it is of another type."""
     base = EXITS.get(kind, Exception)
     error: BaseException = type(kind, (base,), {})(text.removeprefix(f"{kind}: "))
     return error

@@ -32,25 +32,21 @@ class RecordedFailure:
         self._plan, self._bus, self._entries = attempt.plan, bus, entries
 
     def is_by(self, plugin: str, event: str) -> bool:
-        """Return whether the recorded run fails here by this plugin, on this event."""
         failure = self._entries.failure()
         return self.is_on(event) and failure is not None and failure.data["plugin"] == plugin
 
     def is_on(self, event: str) -> bool:
-        """Return whether the recorded run fails here, on this event."""
         failure = self._entries.failure()
         return failure is not None and failure.data["event"] == event
 
     @staticmethod
     def interrupts_boundary(following: Entry) -> bool:
-        """Return whether the recorded run fails before `ShouldStop`, so that the boundary decides nothing."""
         if not isinstance(following, EventEntry) or following.event != "run_failed":
             return False
         return following.data["phase"] != "train" or following.data["event"] not in (*AFTER_BOUNDARY, "should_stop")
 
     @contextmanager
     def limit_handlers(self, kind: type[Event]) -> Iterator[None]:
-        """Where the run failed on this event, leave out the handlers that were not called in the run for that."""
         failure = self._entries.failure()
         if failure is None or failure.data["event"] != kind.name:
             yield
@@ -70,7 +66,6 @@ class RecordedFailure:
             signal.probe = former
 
     def replay_last_batch(self, failure: EventEntry, run: ReplayRun, requests: RecordedRequests) -> None:
-        """Replay what was done of the batch in which the run failed, if it failed in one."""
         if not failure.data["in_hand"]:
             return
         run.data.in_hand, run.is_last_seen = True, failure.data["is_last"]

@@ -34,7 +34,6 @@ class Switches:
         self._enabled_at_first = {name for name in plugins.names() if plugins.is_enabled(name)}
 
     def set(self, name: str, why: Why, *, off: bool) -> None:
-        """Add or remove a reason."""
         before = bool(self._off[name])
         (self._off[name].add if off else self._off[name].discard)(why)
         after = bool(self._off[name])
@@ -44,12 +43,6 @@ class Switches:
             self._plugins.enable(name)
 
     def begin(self, attempt: AttemptRecord, known: Collection[str]) -> None:
-        """Begin an attempt: all are on, except those that its run did not have or had disabled.
-
-        Args:
-            attempt: the attempt.
-            known: the names of all plugins that had handlers in any attempt.
-        """
         present = {name for names in attempt.plan.values() for name in names}
         first = _first_changes(attempt.entries)
         for name in self._off:
@@ -60,17 +53,14 @@ class Switches:
             self.forgive(name)
 
     def forgive(self, name: str) -> None:
-        """Switch a plugin on that was switched off for an error of its own."""
         self.set(name, "unheld", off=False)
         self.set(name, "failed", off=False)
 
     def apply(self, name: str, change: str) -> None:
-        """Do to a replayed plugin what was done to it in the run."""
         why, off = SWITCHED[change]
         self.set(name, why, off=off)
 
     def is_off(self, name: str, *reasons: Why) -> bool:
-        """Return whether a plugin is off for one of these reasons; for any reason if none is given."""
         return bool(self._off[name] & set(reasons) if reasons else self._off[name])
 
 
@@ -118,11 +108,9 @@ class Snapshots:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether the file of a snapshot is not known yet."""
         return bool(self._unwritten)
 
     def take(self, run: ReplayRun) -> None:
-        """Take a snapshot."""
         names = self._plugins.names()
         present = [name for name in names if not self._switches.is_off(name, "absent")]
         states, filters = self._plugins.state_dict(), self._plugins.filter_states(run.origin)
@@ -139,26 +127,15 @@ class Snapshots:
         self._unwritten.append(snapshot)
 
     def set_path(self, path: str, *, is_best: bool) -> None:
-        """Note the file of the oldest snapshot whose file is not known yet."""
         if is_best:
             self.best = Path(path)
         if self._unwritten:
             self._unwritten.pop(0).path = path
 
     def forget_unwritten(self) -> None:
-        """Expect no more files: the attempt has ended."""
         self._unwritten.clear()
 
     def find(self, path: str | None, origin: Mapping[str, int | float]) -> Snapshot | None:
-        """Return the snapshot that a checkpoint holds.
-
-        A kill may have come between the write and its event, and a later save may have replaced a file: the counters
-        with the clock decide, then the path, then the counters alone.
-
-        Args:
-            path: the checkpoint's file.
-            origin: its counters.
-        """
         clock = {"earlier_seconds"}
         same = [each for each in self._kept if _without(each.progress, clock) == _without(origin, clock)]
         exact = [each for each in same if each.progress["earlier_seconds"] == origin.get("earlier_seconds")]
@@ -168,13 +145,6 @@ class Snapshots:
         return ranked[-1] if ranked else None
 
     def restore(self, snapshot: Snapshot, run: ReplayRun, *, rolls_back: bool) -> None:
-        """Restore a snapshot in the run, which has its new origin already, and in the plugins.
-
-        Args:
-            snapshot: the snapshot.
-            run: the run.
-            rolls_back: whether the run rolls back, perhaps to before a plugin's error.
-        """
         run.control.load_state_dict(snapshot.control, at_save_point=run.checkpoints.in_boundary)
         run.metrics.update(snapshot.metrics)
         run.is_last_seen = snapshot.is_last_seen
@@ -187,12 +157,10 @@ class Snapshots:
         self._plugins.load_filter_states(run.origin, snapshot.filters)
 
     def reset_filters(self, origin: Progress) -> None:
-        """Let the filters count from where the run starts, without a snapshot."""
         self._plugins.load_filter_states(origin, {})
 
 
 def _first_changes(entries: Iterable[object]) -> dict[str, str]:
-    """Return what was first done to each plugin that was changed during an attempt."""
     first: dict[str, str] = {}
     for entry in entries:
         if isinstance(entry, EventEntry) and entry.event == "plugin_changed":

@@ -14,9 +14,8 @@ from heliograph.spi import describe_error
 from ..format.reader import damage_in_short, read
 from ..format.records import AttemptRecord, Batches, Counters, EventEntry, Recording, RepeatEntry, RequestEntry
 from .attempt import AttemptReplay, plugins_on_steps
-from .findings import Findings
 from .plugin_states import Snapshots, Switches
-from .report import RecordedAttempt, Replayed
+from .report import Findings, RecordedAttempt, Replayed
 
 
 def replay(recording: str | Path | Recording, plugins: Iterable[Any]) -> Replayed:
@@ -69,7 +68,6 @@ class ReplaySession:
         self._current: AttemptReplay | None = None
 
     def replay(self) -> Replayed:
-        """Replay all attempts and return the report."""
         attempts, findings = self._recording.attempts, self._findings
         known = {name for attempt in attempts for names in attempt.plan.values() for name in names}
         for self._attempt, attempt in enumerate(attempts, 1):
@@ -124,7 +122,6 @@ class ReplaySession:
         self._current.save()
 
     def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
-        """Switch off a plugin whose handler failed, and continue with the others."""
         if owner not in self._names or BaseExceptionGroup("", [error]).subgroup(KeyboardInterrupt):
             return False
         if isinstance(error, NotRecorded):
@@ -145,7 +142,6 @@ class ReplaySession:
         self._switches.set(name, "unheld", off=True)
 
     def _note_failure(self, name: str, event: Event, error: Exception) -> None:
-        """Note that the run would have failed here."""
         assert self._current is not None
         progress = self._current.run.progress
         did = self._current.fails_by(name, event.name)
@@ -160,7 +156,6 @@ class ReplaySession:
 
 
 def describe_attempt(number: int, attempt: AttemptRecord, names: Iterable[str]) -> RecordedAttempt:
-    """Return what a recording shows of an attempt, with the requests of the plugins of these names."""
     requests: dict[int, Request] = {}
     place, reason = Counters(), ""
     for entry in attempt.entries:

@@ -47,11 +47,9 @@ class RecordedRequests:
         self._made = {_place_of(request) for request in made}
 
     def was_made(self, request: Request) -> bool:
-        """Return whether the recorded run has such a request at the same place."""
         return _place_of(request) in self._made
 
     def read(self, asked: RequestEntry) -> None:
-        """Read the entry of a request: add it now, or later if it is about a later batch or of `ShouldStop`."""
         request, progress = asked.request, self._run.progress
         if asked.number in self._done:
             return
@@ -65,12 +63,10 @@ class RecordedRequests:
             self._add(asked)
 
     def update_count(self, recounted: RepeatEntry) -> None:
-        """Set how often a request was made."""
         if recounted.number in self._added:
             self._added[recounted.number].times = recounted.times
 
     def add_before(self, event: str) -> None:
-        """Add the requests that handlers of this event made before the first replayed plugin was called."""
         for asked in self._entries.following_requests():
             if asked.request.event == event and asked.number not in self._done:
                 if self._is_later(asked.request):
@@ -78,14 +74,12 @@ class RecordedRequests:
                 self._add(asked)
 
     def collect(self) -> None:
-        """Collect the requests that were made during the batches of the current block."""
         for asked in self._entries.following_requests():
             if _is_of_batch(asked.request) and asked.number not in self._done:
                 self.waiting[_batch_of(asked.request)].append(asked)
                 self._done.add(asked.number)
 
     def add_before_in_batch(self, batch: int, event: str) -> None:
-        """Do what `add_before` does for an event of a batch, given by its number in the epoch, from 1."""
         key = self._run.progress.epoch, batch
         waiting = self.waiting.pop(key, [])
         while waiting and _ORDER[waiting[0].request.event] <= _ORDER[event]:
@@ -96,20 +90,17 @@ class RecordedRequests:
             self.waiting[key] = waiting
 
     def add_of_finished_batches(self) -> None:
-        """Add the requests that wait for batches that are finished now."""
         progress = self._run.progress
         for key in sorted(each for each in self.waiting if each <= (progress.epoch, progress.batch)):
             for asked in self.waiting.pop(key):
                 self._add(asked)
 
     def add_votes(self) -> None:
-        """Add the requests of handlers of `ShouldStop`."""
         votes, self._votes = self._votes, []
         for asked in votes:
             self._add(asked)
 
     def _is_later(self, request: Request) -> bool:
-        """Return whether a request was made by a replayed plugin, or after the first of them was called."""
         plan = self._plan.get(request.event, ())
         first = next((index for index, name in enumerate(plan) if name in self._replayed), len(plan))
         return request.by in self._replayed or request.by in plan[first:]
@@ -134,5 +125,4 @@ def _is_of_batch(request: Request) -> bool:
 
 
 def _batch_of(request: Request) -> tuple[int, int]:
-    """Return the epoch and the number, from 1, of the batch that a request is about."""
     return request.epoch, request.batch + (request.event != "batch_end")

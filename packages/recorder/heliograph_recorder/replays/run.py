@@ -4,19 +4,110 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from heliograph import Bus, Control, NotRecorded, Progress, TrainStart
 from heliograph.core.context import LineVerbs
-from heliograph.events import CheckpointSource, Event, Phase, Request, is_within
-from heliograph.spi import Metrics, describe_error
+from heliograph.events import CheckpointSource, Event, Phase, Verb
+from heliograph.spi import CHANGES, Metrics, describe_error, is_within
 from torch import Tensor
 
 from ..format.records import AttemptRecord, Counters
-from .control import ReplayControl
+from ..verbs import EVALUATION_VERB, TAKEN_BACK
 from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, Unrecorded, UnrecordedCounts
+
+AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase", *CHANGES)
+
+
+class ReplayControl(Control):
+    """A control that recorded requests are added to, and that requests can be removed from.
+
+    Args:
+        progress: the counters of the replayed run.
+        on_request: called with each request that a replayed plugin makes, also where it is only counted again.
+
+    Attributes:
+        is_held: whether the step of the current batch is known to be held.
+    """
+
+    __slots__ = ("_loss_scale", "_on_request", "_others_hold", "_scale_is_unknown", "is_held")
+
+    def __init__(self, progress: Progress, on_request: Callable[[Request], None]) -> None:
+        super().__init__(progress)
+        self._on_request, self._scale_is_unknown, self._others_hold = on_request, False, False
+
+    @property
+    def loss_scale(self) -> float:
+        if self._scale_is_unknown:
+            raise NotRecorded("by how much other plugins scale the loss")
+        return self._loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, value: float) -> None:
+        self._loss_scale = value
+
+    @property
+    def holds_step(self) -> bool:
+        if self._others_hold and not self.is_held:
+            raise NotRecorded("whether other plugins hold the step")
+        return self.is_held
+
+    @holds_step.setter
+    def holds_step(self, value: bool) -> None:
+        self.is_held = value
+
+    def scale_loss(self, factor: float, reason: str, *, by: str | None = None, averages: bool = False) -> None:
+        unknown, self._scale_is_unknown = self._scale_is_unknown, False
+        super().scale_loss(factor, reason, by=by, averages=averages)
+        self._scale_is_unknown = unknown
+
+    def add_recorded(self, recorded: Request) -> Request:
+        request, requests = replace(recorded), self.open_requests()
+        if request.verb in AT_BOUNDARY and request.what not in requests:
+            self._replace({**requests, request.what: request}, vetoed=self.vetoed)
+            return request
+        self.history.append(request)
+        self.history.total += 1
+        if request.verb == EVALUATION_VERB:
+            self.cut_request = request
+        match request.verb:
+            case "veto_stop":
+                self.postpone_stop()
+            case "skip_batch":
+                self.skips_batch = self.touched = True
+            case "hold_step":
+                self.is_held = self._others_hold = self.touched = True
+            case "skip_step":
+                self.drops_step = self.touched = True
+            case "scale_loss":
+                self._scale_is_unknown = self.touched = True
+            case "veto_save":
+                self._save_veto, self.pending = request, True
+        if request.verb in TAKEN_BACK and request.verb != "veto_save":
+            self.remove(TAKEN_BACK[request.verb])
+        return request
+
+    def remove(self, what: str) -> None:
+        requests = self.open_requests()
+        if requests.pop(what, None) is not None:
+            self._replace(requests, vetoed=self.vetoed)
+
+    def postpone_stop(self) -> None:
+        self._replace(self.open_requests(), vetoed=True)
+
+    def record(self, verb: Verb, reason: str, by: str | None) -> Request:
+        request = super().record(verb, reason, by)
+        self._on_request(request)
+        return request
+
+    def _replace(self, requests: dict[str, Request], *, vetoed: bool) -> None:
+        was_pending = self.pending  # until the boundary ends, whatever is removed
+        self.adopt(requests, vetoed=vetoed)
+        self.pending |= was_pending
+
 
 LOSSES = "Record them with Recorder(..., losses=True)."
 COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations", "evaluated", "tokens")  # fmt: skip  # noqa: E501
@@ -110,14 +201,12 @@ class ReplayRun(LineVerbs):
 
     @property
     def length(self) -> Self:
-        """This run: `run.length.max_steps` is `run.max_steps`."""
         return self
 
     stepping = checkpoints = hooks = report = length
 
     @property
     def loss(self) -> Any:
-        """The last training loss, a scalar tensor of float64; None without one. Set it to a number or `Unrecorded`."""
         if isinstance(self._loss, Unrecorded):
             return self._loss.__get__(self)
         return None if self._loss is None else torch.tensor(self._loss, dtype=torch.float64)
@@ -128,86 +217,67 @@ class ReplayRun(LineVerbs):
 
     @property
     def losses(self) -> Mapping[str, Tensor | None]:
-        """The last training loss of the one optimizer."""
         if self.is_named:
             raise NotRecorded("the loss of each of several optimizers")
         return {self.optimizer_name: self.loss}
 
     @property
     def windows(self) -> Mapping[str, int]:
-        """The window of the one optimizer."""
         if self.is_named:
             raise NotRecorded("the window of each of several optimizers")
         return {self.optimizer_name: self.window}
 
     @property
     def unknown(self) -> str:
-        """Why the number of planned steps is not known."""
         return "" if self.planned_steps is not None else "the recording does not say it: record a run with steps="
 
     @property
     def epoch_fraction(self) -> float | None:
-        """How many epochs are done."""
         return self.progress.epochs_done(self.batches_per_epoch)
 
     @property
     def fraction(self) -> float | None:
-        """Which part of the planned steps is done."""
         return self.progress.part_done(self.planned_steps, skips=self.max_epochs is not None)
 
     def is_last_batch(self) -> bool:
-        """Return whether the current batch is the last of its epoch."""
         if self.batches_per_epoch is None:
             return self.is_last_seen
         return self.progress.batch + self.data.in_hand >= self.batches_per_epoch
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether an epoch's last batch is done and its end not yet emitted."""
         return self.progress.batch > 0 and (self.is_last_batch() or self.control.should_end_epoch)
 
     def label(self, name: str, optimizer: str | None = None) -> str:
-        """Return the name to track a value by."""
         return f"{optimizer or self.optimizer_name}_{name}" if self.is_named else name
 
     def move_to(self, place: Counters) -> None:
-        """Set the counters and the clock."""
         progress = self.progress
         for name in COUNTERS:
             setattr(progress, name, getattr(place, name))
         progress.set_seconds(place.seconds)
 
     def start_from(self, origin: Counters) -> None:
-        """Start from the counters of a checkpoint."""
         self.progress.earlier_seconds = origin.seconds
         self.move_to(origin)
         self.origin = self.progress.copy()
 
     def emit(self, event: Event) -> None:
-        """Emit an event on the replay's bus."""
         self.bus.signal(type(event)).emit(self, event)
 
     def plan(self) -> str:
-        """Return nothing: what happens is recorded."""
         return ""
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
-        """Do nothing: logs are recorded, with all that was tracked."""
+        pass  # Do nothing: logs are recorded, with all that was tracked.
 
     def collect(self, name: str, value: Any) -> None:
-        """Raise `NotRecorded`."""
         raise NotRecorded("the batches of an evaluation, to collect from")
 
     def weigh(self, count: Any) -> None:
-        """Do nothing: the tokens are recorded."""
+        pass  # Do nothing: the tokens are recorded.
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        """Roll back if the recorded run did so here, to the same checkpoint.
-
-        Raises:
-            RuntimeError: there is no training to roll back.
-            NotRecorded: the recorded run did not roll back here.
-        """
         if not self.started or self.finished or is_within(TrainStart.name):
             raise RuntimeError("run.roll_back needs a started training. At TrainStart, call run.resume(saved).")
         self.control.roll_back(f"to {path or 'a saved state'}")
@@ -216,46 +286,36 @@ class ReplayRun(LineVerbs):
             raise NotRecorded(f"what follows a rollback to {path or 'a saved state'}: the run did not roll back here")
 
     def exit_with(self, status: int) -> None:
-        """Note the exit status."""
         self.note(f"the process would have exited with status {status}")
 
     def raise_when_closed(self, error: BaseException) -> None:
-        """Note the error that `fit` would have raised at the end."""
         self.note(f"fit would have raised this at the end: {describe_error(error)}")
 
     def when_settling(self, action: Callable[[], None]) -> None:
-        """Call `action` at every `settle()`."""
         if action not in self._settling:
             self._settling.append(action)
 
     def when_leaving(self, action: Callable[[], None]) -> None:
-        """Do nothing: a replay has no other ranks."""
+        pass  # Do nothing: a replay has no other ranks.
 
     def reason(self, error: BaseException | None) -> str:
-        """Raise `NotRecorded`."""
         raise NotRecorded("why the run ended, in words", "`explain` shows it.")
 
     def settle(self) -> None:
-        """Wait until what plugins do in the background is done."""
         for action in tuple(self._settling):
             action()
 
     def replace_error(self, error: BaseException) -> None:
-        """Note the error that would have replaced the first one."""
         self.note(f"this error would have replaced the first one: {describe_error(error)}")
 
     def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
-        """Raise `NotRecorded`."""
         raise NotRecorded("the state of the run, such as its weights")
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        """Raise `NotRecorded`."""
         raise NotRecorded("a training that could continue from another state")
 
     def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Raise `NotRecorded`."""
         raise NotRecorded("the training's random numbers")
 
     def when_positioned(self, action: Callable[[], None]) -> None:
-        """Raise `NotRecorded`."""
         raise NotRecorded("the loader")

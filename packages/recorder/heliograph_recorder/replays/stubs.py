@@ -71,7 +71,6 @@ class RecordedOptimizer:
         self.param_groups = [self.group]
 
     def step(self, *arguments: Any, **options: Any) -> Any:
-        """Raise `NotRecorded`."""
         raise NotRecorded("the optimizer")
 
     zero_grad = state_dict = load_state_dict = add_param_group = step
@@ -93,38 +92,30 @@ class RecordedEngine:
         self.world_size = world_size
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
-        """Return the value if there was one rank."""
         return self._own(value)
 
     def gather(self, tensor: Any) -> list[Any]:
-        """Return the tensor of the one rank."""
         return [self._own(tensor)]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return the object of the one rank."""
         return [self._own(value)]
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """Return the value if there was one rank."""
         return self._own(value)
 
     def barrier(self) -> None:
-        """Return at once: a replay is one process."""
+        pass  # Return at once: a replay is one process.
 
     def vote(self, values: Sequence[float]) -> list[float]:
-        """Return the values if there was one rank."""
         return list(self._own(values))
 
     def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
-        """Return a context that does nothing: a replay is one process."""
         return nullcontext()
 
     def writing(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing: nothing ends a replay."""
         return nullcontext()
 
     def clip_gradients(self, parameters: Iterable[Any], norm: float | None, norm_type: float = 2.0) -> Any:
-        """Raise `NotRecorded`."""
         raise NotRecorded("the gradients")
 
     def _own(self, value: Any) -> Any:
@@ -155,21 +146,16 @@ class RecordedData:
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the current batch is the last of its epoch."""
         return self._is_last_batch()
 
     def key_draws(self, seed: int, *, probe: bool = True) -> None:
-        """Raise `NotRecorded`."""
         raise NotRecorded("the data, whose draws are to be keyed")
 
     def resume_facts(self) -> ResumeFacts:
-        """Raise `NotRecorded`."""
         raise NotRecorded("what is known about a resume")
 
     def report_untracked(self, path: str, kind: str) -> None:
-        """Raise `NotRecorded`."""
         raise NotRecorded("what is known about a resume")
 
     def report_difference(self, text: str) -> None:
-        """Raise `NotRecorded`."""
         raise NotRecorded("what is known about a resume")

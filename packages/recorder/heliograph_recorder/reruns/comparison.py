@@ -7,8 +7,7 @@ from functools import cached_property
 from ..divergence.compare import compare
 from ..divergence.course import Course, course_of
 from ..divergence.report import Divergence
-from ..format.follower import Follower
-from ..format.gc_pause import gc_paused
+from ..format.reader import Follower, gc_paused
 from ..plugin import Recorder
 from .recorded import Origin, RecordedRun
 

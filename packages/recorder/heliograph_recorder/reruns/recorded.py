@@ -11,8 +11,7 @@ from heliograph.spi import Store, check_whole_number, membership
 
 from ..divergence.course import Begin, Course, course_of
 from ..format.reader import read
-from ..format.records import Counters, EventEntry, Recording
-from ..format.walk import walk
+from ..format.records import Counters, EventEntry, Recording, walk
 from .change import GIVE, Change, RecordedChange, RepeatedChange, parent_of, recorded_change
 from .errors import NotExact
 from .requests import PersonRequest, requests_of_people

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..explain.attempt_summary import AttemptSummary, run_name, summarize_attempts
-from ..explain.attempts import KINDS
-from ..explain.end import describe_ending, progress, reasons
-from ..explain.phases import phases
+from ..explain.attempts import KINDS, describe_ending, progress, reasons
+from ..explain.efficiency import phases
 from ..explain.requests import requests_of
 from ..format.records import Recording, TimesEntry
 

@@ -29,8 +29,7 @@ from heliograph import (
 from heliograph.events import Alarm
 from heliograph.spi import check_number
 
-from ..explain.judge import MIN_SAMPLED, Judge
-from ..explain.measured import Measured
+from ..explain.judge import MIN_SAMPLED, Judge, Measured
 from .memory import device_bytes, resident_bytes
 from .step_clock import StepClock, Sums
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from heliograph_recorder.explain.judge import KINDS, LIMITS, Judge, findings
-from heliograph_recorder.explain.measured import Measured, merged
+from heliograph_recorder.explain.judge import KINDS, LIMITS, Judge, Measured, findings, merged
 
 GIB = 2**30
 FINE = Measured(10.0, 100, 50, 0.0, 0, 0.0, 0, (0.1,), (0.01,), (0.03,), (GIB,), (0,))

@@ -324,10 +324,10 @@ def test_custom_events_and_damage_are_listed() -> None:
         script.emit("rule_fired", rule="loss > 2")
     script.emit("sampled", emission=1_032)
     text = story(recording(script))
-    assert text.startswith("a run whose name could not be read: killed, or still running\n")
+    assert text.startswith("a run with an unreadable name: killed, or still running\n")
     assert "custom events\n  rule_fired  3 times      step 1 to 3\n  sampled     1,032 times  step 3\n" in text
     assert "what could not be read\n  attempt 1: line 7: cut short" in text
-    assert "  1  training, started at a time that could not be read\n" in text
+    assert "  1  training, started at an unreadable time\n" in text
 
 
 def test_much_damage_is_shortened() -> None:
@@ -339,7 +339,7 @@ def test_much_damage_is_shortened() -> None:
 
 
 def test_a_recording_without_an_attempt_is_refused() -> None:
-    with pytest.raises(ValueError, match="holds no attempt: the run was killed before anything was recorded"):
+    with pytest.raises(ValueError, match="has no attempt"):
         story(Recording(Path("empty.recording"), ()))
 
 

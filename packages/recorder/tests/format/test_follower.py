@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from heliograph.packages.recorder.tests.recordings import attempt, lines
-from heliograph_recorder.format.follower import Follower
-from heliograph_recorder.format.reader import read
+from heliograph_recorder.format.reader import Follower, read
 from heliograph_recorder.format.records import Counters, EventEntry
 
 START = EventEntry("train_start", 0.0, Counters())

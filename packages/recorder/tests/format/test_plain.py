@@ -47,7 +47,7 @@ class Broken:
         (ValueError("broken"), "ValueError: broken"),
         (ValueError(), "ValueError"),
         (Path, "pathlib.Path"),
-        (10**400, "a whole number of 1329 bits"),
+        (10**400, "an integer of 1329 bits"),
         (Broken(), "<Broken, whose repr raised OSError>"),
         (b"ab", "b'ab'"),
     ],

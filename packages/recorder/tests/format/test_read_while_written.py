@@ -13,7 +13,7 @@ import heliograph as h
 import pytest
 from heliograph.packages.recorder.tests.recordings import fit
 from heliograph_recorder.format import reader, tail, writer
-from heliograph_recorder.format.follower import Follower
+from heliograph_recorder.format.reader import Follower
 from heliograph_recorder.format.records import AttemptRecord, Batches, EventEntry
 from heliograph_recorder.format.tail import BEGIN, FIRST_ROW, NOTES, ROW
 from heliograph_recorder.plugin import Recorder

@@ -60,7 +60,7 @@ def test_of_a_folder_the_newest_recording_is_read(tmp_path: Path) -> None:
 
 
 def test_a_missing_recording_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no recording"):
+    with pytest.raises(FileNotFoundError, match="has no recording"):
         read(tmp_path)
     with pytest.raises(FileNotFoundError, match="There is no recording"):
         read(tmp_path / "x.recording")

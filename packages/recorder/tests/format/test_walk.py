@@ -7,8 +7,7 @@ from pathlib import Path
 
 from heliograph.events import Request
 from heliograph.packages.recorder.tests.recordings import attempt
-from heliograph_recorder.format.records import Batches, Counters, EventEntry, Recording, RequestEntry
-from heliograph_recorder.format.walk import walk
+from heliograph_recorder.format.records import Batches, Counters, EventEntry, Recording, RequestEntry, walk
 
 
 def at(batch: int, epoch: int = 0) -> Counters:

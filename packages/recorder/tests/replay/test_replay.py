@@ -493,7 +493,7 @@ def test_two_plugins_of_one_name_are_refused(recording: Recording) -> None:
 
 
 def test_there_is_no_recording(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no recording"):
+    with pytest.raises(FileNotFoundError, match="has no recording"):
         replay(tmp_path, [])
 
 

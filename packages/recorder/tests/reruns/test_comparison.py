@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from heliograph.packages.recorder.tests.reruns.test_fork import program, trained
 from heliograph_recorder import NotExact, goto
-from heliograph_recorder.format.parser import Parser
+from heliograph_recorder.format.reader import Parser
 from heliograph_recorder.reruns.recorded import RecordedRun
 
 

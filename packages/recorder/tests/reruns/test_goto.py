@@ -282,7 +282,7 @@ def test_what_is_not_a_program(tmp_path: Path) -> None:
 
 
 def test_there_is_no_recording(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no recording"):
+    with pytest.raises(FileNotFoundError, match="has no recording"):
         goto(tmp_path, simple, step=1)
 
 

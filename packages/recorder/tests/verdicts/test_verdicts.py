@@ -19,7 +19,7 @@ from heliograph_recorder import Recorder, Verdicts, attempt_facts, attempt_recor
 from heliograph_recorder import plugin as recorder
 from heliograph_recorder.explain.attempt_summary import summarize_attempts
 from heliograph_recorder.explain.efficiency import efficiency
-from heliograph_recorder.explain.measured import Measured
+from heliograph_recorder.explain.judge import Measured
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import EventEntry
 from heliograph_recorder.verdicts import memory, step_clock
