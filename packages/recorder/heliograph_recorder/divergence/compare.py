@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
-from ..digests.batches import SMALL
+from ..digests.checksums import SMALL
 from ..format.digests import COLUMNS
 from ..format.gc_pause import gc_paused
 from ..format.reader import damage_of, read

@@ -1,1 +1,1 @@
-"""`Verdicts`: measures where the time of a training goes."""
+"""`Verdicts`: goodput and bottlenecks of a training."""

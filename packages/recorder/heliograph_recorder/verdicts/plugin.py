@@ -1,4 +1,4 @@
-"""`Verdicts`: measures where the time of a training goes, and reports what takes too much of it."""
+"""`Verdicts`: goodput and bottlenecks of a training."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Sums:
 
 
 class StepClock:
-    """Times the parts of some batches; this takes at most a thousandth of the time.
+    """Measures the parts of some batches, in at most a thousandth of the time.
 
     Attributes:
         sums: since the last `take`.
@@ -134,7 +134,7 @@ class StepClock:
 
 
 class Verdicts(Plugin):
-    """Measure where the time of a training goes, and emit a `Verdict` if something takes too much of it.
+    """Measure the goodput of a training, and emit a `Verdict` for each bottleneck.
 
     - `input_bound`: a batch waits for its data for 30 % of its time;
     - `straggler`: one rank takes 1.3 times as long as the others, and they wait for it;
@@ -177,7 +177,7 @@ class Verdicts(Plugin):
         self._goodput: float | None = None
 
     def describe(self, run: Run) -> str:
-        return "measures where the time goes: data, ranks, validations, saves, memory"
+        return "measures the time of data, ranks, validations and saves, and memory"
 
     # The clock of this process.
 

