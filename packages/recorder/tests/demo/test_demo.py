@@ -17,7 +17,7 @@ import pytest
 import torch
 from heliograph.__main__ import main
 from heliograph.core.checkpoint.storage import Store
-from heliograph_recorder.demo import digits, proof, report
+from heliograph_recorder.demo import digits
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_demo_that_ends_unequal_says_so_and_fails(monkeypatch: pytest.MonkeyPa
     result = h.RunResult("completed", "2 epochs done", None, progress, {}, None, None, h.History(), 1.0, resume=resume)
     best = {"validation/loss": 0.5, "validation/accuracy": 0.5}
     parts = [("weights", "a" * 64, "a" * 64), ("optimizer", "a" * 64, "b" * 64)]
-    said = report.summary(result, best, 0.5, parts, ["it was stopped"], Path())
+    said = digits.summary(result, best, 0.5, parts, ["it was stopped"], Path())
     assert "killed, then resumed at epoch 1, batch 5, step 12, from digits.pth\n" in said
     assert f"  weights            {'a' * 16} == {'a' * 16}\n  optimizer          {'a' * 16} != {'b' * 16}\n" in said
     assert "  NOT EQUAL to the uninterrupted run: " in said
@@ -105,7 +105,7 @@ def test_a_demo_that_ends_unequal_says_so_and_fails(monkeypatch: pytest.MonkeyPa
 def test_the_fingerprint_depends_on_every_bit() -> None:
     state = {"a": [torch.zeros(3), 1.0], "b": (None, "text")}
     same = {"a": [torch.zeros(3), 1.0], "b": (None, "text")}
-    assert proof.fingerprint(state) == proof.fingerprint(same)
+    assert digits.fingerprint(state) == digits.fingerprint(same)
     others = [
         {**state, "a": [torch.tensor([0.0, 0.0, -0.0]), 1.0]},
         {**state, "a": [torch.zeros(3, dtype=torch.float64), 1.0]},
@@ -114,7 +114,7 @@ def test_the_fingerprint_depends_on_every_bit() -> None:
         {**state, "b": [None, "text"]},
         {"a": state["a"]},
     ]
-    assert len({proof.fingerprint(each) for each in (state, *others)}) == 7
+    assert len({digits.fingerprint(each) for each in (state, *others)}) == 7
 
 
 def test_the_demo_says_what_is_missing(

@@ -150,7 +150,7 @@ def test_diverge_with_a_drill_of_a_fork(runs: Path, capsys: pytest.CaptureFixtur
     assert main(arguments) == 2
     assert "give the same function, change= (--change on the command line)" in capsys.readouterr().err
     assert main([*arguments, "--change", change]) == 1
-    assert "is not what it is when it is done again" not in capsys.readouterr().out
+    assert "differs from its rerun" not in capsys.readouterr().out
 
 
 def test_fork(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,17 +189,17 @@ def test_a_change_that_fails_is_named_with_its_own_frames(runs: Path, capsys: py
     [
         (["diverge", "nowhere", "b"], "There is no recording at nowhere"),
         (["diverge", "a", "a"], "give two recordings"),
-        (["diverge", "a", "b", "--drill", "x", "--drill", "y", "--drill", "z"], "--drill is given once, or twice"),
-        (["diverge", "a", "b", "--change", "x:y"], "--change is for --drill, once or twice"),
+        (["diverge", "a", "b", "--drill", "x", "--drill", "y", "--drill", "z"], "--drill is given at most twice"),
+        (["diverge", "a", "b", "--change", "x:y"], "--change needs --drill"),
         (["diverge", "a", "b", "--drill", UNFIT], f"{UNFIT} failed, so it is not a program: AttributeError: "),
         (["goto", "a", UNFIT, "--step", "3"], f"{UNFIT} failed, so it is not a program: AttributeError: "),
         (["fork", "a", UNFIT, "--at", "3", "--into", "c"], f"{UNFIT} failed, so it is not a program: AttributeError: "),
         (["goto", "a", f"{UNFIT[:-5]}Path", "--step", "3"], f"{UNFIT[:-5]}Path is not a program: a program returns a"),
-        (["fork", "a", PROGRAM, "--into", "c"], "give at= (--at on the command line) an earlier step"),
+        (["fork", "a", PROGRAM, "--into", "c"], "give an earlier at= (--at on the command line)"),
         (["goto", "a", "nowhere", "--step", "3"], "Name a function as module:function"),
         (["goto", "a", PROGRAM, "--step", "99"], "there is no step 99"),
         (["goto", "b", PROGRAM, "--step", "9"], "the program sets task.mutation differently"),
-        (["fork", "a", PROGRAM, "--into", "b"], "holds a training already"),
+        (["fork", "a", PROGRAM, "--into", "b"], "already has a training"),
         (["fork", "a", PROGRAM, "--into", "c", "--change", "nowhere:x"], "There is no module 'nowhere'"),
     ],
 )

@@ -54,7 +54,7 @@ def test_a_kill_before_its_first_save(kill: int, tmp_path: Path) -> None:
     assert checkpoints(killed) == checkpoints(tmp_path / "y")
     assert "iter_3" not in "".join(checkpoints(killed))
     assert not list(killed.rglob(UNSAVED_FORK))
-    with pytest.raises(ValueError, match="holds a training already"):
+    with pytest.raises(ValueError, match="already has a training"):
         heliograph_recorder.fork(tmp_path / "x", program, at=5, into=killed, change=halve_rate)
 
 
