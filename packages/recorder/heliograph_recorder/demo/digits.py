@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
@@ -14,8 +14,7 @@ from typing import Any
 
 import heliograph as h
 from heliograph import RunResult
-from heliograph.spi import Store, require
-from torch import Tensor
+from heliograph.spi import Store, leaves, require
 from torch.utils.data import DataLoader
 
 from ..explain.story import brief
@@ -94,10 +93,8 @@ def compare_checkpoints(first: Path, second: Path) -> list[tuple[str, str, str]]
 
 
 def fingerprint(value: Any) -> str:
-    digest = hashlib.sha256()
-    for piece in _pieces(value):
-        digest.update(piece)
-    return digest.hexdigest()
+    facts = [(path, leaf.kind, leaf.digest) for path, leaf in leaves(value).items()]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _parts(checkpoint: Path) -> dict[str, Any]:
@@ -108,23 +105,6 @@ def _parts(checkpoint: Path) -> dict[str, Any]:
         "scheduler": state["schedulers"],
         "random generators": state["plugins"]["rng_capture"],
     }
-
-
-def _pieces(value: Any) -> Iterator[bytes]:
-    if isinstance(value, Tensor):
-        array = value.detach().contiguous().numpy()
-        yield f"{array.dtype}{array.shape}".encode()
-        yield array.tobytes()
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield repr(key).encode()
-            yield from _pieces(part)
-    elif isinstance(value, list | tuple):
-        yield f"{type(value).__name__} of {len(value)}".encode()
-        for part in value:
-            yield from _pieces(part)
-    else:
-        yield repr(value).encode()
 
 
 def draw_curves(log: Path, picture: Path, resumed: int | None) -> None:

@@ -103,8 +103,8 @@ class DigestCollector:
         self._gradients, self._weights = options.gradients, options.weights
         self._write, self._draws = write, GlobalDraws()
         self._connected: list[tuple[OrderedSignal[Any], Receiver]] = []
-        self._table = Table()
-        self._sent: deque[Table] = deque()
+        self._table = BatchTable()
+        self._sent: deque[BatchTable] = deque()
         self._next = 0, 0  # epoch and number of the batch that continues the block
         self._due, self._rate, self._in_hand = monotonic() + SECONDS, math.nan, False
         self._loaded: BatchSums = 0, 0, ()
@@ -191,7 +191,7 @@ class DigestCollector:
     def _send(self) -> None:
         self._due = monotonic() + SECONDS
         if self._table.rows:
-            table, self._table = self._table, Table()
+            table, self._table = self._table, BatchTable()
             table.send()
             self._sent.append(table)
 
@@ -205,7 +205,7 @@ class DigestCollector:
             self._write(DigestBlock(*block))
 
 
-class Table:
+class BatchTable:
     """The batches of a block as a table of numbers, so that few calls compute the digests.
 
     Attributes:

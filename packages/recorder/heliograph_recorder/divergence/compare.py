@@ -11,7 +11,7 @@ from ..digests.checksums import SMALL
 from ..format.digests import COLUMNS
 from ..format.gc_pause import gc_paused
 from ..format.reader import damage_of, read
-from .course import Course, Digested, Moment, Place, bits, course_of, gaps_of
+from .course import Course, CourseMoment, Digested, Place, bits, course_of, gaps_of
 from .report import Difference, Divergence, Kind
 
 BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(len(COLUMNS))
@@ -108,13 +108,13 @@ class _CourseComparison:
                 return difference
         return None
 
-    def _moments(self) -> Iterator[list[Moment]]:
+    def _moments(self) -> Iterator[list[CourseMoment]]:
         """Yield the moments of both, without those that one recorder missed."""
         gaps = gaps_of(self._first) ^ gaps_of(self._second)
         for course in (self._first, self._second):
             yield [moment for moment in course.moments if moment.place not in gaps]
 
-    def _unmatched(self, first: Moment | None, second: Moment | None) -> Difference:
+    def _unmatched(self, first: CourseMoment | None, second: CourseMoment | None) -> Difference:
         if first is None or second is None:
             ended, longer = (self._first, second) if first is None else (self._second, first)
             assert longer is not None
@@ -129,7 +129,7 @@ class _CourseComparison:
             _KINDS.get(earlier.kind, "event"), *earlier.place, earlier.step, f"{earlier.text} only in {name}"
         )
 
-    def _cause(self, request: Moment) -> tuple[Kind, str] | None:
+    def _cause(self, request: CourseMoment) -> tuple[Kind, str] | None:
         """Return a difference in the batch that may have caused a request."""
         first, second = self._first.digests.get(request.place), self._second.digests.get(request.place)
         if first is None or second is None:
@@ -139,13 +139,13 @@ class _CourseComparison:
         cause = self._digests(request.place, first, second)
         return cause if cause is not None and cause[0] in CAUSES and request.facts[0] != "skip_batch" else None
 
-    def _event(self, first: Moment, second: Moment) -> Difference | None:
+    def _event(self, first: CourseMoment, second: CourseMoment) -> Difference | None:
         if first.facts == second.facts:
             return None
         text = f"{first.text}, and {second.text}"
         return Difference(_KINDS.get(first.kind, "event"), *first.place, first.step, text)
 
-    def _batch(self, first: Moment, second: Moment) -> Difference | None:
+    def _batch(self, first: CourseMoment, second: CourseMoment) -> Difference | None:
         place = first.place
         first_digests, second_digests = self._first.digests.get(place), self._second.digests.get(place)
         difference: tuple[Kind, str] | None = None
@@ -211,7 +211,7 @@ class _CourseComparison:
             return None
         return "unknown", "an earlier batch differs, but its digests are missing in a recording"
 
-    def _logs(self, moment: Moment) -> Difference | None:
+    def _logs(self, moment: CourseMoment) -> Difference | None:
         """Compare two logs over the same batches if there are no digests."""
         first, second = self._first.logs.get(moment.place), self._second.logs.get(moment.place)
         if first is None or second is None or first[0] != second[0] or (self._first.digests and self._second.digests):
@@ -234,12 +234,12 @@ class _CourseComparison:
 _KINDS: Mapping[str, Kind] = {"request": "request", "plugin_changed": "plugin", "validation_end": "metric"}
 
 
-def _order(moment: Moment) -> tuple[Place, bool]:
+def _order(moment: CourseMoment) -> tuple[Place, bool]:
     """Return the sort key of a moment: events in a batch come before its end."""
     return moment.place, moment.kind == "batch"
 
 
-def _counters(first: Moment, second: Moment) -> tuple[Kind, str] | None:
+def _counters(first: CourseMoment, second: CourseMoment) -> tuple[Kind, str] | None:
     names = "optimizer steps", "skipped steps", "skipped batches", "samples", "tokens", "micro-batches of the window"
     for name, a, b in zip(names, first.facts, second.facts, strict=True):
         if a != b:
@@ -247,7 +247,7 @@ def _counters(first: Moment, second: Moment) -> tuple[Kind, str] | None:
     return None
 
 
-def _first_aside(first: Course, second: Course, difference: Difference | None) -> tuple[Moment, Course] | None:
+def _first_aside(first: Course, second: Course, difference: Difference | None) -> tuple[CourseMoment, Course] | None:
     """Return the first save, log or stop that only one course has, before the difference."""
     for first_moment, second_moment in zip_longest(first.asides, second.asides):
         if (
@@ -265,6 +265,6 @@ def _first_aside(first: Course, second: Course, difference: Difference | None) -
     return None
 
 
-def _ends_after(course: Course, stop: Moment) -> bool:
+def _ends_after(course: Course, stop: CourseMoment) -> bool:
     """True if a course has no batch after a request to stop."""
     return not any(moment.kind == "batch" and moment.place > stop.place for moment in course.moments)

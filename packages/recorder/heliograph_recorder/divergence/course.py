@@ -23,7 +23,7 @@ Begin = tuple[int, int, int]
 Place = tuple[int, int]  # the epoch and the batch in it, from 1
 
 
-class Moment(NamedTuple):
+class CourseMoment(NamedTuple):
     """An item of a course.
 
     Attributes:
@@ -68,8 +68,8 @@ class Course:
     """
 
     name: str
-    moments: list[Moment] = field(default_factory=list)
-    asides: list[Moment] = field(default_factory=list)
+    moments: list[CourseMoment] = field(default_factory=list)
+    asides: list[CourseMoment] = field(default_factory=list)
     digests: dict[Place, Digested] = field(default_factory=dict)
     losses: dict[Place, float] = field(default_factory=dict)
     logs: dict[Place, tuple[Place, Mapping[str, float]]] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class _CourseBuilder:
             skipped = block.skipped_steps[index], block.skipped_batches[index]
             window = block.window[index]
             facts = step, *skipped, block.samples[index], tokens, window
-            course.moments.append(Moment("batch", place, step, facts, "a batch", window))
+            course.moments.append(CourseMoment("batch", place, step, facts, "a batch", window))
             if block.losses is not None:
                 course.losses[place] = block.losses[index]
 
@@ -158,7 +158,9 @@ class _CourseBuilder:
         if request.verb in COUNTED:  # its effect is in the counters
             return
         place = request.epoch, request.batch + (request.event in WITHIN_A_BATCH)
-        moment = Moment("request", place, request.step, (request.what, request.by), f"{request.what} by {request.by}")
+        moment = CourseMoment(
+            "request", place, request.step, (request.what, request.by), f"{request.what} by {request.by}"
+        )
         self._append(self.course.asides if request.verb in ASIDE else self.course.moments, moment)
 
     def _add_event(self, entry: EventEntry) -> None:
@@ -176,10 +178,10 @@ class _CourseBuilder:
             self.course.logs[at.epoch, at.batch] = self._last_log, _loop_metrics(entry)
             self._last_log = at.epoch, at.batch
         if name in COMPARED and not entry.data.get("resumed") and entry.data.get("by") != LOADED:
-            moment = Moment(name, (at.epoch, at.batch), at.steps, _facts(entry), _text(entry))
+            moment = CourseMoment(name, (at.epoch, at.batch), at.steps, _facts(entry), _text(entry))
             self._append(self.course.moments, moment)
 
-    def _append(self, moments: list[Moment], moment: Moment) -> None:
+    def _append(self, moments: list[CourseMoment], moment: CourseMoment) -> None:
         """Append a moment, unless it repeats one of an earlier attempt: a resume finishes the boundary of its save."""
         key = moment.kind, moment.place, moment.facts
         if key not in self._earlier:

@@ -45,7 +45,7 @@ def diverge(arguments: Sequence[str]) -> int:
         help="for --drill of a fork: the module:function that changed it; give a second one if another function "
         "changed the other run",
     )
-    return run_diverge(parser.parse_args(arguments))
+    return _run_diverge(parser.parse_args(arguments))
 
 
 def goto(arguments: Sequence[str]) -> int:
@@ -61,7 +61,7 @@ def goto(arguments: Sequence[str]) -> int:
         "--change", metavar="FUNCTION", help="for a fork: the module:function that changed it; called at the same step"
     )
     parser.add_argument("--inexact", action="store_true", help="continue although the rerun may differ")
-    return run_goto(parser.parse_args(arguments))
+    return _run_goto(parser.parse_args(arguments))
 
 
 def fork(arguments: Sequence[str]) -> int:
@@ -76,10 +76,10 @@ def fork(arguments: Sequence[str]) -> int:
     parser.add_argument("--at", type=int, metavar="N", help="the step; by default the step of the newest checkpoint")
     parser.add_argument("--change", metavar="FUNCTION", help="module:function, called with the run after that step")
     parser.add_argument("--inexact", action="store_true", help="train although the rerun may differ")
-    return run_fork(parser.parse_args(arguments))
+    return _run_fork(parser.parse_args(arguments))
 
 
-def run_diverge(options: argparse.Namespace) -> int:
+def _run_diverge(options: argparse.Namespace) -> int:
     from ..divergence.compare import diverge
     from .errors import NotExact
 
@@ -105,7 +105,7 @@ def run_diverge(options: argparse.Namespace) -> int:
     return 1 if divergence.first is not None else 0 if divergence.is_equal else 2
 
 
-def run_goto(options: argparse.Namespace) -> int:
+def _run_goto(options: argparse.Namespace) -> int:
     import code
 
     from .errors import NotExact
@@ -125,7 +125,7 @@ def run_goto(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_fork(options: argparse.Namespace) -> int:
+def _run_fork(options: argparse.Namespace) -> int:
     from .errors import NotExact
     from .fork import fork
 

@@ -11,7 +11,7 @@ from heliograph.spi import printable_lines
 
 from ..divergence.compare import diverge
 from ..divergence.report import Difference, Divergence, Kind
-from ..step_check.operators import Call, CallDigests, difference_of
+from ..step_check.operators import CallDigests, OperatorCall, difference_of
 from .change import Change, change_of
 from .errors import NotExact
 from .goto import PausedRun
@@ -115,7 +115,7 @@ def drill(
 
 
 class _BatchTrace(NamedTuple):
-    calls: list[Call]
+    calls: list[OperatorCall]
     is_equal: bool
     notes: list[str]
 

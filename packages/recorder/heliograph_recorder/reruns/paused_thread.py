@@ -37,7 +37,7 @@ class PausedThread:
         self.event: Event | None = None
         self.result: RunResult | None = None
         self._train, self._error = train, list[BaseException]()
-        self._wanted: Wanted = _never
+        self._wanted: Wanted = lambda *_: False
         self._work: Callable[[], object] | None = None  # a function to call in the thread
         self._state: Literal["new", "running", "waiting", "ended"] = "new"
         self._changed = Condition()
@@ -89,7 +89,7 @@ class PausedThread:
                 self._continue()
             self._wait()
         except KeyboardInterrupt:  # at any line, or the training would not pause at its next event
-            self._wanted = _always
+            self._wanted = lambda *_: True
             raise
         if self._error:
             raise self._error.pop()
@@ -130,7 +130,7 @@ class PausedThread:
             with self._changed:
                 self._changed.wait_for(lambda: self._state != "running")
         except KeyboardInterrupt:
-            self._wanted = _always
+            self._wanted = lambda *_: True
             raise
 
     # In the thread.
@@ -174,14 +174,6 @@ class PausedThread:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._state != "waiting" or self._is_left)
             self._state = "running"
-
-
-def _never(run: Run, event: Event) -> bool:  # noqa: ARG001  # a `Wanted`
-    return False
-
-
-def _always(run: Run, event: Event) -> bool:  # noqa: ARG001
-    return True
 
 
 def _was_left(error: Any) -> bool:

@@ -18,7 +18,7 @@ UNWRITTEN = ("empty", "new_empty", "resize")  # operators whose outputs are unin
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """A call of an operator: its arguments except tensors, and digests of the tensors in and out."""
 
     operator: str
@@ -47,7 +47,7 @@ class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
+        self.calls: list[OperatorCall] = []
         self._unwritten: set[int] = set()  # addresses of uninitialized memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,7 +59,7 @@ class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._unwritten.update(map(_address, outputs))
         else:
             self._unwritten.difference_update(map(_address, outputs))
-            self.calls.append(Call(name, _values(func, args, kwargs), inputs, _digests(outputs)))
+            self.calls.append(OperatorCall(name, _values(func, args, kwargs), inputs, _digests(outputs)))
         return result
 
 
@@ -73,7 +73,9 @@ def first_operator_difference(repeat: Callable[[CallDigests], object]) -> Operat
     return difference_of(*traces)
 
 
-def difference_of(first_calls: Sequence[Call], second_calls: Sequence[Call]) -> OperatorDifference | None:
+def difference_of(
+    first_calls: Sequence[OperatorCall], second_calls: Sequence[OperatorCall]
+) -> OperatorDifference | None:
     for number, (first, second) in enumerate(zip(first_calls, second_calls, strict=False), 1):
         name = f"operator {number}, {first.operator}"
         if first.operator != second.operator:

@@ -74,30 +74,21 @@ class QuietRun:
         if name in DROPPED:
             return _do_nothing
         value = getattr(self._run, name)
-        return PARTS[name](value) if name in PARTS else value
+        return QuietPart(value, name == "control") if name in ("control", "stepping") else value
 
     def __setattr__(self, name: str, value: object) -> None:
         pass
 
 
-class QuietControl:
-    def __init__(self, control: Any) -> None:
-        self._control = control
+class QuietPart:
+    """The control of a run without its methods, or its stepping without `weigh`."""
+
+    def __init__(self, part: Any, is_control: bool) -> None:
+        self._part, self._is_control = part, is_control
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._control, name)
-        return _do_nothing if callable(value) else value
-
-
-class QuietStepping:
-    def __init__(self, stepping: Any) -> None:
-        self._stepping = stepping
-
-    def __getattr__(self, name: str) -> Any:
-        return _do_nothing if name == "weigh" else getattr(self._stepping, name)
-
-
-PARTS: dict[str, type[Any]] = {"control": QuietControl, "stepping": QuietStepping}
+        value = getattr(self._part, name)
+        return _do_nothing if name == "weigh" or (self._is_control and callable(value)) else value
 
 
 def _do_nothing(*args: object, **options: object) -> None:

@@ -63,9 +63,11 @@ def _serve(runs: RunList, options: argparse.Namespace) -> int:
 
 
 def _show_here(runs: RunList) -> int:
-    from .terminal import check_rich, show
+    from heliograph.spi import require
 
-    check_rich()
+    from .terminal import show
+
+    require("rich", "watch --terminal", extra="watch")
     with suppress(KeyboardInterrupt):
         show(runs)
     return 0

@@ -9,7 +9,7 @@ from itertools import pairwise
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from heliograph.spi import printable, require
+from heliograph.spi import printable
 
 from .run_list import RunList
 
@@ -22,10 +22,6 @@ COLUMNS = 40  # of a curve
 CHARTS, ROWS = 8, 5  # of a run: curves; the latest requests and checkpoints
 RUNS = 10  # listed: the newest
 COLORS = {"running": "blue", "completed": "green", "stopped": "yellow", "failed": "red"}
-
-
-def check_rich() -> None:
-    require("rich", "watch --terminal", extra="watch")
 
 
 def show(runs: RunList) -> None:

@@ -70,18 +70,18 @@ def test_a_good_command_is_read(word: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"ask": "eval", "reason": "x"}, "'ask' must be one of stop, save,"),
-        ({"ask": "stop"}, "reason of 1 to 500"),
+        ({"ask": "eval", "reason": "x"}, "one of stop, save,"),
+        ({"ask": "stop"}, "1 to 500"),
         ({"ask": "status", "reason": "x"}, "status takes no other"),
-        ({"ask": "stop", "reason": "x" * 501}, "reason of 1 to 500"),
-        ({"ask": "stop", "reason": "x", "more": 1.0}, "'more' is not a field"),
-        ({"ask": "stop", "reason": 1.0}, "the field 'reason' of a message is a str"),
+        ({"ask": "stop", "reason": "x" * 501}, "1 to 500"),
+        ({"ask": "stop", "reason": "x", "more": 1.0}, "'more'"),
+        ({"ask": "stop", "reason": 1.0}, "'reason' .* a str"),
         ({"ask": "stop", "reason": "x", "target": "ema"}, "only set-lr may"),
-        ({"ask": "stop", "reason": "x", "value": 1.0}, "only set-lr takes a value"),
-        ({"ask": "enable", "reason": "x"}, "enable and disable need the name of a plugin"),
+        ({"ask": "stop", "reason": "x", "value": 1.0}, "only set-lr takes"),
+        ({"ask": "enable", "reason": "x"}, "enable and disable need"),
         ({"ask": "enable", "reason": "x", "target": "a\x1b[2J"}, "printable"),
-        ({"ask": "set-lr", "reason": "x"}, "set-lr takes a learning rate"),
-        ({"ask": "set-lr", "reason": "x", "value": 1e999}, "set-lr takes a learning rate"),
+        ({"ask": "set-lr", "reason": "x"}, "set-lr takes"),
+        ({"ask": "set-lr", "reason": "x", "value": 1e999}, "set-lr takes"),
         ({"ask": "stop", "reason": "x", "user": "u" * 101}, "at most 100"),
     ],
 )
@@ -103,7 +103,8 @@ def test_a_message_without_end_is_cut_off(tmp_path: Path) -> None:
             return read_lines(connection)
 
     messages, _ = train(tmp_path, talk)
-    assert messages == [{"state": "refused", "text": f"a message has at most {LONGEST} bytes."}]
+    assert [message["state"] for message in messages] == ["refused"]
+    assert str(LONGEST) in messages[0]["text"]
 
 
 def test_one_bad_message_ends_the_connection(tmp_path: Path) -> None:
@@ -205,4 +206,4 @@ def test_an_error_in_the_thread_is_a_warning_and_the_training_continues(
 
     messages, result = train(tmp_path, talk)
     assert messages == []
-    assert "Remote stopped listening: ZeroDivisionError: unforeseen." in result.warnings
+    assert any("ZeroDivisionError: unforeseen" in warning for warning in result.warnings)

@@ -157,7 +157,7 @@ def test_a_file_that_is_no_recording_is_said(client: Client, folder: Path) -> No
     assert [each["name"] for each in client.get("/runs").json()] == ["a/first", "b/deep/second", "b/other"]
     facts = client.get("/facts?run=2").json()["facts"]
     assert list(facts) == ["error"]
-    assert "is not a recording of heliograph" in facts["error"]
+    assert "not a recording" in facts["error"]
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ def test_a_request_through_another_host_name_is_refused(client: Client) -> None:
         ({**STOP, "reason": 3}, "reason is empty"),
         ({**STOP, "verb": "set_learning_rate", "value": -1}, "number above 0"),
         ({**STOP, "verb": "set_learning_rate"}, "number above 0"),
-        (STOP, "b/deep/second has ended, or has no Remote in "),
-        ({"run": 1, "verb": "stop"}, "b/deep/second has ended, or has no Remote in "),
-        ({**STOP, "reason": None}, "b/deep/second has ended, or has no Remote in "),
+        (STOP, "no Remote in "),
+        ({"run": 1, "verb": "stop"}, "no Remote in "),
+        ({**STOP, "reason": None}, "no Remote in "),
     ],
 )
 def test_a_request_that_cannot_be_made_says_why(client: Client, body: Any, why: str) -> None:

@@ -39,8 +39,8 @@ def test_a_mistake_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
         assert main(["watch", str(tmp_path), "--port", str(port)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith(f"heliograph watch: {tmp_path / 'notes.txt'} is not a recording")
-    assert lines[1].startswith(f"heliograph watch: port {port} cannot be used: Address already in use")
+    assert str(tmp_path / "notes.txt") in lines[0]
+    assert f"port {port} cannot be used" in lines[1]
 
 
 def test_what_is_not_there_yet_is_named_with_its_whole_path(
@@ -49,8 +49,8 @@ def test_what_is_not_there_yet_is_named_with_its_whole_path(
     monkeypatch.chdir(tmp_path)
     assert main(["watch", "late", "--terminal"]) == 0
     shown = capsys.readouterr()
-    assert shown.err.startswith(f"heliograph watch: {tmp_path / 'late'} does not exist yet")
-    assert shown.out.startswith("There is no recording yet.\n")
+    assert str(tmp_path / "late") in shown.err
+    assert "no recording yet" in shown.out
     assert str(tmp_path)[:40] in shown.out
 
 
@@ -59,7 +59,7 @@ def test_a_port_is_a_number(port: str, tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as end:
         main(["watch", str(tmp_path), f"--port={port}"])
     assert end.value.code == 2
-    assert f"argument --port: a port is a number from 0 to 65535, got {port!r}\n" in capsys.readouterr().err
+    assert f"from 0 to 65535, got {port!r}\n" in capsys.readouterr().err
 
 
 def test_a_browser_gets_the_address_in_a_file(
@@ -81,5 +81,5 @@ def test_a_browser_gets_the_address_in_a_file(
     captured = capsys.readouterr()
     url = captured.out.split()[0]
     assert opened == [f'<meta http-equiv="refresh" content="0; url={url}">']
-    assert captured.err.startswith("heliograph watch: no browser could be started")
+    assert "no browser" in captured.err
     assert url in captured.err
