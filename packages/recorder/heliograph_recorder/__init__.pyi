@@ -17,8 +17,8 @@ from .reruns.drill import Drill as Drill
 from .reruns.drill import drill as drill
 from .reruns.errors import NotExact as NotExact
 from .reruns.fork import fork as fork
+from .reruns.goto import PausedRun as PausedRun
 from .reruns.goto import goto as goto
-from .reruns.paused_run import PausedRun as PausedRun
 from .step_check.plugin import StepCheck as StepCheck
 from .step_check.plugin import StepChecked as StepChecked
 from .step_check.plugin import StepDiffers as StepDiffers

@@ -15,9 +15,8 @@ from heliograph_recorder.explain.requests import requests_of
 from heliograph_recorder.explain.story import story
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import EventEntry, Recording, RequestEntry
-from heliograph_recorder.timeline.axis import Axis
-from heliograph_recorder.timeline.marks import marks
-from heliograph_recorder.timeline.page import write_timeline
+from heliograph_recorder.timeline.curves import Axis
+from heliograph_recorder.timeline.page import marks, write_timeline
 from heliograph_recorder.timeline.trace import write_trace
 
 

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from time import process_time
 
 from heliograph.packages.recorder.tests.long_recordings import write_long
-from heliograph_recorder.watch.watched_run import WatchedRun
+from heliograph_recorder.watch.run_list import WatchedRun
 
 PAGE = "1,000,000 batches, opened for the first time"
 BATCHES, ROUNDS = 1_000_000, 3

@@ -1,1 +1,1 @@
-"""The demo: a classifier of handwritten digits, killed, resumed and compared."""
+"""`python -m heliograph demo`: a training on handwritten digits that is killed and resumed."""

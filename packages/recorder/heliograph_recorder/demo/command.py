@@ -1,4 +1,4 @@
-"""`python -m heliograph demo`: train a small network on real handwritten digits."""
+"""The command `demo`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,14 @@ from pathlib import Path
 def demo(arguments: Sequence[str]) -> int:
     """Train a small network on real handwritten digits."""
     parser = argparse.ArgumentParser(prog="heliograph demo")
-    parser.add_argument("--folder", type=Path, default=Path("runs/digits"), help="where to leave files (%(default)s)")
-    parser.add_argument("--epochs", type=_positive, default=60, help="at most so many (%(default)s)")
-    return run(parser.parse_args(arguments))
-
-
-def run(options: argparse.Namespace) -> int:
-    """Run the demo; return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
+    parser.add_argument("--folder", type=Path, default=Path("runs/digits"), help="for the files (%(default)s)")
+    parser.add_argument("--epochs", type=_positive, default=60, help="the maximum (%(default)s)")
+    options = parser.parse_args(arguments)
     from .digits import run_demo
 
     try:
         return 0 if run_demo(options.folder, options.epochs) else 1
-    except (ImportError, ValueError) as error:  # a missing package or a bad argument: the sentence says what to do
+    except (ImportError, ValueError) as error:
         print(f"heliograph demo: {error}", file=sys.stderr)
         return 1
 

@@ -14,11 +14,8 @@ from torch.utils.data import Dataset, TensorDataset
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
     """Shifts an image by up to one pixel, changes its contrast and adds noise, differently in each epoch.
 
-    It draws from all three global random generators, as augmentation libraries do. The framework seeds them by the
-    position of the batch, so the draws do not depend on the worker, nor on a resume.
-
-    Args:
-        digits: images and labels.
+    It draws from all three global generators, like augmentation libraries. Heliograph seeds them by the position of the
+    batch, so the draws depend neither on the worker nor on a resume.
     """
 
     def __init__(self, digits: TensorDataset) -> None:

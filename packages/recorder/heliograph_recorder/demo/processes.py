@@ -1,4 +1,4 @@
-"""The child processes of the demo: one that is killed half way, and one that is not interrupted."""
+"""The child processes of the demo: one is killed halfway, the other is not interrupted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ LATEST_KILL = 16  # epoch; early stopping ends the training after about twice as
 
 
 class KillHalfWay(h.Plugin):
-    """Kills its process within an epoch, halfway between two saves.
-
-    Args:
-        epoch: the first one in which it does so.
-    """
+    """Kills its process halfway between two saves, in the given epoch or later."""
 
     affects_training = False
 
@@ -32,7 +28,6 @@ class KillHalfWay(h.Plugin):
 
     @h.on(h.BatchEnd, lane=h.Lane.REPORT)
     def kill(self, run: h.Run, event: h.BatchEnd) -> None:
-        """Kill the process halfway between two saves."""
         epoch, step = run.progress.epoch, run.progress.steps
         is_half_way = step > EVERY and step % EVERY == EVERY // 2 and not run.stepping.window
         if epoch >= self.epoch and is_half_way and not run.data.is_last_batch:
@@ -41,24 +36,15 @@ class KillHalfWay(h.Plugin):
 
 
 def train_until_killed(folder: Path, epochs: int) -> None:
-    """Train in a child process, with all its output, until it is killed halfway.
-
-    Raises:
-        ValueError: it ended in another way.
-    """
     with _process("killed", folder, epochs) as process:
         pass
     if process.returncode != -signal.SIGKILL:
-        raise ValueError(f"The process that should be killed ended with exit status {process.returncode}.")
+        raise ValueError(f"The process that should have been killed ended with exit status {process.returncode}.")
 
 
 @contextmanager
 def uninterrupted_training(folder: Path, epochs: int) -> Iterator[None]:
-    """Train from start to end in a child process, without output; the context waits for it at its end.
-
-    Raises:
-        ValueError: it failed.
-    """
+    """Train in a child process without output; the context waits for it at the end."""
     with _process("uninterrupted", folder, epochs) as process:
         try:
             yield
@@ -69,16 +55,16 @@ def uninterrupted_training(folder: Path, epochs: int) -> Iterator[None]:
         raise ValueError(f"The uninterrupted process failed with exit status {process.returncode}.")
 
 
-def _process(what: str, folder: Path, epochs: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", __name__, what, str(folder), str(epochs)])  # noqa: S603  # this module
+def _process(kind: str, folder: Path, epochs: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", __name__, kind, str(folder), str(epochs)])  # noqa: S603  # this module
 
 
-def _main(what: str, folder: Path, epochs: int) -> None:
+def _main(kind: str, folder: Path, epochs: int) -> None:
     plugins = training_plugins(folder)
-    if what == "killed":
+    if kind == "killed":
         plugins += [*reporting_plugins(folder), KillHalfWay(min(epochs // 2, LATEST_KILL))]
     else:
-        logging.getLogger("heliograph").addHandler(logging.NullHandler())  # no output
+        logging.getLogger("heliograph").addHandler(logging.NullHandler())
     train(h.Trainer(plugins, device="cpu"), task(), epochs)
 
 

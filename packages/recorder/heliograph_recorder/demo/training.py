@@ -19,7 +19,7 @@ SHOWN = ["train/loss", "validation/loss", "validation/accuracy"]
 
 
 def network() -> nn.Module:
-    """Return a CNN with about 20,000 parameters, from (batch, 1, 8, 8) images to (batch, 10) scores."""
+    """Return a CNN with about 20,000 parameters, from images (batch, 1, 8, 8) to logits (batch, 10)."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.BatchNorm2d(16),
@@ -43,12 +43,7 @@ def task() -> h.Supervised:
 
 
 def training_plugins(folder: Path, *, background: bool = True) -> list[h.Plugin]:
-    """Return the plugins that affect the training, in order.
-
-    Args:
-        folder: where to save.
-        background: whether checkpoints are written in the background.
-    """
+    """Return the plugins that affect the training."""
     return [
         h.RNGCapture(),
         h.GradientAccumulation({0: 1, 10: 2}),
@@ -73,7 +68,7 @@ def training_plugins(folder: Path, *, background: bool = True) -> list[h.Plugin]
 
 
 def reporting_plugins(folder: Path) -> list[h.Plugin]:
-    """Return the plugins that only report, in order."""
+    """Return the plugins that only report."""
     return [
         h.ProgressBar(metrics=SHOWN),
         h.TensorBoard(folder / "tensorboard"),
@@ -84,14 +79,7 @@ def reporting_plugins(folder: Path) -> list[h.Plugin]:
 
 
 def train(trainer: h.Trainer, supervised: h.Supervised, epochs: int, *, workers: int = 2) -> RunResult:
-    """Train from the newest checkpoint, or from the start if there is none.
-
-    Args:
-        trainer: with the plugins above.
-        supervised: the task.
-        epochs: the maximum; early stopping ends it sooner.
-        workers: of the loader; their number does not change any image.
-    """
+    """Train from the newest checkpoint, or from the start. The number of workers does not change any image."""
     torch.set_num_threads(1)  # several processes of the demo train at the same time
     training, validation, _ = digits()
     optimizer = torch.optim.AdamW(supervised.model.parameters(), lr=3e-3)

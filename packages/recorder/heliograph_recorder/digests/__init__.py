@@ -1,1 +1,1 @@
-"""Digests of what each batch was and did, so that two recorded runs can be compared."""
+"""Digests of the contents and effects of each batch, for comparing two recorded runs."""

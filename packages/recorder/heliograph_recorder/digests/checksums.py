@@ -1,14 +1,14 @@
-"""Checksums of tensors, computed where these lie: no device is waited for.
+"""Checksums of tensors and batches, computed on the device of each tensor without waiting for it.
 
-The words of a tensor are multiplied by fixed odd numbers and added up, modulo 2**64: a single word that differs always
-changes the sum, whatever the order in which a device adds.
+The words of a tensor are multiplied by fixed odd factors and added modulo 2**64. A single different word always changes
+the sum, and the sum does not depend on the order in which a device adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
-from zlib import crc32
+from zlib import adler32, crc32
 
 import numpy as np
 import torch
@@ -18,20 +18,30 @@ from torch import Tensor
 from .chain import LIMIT
 
 Numbers: TypeAlias = NDArray[np.int64]
-Rows: TypeAlias = Numbers | Tensor  # one number for each row of a tensor: an array of those on the CPU
-Sum: TypeAlias = int | Tensor  # of what is on the CPU a number from 0 to 2**64, of others a tensor of one int64
-WIDTH = 2**14  # words of a row that are multiplied at once
-AT_ONCE = 2**22  # and words on a device: it is quick, and slow to be asked; the products take 8 bytes each
+Rows: TypeAlias = Numbers | Tensor  # a number for each row of a tensor, on its device
+Sum: TypeAlias = int | Tensor  # from 0 to 2**64 for CPU tensors, else a tensor of one int64
+# Of a batch: a checksum, a sum over its small samples, and the checksums of the rows of large tensors.
+BatchSums: TypeAlias = tuple[int, int, Sequence[Rows]]
+WIDTH = 2**14  # words that are multiplied at once, on the CPU
+AT_ONCE = 2**22  # likewise on a device, with few slow calls; the products take 8 bytes each
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
+SMALL = 65521  # the modulus of Adler-32
+LARGE = 1024  # bytes of a sample that is added word by word; this is not slower for smaller ones
 _FACTORS = np.random.default_rng(20261126).integers(-(2**63), 2**63, WIDTH) | 1  # odd: each has an inverse
 _FACTORS_ON: dict[torch.device, Tensor] = {}
+_SEQUENCES = (tuple, list)
+_ARRAYS = frozenset(
+    ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"]
+)
+_SIMPLE = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8))
+_FORMS: dict[tuple[str, tuple[int, ...]], bytes] = {}  # dtype and shape of arrays, as bytes
 
 
 def checksum(tensors: Iterable[Tensor]) -> Sum:
-    """Return one checksum of several tensors, in their order."""
     sums: list[Sum] = []
     on_devices: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for part in (part.detach() for each in tensors for part in strided(each)):
+    for part in (part.detach() for tensor in tensors for part in strided(tensor)):
         if part.is_cpu:
             sums.append(fold(_row_sums_on_cpu(_words(part).numpy())))
         else:
@@ -41,27 +51,27 @@ def checksum(tensors: Iterable[Tensor]) -> Sum:
 
 
 def _checksum_of_vectors(vectors: Sequence[Tensor]) -> Tensor:
-    """Return one checksum of vectors of words on a device, in few operators, and with a copy of few words at a time."""
+    """Return one checksum of vectors on a device, with few operators and little extra memory."""
     pieces = (piece for vector in vectors for piece in torch.split(vector, AT_ONCE))
-    sums = [(each * _factors_on(each.device, len(each))).sum() for each in _joined(pieces)]
+    sums = [(block * _factors_on(block.device, len(block))).sum() for block in _joined(pieces)]
     return sums[0] if len(sums) == 1 else _checksum_of_vectors([torch.stack(sums)])
 
 
 def _joined(pieces: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield consecutive pieces as one, as many as have at most `AT_ONCE` words; one that is large is not copied."""
-    held: list[Tensor] = []
+    """Concatenate consecutive pieces to blocks of at most `AT_ONCE` words; a large piece is not copied."""
+    block: list[Tensor] = []
     words = 0
     for piece in pieces:
-        if held and words + len(piece) > AT_ONCE:
-            yield held[0] if len(held) == 1 else torch.cat(held)
-            held, words = [], 0
-        held.append(piece)
+        if block and words + len(piece) > AT_ONCE:
+            yield block[0] if len(block) == 1 else torch.cat(block)
+            block, words = [], 0
+        block.append(piece)
         words += len(piece)
-    yield held[0] if len(held) == 1 else torch.cat(held)
+    yield block[0] if len(block) == 1 else torch.cat(block)
 
 
 def row_sums(tensor: Tensor) -> Rows:
-    """Return a checksum of each row of a tensor, (rows,); a tensor without dimensions has one row."""
+    """Return a checksum for each row of a tensor, of shape (rows,); a scalar has one row."""
     words = _words(tensor.detach())
     return _row_sums_on_cpu(words.numpy()) if words.is_cpu else _row_sums_on_device(words)
 
@@ -70,13 +80,13 @@ def _row_sums_on_cpu(words: NDArray[Any]) -> Numbers:
     total = np.zeros(len(words), np.int64)
     for number, at in enumerate(range(0, words.shape[1], WIDTH)):
         block = words[:, at : at + WIDTH]
-        own = block @ _FACTORS[: block.shape[1]]
-        total = total + own * _factor(number) if number else own
+        sums = block @ _FACTORS[: block.shape[1]]
+        total = total + sums * _factor(number) if number else sums
     return total
 
 
 def _row_sums_on_device(words: Tensor) -> Tensor:
-    """Do the same, with the same result up to `AT_ONCE` words a row."""
+    """Return the same as `_row_sums_on_cpu` for rows of at most `AT_ONCE` words."""
     factors = _factors_on(words.device, min(words.shape[1], AT_ONCE))
     if words.numel() <= AT_ONCE:
         return (words * factors).sum(1)
@@ -92,7 +102,6 @@ def _row_sums_on_device(words: Tensor) -> Tensor:
 
 
 def fold(numbers: Numbers) -> int:
-    """Return one checksum of many numbers, in their order."""
     if len(numbers) <= WIDTH:
         return int(numbers @ _FACTORS[: len(numbers)]) % LIMIT
     parts = [fold(numbers[at : at + WIDTH]) for at in range(0, len(numbers), WIDTH)]
@@ -100,7 +109,6 @@ def fold(numbers: Numbers) -> int:
 
 
 def combine(parts: Iterable[Sum]) -> Sum:
-    """Return one checksum of several, in their order."""
     number, on_device = 0, None
     for place, part in enumerate(parts):
         if not isinstance(part, Tensor):
@@ -113,7 +121,6 @@ def combine(parts: Iterable[Sum]) -> Sum:
 
 
 def text_checksum(text: str) -> int:
-    """Return the checksum of a text."""
     return crc32(text.encode(errors="surrogatepass"))
 
 
@@ -122,18 +129,18 @@ def _factor(number: int) -> int:
 
 
 def _factors_on(device: torch.device, count: int) -> Tensor:
-    """Return the factors of the first words of a row, on a device: those of a block times that of the block."""
-    known = _FACTORS_ON.get(device)
-    if known is None or len(known) < count:
+    """Return the factors of `count` words: the factor in the block times the factor of the block."""
+    factors = _FACTORS_ON.get(device)
+    if factors is None or len(factors) < count:
         blocks = 2 ** max(0, (count - 1) // WIDTH).bit_length()
         of_blocks = np.array([1, *_FACTORS[1:blocks]])
-        factors = torch.from_numpy((of_blocks[:, None] * _FACTORS).reshape(-1))
-        known = _FACTORS_ON[device] = factors.to(device, non_blocking=True)
-    return known[:count]
+        products = torch.from_numpy((of_blocks[:, None] * _FACTORS).reshape(-1))
+        factors = _FACTORS_ON[device] = products.to(device, non_blocking=True)
+    return factors[:count]
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """Return the bits of a strided tensor as words, (rows, words of a row): the widest that its place allows."""
+    """Return the bits of a strided tensor, of shape (rows, words), in the widest words that its alignment allows."""
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     rows = real.shape[0] if real.dim() else 1
     if not real.numel():
@@ -141,11 +148,11 @@ def _words(tensor: Tensor) -> Tensor:
     flat = real.reshape(rows, -1).contiguous()
     size, offset = flat.element_size(), flat.storage_offset() * flat.element_size()
     length = flat.shape[1] * size
-    return flat.view(next(each for each in WORDS if length % each.itemsize == 0 and offset % each.itemsize == 0))
+    return flat.view(next(word for word in WORDS if length % word.itemsize == 0 and offset % word.itemsize == 0))
 
 
 def strided(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the strided tensors that a tensor consists of: itself, a shard of it, or what a sparse one holds."""
+    """Yield the strided parts of a tensor: itself, its local shard, or the parts of a sparse or nested one."""
     local: Any = getattr(tensor, "_local_tensor", tensor)
     if local.is_quantized:
         yield local.int_repr()
@@ -163,3 +170,104 @@ def strided(tensor: Tensor) -> Iterator[Tensor]:
         yield from local.unbind()
     else:
         yield local.to_dense()
+
+
+def read_batch(batch: Any) -> BatchSums:
+    """Read a batch without waiting for a device; `checksums_of` computes the digests later.
+
+    The batch is nested containers and objects with attributes. The checksum is never 0, which means not read.
+    """
+    # The usual case, a sequence of small tensors on the CPU, needs no further call.
+    crc, small = 0, 0
+    try:
+        for leaf in batch if batch.__class__ in _SEQUENCES else (batch,):
+            if leaf.__class__ is not Tensor or not leaf.is_cpu:
+                break
+            array: Any = leaf.numpy()
+            form = _FORMS.get((array.dtype.char, array.shape))
+            if form is None:
+                if array.nbytes >= LARGE * len(array):
+                    break
+                form = _form(array)
+            crc = crc32(array, crc32(form, crc))
+            small += adler32(array) & 0xFFFF  # the sum of its bytes
+        else:
+            return crc or 1, small, ()
+    except (TypeError, ValueError, BufferError, RuntimeError):  # a leaf without readable bytes
+        return _read_any(batch)
+    return _read_any(batch)
+
+
+def checksums_of(crc: int, small: int, rows: Iterable[Numbers]) -> tuple[int, int]:
+    """Return the checksum of a batch and the sum of its samples, from `BatchSums` on the CPU.
+
+    The sum does not depend on the order of the samples. It can be added up over batches, modulo `SMALL` if all samples
+    are small, else modulo 2**32.
+    """
+    contents, samples = [crc << 32], 0
+    for sums in rows:
+        contents.append(fold(sums))
+        samples += int((sums + (sums >> 32)).sum())  # the lower half of a product does not depend on all bits
+    if len(contents) == 1:
+        return crc << 32, small % SMALL
+    return int(combine(contents)), samples % 2**32
+
+
+def _read_any(batch: Any) -> BatchSums:
+    crc, small = 0, 0
+    rows: list[Rows] = []
+    for leaf in _leaves(batch, ()):
+        if isinstance(leaf, int):
+            crc = crc32(leaf.to_bytes(4, "little"), crc)
+        elif leaf.is_cpu and leaf.dtype in _SIMPLE and _is_small(leaf):
+            array: Any = leaf.detach().contiguous().numpy()
+            crc = crc32(array, crc32(_form(array), crc))
+            small += adler32(array) & 0xFFFF
+        else:
+            for part in strided(leaf):
+                crc = crc32(f"{part.dtype}{tuple(part.shape)}".encode(), crc)
+                rows.append(row_sums(part))
+    return crc or 1, small, rows
+
+
+def _form(array: Any) -> bytes:
+    key = array.dtype.char, array.shape
+    if (form := _FORMS.get(key)) is None:
+        form = _FORMS[key] = repr(key).encode()
+    return form
+
+
+def _is_small(tensor: Tensor) -> bool:
+    """True if the samples are small, independent of the number of samples."""
+    return tensor.layout is torch.strided and (tensor.dim() == 0 or tensor.nbytes < LARGE * len(tensor))
+
+
+def _leaves(value: Any, above: tuple[int, ...]) -> Iterator[Tensor | int]:
+    """Yield the tensors of a nested value, and the checksums of other leaves; a cycle is cut."""
+    if isinstance(value, Tensor):
+        yield from strided(value)
+    elif isinstance(value, np.ndarray) and value.dtype.name in _ARRAYS and value.dtype.isnative:
+        array = np.ascontiguousarray(value)
+        yield torch.from_numpy(array if array.flags.writeable else array.copy())  # torch warns of read-only arrays
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield crc32(value.tobytes(), text_checksum(f"{value.dtype}{value.shape}"))
+    elif isinstance(value, SCALARS):
+        yield text_checksum(repr(value))
+    elif id(value) not in above:
+        for part in _parts(value):
+            yield from _leaves(part, (*above, id(value)))
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Return the parts of a container or an object, including keys and attribute names."""
+    if isinstance(value, Mapping):
+        return [part for pair in value.items() for part in pair]
+    if isinstance(value, np.ndarray):  # with dtype object
+        return [value.shape, *value.flat]
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return [type(value).__qualname__, {**attributes, **getattr(value, "__dict__", {})}]

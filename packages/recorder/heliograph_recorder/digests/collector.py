@@ -1,49 +1,84 @@
-"""Collects the digests of batches, and gives them out in blocks."""
+"""Collects the digests of batches, and writes them in blocks."""
 
 from __future__ import annotations
 
+import ctypes
 import math
+import random
 import struct
 import sys
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import is_not
+from struct import Struct
 from time import monotonic
-from typing import Any
+from typing import Any, TypeAlias
+from zlib import crc32
 
+import numpy as np
 import torch
-from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, Run
-from heliograph.events import OrderedSignal, PluginName, Receiver, Subscription
+from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, OrderedSignal, Run
+from heliograph.core.data.draws.memory import states
+from heliograph.core.metrics.window_losses import Fetched
+from heliograph.events import PluginName
+from heliograph.spi import Receiver, Subscription
+from numpy.random import mtrand
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..format.digests import DigestBlock
-from .batches import BatchSums, read_batch
-from .chain import Chain
-from .checksums import Sum, checksum, combine, strided, text_checksum
-from .draws import GlobalDraws
+from ..format.digests import COLUMNS, DigestBlock
+from .chain import FACTOR, LIMIT, Chain
+from .checksums import (
+    SMALL,
+    BatchSums,
+    Numbers,
+    Rows,
+    Sum,
+    checksum,
+    checksums_of,
+    combine,
+    read_batch,
+    strided,
+    text_checksum,
+)
 from .options import Digests
-from .table import BLOCK, PLACE, Table, columns_of, links_of, rates_of, words_of
 
-SECONDS = 1.0  # after which a block ends all the same: a kill loses no more
-PLAIN = (bool, int, float, str, type(None))  # options of an optimizer; others, such as functions, have no value
-INTEGERS = {each.itemsize: each for each in (torch.uint8, torch.int16, torch.int32, torch.int64)}
-MOST = 2**20  # numbers on a device that are waited for, 8 bytes each; a block with more ends
+SECONDS = 1.0  # after which a block ends: a kill loses no more
+PLAIN = (bool, int, float, str, type(None))  # types of optimizer options with a value, unlike functions
+INTEGERS = {dtype.itemsize: dtype for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64)}
+MOST_WAITING = 2**20  # numbers of a block on a device, 8 bytes each
+BLOCK = 256  # batches, at most
+PLACE, RATE, FIRST = 2, 2, 3  # columns: epoch and batch, the learning rate, the digests
+BATCH, SAMPLES, DRAWS, OPTIONS, LOSS, GRADIENTS, WEIGHTS = range(FIRST, FIRST + len(COLUMNS))
+WIDTH = FIRST + len(COLUMNS)
+WITH_LOSS, WITH_BITS = Struct("=QQdQQQQdQQ"), Struct("=QQdQQQQQQQ")  # rows with a loss, or with its checksum
+NO_SUMS: NDArray[np.int64] = np.zeros(0, np.int64)
+HALF, LOWER = np.uint64(32), np.uint64(2**32 - 1)
+SPREAD = np.uint64(FACTOR)  # odd: a bijection in which every bit changes the upper half
+IS_NARROW = np.isin(np.arange(FIRST, WIDTH), (SAMPLES, DRAWS))  # columns of 32 bits
+CHAINED = [column - FIRST for column in (BATCH, DRAWS, OPTIONS, LOSS)]
+Table64: TypeAlias = NDArray[np.uint64]
+PYTHON: Any = random._inst  # the generator of random.random and others
+WORD = 4  # bytes
+NUMPY_INDEX = 624 * WORD  # the offset of the index in the state of NumPy's generator
+TORCH_INDEX, TORCH_WORD = (8, 12), (16, 24)  # in the state of torch's generator: the index, and the first words
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The options of an optimizer.
+class OptimizerOptions:
+    """The options of an optimizer, cached.
 
     Attributes:
-        held: all objects in its groups: while these are the same ones, so is the rest.
-        options: their options.
-        can_change: whether one of them can change in place.
+        objects: all values in its groups: the cache is valid while they are the same objects.
+        options: of all groups.
+        can_change: an option may change in place.
         checksum: of the options.
-        rate: the learning rate of the first group, NaN where it is no number.
+        rate: the learning rate of the first group, NaN if it is not a number.
     """
 
-    held: list[Any]
+    objects: list[Any]
     options: list[Any]
     can_change: bool
     checksum: Sum
@@ -51,15 +86,15 @@ class Settings:
 
 
 class DigestCollector:
-    """Collects what the batches of a run were and did. What it does in a batch is little: its code is never in a cache.
+    """Collects the digests of the batches of a run. It runs once a batch with cold caches, so it does little.
 
     Args:
-        run: whose batches they are.
-        options: how often what is collected.
-        write: takes the blocks.
+        run: the run.
+        options: how often gradients and weights are read.
+        write: receives the blocks.
 
     Attributes:
-        chain: over the batches that were given out.
+        chain: of the written batches.
     """
 
     def __init__(self, run: Run, options: Digests, write: Callable[[DigestBlock], None]) -> None:
@@ -68,18 +103,18 @@ class DigestCollector:
         self._gradients, self._weights = options.gradients, options.weights
         self._write, self._draws = write, GlobalDraws()
         self._connected: list[tuple[OrderedSignal[Any], Receiver]] = []
-        self._table = Table()
-        self._sent: deque[Table] = deque()
-        self._next = 0, 0  # the epoch of the batch that continues the block, and its number there
+        self._table = BatchTable()
+        self._sent: deque[BatchTable] = deque()
+        self._next = 0, 0  # epoch and number of the batch that continues the block
         self._due, self._rate, self._in_hand = monotonic() + SECONDS, math.nan, False
         self._loaded: BatchSums = 0, 0, ()
-        self._settings: Sum = 0  # the options of the optimizers that the batch in hand has stepped
-        self._norms: Sum = 0  # the norms of their gradients, where they are due
-        self._known: dict[Any, Settings] = {}  # by optimizer
-        self._is_noted = False  # that a batch could not be read
+        self._option_sum: Sum = 0  # of the optimizers that the current batch has stepped
+        self._norms: Sum = 0  # of their gradients
+        self._options: dict[Any, OptimizerOptions] = {}  # by optimizer
+        self._has_note = False
 
     def attach(self, bus: Bus, owner: str) -> None:
-        """Connect to a bus: to see batches before any other handler, and what they have left after all others."""
+        """Connect to a bus: to the start of a batch before all other handlers, and to its end after them."""
         for event, receiver, position in (
             (BatchStart, self.begin_batch, (Lane.TRANSFORM, -1)),
             (GradientsReady, self.take_step, (Lane.REPORT, sys.maxsize)),
@@ -90,43 +125,44 @@ class DigestCollector:
             self._connected.append((signal, receiver))
 
     def detach(self) -> None:
-        """Disconnect."""
         for signal, receiver in self._connected:
             signal.disconnect(receiver)
         self._connected.clear()
 
     def begin_batch(self, run: Run, event: BatchStart) -> None:
-        """Take the batch as it was loaded."""
-        self._settings, self._norms, self._in_hand = 0, 0, True
+        self._option_sum, self._norms, self._in_hand = 0, 0, True
         try:
             self._loaded = read_batch(run.batch)
-        except (RuntimeError, TypeError, ValueError) as error:  # a kind of tensor or array that nobody has thought of
+        except (RuntimeError, TypeError, ValueError) as error:  # an unknown kind of tensor or array
             self._loaded = 0, 0, ()
-            if not self._is_noted:
-                self._is_noted = True
-                run.note(f"batches have no digests, since they cannot be read: {type(error).__name__}: {error}")
+            if not self._has_note:
+                self._has_note = True
+                run.note(f"batches have no digests, because reading them failed: {type(error).__name__}: {error}")
 
     def take_step(self, run: Run, event: GradientsReady) -> None:
-        """Take the options that the optimizer steps with, and the norms of its gradients where they are due."""
         optimizer = run.optimizer
         groups = optimizer.param_groups
-        held = [each for group in groups for each in group.values()]
-        known = self._known.get(optimizer)
-        if known is None or known.can_change or len(held) != len(known.held) or any(map(is_not, held, known.held)):
-            known = self._known[optimizer] = _read_settings(groups, held, known)
-        self._settings = known.checksum if self._is_single else combine([self._settings, known.checksum])
+        objects = [value for group in groups for value in group.values()]
+        options = self._options.get(optimizer)
+        if (
+            options is None
+            or options.can_change
+            or len(objects) != len(options.objects)
+            or any(map(is_not, objects, options.objects))
+        ):
+            options = self._options[optimizer] = _read_options(groups, objects, options)
+        self._option_sum = options.checksum if self._is_single else combine([self._option_sum, options.checksum])
         if self._is_single or optimizer is next(iter(run.optimizers.values())):
-            self._rate = known.rate
+            self._rate = options.rate
         if (every := self._gradients) and self._progress.steps % every == 0:
-            held = [each.grad for group in groups for each in group["params"] if each.grad is not None]
-            parts = [part for each in held for part in strided(each)]
+            parameters = [parameter for group in groups for parameter in group["params"] if parameter.grad is not None]
+            parts = [part for parameter in parameters for part in strided(parameter.grad)]
             if parts:
-                alike = torch.stack([each.to(parts[0].device) for each in torch._foreach_norm(parts)])
-                self._norms = checksum([alike]) if self._is_single else combine([self._norms, checksum([alike])])
+                norms = checksum([torch.stack([norm.to(parts[0].device) for norm in torch._foreach_norm(parts)])])
+                self._norms = norms if self._is_single else combine([self._norms, norms])
 
     def end_batch(self, run: Run, event: BatchEnd) -> None:
-        """Take the rest, and give out the blocks that are ready."""
-        if not self._in_hand:  # the recorder was switched on within the batch
+        if not self._in_hand:  # the recorder was enabled during the batch
             return
         self._in_hand, progress, loss = False, self._progress, run.loss
         if loss is None or self._control.skips_batch:
@@ -142,27 +178,25 @@ class DigestCollector:
             self._send()
         self._next = epoch, batch + 1
         table, draws = self._table, self._draws.digest()
-        table.add(epoch, batch, self._rate, self._loaded, draws, self._settings, number, self._norms, weights)
-        if table.rows >= BLOCK or table.waiting > MOST or monotonic() > self._due:
+        table.add(epoch, batch, self._rate, self._loaded, draws, self._option_sum, number, self._norms, weights)
+        if table.rows >= BLOCK or table.waiting > MOST_WAITING or monotonic() > self._due:
             self._send()
-            self._give_out(wait=False)
+            self._write_blocks(wait=False)
 
     def finish(self) -> None:
-        """Give out all that is left, and wait for it."""
+        """Write all remaining blocks, and wait for the device."""
         self._send()
-        self._give_out(wait=True)
+        self._write_blocks(wait=True)
 
     def _send(self) -> None:
-        """End the block."""
         self._due = monotonic() + SECONDS
         if self._table.rows:
-            table, self._table = self._table, Table()
+            table, self._table = self._table, BatchTable()
             table.send()
             self._sent.append(table)
 
-    def _give_out(self, *, wait: bool) -> None:
-        """Give out the blocks that have arrived."""
-        while self._sent and (wait or self._sent[0].is_there):
+    def _write_blocks(self, *, wait: bool) -> None:
+        while self._sent and (wait or self._sent[0].has_arrived):
             numbers = self._sent.popleft().numbers()
             words = words_of(numbers)
             self.chain.add(links_of(numbers, words))
@@ -171,42 +205,180 @@ class DigestCollector:
             self._write(DigestBlock(*block))
 
 
-def _read_settings(groups: Sequence[Mapping[str, Any]], held: list[Any], known: Settings | None) -> Settings:
-    """Return the options of an optimizer; their checksum only where they differ from those that are known."""
+class BatchTable:
+    """The batches of a block as a table of numbers, so that few calls compute the digests.
+
+    Attributes:
+        rows: the number of batches.
+        waiting: the number of their values on a device.
+    """
+
+    def __init__(self) -> None:
+        self.rows = self.waiting = 0
+        self._numbers = bytearray(BLOCK * WITH_BITS.size)
+        self._sums: list[tuple[int, BatchSums]] = []  # of batches with large samples: row, sums
+        self._later: list[tuple[int, int, Tensor]] = []  # on a device: row, column, number
+        self._fetched: Fetched | None = None
+
+    def add(
+        self, epoch: int, batch: int, rate: float, loaded: BatchSums, draws: int, options: Sum, loss: Sum | float,
+        gradients: Sum, weights: Sum,
+    ) -> None:  # fmt: skip
+        crc, small, sums = loaded
+        if sums:
+            self._sums.append((self.rows, loaded))
+            self.waiting += sum(map(len, sums))
+        numbers: tuple[int | float | Tensor, ...] = options, loss, gradients, weights
+        are_here = options.__class__ is gradients.__class__ is weights.__class__ is int
+        if loss.__class__ is not float or not are_here:
+            numbers = tuple(self._or_later(column, number) for column, number in enumerate(numbers, OPTIONS))
+        row = WITH_LOSS if numbers[1].__class__ is float else WITH_BITS
+        row.pack_into(self._numbers, self.rows * row.size, epoch, batch, rate, crc, small, draws, *numbers)
+        self.rows += 1
+
+    def _or_later(self, column: int, number: Sum | float) -> int | float:
+        """Return a number, or 0 for a number on a device, which is read later."""
+        if not isinstance(number, Tensor):
+            return number
+        self._later.append((self.rows, column, number))
+        return 0
+
+    def send(self) -> None:
+        """Start the copy from the device."""
+        sums = [part for _, (_, _, rows) in self._sums for part in rows if isinstance(part, Tensor)]
+        parts = [part.reshape(-1) for part in (*sums, *(number for _, _, number in self._later))]
+        self._fetched = Fetched(torch.cat([part.to(parts[0].device) for part in parts])) if parts else None
+
+    @property
+    def has_arrived(self) -> bool:
+        return self._fetched is None or self._fetched.is_there
+
+    def numbers(self) -> Table64:
+        """Return all numbers, of shape (batches, columns); waits for the device."""
+        numbers = np.frombuffer(self._numbers, np.uint64, self.rows * WIDTH).reshape(self.rows, WIDTH)
+        numbers[:, BATCH] <<= HALF
+        numbers[:, SAMPLES] %= SMALL
+        fetched = NO_SUMS if self._fetched is None else self._fetched.wait().cpu().numpy()
+        position = 0
+
+        def fetch(part: Rows) -> Numbers:
+            nonlocal position
+            if not isinstance(part, Tensor):
+                return part
+            position += part.numel()
+            return fetched[position - part.numel() : position]
+
+        for row, (crc, small, sums) in self._sums:
+            numbers[row, [BATCH, SAMPLES]] = checksums_of(crc, small, map(fetch, sums))
+        for row, column, number in self._later:
+            numbers[row, column] = int(fetch(number)[0]) % LIMIT or 1
+        return numbers
+
+
+def words_of(numbers: Table64) -> Table64:
+    """Return 32 bits of each checksum, which depend on all its bits; 0 is for a digest that was not taken."""
+    bits = numbers[:, FIRST:]
+    words = np.where(IS_NARROW, bits & LOWER, (bits * SPREAD) >> HALF)
+    words[(words == 0) & (IS_NARROW | (bits != 0))] = 1
+    return words
+
+
+def links_of(numbers: Table64, words: Table64) -> Table64:
+    """Return the rows of the chain: place, and the words that every batch has."""
+    return np.concatenate((numbers[:, :PLACE], words[:, CHAINED]), axis=1)
+
+
+def columns_of(words: Table64) -> Mapping[str, Sequence[int]]:
+    return {name: array("I", column.tobytes()) for name, column in zip(COLUMNS, words.astype("=u4").T, strict=True)}
+
+
+def rates_of(numbers: Table64) -> Sequence[float]:
+    return array("d", numbers[:, RATE].tobytes())
+
+
+class GlobalDraws:
+    """Digests of the global generators of Python, NumPy (legacy), torch (CPU), and CUDA devices in use.
+
+    A Mersenne Twister has 624 words and an index. A draw increments the index, and all words change at its end, so the
+    index and the first word identify the state. They are read from memory, because the methods copy all words. The
+    methods are the fallback if the address is unknown.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[memoryview] = []
+        self._methods: list[Callable[[], Any]] = []
+        spans = [(0, 2 * WORD)], [TORCH_INDEX, TORCH_WORD], [(0, WORD)]
+        methods: tuple[Callable[[], Any], ...] = random.getstate, torch.get_rng_state, np.random.get_state
+        for state, places, method in zip(states(), spans, methods, strict=True):
+            parts = state.parts(*places)
+            self._parts += parts
+            self._methods += [] if parts else [method]
+        self._bits: Any = None
+        self._all: list[memoryview] = []
+
+    def digest(self) -> int:
+        bits = mtrand.get_bit_generator()
+        if bits is not self._bits:
+            self._bits, self._of_numpy = bits, _parts_of_numpy(bits)
+            self._all = [*self._parts, *self._of_numpy]
+        value = 0 if (cached := PYTHON.gauss_next) is None else hash(cached) & 0xFFFFFFFF  # equal in all processes
+        value = crc32(b"".join(self._all), value)
+        if self._methods or not self._of_numpy or _cuda_is_used():
+            value = self._add_slow_states(value)
+        return value
+
+    def _add_slow_states(self, value: int) -> int:
+        state: Any
+        for method in self._methods:
+            state = method()
+            value = crc32(bytes(state) if isinstance(state, torch.Tensor) else repr(state).encode(), value)
+        if not self._of_numpy:
+            value = crc32(repr(self._bits.state).encode(), value)
+        for generator in torch.cuda.default_generators if _cuda_is_used() else ():
+            state = generator.get_state().numpy()  # a few bytes on the host
+            value = crc32(state, value)
+        return value
+
+
+_cuda_is_used: Callable[[], bool] = torch.cuda.is_initialized
+
+
+def _parts_of_numpy(bits: Any) -> list[memoryview]:
+    if type(bits) is not np.random.MT19937:
+        return []
+    state = memoryview((ctypes.c_char * (NUMPY_INDEX + WORD)).from_address(bits.ctypes.state_address)).cast("B")
+    return [state[:WORD], state[NUMPY_INDEX:]]
+
+
+def _read_options(
+    groups: Sequence[Mapping[str, Any]], objects: list[Any], cached: OptimizerOptions | None
+) -> OptimizerOptions:
     options = [value for group in groups for key, value in group.items() if key != "params"]
-    if known is not None and not known.can_change and options == known.options:
-        return replace(known, held=held)
-    can_change = any(isinstance(each, Tensor | list) for each in options)  # in place, so that it equals itself
+    if cached is not None and not cached.can_change and options == cached.options:
+        return replace(cached, objects=objects)
+    can_change = any(isinstance(option, Tensor | list) for option in options)
+    checksum_of_plain = text_checksum(repr(list(map(_plain, options)))) << 32
+    tensors = [option for option in options if isinstance(option, Tensor)]
+    total = combine([checksum_of_plain, checksum(tensors)]) if tensors else checksum_of_plain
     rate = groups[0].get("lr")
-    return Settings(
-        held, options, can_change, _checksum_of_options(options), rate if isinstance(rate, int | float) else math.nan
-    )
-
-
-def _checksum_of_options(options: Sequence[Any]) -> Sum:
-    """Return the checksum of an optimizer's options; of those that are tensors, where they lie."""
-    plain = text_checksum(repr([each if isinstance(each, PLAIN) else _plain(each) for each in options])) << 32
-    tensors = [each for each in options if isinstance(each, Tensor)]
-    return combine([plain, checksum(tensors)]) if tensors else plain
+    return OptimizerOptions(objects, options, can_change, total, rate if isinstance(rate, int | float) else math.nan)
 
 
 def _plain(value: Any) -> Any:
-    """Return an option of an optimizer as a value that is the same in every process."""
-    if isinstance(value, list | tuple) and all(isinstance(each, PLAIN) for each in value):
+    """Return an option as a value that is equal in all processes."""
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(item, PLAIN) for item in value):
         return tuple(value)
     return type(value).__qualname__
 
 
 def _bits(number: Tensor) -> Sum:
-    """Return the bits of a number: at once on the CPU, elsewhere as a copy, since a graph may use its memory again."""
+    """Return the bits of a number; on a device as a copy, because a CUDA graph may reuse its memory."""
     if number.is_cpu:
-        return _bits_of_float(number.item())
+        return int.from_bytes(struct.pack("<d", number.item()), "little")
     return number.detach().view(INTEGERS[number.element_size()]).to(torch.int64, copy=True)
 
 
-def _bits_of_float(number: float) -> int:
-    return int.from_bytes(struct.pack("<d", number), "little")
-
-
 def _weights(run: Run) -> Sum:
-    return checksum(held for each in run.modules.values() for held in (*each.parameters(), *each.buffers()))
+    return checksum(tensor for module in run.modules.values() for tensor in (*module.parameters(), *module.buffers()))

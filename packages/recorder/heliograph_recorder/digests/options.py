@@ -1,4 +1,4 @@
-"""Which digests a recorder keeps, and how often."""
+"""`Digests`: the options of `Recorder(digests=...)`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from heliograph.spi import check_whole_number
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """Which digests `Recorder(digests=...)` keeps, so that `diverge` finds where two runs begin to differ.
+    """Options for the digests of `Recorder(digests=...)`, with which `diverge` finds the first difference of two runs.
 
-    Of every batch: its content, the states of the random generators after it, the options of the optimizers at their
-    step, the loss. Gradients and weights take time in proportion to their size, so how often is yours to say. Nothing
-    waits for a device: what lies there is read some batches later.
+    Every batch has digests of its contents, of the random generators after it, of the optimizer options, and of the
+    loss. Digests of gradients and weights take time in proportion to their size, so you choose how often they are
+    taken. Nothing waits for a device: its values are read some batches later.
 
     Args:
-        gradients: of the steps of an optimizer, the norms of the gradients are kept at one in so many; 0 for none.
-        weights: of the optimizer steps, the weights are kept after one in so many; 0 for none.
+        gradients: take digests of the gradient norms every so many optimizer steps; 0 for none.
+        weights: take digests of the weights every so many optimizer steps; 0 for none.
 
     Raises:
         ValueError: an argument is not a whole number of at least 0.
@@ -31,14 +31,9 @@ class Digests:
             check_whole_number(name, getattr(self, name), of="optimizer steps", at_least=0)
 
 
-def digests_of(given: bool | Digests) -> Digests | None:
-    """Return the digests that a recorder was asked for, None for none.
-
-    Raises:
-        TypeError: it is neither True, False nor `Digests`.
-    """
-    if isinstance(given, Digests):
-        return given
-    if isinstance(given, bool):
-        return Digests() if given else None
-    raise TypeError(f"Recorder(digests=) takes True, False or Digests(gradients=..., weights=...), got {given!r}.")
+def digests_of(option: bool | Digests) -> Digests | None:
+    if isinstance(option, Digests):
+        return option
+    if isinstance(option, bool):
+        return Digests() if option else None
+    raise TypeError(f"Recorder(digests=) takes True, False or Digests(gradients=..., weights=...), got {option!r}.")

@@ -1,1 +1,1 @@
-"""Where two recorded runs begin to differ, and what that means."""
+"""`diverge`: the first difference between two recorded runs."""

@@ -1,4 +1,4 @@
-"""The course of a training: what counts of its recording, whatever kills and resumes were between."""
+"""The course of a training: its recording without the work that kills and roll-backs discarded."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ..verbs import COUNTED, LOADED, WITHIN_A_BATCH
 
 ASIDE: frozenset[Verb] = frozenset(("stop", "save", "log", "withdraw_stop", "withdraw_save", "withdraw_log"))
 COMPARED = ("epoch_start", "epoch_end", "validation_end", "validation_cut", "plugin_changed")
-STATES = ("save_point", "checkpoint_loaded")  # where a run may be continued
+STATES = ("save_point", "checkpoint_loaded")  # events from which a run may continue
 Begin = tuple[int, int, int]
 Place = tuple[int, int]  # the epoch and the batch in it, from 1
 
 
-class Moment(NamedTuple):
-    """What two runs are compared by, one after the other.
+class CourseMoment(NamedTuple):
+    """An item of a course.
 
     Attributes:
-        what: `batch`, `request`, or the name of an event.
-        place: the epoch, and the batches of it that were done, with the one in hand.
-        step: the optimizer steps that were done.
-        facts: what must be equal.
-        text: what happened, in words.
-        window: after a batch, how many have added gradients since the last step.
+        kind: `batch`, `request`, or the name of an event.
+        place: the epoch and its number of batches, including the current one.
+        step: the number of optimizer steps.
+        facts: must be equal.
+        text: a description.
+        window: the number of micro-batches since the last step, after a batch.
     """
 
-    what: str
+    kind: str
     place: Place
     step: int
     facts: tuple[object, ...]
@@ -42,7 +42,7 @@ class Moment(NamedTuple):
 
 
 class Digested(NamedTuple):
-    """The digests of a batch, by column, and the learning rate."""
+    """The digests of a batch by column, and the learning rate."""
 
     words: tuple[int, ...]
     rate: float
@@ -50,54 +50,44 @@ class Digested(NamedTuple):
 
 @dataclass(slots=True)
 class Course:
-    """The course of one training.
+    """The course of a training.
 
     Attributes:
-        name: what to call it.
-        moments: what acts on the training, in order.
-        asides: requests that only end the run, save or log.
-        digests: of the batches that have some.
-        losses: of the batches of which they are recorded.
-        logs: by place, where the log before was, and the metrics that the loop itself logged.
-        chains: by place, what stands for all batches up to there: the chain and its length.
-        settings: what the run was called with and runs on, by name.
-        begin: the epoch, the batches of it and the optimizer steps that were done before its recording.
-        end: how the last attempt ended, in words.
+        name: for messages.
+        moments: everything that affects the training, in order.
+        asides: requests that only stop, save or log.
+        digests: by place of the batch.
+        losses: by place of the batch.
+        logs: by place, the place of the previous log, and the metrics of the loop.
+        chains: by place, the digest chain of all batches so far, and its length.
+        settings: options and versions, by name.
+        begin: epoch, batches in it, and optimizer steps before the recording.
+        end: how the last attempt ended.
     """
 
     name: str
-    moments: list[Moment] = field(default_factory=list)
-    asides: list[Moment] = field(default_factory=list)
+    moments: list[CourseMoment] = field(default_factory=list)
+    asides: list[CourseMoment] = field(default_factory=list)
     digests: dict[Place, Digested] = field(default_factory=dict)
     losses: dict[Place, float] = field(default_factory=dict)
     logs: dict[Place, tuple[Place, Mapping[str, float]]] = field(default_factory=dict)
     chains: dict[Place, tuple[str, int]] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     begin: Begin = 0, 0, 0
-    end: str = "it was killed or is running"
+    end: str = "killed or running"
 
 
 def course_of(recording: Recording, name: str, since: Begin | None = None) -> Course:
-    """Return the course of a recorded training.
-
-    Args:
-        recording: the recording.
-        name: what to call it.
-        since: leave out what came before the run was saved or loaded there: the epoch, the batches of it and the
-            optimizer steps that were done.
-
-    Raises:
-        ValueError: nothing of a training is recorded.
-    """
+    """Return the course of a recorded training, from the save or load at `since` on."""
     attempts = recording.attempts
-    if not any(attempt.phase == "train" for attempt in attempts):
-        raise ValueError(f"{recording.path} has no training that could be compared.")
-    builder = _Builder(Course(name), since)
+    first = next((attempt for attempt in attempts if attempt.phase == "train"), None)
+    if first is None:
+        raise ValueError(f"{recording.path} has no training to compare.")
+    builder = _CourseBuilder(Course(name), since)
     for index, entry, lost in walk(recording):
         if attempts[index].phase == "train":
             builder.add(index, entry, lost=lost)
     course = builder.finish()
-    first = next(attempt for attempt in attempts if attempt.phase == "train")
     course.settings = {
         "world size": first.world_size,
         "epochs": first.max_epochs,
@@ -108,24 +98,21 @@ def course_of(recording: Recording, name: str, since: Begin | None = None) -> Co
     return course
 
 
-class _Builder:
-    """Adds the entries of a recording to a course."""
-
+class _CourseBuilder:
     def __init__(self, course: Course, since: Begin | None) -> None:
         self.course, self._since = course, since
-        self._owners: dict[Place, int] = {}  # the attempt of each batch that counts
+        self._owners: dict[Place, int] = {}  # the attempt of each batch
         self._taken: dict[Place, tuple[int, Digested]] = {}
-        self._seen: set[tuple[str, Place, tuple[object, ...]]] = set()  # of earlier attempts
-        self._own: set[tuple[str, Place, tuple[object, ...]]] = set()
+        self._earlier: set[tuple[str, Place, tuple[object, ...]]] = set()  # moments of earlier attempts
+        self._current: set[tuple[str, Place, tuple[object, ...]]] = set()
         self._attempt = -1
         self._last_log: Place = 0, 0
 
     def add(self, attempt: int, entry: object, *, lost: bool) -> None:
-        """Add an entry; of one that is lost, nothing counts, but that its attempt has begun."""
         if attempt != self._attempt:
             self._attempt = attempt
-            self._seen |= self._own
-            self._own = set()
+            self._earlier |= self._current
+            self._current = set()
         match entry:
             case DigestBlock():
                 self._add_digests(entry, lost=lost)
@@ -135,13 +122,13 @@ class _Builder:
                 self._add_batches(entry)
             case RequestEntry():
                 self._add_request(entry.request)
-            case EventEntry() if not entry.data.get("ends_recording"):  # a recorder's own state is none of the training
+            case EventEntry() if not entry.data.get("ends_recording"):  # a state of the recorder, not of the training
                 self._add_event(entry)
 
     def finish(self) -> Course:
-        """Return the course: digests of batches that were lost are left out."""
-        kept = {place: each for place, (of, each) in self._taken.items() if self._owners.get(place) == of}
-        self.course.digests = kept
+        """Return the course, without the digests of discarded batches."""
+        taken = self._taken.items()
+        self.course.digests = {place: digest for place, (owner, digest) in taken if self._owners.get(place) == owner}
         return self.course
 
     def _add_batches(self, block: Batches) -> None:
@@ -154,7 +141,7 @@ class _Builder:
             skipped = block.skipped_steps[index], block.skipped_batches[index]
             window = block.window[index]
             facts = step, *skipped, block.samples[index], tokens, window
-            course.moments.append(Moment("batch", place, step, facts, "a batch", window))
+            course.moments.append(CourseMoment("batch", place, step, facts, "a batch", window))
             if block.losses is not None:
                 course.losses[place] = block.losses[index]
 
@@ -166,16 +153,18 @@ class _Builder:
             self.course.chains[block.epoch, block.first + len(block) - 1] = block.chain, block.length
 
     def _add_request(self, request: Request) -> None:
-        if request.verb in COUNTED:  # made for every batch, and counted: its effect is in the counters
+        if request.verb in COUNTED:  # its effect is in the counters
             return
         place = request.epoch, request.batch + (request.event in WITHIN_A_BATCH)
-        what = Moment("request", place, request.step, (request.what, request.by), f"{request.what} by {request.by}")
-        self._append(self.course.asides if request.verb in ASIDE else self.course.moments, what)
+        moment = CourseMoment(
+            "request", place, request.step, (request.what, request.by), f"{request.what} by {request.by}"
+        )
+        self._append(self.course.asides if request.verb in ASIDE else self.course.moments, moment)
 
     def _add_event(self, entry: EventEntry) -> None:
         at, name = entry.counters, entry.event
         if name == "run_closed":
-            self.course.end = f"it is {entry.data['status']}: {entry.data['reason']}"
+            self.course.end = f"{entry.data['status']}: {entry.data['reason']}"
         if name == "checkpoint_loaded" and not self._owners:
             origin = Counters(**entry.data["origin"])
             self.course.begin = origin.epoch, origin.batch, origin.steps
@@ -184,23 +173,23 @@ class _Builder:
             self.course.moments.clear()
             self.course.asides.clear()
         if name == "log":
-            self.course.logs[at.epoch, at.batch] = self._last_log, _own_metrics(entry)
+            self.course.logs[at.epoch, at.batch] = self._last_log, _loop_metrics(entry)
             self._last_log = at.epoch, at.batch
         if name in COMPARED and not entry.data.get("resumed") and entry.data.get("by") != LOADED:
-            moment = Moment(name, (at.epoch, at.batch), at.steps, _facts(entry), _text(entry))
+            moment = CourseMoment(name, (at.epoch, at.batch), at.steps, _facts(entry), _text(entry))
             self._append(self.course.moments, moment)
 
-    def _append(self, moments: list[Moment], moment: Moment) -> None:
-        """Append what no earlier attempt has done at this place: a resumed one does the rest of a boundary again."""
-        key = moment.what, moment.place, moment.facts
-        if key not in self._seen:
-            self._own.add(key)
+    def _append(self, moments: list[CourseMoment], moment: CourseMoment) -> None:
+        """Append a moment, unless it repeats one of an earlier attempt: a resume finishes the boundary of its save."""
+        key = moment.kind, moment.place, moment.facts
+        if key not in self._earlier:
+            self._current.add(key)
             moments.append(moment)
 
 
 def gaps_of(course: Course) -> set[Place]:
-    """Return the places of batches that were not recorded, although later ones of the epoch were."""
-    batches = [moment.place for moment in course.moments if moment.what == "batch"]
+    """Return the places of unrecorded batches before recorded ones of the same epoch."""
+    batches = [moment.place for moment in course.moments if moment.kind == "batch"]
     missing = set[Place]()
     for before, after in pairwise(batches):
         if before[0] == after[0]:
@@ -209,12 +198,12 @@ def gaps_of(course: Course) -> set[Place]:
 
 
 def bits(number: float) -> bytes:
-    """Return what two numbers are compared by: NaN equals NaN of the same bits."""
+    """Return the bits of a number, to compare NaN."""
     return struct.pack("<d", number)
 
 
-def _own_metrics(entry: EventEntry) -> dict[str, float]:
-    """Return the metrics of the loop, without those that plugins have added, which may be of the clock."""
+def _loop_metrics(entry: EventEntry) -> dict[str, float]:
+    """Return the metrics without those that plugins added, which may depend on the clock."""
     added = entry.data.get("added", ())
     return {name: value for name, value in entry.data["metrics"].items() if name not in added}
 
@@ -222,7 +211,7 @@ def _own_metrics(entry: EventEntry) -> dict[str, float]:
 def _facts(entry: EventEntry) -> tuple[object, ...]:
     match entry.event:
         case "validation_end":
-            return tuple((name, bits(value)) for name, value in sorted(_own_metrics(entry).items()))
+            return tuple((name, bits(value)) for name, value in sorted(_loop_metrics(entry).items()))
         case "plugin_changed":
             return entry.data["plugin"], entry.data["change"]
         case "epoch_start":
@@ -234,7 +223,7 @@ def _text(entry: EventEntry) -> str:
     match entry.event:
         case "validation_end":
             return "a validation with " + ", ".join(
-                f"{name} {value:.9g}" for name, value in sorted(_own_metrics(entry).items())
+                f"{name} {value:.9g}" for name, value in sorted(_loop_metrics(entry).items())
             )
         case "plugin_changed":
             return f"{entry.data['plugin']} was {entry.data['change']}"

@@ -1,4 +1,4 @@
-"""What comparing two runs has shown."""
+"""The result of a comparison of two runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Difference:
     """The first difference between two runs.
 
     Attributes:
-        kind: what differs: a `draw` of random numbers, the `order` of samples, the `data`, the `loss` of an equal
-            batch, the `gradients` of an equal loss, the `learning_rate`, other `options` of an optimizer, the `weights`
-            after an equal step, a `request`, a toggled `plugin`, a `metric`, the `counters`, an `event`, the `length`;
-            or `unknown`, where digests are missing.
-        epoch: where: the epoch, from 0.
-        batch: the batches of it that were done, with the one that differs.
-        step: the optimizer steps that were done, with the one that differs.
-        text: what it means, in words.
+        kind: a `draw` of random numbers, the `order` of samples, the `data`, the `loss` of an equal batch, the
+            `gradients` of an equal loss, the `learning_rate`, other `options` of an optimizer, the `weights` after an
+            equal step, a `request`, an enabled or disabled `plugin`, a `metric`, the `counters`, an `event`, the
+            `length`, or `unknown` if digests are missing.
+        epoch: from 0.
+        batch: in the epoch, from 1.
+        step: the number of optimizer steps, including this batch.
+        text: the description.
     """
 
     kind: Kind
@@ -40,17 +40,18 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """What comparing two recorded runs has shown; `print` it.
+    """The comparison of two recorded runs; `print` it.
 
     Attributes:
         names: of the recordings.
-        first: the first difference of the trainings, None if none was found.
-        aside: the first request that does not act on the training and that only one of them has, in words; or empty.
-        batches: how many batches are equal, from the first one on.
-        digested: of how many both have digests.
-        compared: of how many both have digests or losses: of others only counters, requests and metrics are known.
-        settings: in what the runs were called differently, in words.
-        damage: what could not be read of the recordings, in words.
+        first: the first difference of the trainings, None if they are equal.
+        aside: the first save, log or stop that only one of them has; empty if there is none.
+        batches: the number of equal batches before the difference.
+        digested: the number of compared batches with digests in both.
+        compared: the number of compared batches with digests or losses in both; for others, only counters, requests and
+            metrics are compared.
+        settings: the different settings of the runs.
+        damage: the unreadable parts of the recordings.
     """
 
     names: tuple[str, str]
@@ -64,36 +65,30 @@ class Divergence:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the trainings are equal, as far as their digests or losses say; False where they have none."""
+        """True if the trainings have no difference, and digests or losses were compared."""
         return self.first is None and self.compared > 0
 
     def __str__(self) -> str:
-        known = "all of them compared by digests" if self.digested >= max(1, self.batches) else self._partly
+        extent = "all of them compared by digests"
+        if self.digested < max(1, self.batches):
+            extent = f"{self.digested:,} of them compared by digests (Recorder(digests=True) records these)"
         count = f"{self.batches:,} batch{'es' if self.batches != 1 else ''}"
         if self.first is None and not self.batches:
-            lines = ["Nothing was compared: there is no batch that both have."]
+            lines = ["Nothing was compared: the runs have no batch in common."]
         elif self.first is None and not self.compared:
             lines = [
-                f"These runs cannot be compared: of {count}, neither digests nor losses are in both recordings. Record",
-                "both with Recorder(digests=True). Their counters, requests and metrics do not differ.",
+                f"These runs cannot be compared: for {count}, not both recordings have digests or losses. Record both",
+                "with Recorder(digests=True). Their counters, requests and metrics do not differ.",
             ]
         elif self.first is None:
-            lines = [f"No difference in {count}, {known}."]
+            lines = [f"No difference in {count}, {extent}."]
         else:
-            before = f"Equal before it: {count}, {known}." if self.batches else self._no_batch
+            before = f"Equal before it: {count}, {extent}."
+            if not self.batches:
+                hint = " Without digests, the cause is unknown: use Recorder(digests=True)."
+                before = "No batch comes before it." + hint * (self.first.kind == "loss" and not self.digested)
             lines = [f"The first difference: {self.first}.", before]
-        lines += [f"Not of the training: {self.aside}."] * bool(self.aside)
-        lines += ["Called differently:", *(f"  {each}" for each in self.settings)] if self.settings else []
-        lines += ["Not everything could be read:", *(f"  {each}" for each in self.damage)] if self.damage else []
+        lines += [f"No effect on the training: {self.aside}."] * bool(self.aside)
+        lines += ["Different settings:", *(f"  {setting}" for setting in self.settings)] if self.settings else []
+        lines += ["Unreadable parts:", *(f"  {part}" for part in self.damage)] if self.damage else []
         return printable_lines("\n".join(lines))
-
-    @property
-    def _no_batch(self) -> str:
-        is_bare = self.first is not None and self.first.kind == "loss" and not self.digested
-        return (
-            "No batch comes before it." + " There are no digests of it: Recorder(digests=True) records these." * is_bare
-        )
-
-    @property
-    def _partly(self) -> str:
-        return f"{self.digested:,} of them compared by digests (Recorder(digests=True) records these)"

@@ -1,1 +1,1 @@
-"""`Remote`, which lets people steer a run from outside, and the client that they ask with."""
+"""`Remote`, which accepts requests to a running training from outside, and its client."""

@@ -1,8 +1,9 @@
-"""Ask a run from outside: `attach("runs/x").stop("...")`. It needs no torch."""
+"""The client of `Remote`: `attach("runs/x").stop("...")`. It does not import torch."""
 
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -16,29 +17,29 @@ from typing import Any, Literal, SupportsFloat
 
 from heliograph.spi import check_number
 
-from .address import check_token, parse_address
 from .messages import LONGEST, NAME, REASON, STATUS, encode
-from .sockets import connect, host_name, peer, sockets_in
+from .sockets import check_token, connect, host_name, parse_address, peer, sockets_in
 
 State = Literal["queued", "accepted", "served", "refused", "unserved", "lost"]
 ENDS = ("served", "refused", "unserved", "lost")
-SILENT = "its process hangs, or is suspended"
+SILENT = "its process hangs or is suspended"
 TOKEN = "HELIOGRAPH_TOKEN"  # noqa: S105  # the name of a variable
-SOON = 5.0  # seconds in which a run that lives says so: the thread that does needs a moment of Python's lock
-ACCEPTED = 60.0  # seconds until a request is seen, where nobody waits for more
+SOON = 5.0  # seconds: the request server thread of a running process needs Python's lock to answer
+ACCEPTED = 60.0  # seconds: the default timeout without `wait`
 LONGEST_WAIT = 366 * 86_400.0  # seconds
 ANSWER = 1 << 20  # bytes
+ASKED = "asked through attach()"
 
 
 @dataclass(frozen=True)
 class RemoteAnswer:
-    """What became of a request.
+    """The answer of a run to a request.
 
     Attributes:
-        state: `accepted`, it is requested and will be served; `served`; `refused`; `unserved`, it was taken back, or
-            the run ended before; `queued`, the run has not seen it yet; `lost`, the connection ended before that.
-        text: the rest, in words.
-        epoch, batch, step: where the run was then; None where that is not known.
+        state: `accepted`: the run will serve the request; `served`; `refused`; `unserved`: a plugin withdrew it, or the
+            run ended first; `queued`: the run has not read it yet; `lost`: the connection ended first.
+        text: the details, in a sentence.
+        epoch, batch, step: the position of the run, None if unknown.
     """
 
     state: State
@@ -52,19 +53,16 @@ class RemoteAnswer:
         return f"{self.state}{place}: {self.text}"
 
 
-ASKED = "asked through attach()"
-
-
 class RemoteRun:
-    """A run that is asked from outside. Each call is a connection of its own.
+    """A running training that accepts requests from outside. Each call opens a connection.
 
-    A request returns when the run has seen it, which is after the batch that is running, or with `wait=True` when it is
-    known what became of it. Its reason is in the history of the run, in its recording, and in what `explain` says; by
-    default it says that the request came from `attach`.
+    A request returns when the run has read it, after the current batch; with `wait=True`, when its outcome is known.
+    The reason is in the history of the run, in its recording, and in the output of `explain`. The default reason says
+    that the request came from `attach`.
 
     Args:
         address: the socket, or the host and port.
-        token: what is sent with every message; empty for a socket.
+        token: sent with every message; empty for a socket.
 
     Attributes:
         address: as above.
@@ -77,16 +75,18 @@ class RemoteRun:
         return f"RemoteRun({_name(self.address)})"
 
     def status(self, *, timeout: float = SOON) -> dict[str, Any]:
-        """Return where the run is: phase, epoch, batch, step, metrics, plugins and more. It answers at any moment.
+        """Return the status: phase, epoch, batch, step, metrics, plugins and more.
+
+        The run answers at once, also during a batch or a validation.
 
         Args:
             timeout: seconds to wait for the answer.
 
         Raises:
             ValueError: the timeout is not a number above 0.
-            TimeoutError: the run does not answer: its process hangs, or is suspended.
-            PermissionError: it refuses to, as where the token is wrong.
-            OSError: it cannot be reached.
+            TimeoutError: the run does not answer, because its process hangs or is suspended.
+            PermissionError: the run refuses to answer, for example because the token is wrong.
+            OSError: the run cannot be reached.
         """
         for message in self._exchange({"ask": STATUS}, _check_timeout(timeout)):
             if message["state"] == STATUS:
@@ -96,13 +96,13 @@ class RemoteRun:
         raise TimeoutError(f"{_name(self.address)} does not answer within {timeout:g} seconds: {SILENT}.")
 
     def stop(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
-        """Ask the run to stop, as `control.stop` does: plugins may postpone it or take it back.
+        """Request a stop, as `control.stop` does. Plugins may postpone or withdraw it.
 
         Args:
-            reason: why, for people; by default that it was asked through `attach`.
-            wait: whether to wait until it is known what became of it.
-            timeout: seconds after which the last answer is returned, whatever it is; by default 60, of a run that says
-                nothing at all 5, or as long as it takes with `wait`.
+            reason: why, for people.
+            wait: whether to wait for the outcome.
+            timeout: seconds after which the latest answer is returned. By default 60, or 5 if the run does not answer
+                at all; with `wait`, there is no limit.
 
         Raises:
             ValueError: the reason is empty or too long, or the timeout is not a number above 0.
@@ -111,30 +111,30 @@ class RemoteRun:
         return self._ask("stop", reason, wait=wait, timeout=timeout)
 
     def save(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
-        """Ask for a checkpoint; see `stop` for the arguments."""
+        """Request a checkpoint; see `stop` for the arguments."""
         return self._ask("save", reason, wait=wait, timeout=timeout)
 
     def validate(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
-        """Ask for a validation; see `stop` for the arguments."""
+        """Request a validation; see `stop` for the arguments."""
         return self._ask("validate", reason, wait=wait, timeout=timeout)
 
     def log(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
-        """Ask for a log; see `stop` for the arguments."""
+        """Request a log; see `stop` for the arguments."""
         return self._ask("log", reason, wait=wait, timeout=timeout)
 
     def end_epoch(self, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None) -> RemoteAnswer:
-        """Ask for the end of the epoch; see `stop` for the arguments."""
+        """Request the end of the epoch; see `stop` for the arguments."""
         return self._ask("end-epoch", reason, wait=wait, timeout=timeout)
 
     def set_learning_rate(
         self, rate: float, reason: str = ASKED, *, optimizer: str = "", wait: bool = False, timeout: float | None = None
     ) -> RemoteAnswer:
-        """Ask for another learning rate, as `control.set_learning_rate` does; see `stop` for the other arguments.
+        """Request another learning rate, as `control.set_learning_rate` does.
 
         Args:
             rate: more than 0.
             reason: why, for people.
-            optimizer: the name of the one that is meant, of several with different rates.
+            optimizer: its name; needed if several optimizers have different rates.
             wait: see `stop`.
             timeout: see `stop`.
 
@@ -144,7 +144,7 @@ class RemoteRun:
             OSError: the run cannot be reached.
         """
         is_flag = str(getattr(rate, "dtype", type(rate).__name__)).endswith("bool")
-        if is_flag or not isinstance(rate, SupportsFloat):  # a scalar of NumPy or torch is one
+        if is_flag or not isinstance(rate, SupportsFloat):  # a scalar of NumPy or torch is a number
             raise TypeError(f"A learning rate is a number above 0, such as 0.01; got {shorten(rate)}.")
         try:
             value = float(rate)
@@ -157,27 +157,32 @@ class RemoteRun:
     def enable(
         self, plugin: str, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None
     ) -> RemoteAnswer:
-        """Ask for a plugin, by its name, to be enabled; see `stop` for the other arguments."""
+        """Request that a plugin is enabled, by its name; see `stop` for the other arguments."""
         return self._ask("enable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
 
     def disable(
         self, plugin: str, reason: str = ASKED, *, wait: bool = False, timeout: float | None = None
     ) -> RemoteAnswer:
-        """Ask for a plugin, by its name, to be disabled; see `stop` for the other arguments."""
+        """Request that a plugin is disabled, by its name; see `stop` for the other arguments."""
         return self._ask("disable", reason, wait=wait, timeout=timeout, target=_check_plugin(plugin))
 
-    def _ask(self, word: str, reason: str, *, wait: bool, timeout: float | None, **more: Any) -> RemoteAnswer:
+    def _ask(self, word: str, reason: str, *, wait: bool, timeout: float | None, **fields: Any) -> RemoteAnswer:
         if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON:
-            given = shorten(reason) + (f", {len(reason)} characters" if isinstance(reason, str) else "")
-            raise ValueError(f"A request has a reason, a text of 1 to {REASON} characters; got {given}.")
+            length = f", {len(reason)} characters" if isinstance(reason, str) else ""
+            raise ValueError(f"A request needs a reason of 1 to {REASON} characters; got {shorten(reason)}{length}.")
         if timeout is not None:
             timeout = _check_timeout(timeout)
-        answer = RemoteAnswer("queued", f"the run does not answer: {SILENT}. It looks at this if it continues.")
-        message = {"ask": word, "reason": reason, "wait": wait, **{name: each for name, each in more.items() if each}}
-        first, rest = (SOON, ACCEPTED) if timeout is None and not wait else (timeout, timeout)
-        for each in self._exchange(message, rest, first):
-            place = (each.get(name) for name in ("epoch", "batch", "step"))
-            answer = RemoteAnswer(each["state"], each["text"], *place)
+        answer = RemoteAnswer("queued", f"the run does not answer: {SILENT}. It reads the request if it continues.")
+        message = {
+            "ask": word,
+            "reason": reason,
+            "wait": wait,
+            **{key: value for key, value in fields.items() if value},
+        }
+        first, total = (SOON, ACCEPTED) if timeout is None and not wait else (timeout, timeout)
+        for fields in self._exchange(message, total, first):
+            position = (fields.get(name) for name in ("epoch", "batch", "step"))
+            answer = RemoteAnswer(fields["state"], fields["text"], *position)
             if answer.state in ENDS or (answer.state == "accepted" and not wait):
                 break
         return answer
@@ -185,36 +190,30 @@ class RemoteRun:
     def _exchange(
         self, message: Mapping[str, Any], seconds: float | None, first: float | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Send a message and yield the answers, until there are none or the time is over.
-
-        Args:
-            message: what is sent.
-            seconds: the time for all answers, None without a limit.
-            first: the time for the first of them, if that is less.
-        """
+        """Send a message and yield the answers of `seconds`, or of `first` seconds if none has arrived by then."""
         begin = monotonic()
-        due, first_due = (None if each is None else begin + each for each in (seconds, first))
-        who = {} if isinstance(self.address, Path) else {"user": f"{getpass.getuser()}@{host_name()}"}
-        line = encode({**message, **who, **({"token": self._token} if self._token else {})})
+        deadline, first_deadline = (None if limit is None else begin + limit for limit in (seconds, first))
+        user = {} if isinstance(self.address, Path) else {"user": f"{getpass.getuser()}@{host_name()}"}
+        line = encode({**message, **user, **({"token": self._token} if self._token else {})})
         if len(line) > LONGEST:
-            raise ValueError(f"A message has at most {LONGEST} bytes, this one has {len(line)}: give a shorter reason.")
-        with closing(self._connect(due)) as connection:
+            raise ValueError(f"A message has at most {LONGEST} bytes; got {len(line)}: shorten the reason.")
+        with closing(self._connect(deadline)) as connection:
             try:
                 connection.sendall(line)
-                yield from _answers(connection, due, due if first is None else first_due)
+                yield from _answers(connection, deadline, deadline if first is None else first_deadline)
             except ConnectionError:
-                yield {"state": "lost", "text": "the connection ended before that: the run may have been killed."}
+                yield {"state": "lost", "text": "the connection ended first: the run may have been killed."}
 
-    def _connect(self, due: float | None) -> socket.socket:
-        seconds = SOON if due is None else min(SOON, _left(due))
+    def _connect(self, deadline: float | None) -> socket.socket:
+        seconds = SOON if deadline is None else min(SOON, _seconds_until(deadline))
         try:
             if isinstance(self.address, Path):
                 return connect(self.address, seconds)
             return socket.create_connection(self.address, seconds)
-        except (TimeoutError, BlockingIOError):  # it accepts no connection
+        except (TimeoutError, BlockingIOError):
             raise TimeoutError(f"{_name(self.address)} does not answer: {SILENT}.") from None
         except OSError as error:
-            raise ConnectionError(f"{_name(self.address)} cannot be reached: {_why_not(error)}.") from error
+            raise ConnectionError(f"{_name(self.address)} cannot be reached: {_cause(error)}.") from error
 
 
 def _check_timeout(timeout: float) -> float:
@@ -223,113 +222,97 @@ def _check_timeout(timeout: float) -> float:
 
 def _check_plugin(name: str) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= NAME or not name.isprintable():
-        raise ValueError(f"The name of a plugin is a text of 1 to {NAME} printable characters; got {shorten(name)}.")
+        raise ValueError(f"The name of a plugin has 1 to {NAME} printable characters; got {shorten(name)}.")
     return name
 
 
-def _left(due: float) -> float:
-    return max(0.0, due - monotonic())
+def _seconds_until(deadline: float) -> float:
+    return max(0.0, deadline - monotonic())
 
 
-def _answers(connection: socket.socket, due: float | None, first_due: float | None) -> Iterator[dict[str, Any]]:
-    """Yield the messages that come.
-
-    Args:
-        connection: where they come from.
-        due: when the time is over, None without a limit.
-        first_due: when it is over if none has come.
-
-    Raises:
-        ConnectionError: the connection has ended.
-    """
-    import json
-
-    received, last = bytearray(), first_due
+def _answers(
+    connection: socket.socket, deadline: float | None, first_deadline: float | None
+) -> Iterator[dict[str, Any]]:
+    received, limit = bytearray(), first_deadline
     while len(received) < ANSWER:
         while (end := received.find(b"\n")) >= 0:
             line = bytes(received[:end])
             del received[: end + 1]
-            last = due
+            limit = deadline
             yield json.loads(line)
-        left = None if last is None else _left(last)
-        if left == 0:
+        seconds = None if limit is None else _seconds_until(limit)
+        if seconds == 0:
             return
-        connection.settimeout(left)
+        connection.settimeout(seconds)
         try:
-            more = connection.recv(65536)
+            data = connection.recv(65536)
         except TimeoutError:
             return
-        if not more:
-            raise ConnectionResetError
-        received += more
+        if not data:
+            break
+        received += data
     raise ConnectionResetError
 
 
 def attach(path: str | Path, *, token: str | None = None) -> RemoteRun:
-    """Return a run that lives, to ask it for something.
+    """Return the running training in a folder, for requests.
 
     Args:
-        path: the folder that its `Remote` was given; the socket there; or `host:port`, where it listens on TCP.
-        token: of a run over TCP; by default that in the environment variable HELIOGRAPH_TOKEN.
+        path: the folder of its `Remote`; a socket there; or `host:port`, for TCP.
+        token: of TCP; by default the environment variable HELIOGRAPH_TOKEN.
 
     Raises:
-        LookupError: there is no run in the folder that lives, or there are several, which are named.
-        ValueError: the run is over TCP and no token is given, or is not and one is.
+        LookupError: no run is active in the folder, or several are, which the error names.
+        ValueError: TCP without a token, or a token without TCP.
         OSError: the run cannot be reached.
     """
     if isinstance(path, str) and not Path(path).exists() and path.rpartition(":")[2].isdecimal():
-        given = os.environ.get(TOKEN) if token is None else token
-        if not given:
-            raise ValueError(
-                f"A run over TCP is asked with its token: set {TOKEN}, or give it as token=, on the command line with "
-                f"--token-file FILE."
-            )
-        return RemoteRun(parse_address(path), check_token(given))
+        token = os.environ.get(TOKEN) if token is None else token
+        if not token:
+            raise ValueError(f"TCP needs a token: set {TOKEN}, or give token= (--token-file on the command line).")
+        return RemoteRun(parse_address(path), check_token(token))
     if token is not None:
-        raise ValueError(
-            "A token (token=, --token-file) is for host:port: the socket of a run is open to its user, and needs none."
-        )
+        raise ValueError("token= (--token-file) is for host:port only: a Unix socket is open to its user without one.")
     path = Path(path)
     if path.is_socket():
         return RemoteRun(path)
     if not path.is_dir():
-        raise LookupError(f"{path} is neither a folder nor a socket: give the folder that the run's Remote was given.")
-    return RemoteRun(_only_live(path))
+        raise LookupError(f"{path} is neither a folder nor a socket: give the folder of the run's Remote.")
+    return RemoteRun(_only_active(path))
 
 
-def _only_live(folder: Path) -> Path:
-    found = {path: _look_at(path) for path in sockets_in(folder)}
-    live = [path for path, (lives, _) in found.items() if lives]
-    if len(live) == 1:
-        return live[0]
-    if live:
-        names = ", ".join(f"{path}{found[path][1]}" for path in live)
-        raise LookupError(f"{folder} has {len(live)} runs: give the socket of one of them, {names}.")
-    dead = "".join(f" {path.name}: {why}." for path, (_, why) in found.items())
+def _only_active(folder: Path) -> Path:
+    states = {path: _probe(path) for path in sockets_in(folder)}
+    active = [path for path, (is_active, _) in states.items() if is_active]
+    if len(active) == 1:
+        return active[0]
+    if active:
+        names = ", ".join(f"{path}{states[path][1]}" for path in active)
+        raise LookupError(f"{folder} has {len(active)} active runs: give the socket of one of them, {names}.")
+    stale = "".join(f" {path.name}: {cause}." for path, (_, cause) in states.items())
     raise LookupError(
-        f"No run in {folder} can be asked: it has ended, has not begun yet, or has no Remote({str(folder)!r}).{dead}"
+        f"No active run in {folder}: it has ended, has not begun, or has no Remote({str(folder)!r}).{stale}"
     )
 
 
-def _look_at(path: Path) -> tuple[bool, str]:
-    """Return whether the process of a run is there, although it may not answer; and which it is, or why it is not."""
+def _probe(path: Path) -> tuple[bool, str]:
+    """Return whether the process of a run exists, and which process it is, or why it does not."""
     try:
         with connect(path, 0.0) as connection:
-            served = peer(connection)
-    except BlockingIOError:  # many are waiting to be accepted
+            process = peer(connection)
+    except BlockingIOError:  # many clients are waiting
         return True, ""
     except OSError as error:
-        return False, _why_not(error)
-    return True, "" if served is None else f" (process {served[0]})"
+        return False, _cause(error)
+    return True, "" if process is None else f" (process {process[0]})"
 
 
-def _why_not(error: OSError) -> str:
-    """Return why a run cannot be reached."""
+def _cause(error: OSError) -> str:
     match error:
         case ConnectionRefusedError():
             return "the run was killed or has ended, or is on another machine"
         case FileNotFoundError():
-            return "the run has ended, and its socket is gone"
+            return "the run has ended, and its socket was removed"
     return error.strerror or str(error)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of the commands: requests to the control, followed until they are served or taken back."""
+"""Serves the commands of clients as requests to the control, and follows the requests to their outcomes."""
 
 from __future__ import annotations
 
@@ -11,175 +11,171 @@ from heliograph.core.stepping.changes import refuse_change
 from heliograph.events import CHANGES, Request
 
 from ..verbs import TAKEN_BACK, VERBS
-from .clients import Asked
 from .messages import VERBS as WORDS
 from .messages import Command
+from .server import ClientCommand
 
-FOLLOWED = 1000  # commands of which it is known at once what becomes of them
-KEEPS = "so that a kill does not lose"  # how the reason of a save after a change begins: no person has asked for it
+MOST_FOLLOWED = 1000  # commands; clients of later ones do not wait for the outcome
+KEEPS = "so that a kill does not lose"  # begins the reason of a save that `Remote` requests itself
 Answer = dict[str, Any]
 
 
 class RefusedCommandError(Exception):
-    """What was requested cannot be done; the text says why."""
+    """A command that cannot be served, and why."""
 
 
 @dataclass(slots=True, eq=False)
-class Followed:
-    """A command that was accepted.
+class FollowedCommand:
+    """An accepted command whose client waits for the outcome.
 
     Attributes:
-        asked: the command.
-        request: what the control holds for it, which is an earlier one where somebody had asked for the same.
-        origin: of the run at that moment: another one since then means that it rolled back.
-        seen: how many requests the history had.
-        saves: how many saves there were.
-        remark: why nothing changes by it, empty where something does.
+        request: in the control; an earlier one if the same thing was requested already.
+        origin: of the run; another one later means a roll-back.
+        history_length: of the control.
+        saves: the number of saves so far.
+        remark: why the command changes nothing; empty if it does.
     """
 
-    asked: Asked
+    source: ClientCommand
     request: Request
     origin: Progress
-    seen: int
+    history_length: int
     saves: int
     remark: str
 
 
 class Outcomes:
-    """Turns commands into requests, and finds out what becomes of them. Only the training's thread uses it.
+    """Serves commands in the training's thread.
 
     Args:
-        own: the name of the plugin, which does not disable itself.
+        plugin: the name of the plugin that receives the commands.
 
     Attributes:
-        followed: the commands whose askers wait.
+        followed: the accepted commands without an outcome.
     """
 
-    def __init__(self, own: str) -> None:
-        self._own = own
-        self.followed: list[Followed] = []
-        self._place: Answer = {}
+    def __init__(self, plugin: str) -> None:
+        self._plugin = plugin
+        self.followed: list[FollowedCommand] = []
+        self._position: Answer = {}
         self._saves = 0
 
-    def accept(self, run: Run, asked: Asked) -> tuple[Answer, bool]:
-        """Request what a command asks for; return the answer, and whether it is the last one."""
+    def accept(self, run: Run, source: ClientCommand) -> tuple[Answer, bool]:
+        """Make the request; return the answer, and whether it is the outcome."""
         try:
-            check_command(run, asked.command, self._own)
-            remark = _no_change(run, asked)
-            request = make_request(run, asked.command, asked.by)
-        except (RefusedCommandError, RuntimeError) as error:  # a loop of another framework cannot serve every verb
-            return {"state": "refused", "text": str(error), **place_of(run)}, True
+            check_command(run, source.command, self._plugin)
+            remark = _no_change(run, source.command)
+            request = make_request(run, source.command, source.by)
+        except (RefusedCommandError, RuntimeError) as error:  # RuntimeError: the loop of another framework
+            return {"state": "refused", "text": str(error), **position_of(run)}, True
         if request.verb == "end_epoch" or (request.verb in CHANGES and not remark):
-            self._save(run, request)
-        waits = asked.command.waits and len(self.followed) < FOLLOWED
+            self._request_save(run, request)
+        waits = source.command.waits and len(self.followed) < MOST_FOLLOWED
         if waits:
-            history = run.control.history
-            self.followed.append(Followed(asked, request, run.origin, history.total, self._saves, remark))
+            length = run.control.history.total
+            self.followed.append(FollowedCommand(source, request, run.origin, length, self._saves, remark))
         text = f"{request.what} is requested{remark and f': nothing will change, {remark}'}."
-        return {"state": "accepted", "text": text, **place_of(run)}, not waits
+        return {"state": "accepted", "text": text, **position_of(run)}, not waits
 
     def count_save(self) -> None:
-        """Note that the run saves."""
         self._saves += 1
 
-    def serve_change(self, run: Run, event: ChangeServed) -> Iterator[tuple[Asked, Answer]]:
-        """Yield what became of the commands for a change that the run has served."""
-        for each in list(self.followed):
-            request = each.request
-            if _is_change(request, event):
+    def serve_change(self, run: Run, event: ChangeServed) -> Iterator[tuple[ClientCommand, Answer]]:
+        for followed in list(self.followed):
+            request = followed.request
+            if (request.verb, request.target, request.value) == (event.verb, event.target, event.value):
                 refused = {"state": "refused", "text": event.refusal}
-                done = f"nothing has changed, {each.remark}" if each.remark else "done"
+                done = f"nothing has changed, {followed.remark}" if followed.remark else "done"
                 served = {"state": "served", "text": f"{request.what}: {done}."}
-                yield self._settle(each, {**(refused if event.refusal else served), **place_of(run)})
+                yield self._settle(followed, {**(refused if event.refusal else served), **position_of(run)})
 
-    def follow(self, run: Run) -> Iterator[tuple[Asked, Answer]]:
-        """Yield what became of commands since this was called last."""
-        due = run.control.open_requests()
-        for each in list(self.followed):
-            if not _is_open(each.request, due):
-                yield self._settle(each, self._outcome(run, each))
-        self._place = place_of(run)
+    def follow(self, run: Run) -> Iterator[tuple[ClientCommand, Answer]]:
+        """Yield the outcomes since the previous call."""
+        open_requests = run.control.open_requests()
+        for followed in list(self.followed):
+            current = open_requests.get(followed.request.what)
+            # The ranks may have replaced the request by an equal copy.
+            if current is None or _identity(current) != _identity(followed.request):
+                yield self._settle(followed, self._outcome(run, followed))
+        self._position = position_of(run)
 
-    def end(self, run: Run, status: str) -> Iterator[tuple[Asked, Answer]]:
-        """Yield what became of all others when the run ends."""
+    def end(self, run: Run, status: str) -> Iterator[tuple[ClientCommand, Answer]]:
+        """Yield all remaining outcomes at the end of the run."""
         yield from self.follow(run)
-        for each in list(self.followed):
-            if each.request.verb == "stop" and status == "stopped":
+        for followed in list(self.followed):
+            if followed.request.verb == "stop" and status == "stopped":
                 answer = {"state": "served", "text": f"the run has stopped: {run.report.reason(None)}."}
             else:
-                answer = {"state": "unserved", "text": f"the run has ended before that, {status}."}
-            yield self._settle(each, {**answer, **place_of(run)})
+                answer = {"state": "unserved", "text": f"the run ended first, {status}."}
+            yield self._settle(followed, {**answer, **position_of(run)})
 
-    def _save(self, run: Run, request: Request) -> None:
-        """Ask for a save after it, if it can be had: a run that is resumed after a kill would not do the same again.
+    def _request_save(self, run: Run, request: Request) -> None:
+        """Request a save after a change: a run that resumes after a kill would not repeat the change.
 
-        Not where a plugin may go back to a checkpoint: people change a run that goes wrong, it must not go back there.
+        Not with a plugin that may roll back: the change is often a reaction to a run that goes wrong, and a roll-back
+        must not return to that state.
         """
-        goes, asks = request.target if request.verb == "disable_plugin" else "", run.plugins.declared("asks")
-        if run.plugins.writes_saves(without=goes) and "save" in asks and "roll_back" not in asks:
+        disabled = request.target if request.verb == "disable_plugin" else ""
+        asks = run.plugins.declared("asks")
+        if run.plugins.writes_saves(without=disabled) and "save" in asks and "roll_back" not in asks:
             run.control.request_save(f"{KEEPS} {request.what}", by=request.by)
 
-    def _settle(self, followed: Followed, answer: Answer) -> tuple[Asked, Answer]:
+    def _settle(self, followed: FollowedCommand, answer: Answer) -> tuple[ClientCommand, Answer]:
         self.followed.remove(followed)
-        return followed.asked, answer
+        return followed.source, answer
 
-    def _outcome(self, run: Run, followed: Followed) -> Answer:
-        """Return what became of a request that is not open any more."""
+    def _outcome(self, run: Run, followed: FollowedCommand) -> Answer:
         request = followed.request
         if run.origin is not followed.origin:
-            return {"state": "unserved", "text": "the run has gone back to an earlier state first.", **place_of(run)}
-        taker = _taker(run, followed)
-        if taker is None and (request.verb != "save" or self._saves > followed.saves):
-            return {"state": "served", "text": f"{VERBS[request.verb].mark}: done.", **(self._place or place_of(run))}
-        how = "taken back" if taker is None else f"{VERBS[taker.verb].mark} by {taker.by} ({taker.reason})"
-        return {"state": "unserved", "text": f"{how}.", **place_of(run)}
+            return {"state": "unserved", "text": "the run rolled back first.", **position_of(run)}
+        withdrawal = _withdrawal(run, followed)
+        if withdrawal is None and (request.verb != "save" or self._saves > followed.saves):
+            text = f"{VERBS[request.verb].mark}: done."
+            return {"state": "served", "text": text, **(self._position or position_of(run))}
+        text = "withdrawn."
+        if withdrawal is not None:
+            text = f"{VERBS[withdrawal.verb].mark} by {withdrawal.by} ({withdrawal.reason})."
+        return {"state": "unserved", "text": text, **position_of(run)}
 
 
-def place_of(run: Run) -> Answer:
-    """Return where a run is."""
+def position_of(run: Run) -> Answer:
     progress = run.progress
     return {"epoch": progress.epoch, "batch": progress.batch, "step": progress.steps}
 
 
-def _no_change(run: Run, asked: Asked) -> str:
-    """Return why a change of the run changes nothing; empty where it does, or where another one comes first."""
-    word, target, rate = asked.command.word, asked.command.target, asked.command.value
-    before = [each for each in run.control.open_requests().values() if each.verb in CHANGES]
-    if word in ("enable", "disable") and target not in {each.target for each in before}:
+def _no_change(run: Run, command: Command) -> str:
+    """Return why a command changes nothing; empty if it does, or if an open request comes first."""
+    word, target, rate = command.word, command.target, command.value
+    changes = [request for request in run.control.open_requests().values() if request.verb in CHANGES]
+    if word in ("enable", "disable") and target not in {request.target for request in changes}:
         return f"{target} is {word}d already" if run.plugins.is_enabled(target) == (word == "enable") else ""
-    if word == "set-lr" and "set_learning_rate" not in {each.verb for each in before}:
+    if word == "set-lr" and "set_learning_rate" not in {request.verb for request in changes}:
         names = [target] if target else run.optimizers
-        rates = {run.optimizers[name].param_groups[0]["lr"] for name in names}
-        return f"the learning rate is {rate!r} already" if {float(each) for each in rates} == {rate} else ""
+        rates = {float(run.optimizers[name].param_groups[0]["lr"]) for name in names}
+        return f"the learning rate is {rate!r} already" if rates == {rate} else ""
     return ""
 
 
-def check_command(run: Run, command: Command, own: str = "") -> None:
-    """Raise `RefusedCommandError` where a command would have no effect, or would fail the run.
-
-    Args:
-        run: the run.
-        command: the command.
-        own: the name of the plugin that took it, which does not disable itself.
-    """
+def check_command(run: Run, command: Command, receiver: str = "") -> None:
+    """Refuse a command that has no effect, fails the run, or disables the plugin that received it."""
     word, target, plugins = command.word, command.target, run.plugins
     if word == "validate" and not run.data.validation_sets:
         raise RefusedCommandError("the run has no validation data.")
     if word == "save" and not plugins.writes_saves():
         raise RefusedCommandError("no plugin of the run writes saves.")
     asks = {**plugins.declared("asks"), **plugins.declared("asks", enabled=False)}
-    if word in ("validate", "save") and WORDS[word] not in asks:  # in a loop of another framework
-        raise RefusedCommandError(f"no plugin of the run asks for a {WORDS[word]}, so its loop may be unable to.")
+    if word in ("validate", "save") and WORDS[word] not in asks:  # in the loop of another framework
+        raise RefusedCommandError(f"no plugin of the run asks for a {WORDS[word]}, so its loop may not support it.")
     if word == "end-epoch" and not run.progress.batch:
         raise RefusedCommandError("no epoch is running now.")
-    if word == "disable" and target == own:
-        raise RefusedCommandError(f"{target} does not disable itself: nobody could ask for anything any more.")
+    if word == "disable" and target == receiver:
+        raise RefusedCommandError(f"{target} cannot disable itself: the run would accept no more requests.")
     if WORDS[word] in CHANGES and (refusal := refuse_change(run, WORDS[word], target, command.value)):
         raise RefusedCommandError(refusal)
 
 
 def make_request(run: Run, command: Command, by: str) -> Request:
-    """Request what a command asks for, in the name of who asks; return what the control holds for it."""
+    """Make the request of a command; return the open request, which may be an earlier one."""
     control = run.control
     match command.word:
         case "set-lr":
@@ -198,32 +194,19 @@ def make_request(run: Run, command: Command, by: str) -> Request:
             control.request_validation(command.reason, by=by)
         case "save":
             control.request_save(command.reason, by=by)
-    due = control.open_requests()
     verb = WORDS[command.word]
-    if verb not in CHANGES:
-        return due[verb]
-    return next(each for each in reversed(due.values()) if each.verb == verb)
+    return next(request for request in reversed(control.open_requests().values()) if request.verb == verb)
 
 
-def _is_change(request: Request, event: ChangeServed) -> bool:
-    return (request.verb, request.target, request.value) == (event.verb, event.target, event.value)
-
-
-def _is_open(request: Request, due: dict[str, Request]) -> bool:
-    """Return whether a request is still due; the ranks may have replaced it by a copy."""
-    other = due.get(request.what)
-    return other is not None and _facts(other) == _facts(request)
-
-
-def _facts(request: Request) -> tuple[object, ...]:
+def _identity(request: Request) -> tuple[object, ...]:
     return request.by, request.reason, request.epoch, request.batch, request.step
 
 
-def _taker(run: Run, followed: Followed) -> Request | None:
-    """Return the request that took another one back, None where none did; a veto of a save is counted, not listed."""
+def _withdrawal(run: Run, followed: FollowedCommand) -> Request | None:
+    """Return the request that withdrew or vetoed a followed one; vetoes of a save are counted, not appended."""
     history, verb = run.control.history, followed.request.verb
-    newest = len(history) - min(history.total - followed.seen, len(history))
-    for number, each in reversed(list(enumerate(history))):
-        if TAKEN_BACK.get(each.verb) == verb and (number >= newest or each.verb == "veto_save"):
-            return each
+    newest = len(history) - min(history.total - followed.history_length, len(history))
+    for number, request in reversed(list(enumerate(history))):
+        if TAKEN_BACK.get(request.verb) == verb and (number >= newest or request.verb == "veto_save"):
+            return request
     return None

@@ -1,4 +1,4 @@
-"""The sockets of a run: made so that they are never open to others, found again, removed where their run is dead."""
+"""Unix sockets of runs, and addresses and tokens for TCP."""
 
 from __future__ import annotations
 
@@ -12,61 +12,77 @@ from secrets import token_hex
 from struct import Struct
 from tempfile import mkdtemp
 
-LONGEST = 103  # bytes of an address that every system takes
+LONGEST_ADDRESS = 103  # bytes, on every system
 BACKLOG = 16
 SUFFIX = ".sock"
-CREDENTIALS = Struct("3i")  # of a process, its user, its group
+CREDENTIALS = Struct("3i")  # process, user, group
+SHORTEST_TOKEN, LONGEST_TOKEN = 16, 500  # characters
+LOCAL = "127.0.0.1"
+
+
+def parse_address(address: int | str) -> tuple[str, int]:
+    """Return host and port of `host:port`, `[::1]:port`, or a port alone, which is on 127.0.0.1."""
+    host, _, port = str(address).rpartition(":")
+    has_host = bool(host) or not isinstance(address, str)
+    if isinstance(address, bool) or not port.isdecimal() or int(port) > 65535 or not has_host:
+        raise ValueError(f"A TCP address is a port such as 8750, or host:port; got {address!r}.")
+    return host.strip("[]") or LOCAL, int(port)
+
+
+def check_token(token: str) -> str:
+    if not SHORTEST_TOKEN <= len(token) <= LONGEST_TOKEN or not token.isascii() or not token.isprintable():
+        raise ValueError(
+            f"A token has {SHORTEST_TOKEN} to {LONGEST_TOKEN} printable ASCII characters; got {len(token)} characters."
+        )
+    return token
 
 
 def host_name() -> str:
-    """Return the name of this machine as it is part of a file name."""
+    """Return the name of this machine with the characters that a file name can have."""
     return re.sub(r"[^\w.-]", "_", socket.gethostname(), flags=re.ASCII)[:32] or "host"
 
 
 def sockets_in(folder: Path) -> list[Path]:
-    """Return the sockets of runs in a folder, those of dead runs too."""
+    """Return the sockets in a folder, including stale ones."""
     return sorted(path for path in folder.glob(f"remote-*{SUFFIX}") if path.is_socket() and not path.is_symlink())
 
 
 def listen(folder: Path) -> tuple[socket.socket, Path]:
-    """Make the socket of a run in its folder, for the user of this process alone, and remove those of dead runs.
+    """Listen on a new socket in the folder of a run, and remove the sockets of killed runs.
 
-    It is made in a folder that only this user can enter, and gets its name when it listens: so nobody else can ever
-    connect, what has the name of a socket is one, and a link that somebody puts there is followed by nobody.
-
-    Raises:
-        OSError: the folder, or its file system, can have no socket.
+    The socket is created in a folder that only this user can enter, and renamed when it listens. So no other user can
+    ever connect, and a link in its place is replaced, not followed.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    remove_dead(folder)
+    remove_stale(folder)
     path = folder / f"remote-{host_name()}-{token_hex(4)}{SUFFIX}"
-    apart = Path(mkdtemp(prefix=".remote-", dir=folder))
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    private = Path(mkdtemp(prefix=".remote-", dir=folder))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with short(apart / path.name) as name:
-            made.bind(name)
-        (apart / path.name).chmod(0o600)
-        made.listen(BACKLOG)
-        (apart / path.name).rename(path)
-    except BaseException:  # whatever it is, nothing stays open
-        made.close()
-        (apart / path.name).unlink(missing_ok=True)
+        with short(private / path.name) as name:
+            listener.bind(name)
+        (private / path.name).chmod(0o600)
+        listener.listen(BACKLOG)
+        (private / path.name).rename(path)
+    except BaseException:
+        listener.close()
+        (private / path.name).unlink(missing_ok=True)
         raise
     finally:
-        apart.rmdir()
-    return made, path
+        private.rmdir()
+    return listener, path
 
 
-def remove_dead(folder: Path) -> None:
-    """Remove the sockets of this machine's runs that were killed: nobody accepts a connection."""
+def remove_stale(folder: Path) -> None:
+    """Remove the sockets and tokens of killed runs of this machine."""
     for path in sockets_in(folder):
-        if path.name.startswith(f"remote-{host_name()}-") and _is_dead(path):
-            for each in (path, path.with_suffix(".token")):
-                each.unlink(missing_ok=True)
+        if path.name.startswith(f"remote-{host_name()}-") and _is_stale(path):
+            path.unlink(missing_ok=True)
+            path.with_suffix(".token").unlink(missing_ok=True)
 
 
-def _is_dead(path: Path) -> bool:
+def _is_stale(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -74,57 +90,45 @@ def _is_dead(path: Path) -> bool:
                 probe.connect(name)
         except ConnectionRefusedError:
             return True
-        except OSError:  # it has much to do, is of another user, or was just removed
+        except OSError:  # busy, owned by another user, or just removed
             return False
     return False
 
 
 def connect(path: Path, timeout: float) -> socket.socket:
-    """Return a connection to the socket of a run.
-
-    Raises:
-        OSError: there is no such socket, nobody accepts, or it is of another user.
-    """
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """Connect to the socket of a run; OSError if it is gone, stale, or served by another user."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        made.settimeout(timeout)
+        connection.settimeout(timeout)
         with short(path.absolute()) as name:
-            made.connect(name)
-        served = peer(made)
-        if served is not None and os.getuid() not in (served[1], 0):
-            raise PermissionError(f"it is served by another user, number {served[1]}")
-    except BaseException:  # whatever it is, nothing stays open
-        made.close()
+            connection.connect(name)
+        server = peer(connection)
+        if server is not None and os.getuid() not in (server[1], 0):
+            raise PermissionError(f"it is served by another user, number {server[1]}")
+    except BaseException:
+        connection.close()
         raise
-    return made
+    return connection
 
 
 def peer(connection: socket.socket) -> tuple[int, int] | None:
-    """Return the process and the user at the other end of a Unix socket, as the kernel knows them, by their numbers.
-
-    None where it does not know them: Linux says it of both ends.
-    """
+    """Return the process and the user at the other end of a Unix socket; None except on Linux."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
-    given = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    process, user, _ = CREDENTIALS.unpack(given)
+    process, user, _ = CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    )
     return process, user
 
 
 @contextmanager
 def short(path: Path) -> Iterator[str]:
-    """Yield a name of a path that fits into the address of a socket, for as long as the context lasts.
-
-    Raises:
-        OSError: the path is too long, and this system knows no other name for it.
-    """
-    if len(os.fsencode(path)) <= LONGEST:
+    """Yield a name of a path that is short enough for the address of a socket, valid within the context."""
+    if len(os.fsencode(path)) <= LONGEST_ADDRESS:
         yield str(path)
         return
     if not Path("/proc/self/fd").is_dir():
-        raise OSError(
-            f"{path} has more than the {LONGEST} bytes that the address of a socket can have: take a shorter folder."
-        )
+        raise OSError(f"{path} has more than the {LONGEST_ADDRESS} bytes of a socket address: use a shorter folder.")
     number = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{number}/{path.name}"
@@ -133,7 +137,7 @@ def short(path: Path) -> Iterator[str]:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a file that only this user can read; what lies there is replaced, and no link is followed."""
+    """Write a file that only this user can read; an existing file or link is replaced."""
     with suppress(FileNotFoundError):
         path.unlink()
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)

@@ -1,1 +1,1 @@
-"""Recorded runs done again: up to a step, with one thing changed, operator by operator."""
+"""Reruns of recorded trainings: `goto`, `fork` and `drill`."""

@@ -1,4 +1,4 @@
-"""`python -m heliograph diverge RUN RUN`, `goto RUN PROGRAM --step 9` and `fork RUN PROGRAM --into FOLDER`."""
+"""The commands `diverge RUN RUN`, `goto RUN PROGRAM --step 9` and `fork RUN PROGRAM --into FOLDER`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from .change import Change
 
-RUN = "a recording, or a folder: the newest in it"
-INTERRUPTED = 130  # the status of a command that Ctrl-C has ended
+RUN = "a recording, or a folder, for its newest recording"
+INTERRUPTED = 130  # exit status after Ctrl-C
 BANNER = """\
 paused: .batch .modules .gradients .plugins .run .event .result .comparison .notes
         .next_event() .next_step() .go_to_step(n) .go_to(wanted) .within(context) .finish()"""
@@ -22,7 +22,7 @@ PROGRAM = "module:function that returns the trainer and the keywords of its fit;
 
 
 def diverge(arguments: Sequence[str]) -> int:
-    """Find where two recorded runs begin to differ, and what that means."""
+    """Find and explain the first difference between two recorded runs."""
     parser = argparse.ArgumentParser(
         prog="heliograph diverge",
         description="Exit status 0: the trainings are equal; 1: they differ; 2: they could not be compared.",
@@ -34,34 +34,34 @@ def diverge(arguments: Sequence[str]) -> int:
         action="append",
         metavar="PROGRAM",
         default=[],
-        help=f"do the batch that differs again, and name the first operator that differs: {PROGRAM}; a second one for "
-        f"the other run, if that had another program",
+        help=f"repeat the batch that differs, and name the first operator that differs: {PROGRAM}; give a second one "
+        f"if the other run has another program",
     )
     parser.add_argument(
         "--change",
         action="append",
         metavar="FUNCTION",
         default=[],
-        help="for --drill: of a fork, the module:function that changed it; a second one if another function has "
+        help="for --drill of a fork: the module:function that changed it; give a second one if another function "
         "changed the other run",
     )
-    return run_diverge(parser.parse_args(arguments))
+    return _run_diverge(parser.parse_args(arguments))
 
 
 def goto(arguments: Sequence[str]) -> int:
     """Repeat a recorded run up to an optimizer step, and open a Python prompt there."""
     parser = argparse.ArgumentParser(
         prog="heliograph goto",
-        description="Exit status 0: it was there; 2: it could not go there; 130: interrupted on the way.",
+        description="Exit status 0: the prompt was opened; 2: the step could not be reached; 130: interrupted.",
     )
     parser.add_argument("recording", metavar="RUN", help=RUN)
     parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
-    parser.add_argument("--step", type=int, required=True, metavar="N", help="which optimizer step, from 1")
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="the optimizer step, from 1")
     parser.add_argument(
-        "--change", metavar="FUNCTION", help="of a fork, the module:function that changed it; called where the fork did"
+        "--change", metavar="FUNCTION", help="for a fork: the module:function that changed it; called at the same step"
     )
-    parser.add_argument("--inexact", action="store_true", help="go there although the rerun may differ")
-    return run_goto(parser.parse_args(arguments))
+    parser.add_argument("--inexact", action="store_true", help="continue although the rerun may differ")
+    return _run_goto(parser.parse_args(arguments))
 
 
 def fork(arguments: Sequence[str]) -> int:
@@ -73,27 +73,20 @@ def fork(arguments: Sequence[str]) -> int:
     parser.add_argument("recording", metavar="RUN", help=RUN)
     parser.add_argument("program", metavar="PROGRAM", help="module:function as for goto; takes the folder to write to")
     parser.add_argument("--into", required=True, type=Path, metavar="FOLDER", help="for the new training")
-    parser.add_argument(
-        "--at", type=int, metavar="N", help="after which step; by default that of the newest checkpoint"
-    )
-    parser.add_argument("--change", metavar="FUNCTION", help="module:function, called with the run there")
+    parser.add_argument("--at", type=int, metavar="N", help="the step; by default the step of the newest checkpoint")
+    parser.add_argument("--change", metavar="FUNCTION", help="module:function, called with the run after that step")
     parser.add_argument("--inexact", action="store_true", help="train although the rerun may differ")
-    return run_fork(parser.parse_args(arguments))
+    return _run_fork(parser.parse_args(arguments))
 
 
-def run_diverge(options: argparse.Namespace) -> int:
-    """Compare two runs, print the result, and return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
+def _run_diverge(options: argparse.Namespace) -> int:
     from ..divergence.compare import diverge
     from .errors import NotExact
 
     if len(options.drill) > 2:
-        return _print_error("diverge", ValueError("--drill is given once, or twice: a program for each run."))
+        return _print_error("diverge", ValueError("--drill is given at most twice: a program for each run."))
     if len(options.change) > 2 * bool(options.drill):
-        return _print_error("diverge", ValueError("--change is for --drill, once or twice: a function for each fork."))
+        return _print_error("diverge", ValueError("--change needs --drill, and is given at most twice."))
     try:
         if options.drill:
             from .drill import drill
@@ -112,12 +105,7 @@ def run_diverge(options: argparse.Namespace) -> int:
     return 1 if divergence.first is not None else 0 if divergence.is_equal else 2
 
 
-def run_goto(options: argparse.Namespace) -> int:
-    """Go to a step, and open a prompt there; return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
+def _run_goto(options: argparse.Namespace) -> int:
     import code
 
     from .errors import NotExact
@@ -137,18 +125,13 @@ def run_goto(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_fork(options: argparse.Namespace) -> int:
-    """Fork a run, train, and print the result; return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
+def _run_fork(options: argparse.Namespace) -> int:
     from .errors import NotExact
     from .fork import fork
 
     failures: list[str] = []
     try:
-        change = None if options.change is None else _noting(options.change, failures)
+        change = None if options.change is None else _reporting(options.change, failures)
         result = fork(
             options.recording, options.program, into=options.into, at=options.at, change=change,
             exact=not options.inexact,
@@ -166,8 +149,8 @@ def run_fork(options: argparse.Namespace) -> int:
     return INTERRUPTED if result.status == "interrupted" else 0
 
 
-def _noting(name: str, failures: list[str]) -> Change:
-    """Return the change of a name; how it fails is noted, with the frames of it alone."""
+def _reporting(name: str, failures: list[str]) -> Change:
+    """Return a change that reports its failure with its own frames only."""
     import traceback
 
     from heliograph.spi import describe, find_function
@@ -178,13 +161,13 @@ def _noting(name: str, failures: list[str]) -> Change:
         try:
             function(run)
         except Exception as error:
-            own = error.__traceback__ and error.__traceback__.tb_next
-            frames = "".join(traceback.format_exception(type(error), error, own))
-            what = f"the change {name} raised {type(error).__name__} after step {run.progress.steps}"
-            failures.append(f"{frames}heliograph fork: {what}: correct it, and fork again")
+            frames = error.__traceback__ and error.__traceback__.tb_next
+            text = "".join(traceback.format_exception(type(error), error, frames))
+            reason = f"the change {name} raised {type(error).__name__} after step {run.progress.steps}"
+            failures.append(f"{text}heliograph fork: {reason}: fix it, and fork again")
             raise
 
-    change.__qualname__ = describe(function)  # its name in the recording; not every callable has one
+    change.__qualname__ = describe(function)  # for the recording; not every callable has a name
     return change
 
 

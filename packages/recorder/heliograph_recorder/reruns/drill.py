@@ -1,4 +1,4 @@
-"""`drill`: the batch in which two recorded runs begin to differ, done again operator by operator."""
+"""`drill`: repeats the first batch that differs between two recorded runs, operator by operator."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from heliograph.spi import printable_lines
 
 from ..divergence.compare import diverge
 from ..divergence.report import Difference, Divergence, Kind
-from ..step_check.operators import Call, CallDigests, difference_of
+from ..step_check.operators import CallDigests, OperatorCall, difference_of
 from .change import Change, change_of
 from .errors import NotExact
-from .paused_run import PausedRun
+from .goto import PausedRun
 from .program import Program
 from .recorded import RecordedRun
 
@@ -25,14 +25,14 @@ COMPUTED: tuple[Kind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """What doing a batch of two runs again has shown; `print` it.
+    """The repeated batch of two runs; `print` it.
 
     Attributes:
         divergence: of the recordings.
-        operator: the first operator that differs between the two, in words; None where none does.
-        repeats: whether each run, done again, is what its recording says, up to the end of that batch.
-        operators: how many were compared.
-        notes: what was not as it was in the recorded runs, when they were done again.
+        operator: the first operator that differs; None if there is none.
+        repeats: for each run, True if the rerun equals its recording up to the end of that batch.
+        operators: the number of compared operators.
+        notes: what was not repeated exactly.
     """
 
     divergence: Divergence
@@ -44,19 +44,19 @@ class Drill:
     def __str__(self) -> str:
         lines, first = [str(self.divergence)], self.divergence.first
         if first is not None and first.kind not in COMPUTED:
-            lines.append("No batch was done again: operators do not show where a difference of this kind comes from.")
+            lines.append("No batch was repeated: operators cannot explain a difference of this kind.")
         if not self.operators:
             return "\n".join(lines)
         if self.operator is not None:
-            lines.append(f"Done again, the first difference: {self.operator}.")
+            lines.append(f"In the rerun, the first difference: {self.operator}.")
         else:
-            lines.append(f"Done again, none of the {self.operators:,} operators of that step differs.")
-        lines += [f"Done again, {note}." for note in self.notes]
+            lines.append(f"In the rerun, none of the {self.operators:,} operators of that step differs.")
+        lines += [f"In the rerun, {note}." for note in self.notes]
         for name, repeats in zip(self.divergence.names, self.repeats, strict=True):
             if not repeats:
                 lines.append(
-                    f"{name} is not what it is when it is done again: its program or its data have changed, it is not "
-                    f"deterministic, or a machine computed wrongly."
+                    f"{name} differs from its rerun: its program or its data have changed, it is not deterministic, or "
+                    f"a machine computed wrongly."
                 )
         return printable_lines("\n".join(lines))
 
@@ -72,23 +72,24 @@ def drill(
 ) -> Drill:
     """Find the first operator that differs between two recorded runs.
 
-    Both are continued from their newest checkpoints before the first difference, as `goto` does, with what people had
-    requested of them, and every operator of that batch is noted, forward and backward, with the bits that it was given
-    and returned. Where gradients are accumulated, so are those of the batches before it in its step.
+    Both runs are repeated from their newest checkpoints before the first difference, as in `goto`, including the
+    requests of people. Then every operator of that batch is compared, forward and backward, with all bits of its inputs
+    and outputs. With gradient accumulation, this includes the earlier batches of the same step.
 
     Args:
         one: the folder of a run, or its recording.
-        other: those of the other.
-        program: the program of the first, as for `goto`; and of the other, if that is the same.
-        other_program: the program of the other.
-        change: as for `goto`, of the run that is a fork that was changed; of both, if both were, by the same function.
-        other_change: the change of the other, if both are changed forks.
+        other: the second run.
+        program: of the first run, as for `goto`; also of the second by default.
+        other_program: of the second run.
+        change: as for `goto`, if a run is a changed fork; of both if both are.
+        other_change: of the second run, if both are changed forks.
 
     Raises:
         FileNotFoundError: there is no such recording.
-        ValueError: it cannot be read; a program has no `Checkpoint`; a change is given, and no run is a changed fork.
-        NotExact: the change of a fork is on the way, and is not given, or another function is.
-        UsageError: a program is not such a function, or there is no function of the name of a change.
+        ValueError: a recording cannot be read; a program has no `Checkpoint`; a change is given, but neither run is a
+            changed fork.
+        NotExact: the change of a fork must be repeated, and is missing or another function.
+        UsageError: a program or a change is not such a function.
         TypeError: a change is not a function.
     """
     changes = change_of("drill", change), change_of("drill", change if other_change is None else other_change)
@@ -97,46 +98,44 @@ def drill(
         return Drill(divergence)
     programs = program, program if other_program is None else other_program
     runs = RecordedRun(one), RecordedRun(other)
-    if changes != (None, None) and all(each.change is None for each in runs):
-        raise ValueError("Neither run is a fork that was changed, so there is no change to make again.")
+    if changes != (None, None) and all(run.change is None for run in runs):
+        raise ValueError("Neither run is a changed fork: leave change= out.")
     first, second = (
-        _trace(run, each, function if run.change is not None else None, divergence.first)
-        for run, each, function in zip(runs, programs, changes, strict=True)
+        _trace(run, run_program, function if run.change is not None else None, divergence.first)
+        for run, run_program, function in zip(runs, programs, changes, strict=True)
     )
-    found, operators = difference_of(first.calls, second.calls), min(len(first.calls), len(second.calls))
-    operator = None if found is None else found.text
-    notes = tuple(dict.fromkeys([*first.notes, *second.notes]))
-    return Drill(divergence, operator, (first.is_equal, second.is_equal), operators, notes)
+    difference = difference_of(first.calls, second.calls)
+    return Drill(
+        divergence,
+        None if difference is None else difference.text,
+        (first.is_equal, second.is_equal),
+        min(len(first.calls), len(second.calls)),
+        tuple(dict.fromkeys([*first.notes, *second.notes])),
+    )
 
 
-class _Trace(NamedTuple):
-    """A batch that was done again: its operators, whether the run is as it was, and what else is not."""
-
-    calls: list[Call]
+class _BatchTrace(NamedTuple):
+    calls: list[OperatorCall]
     is_equal: bool
     notes: list[str]
 
 
-def _trace(recorded: RecordedRun, program: Program, change: Change | None, first: Difference) -> _Trace:
-    """Do a run again up to the end of the batch that differs, and note the operators since the last step before it."""
-    try:
-        return _calls(recorded, program, change, first)
-    except NotExact as error:  # of a change: a run without it would be another one
-        raise NotExact(error.reasons, has_option=False) from None
-
-
-def _calls(recorded: RecordedRun, program: Program, change: Change | None, first: Difference) -> _Trace:
+def _trace(recorded: RecordedRun, program: Program, change: Change | None, first: Difference) -> _BatchTrace:
+    """Repeat a run up to the end of the batch that differs, and record the operators since the last step."""
     begin = recorded.window_of(first.epoch, first.batch)
     origin = recorded.origin_before(first.epoch, begin)
-    changed = recorded.repeated_change(origin, change, exact=True)
-    with PausedRun(recorded, program, origin, None, changed=changed, exact=False) as paused:
-        place = first.epoch, begin - 1
-        paused.go_to(lambda run, event: isinstance(event, BatchStart) and _place(run) == place)
-        with paused.within(CallDigests()) as digests:
-            for _ in range(begin, first.batch + 1):
-                paused.go_to(lambda _, event: isinstance(event, BatchEnd))
-        paused.go_to(lambda *_: True)
-        return _Trace(digests.calls, paused.comparison.first is None, paused.notes)
+    place = first.epoch, begin - 1
+    try:
+        changed = recorded.repeated_change(origin, change, exact=True)
+        with PausedRun(recorded, program, origin, None, changed=changed, exact=False) as paused:
+            paused.go_to(lambda run, event: isinstance(event, BatchStart) and _place(run) == place)
+            with paused.within(CallDigests()) as digests:
+                for _ in range(begin, first.batch + 1):
+                    paused.go_to(lambda _, event: isinstance(event, BatchEnd))
+            paused.go_to(lambda *_: True)
+            return _BatchTrace(digests.calls, paused.comparison.first is None, paused.notes)
+    except NotExact as error:  # of a change; without it the rerun would be meaningless
+        raise NotExact(error.reasons, has_option=False) from None
 
 
 def _place(run: Run) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Why a recorded run cannot be done again."""
+"""`NotExact`: a rerun that differs from its recording."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from ..divergence.report import Difference
 
 
 class NotExact(RuntimeError):  # noqa: N818  # says what is missing
-    """A recorded run is not done again bit for bit.
+    """A recorded run cannot be repeated bit for bit.
 
     Attributes:
-        reasons: why a resume of it may differ, in sentences; empty if nothing is known.
-        difference: where what was done again differs from what was recorded; None where it does not.
-        has_option: whether it can be done nevertheless, with an option.
+        reasons: why a resume may differ; may be empty.
+        difference: the first difference between the rerun and the recording, None if there is none.
+        has_option: `exact=False` is possible.
     """
 
     def __init__(
@@ -21,15 +21,10 @@ class NotExact(RuntimeError):  # noqa: N818  # says what is missing
         self.reasons, self.difference, self.has_option = reasons, difference, has_option
 
     def __str__(self) -> str:
-        if self.difference is not None:
-            what = (
-                f"What is done again is not what was recorded. The first difference: {self.difference}".rstrip(".")
-                + "."
-                + "".join(f" Likely cause: {reason.rstrip('.')}." for reason in self.reasons)
-            )
+        reasons = [reason.rstrip(".") for reason in self.reasons]
+        if self.difference is None:
+            text = f"The run cannot be repeated bit for bit: {'; '.join(reasons)}."
         else:
-            reasons = "; ".join(each.rstrip(".") for each in self.reasons)
-            what = f"The run cannot be done again bit for bit: {reasons}."
-        if not self.has_option:
-            return what
-        return f"{what} To do it nevertheless, give exact=False (--inexact on the command line)."
+            text = f"The rerun differs from the recording. The first difference: {self.difference}".rstrip(".") + "."
+            text += "".join(f" Likely cause: {reason}." for reason in reasons)
+        return text + " To repeat it anyway, give exact=False (--inexact on the command line)." * self.has_option

@@ -1,4 +1,4 @@
-"""A training in a thread of its own, which stops at events and waits."""
+"""A training in a thread that pauses at events."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Wanted = Callable[[Run, Event], bool]
 
 
 class LeftTraining(BaseException):
-    """Ends a training that nobody wants to continue."""
+    """Ends a training that is not continued."""
 
 
 class PausedThread:
-    """Trains in a thread, from one wanted event to the next; whoever looks at the training does so in another one.
+    """Trains in a thread, and pauses at wanted events, so that another thread can inspect the training.
 
-    What is drawn from the global random generators while the training waits, it does not notice.
+    Draws from the global generators during a pause do not affect the training.
 
     Args:
-        train: trains; called in the thread.
+        train: called in the thread.
 
     Attributes:
-        run: the run, None before its first event.
-        event: the event at which the training waits, after all other handlers; None when it does not.
-        result: what the training returned, None before its end.
+        run: None before its first event.
+        event: the event of the pause; None outside of a pause.
+        result: None before the end of the training.
     """
 
     def __init__(self, train: Callable[[], RunResult]) -> None:
@@ -37,8 +37,8 @@ class PausedThread:
         self.event: Event | None = None
         self.result: RunResult | None = None
         self._train, self._error = train, list[BaseException]()
-        self._wanted: Wanted = _never
-        self._work: Callable[[], object] | None = None  # what is to be called in the thread
+        self._wanted: Wanted = lambda *_: False
+        self._work: Callable[[], object] | None = None  # a function to call in the thread
         self._state: Literal["new", "running", "waiting", "ended"] = "new"
         self._changed = Condition()
         self._is_left = False
@@ -48,22 +48,23 @@ class PausedThread:
     def subscribe(self, bus: Bus, *, left_out: Collection[str], recorder: str) -> None:
         """Handle all events of a bus, after all other handlers.
 
-        `Log` is handled only while others handle it: where nobody does, the loop collects no losses for it.
+        `Log` is handled only if plugins of the recorded run handle it: without a handler, the loop does not collect
+        losses for it, and the rerun must do the same.
 
         Args:
             bus: of the training.
-            left_out: the names of plugins that are disabled here, and were not in the recorded run.
-            recorder: the name of the plugin that handles `Log` only while others do, too.
+            left_out: the names of plugins that are disabled in the rerun only.
+            recorder: the name of the recorder of the rerun.
         """
         handles = {
             event: bus.on(event, self._handle, lane=Lane.REPORT)
             for event in dict.fromkeys([*CATALOGUE, *(signal.event for signal in bus.signals())])
         }
-        signal, own = bus.signal(Log), (describe(self._handle), recorder)
+        signal, rerun_only = bus.signal(Log), (describe(self._handle), recorder)
 
-        def follow(run: Run | None, event: PluginChanged | None) -> None:  # noqa: ARG001  # the form of handlers
-            others = [each for each in signal.subscriptions.values() if each.owner not in own]
-            is_handled = any(not each.paused or each.owner in left_out for each in others)
+        def follow(run: Run | None, event: PluginChanged | None) -> None:  # noqa: ARG001  # a handler
+            subscriptions = [entry for entry in signal.subscriptions.values() if entry.owner not in rerun_only]
+            is_handled = any(not entry.paused or entry.owner in left_out for entry in subscriptions)
             (handles[Log].resume if is_handled else handles[Log].pause)()
 
         follow(None, None)
@@ -71,16 +72,14 @@ class PausedThread:
         bus.signal(PluginChanged).connect(follow, weak=False, subscription=before_all)
 
     def go_to(self, wanted: Wanted) -> bool:
-        """Train until an event is wanted; return whether one was: the training may end before.
+        """Train until an event is wanted; return False if the training ends first.
 
-        Raises:
-            RuntimeError: the training has ended.
-            BaseException: the training failed, or `wanted` did, and the training waits where it was called;
-                KeyboardInterrupt lets it wait at its next event.
+        Errors of the training and of `wanted` are raised here. After an error of `wanted` or a KeyboardInterrupt, the
+        training pauses at that event or the next.
         """
         self._wait()
         if self._state == "ended":
-            raise RuntimeError("The training has ended, so it does not continue.")
+            raise RuntimeError("The training has ended.")
         self._wanted, self.event = wanted, None
         try:
             if self._state == "new":
@@ -89,22 +88,17 @@ class PausedThread:
             else:
                 self._continue()
             self._wait()
-        except KeyboardInterrupt:  # wherever it comes, or the training would not stop at its next event
-            self._wanted = _always
+        except KeyboardInterrupt:  # at any line, or the training would not pause at its next event
+            self._wanted = lambda *_: True
             raise
         if self._error:
             raise self._error.pop()
         return self.event is not None
 
     def call(self, work: Callable[[], object]) -> None:
-        """Call a function in the thread of the training, which waits at an event.
-
-        Raises:
-            RuntimeError: the training does not wait.
-            BaseException: the function failed.
-        """
+        """Call a function in the thread of the training, during a pause."""
         if self._state != "waiting":
-            raise RuntimeError("The training does not wait at an event, so nothing can be called in its thread.")
+            raise RuntimeError("The training is not paused at an event.")
         self._work = work
         self._continue()
         self._wait()
@@ -112,16 +106,12 @@ class PausedThread:
             raise self._error.pop()
 
     def close(self) -> None:
-        """Leave the training where it is; closing twice does nothing.
-
-        Raises:
-            BaseException: it failed otherwise than by that.
-        """
+        """End the training at its pause; raise an error that it had before. Closing twice does nothing."""
         self._is_left = True
         if self._state == "waiting":
             self._continue()
         if self._thread.ident is not None:
-            with self._changed:  # `wait_for` gives the lock back whole, also where a Ctrl-C has left it held
+            with self._changed:  # `wait_for` releases the lock fully, even if a Ctrl-C left it acquired
                 self._changed.wait_for(lambda: self._state == "ended")
             self._thread.join()
         self._state, self.event = "ended", None
@@ -135,12 +125,12 @@ class PausedThread:
             self._changed.notify_all()
 
     def _wait(self) -> None:
-        """Wait until the training waits, or has ended."""
+        """Wait until the training pauses or ends."""
         try:
             with self._changed:
                 self._changed.wait_for(lambda: self._state != "running")
         except KeyboardInterrupt:
-            self._wanted = _always
+            self._wanted = lambda *_: True
             raise
 
     # In the thread.
@@ -148,7 +138,7 @@ class PausedThread:
     def _run(self) -> None:
         try:
             self.result = self._train()
-        except BaseException as error:  # noqa: BLE001  # it is raised where the training is waited for
+        except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
             self._error.append(error)
         with self._changed:
             self._state = "ended"
@@ -163,7 +153,7 @@ class PausedThread:
                 self._work = None
                 try:
                     work()
-                except BaseException as error:  # noqa: BLE001  # it is raised where the function was given
+                except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
                     self._error.append(error)
                 self._stop()
             restore(draws)
@@ -171,10 +161,10 @@ class PausedThread:
             raise LeftTraining
 
     def _is_wanted(self, run: Run, event: Event) -> bool:
-        """Return whether to wait here; where the function that knows it fails, too."""
+        """Return whether to pause; also after an error of the function."""
         try:
             return self._wanted(run, event)
-        except BaseException as error:  # noqa: BLE001  # it is raised where the function was given
+        except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
             self._error.append(error)
             return True
 
@@ -186,16 +176,8 @@ class PausedThread:
             self._state = "running"
 
 
-def _never(run: Run, event: Event) -> bool:  # noqa: ARG001  # as `Wanted` is
-    return False
-
-
-def _always(run: Run, event: Event) -> bool:  # noqa: ARG001
-    return True
-
-
 def _was_left(error: Any) -> bool:
-    """Return whether an error is that of a training that was left, or was made of it."""
+    """True if an error is, or was caused by, LeftTraining."""
     while error is not None:
         if isinstance(error, LeftTraining):
             return True

@@ -1,37 +1,44 @@
-"""A recorded run, and the checkpoints of it that are still there."""
+"""A recorded run with its existing checkpoints, and its comparison with a rerun."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from heliograph.spi import Store, check_whole_number, membership
+from heliograph.spi import Store, check_whole_number, count, membership
 
+from ..divergence.compare import compare
 from ..divergence.course import Begin, Course, course_of
+from ..divergence.report import Divergence
+from ..format.follower import Follower
+from ..format.gc_pause import gc_paused
 from ..format.reader import read
-from ..format.records import Counters, EventEntry, Recording, walk
+from ..format.records import AttemptRecord, Counters, EventEntry, Recording
+from ..format.walk import walk
+from ..plugin import Recorder
 from .change import GIVE, Change, RecordedChange, RepeatedChange, parent_of, recorded_change
 from .errors import NotExact
 from .requests import PersonRequest, requests_of_people
 
 SILENT = (
-    "the recording has neither digests nor losses, so what is done again is compared by its counters, requests and "
-    "metrics only: Recorder(digests=True) records digests"
+    "the recording has neither digests nor losses, so only counters, requests and metrics of the rerun are compared: "
+    "use Recorder(digests=True)"
 )
 NOTED = ("checkpoint_saved", "checkpoint_loaded")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a run is continued from.
+    """The start of a rerun.
 
     Attributes:
-        path: the checkpoint, None for the beginning.
-        step: the optimizer steps that were done there.
-        place: the epoch, and the batches of it that were done there.
-        skipped: newer checkpoints that cannot be used, and why.
+        path: the checkpoint, None for the beginning of the run.
+        step: its number of optimizer steps.
+        place: its epoch, and the number of batches in it.
+        skipped: newer checkpoints that cannot be used, with the reasons.
     """
 
     path: Path | None = None
@@ -41,116 +48,97 @@ class Origin:
 
     @property
     def begin(self) -> Begin | None:
-        """Where the course of what is continued begins; None at the start."""
         return None if self.path is None else (*self.place, self.step)
 
 
 class RecordedRun:
-    """A recorded training.
+    """A recorded training, given its recording or folder.
 
-    Args:
-        path: its recording, or its folder: the newest recording there.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it cannot be read, or is of no training.
+    Attributes:
+        recording: the newest one in the folder.
+        course: of the recording.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._folder = Path(path) if Path(path).is_dir() else Path(path).parent
         self.recording: Recording = read(path)
-        self.whole = course_of(self.recording, str(self.recording.path))
+        self.course = course_of(self.recording, str(self.recording.path))
 
     @property
     def steps(self) -> int:
-        """How many optimizer steps are recorded."""
-        return max((moment.step for moment in self.whole.moments), default=0)
+        return max((moment.step for moment in self.course.moments), default=0)
 
     @property
     def newest_step(self) -> int:
-        """The optimizer step of the newest checkpoint that can be read.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The optimizer step of the newest readable checkpoint."""
         origin = self.origin(self.steps)
         if origin.path is None:
-            why = f": {'; '.join(each.rstrip('.') for each in origin.skipped)}" if origin.skipped else ""
+            reasons = f": {'; '.join(reason.rstrip('.') for reason in origin.skipped)}" if origin.skipped else ""
             raise ValueError(
-                f"{self.recording.path} has no checkpoint that could be continued{why}. Give at= (--at on the command "
-                f"line): steps since the beginning are done again."
+                f"{self.recording.path} has no checkpoint to continue{reasons}. Give at= (--at on the command line) to "
+                f"repeat the steps from the beginning."
             )
         return origin.step
 
     @property
     def change(self) -> RecordedChange | None:
-        """The change with which this run left its parent; None where it is no fork, or was not changed."""
-        return recorded_change(next(each for each in self.recording.attempts if each.phase == "train"))
+        return recorded_change(self._first_attempt)
+
+    @property
+    def _first_attempt(self) -> AttemptRecord:
+        return next(attempt for attempt in self.recording.attempts if attempt.phase == "train")
 
     @contextmanager
     def naming_ranks(self) -> Iterator[None]:
-        """Let NotExact name the numbers of ranks where the program fails with another one than was recorded."""
-        recorded = [each.world_size for each in self.recording.attempts if each.phase == "train"]
+        """Raise NotExact with both world sizes if the program fails with another one than was recorded."""
+        recorded = [attempt.world_size for attempt in self.recording.attempts if attempt.phase == "train"]
         try:
             yield
         except ValueError as error:
             if (present := membership().world_size) in recorded:
                 raise
-            numbers = f"it was recorded with {_ranks(recorded[-1])}, and is done again with {_ranks(present)}"
-            start = f"start as many as were recorded, as with torchrun --nproc-per-node={recorded[-1]}"
-            raise NotExact((f"{numbers}: {start}", str(error))) from error
+            ranks = count(recorded[-1], "rank", "ranks")
+            sizes = f"it was recorded with {ranks}, but the rerun has {count(present, 'rank', 'ranks')}"
+            fix = f"start {ranks}, for example with torchrun --nproc-per-node={recorded[-1]}"
+            raise NotExact((f"{sizes}: {fix}", str(error))) from error
 
     def requests_after(self, origin: Origin) -> list[PersonRequest]:
-        """Return what people requested from an origin on."""
         return requests_of_people(self.recording, origin.begin)
 
     def repeated_change(
-        self, origin: Origin, change: Change | None, *, exact: bool, mend: str = GIVE
+        self, origin: Origin, change: Change | None, *, exact: bool, fix: str = GIVE
     ) -> RepeatedChange | None:
-        """Return what makes the change of this fork again; None where there is none after an origin.
-
-        Raises:
-            ValueError: a change is given, and the run is no fork with one.
-            NotExact: another function is given than the one that made it, and that is to be exact.
-        """
+        """Return the change of this fork to repeat, None if there is none after the origin."""
         recorded = self.change
         if recorded is None and change is not None:
-            raise ValueError(f"{self.recording.path} is no fork that was changed, so there is no change to make again.")
+            raise ValueError(f"{self.recording.path} is not a changed fork: leave change= out.")
         if recorded is None or not recorded.is_after(origin.place, origin.step):
             return None
-        return RepeatedChange(recorded, change, exact=exact, mend=mend)
+        return RepeatedChange(recorded, change, exact=exact, fix=fix)
 
     def silence(self, origin: Origin) -> list[str]:
-        """Return a sentence where nothing after an origin is recorded by which a batch could be compared."""
+        """Return a note if the recording has no digests and losses after the origin."""
         course = self.course_after(origin)
         return [] if course.digests or course.losses else [SILENT]
 
     def check_step(self, step: int, least: int) -> int:
-        """Return a step, if it is recorded.
-
-        Args:
-            step: the step.
-            least: what it is at least: 1 where it is to be done again, 0 where the training continues after it.
-
-        Raises:
-            ValueError: it is not.
-        """
+        """Check that a step is recorded; `least` is 1 for a step to repeat, 0 to continue after it."""
         number = check_whole_number("step", step, at_least=least)
-        begin = self.whole.begin[2]
+        begin = self.course.begin[2]
         if number - least < begin:
-            parent = parent_of(next(each for each in self.recording.attempts if each.phase == "train"))
-            where = "it does not have earlier ones" if parent is None else f"earlier steps are in {parent[0]}"
-            raise ValueError(f"{self.recording.path} begins after step {begin}: {where}.")
+            parent = parent_of(self._first_attempt)
+            hint = "it has no earlier steps" if parent is None else f"earlier steps are in {parent[0]}"
+            raise ValueError(f"{self.recording.path} begins after step {begin}: {hint}.")
         if number > self.steps:
             raise ValueError(f"{self.recording.path} ends after step {self.steps}: there is no step {number}.")
         return number
 
     def origin(self, step: int) -> Origin:
-        """Return the newest checkpoint that was written after at most so many steps and can be read."""
+        """Return the newest readable checkpoint after at most so many steps."""
         return self._newest(lambda counters: counters.steps <= step)
 
     def origin_before(self, epoch: int, batch: int) -> Origin:
-        """Return the newest checkpoint that was written before a batch of an epoch and can be read."""
+        """Return the newest readable checkpoint before a batch of an epoch."""
         return self._newest(lambda counters: (counters.epoch, counters.batch) < (epoch, batch))
 
     def _newest(self, fits: Callable[[Counters], bool]) -> Origin:
@@ -158,46 +146,42 @@ class RecordedRun:
         for path, counters, trainings in self._checkpoints():
             if not fits(counters):
                 continue
-            found = next((each for each in self._places(path) if each.exists()), None)
-            if found is None:
-                continue  # pruned, or moved
+            file = next((candidate for candidate in self._candidates(path) if candidate.exists()), None)
+            if file is None:  # pruned or moved
+                continue
             try:
-                entry = Store(found.parent, found.stem).verify(found)
+                entry = Store(file.parent, file.stem).verify(file)
             except (OSError, ValueError) as error:
                 skipped.append(str(error))
                 continue
             if entry.weights_only:
                 continue
-            if [entry.progress.get(name) for name in ("epoch", "batch", "steps")] != [
-                counters.epoch,
-                counters.batch,
-                counters.steps,
-            ]:
-                skipped.append(f"{found} is of another run: it has other counters than those that were recorded")
+            names = "epoch", "batch", "steps"
+            if [entry.progress.get(name) for name in names] != [getattr(counters, name) for name in names]:
+                skipped.append(f"{file} belongs to another run: its counters differ from the recording")
                 continue
             if entry.training not in trainings:
-                skipped.append(f"{found} is of another training, {entry.training}")
+                skipped.append(f"{file} belongs to another training, {entry.training}")
                 continue
-            return Origin(found, counters.steps, (counters.epoch, counters.batch), skipped)
+            return Origin(file, counters.steps, (counters.epoch, counters.batch), skipped)
         return Origin(skipped=skipped)
 
     def window_of(self, epoch: int, batch: int) -> int:
-        """Return the first batch of those whose gradients a batch is added to, from 1; itself without accumulation."""
-        batches = (each for each in self.whole.moments if each.what == "batch" and each.place[0] == epoch)
-        is_open = {each.place[1] for each in batches if each.window}
-        while batch - 1 in is_open:
+        """Return the first batch of the accumulation window of a batch, from 1."""
+        moments = (moment for moment in self.course.moments if moment.kind == "batch" and moment.place[0] == epoch)
+        without_step = {moment.place[1] for moment in moments if moment.window}
+        while batch - 1 in without_step:
             batch -= 1
         return batch
 
     def course_after(self, origin: Origin) -> Course:
-        """Return what was recorded after an origin."""
         if origin.path is None:
-            return self.whole
+            return self.course
         return course_of(self.recording, str(self.recording.path), since=origin.begin)
 
     def _checkpoints(self) -> Iterator[tuple[Path, Counters, set[str]]]:
-        """Yield the checkpoints that the run knew of, the newest first: the file, the counters, the ids it may have."""
-        found: list[tuple[Path, Counters, set[str]]] = []
+        """Yield file, counters and possible training ids of the checkpoints in the recording, the newest first."""
+        checkpoints: list[tuple[Path, Counters, set[str]]] = []
         saved = Counters()
         for _, entry, lost in walk(self.recording):
             if lost or not isinstance(entry, EventEntry):
@@ -207,20 +191,39 @@ class RecordedRun:
             if entry.event in NOTED and entry.data["path"] is not None:
                 origin = entry.data.get("origin")
                 counters = saved if origin is None else Counters(**origin)
-                found.append((Path(entry.data["path"]), counters, _trainings_of(entry)))
-        yield from reversed(found)
+                checkpoints.append((Path(entry.data["path"]), counters, _trainings_of(entry)))
+        yield from reversed(checkpoints)
 
-    def _places(self, path: Path) -> Iterator[Path]:
-        """Yield where a checkpoint may lie: the run's folder may have been moved."""
-        folders = [self._folder, *(each for each in self._folder.iterdir() if each.is_dir())]
+    def _candidates(self, path: Path) -> Iterator[Path]:
+        """Yield the possible paths of a checkpoint: the folder of the run may have been moved."""
+        folders = [self._folder, *(path for path in self._folder.iterdir() if path.is_dir())]
         yield from (path, *(folder / path.name for folder in folders))
 
 
 def _trainings_of(entry: EventEntry) -> set[str]:
-    """Return the ids that the training of a checkpoint may have: a fork loads one of its parent, or its own."""
+    """Return the possible training ids of a checkpoint: a fork loads a checkpoint of its parent, or its own."""
     parent = entry.data.get("forked_from") or {}
-    return {str(each) for each in (entry.data["training"], parent.get("training")) if each}
+    return {str(training) for training in (entry.data["training"], parent.get("training")) if training}
 
 
-def _ranks(number: int) -> str:
-    return "1 rank" if number == 1 else f"{number} ranks"
+class RerunComparison:
+    """Compares a recorded run with the recording of its rerun, incrementally."""
+
+    def __init__(self, recorded: RecordedRun, origin: Origin, recorder: Recorder) -> None:
+        self._recorded, self._origin, self._recorder = recorded, origin, recorder
+
+    @gc_paused()
+    def compare(self) -> Divergence:
+        self._recorder.flush()
+        self._follower.update()
+        rerun = course_of(self._follower.recording(), "the rerun", self._origin.begin)
+        return compare(self._course, rerun, is_complete=False)
+
+    @cached_property
+    def _course(self) -> Course:
+        return self._recorded.course_after(self._origin)
+
+    @cached_property
+    def _follower(self) -> Follower:
+        assert self._recorder.path is not None
+        return Follower(self._recorder.path)

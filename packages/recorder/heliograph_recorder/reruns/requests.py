@@ -1,10 +1,10 @@
-"""What people requested of a recorded run from outside, requested again where it was."""
+"""The requests that people made to a recorded run from outside, repeated in a rerun."""
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from heliograph import CheckpointLoaded, Lane, Run, Trainer
@@ -20,53 +20,47 @@ from .errors import NotExact
 WORDS = {verb: word for word, verb in VERBS.items()}
 SWITCHES = ("enable_plugin", "disable_plugin")
 NAME = FunctionName("the repeated requests")
-Where = tuple[str, int, int, int, int, int]  # the event, roll-backs, epoch, batch, step, validations
+RequestMoment = tuple[str, int, int, int, int, int]  # event, roll-backs, epoch, batch, step, validations
 
 
 class PersonRequest(NamedTuple):
-    """A request that a plugin made in the name of somebody else, such as a person who has asked it to.
+    """A request that a plugin made in the name of a person.
 
     Attributes:
-        request: as it was recorded.
-        where: it was made.
-        is_of_last: whether it was made in the last attempt of the training.
-        ends: whether it is a stop that was not withdrawn: its attempt ended by it, or by a kill before it was vetoed.
+        request: as recorded.
+        moment: of the request.
+        is_of_last: made in the last attempt.
+        ends: a stop that was neither withdrawn nor vetoed, so it ended the attempt, if no kill did.
     """
 
     request: Request
-    where: Where
+    moment: RequestMoment
     is_of_last: bool
     ends: bool
 
 
 def requests_of_people(recording: Recording, begin: Begin | None) -> list[PersonRequest]:
-    """Return what people requested on the way from a checkpoint to the end of the training.
+    """Return the requests of people between a checkpoint, or the beginning, and the end of the training.
 
-    What a killed attempt did after the checkpoint from which the next one resumed is not on the way. What a roll-back
-    has discarded is: who does the run again meets it, and rolls back, too.
-
-    Args:
-        recording: of the training.
-        begin: the epoch, the batches of it and the optimizer steps that were done at the checkpoint; None for the
-            beginning.
+    This excludes requests that a kill discarded, because a resumed run does not repeat them. It includes requests that
+    a roll-back discarded, because a rerun rolls back too.
     """
-    attempts = [each for each in recording.attempts if each.phase == "train"]
-    way = _Way(begin)
+    attempts = [attempt for attempt in recording.attempts if attempt.phase == "train"]
+    path = _RequestPath(begin)
     for attempt in attempts:
-        way.add(attempt, is_last=attempt is attempts[-1])
-    return way.found
+        path.add(attempt, is_last=attempt is attempts[-1])
+    return path.requests
 
 
-class _Way:
-    """What was requested on the way, attempt by attempt."""
+class _RequestPath:
+    """The requests on the path of a training, attempt by attempt."""
 
     def __init__(self, begin: Begin | None) -> None:
-        self.found: list[PersonRequest] = []
+        self.requests: list[PersonRequest] = []
         self._begin, self._roll_backs, self._validations = begin, 0, 0
-        self._saves: dict[Begin, tuple[int, int]] = {}  # how much was found by then, and the roll-backs
+        self._saves: dict[Begin, tuple[int, int]] = {}  # at each save: the numbers of requests and roll-backs
 
     def add(self, attempt: AttemptRecord, *, is_last: bool) -> None:
-        """Add what was requested in an attempt."""
         is_new = True
         for index, entry in enumerate(attempt.entries):
             if isinstance(entry, RequestEntry):
@@ -82,61 +76,56 @@ class _Way:
 
     def _add_request(self, request: Request, *, is_last: bool, ends: bool) -> None:
         if request.verb in WORDS and request.through:
-            at = request.epoch, request.batch, request.step
-            where = _where(request.event, self._roll_backs, at, self._validations)
-            self.found.append(PersonRequest(request, where, is_last, ends))
+            place = request.epoch, request.batch, request.step
+            moment = _moment(request.event, self._roll_backs, place, self._validations)
+            self.requests.append(PersonRequest(request, moment, is_last, ends))
 
     def _load(self, place: Begin, *, is_resume: bool) -> None:
         if not is_resume:
             self._roll_backs += 1
             return
-        kept, self._roll_backs = self._saves.get(place, (0, 0))
-        del self.found[kept:]
+        length, self._roll_backs = self._saves.get(place, (0, 0))
+        del self.requests[length:]
         if place == self._begin:
             self._save(place)
 
     def _save(self, place: Begin) -> None:
         if place == self._begin:
-            self.found.clear()
+            self.requests.clear()
             self._saves.clear()
             self._roll_backs = 0
-        self._saves[place] = len(self.found), self._roll_backs
+        self._saves[place] = len(self.requests), self._roll_backs
 
 
 def _ends(attempt: AttemptRecord, begin: int) -> bool:
-    """Return whether a stop was neither withdrawn, nor vetoed until a kill: a resumed run has none of it.
-
-    Args:
-        attempt: in which it was requested.
-        begin: the number of entries up to the request.
-    """
-    after = {each.request.verb for each in attempt.entries[begin:] if isinstance(each, RequestEntry)}
-    return "withdraw_stop" not in after and (attempt.status == "stopped" or "veto_stop" not in after)
+    """True if a stop before entry `begin` was neither withdrawn, nor vetoed until a kill."""
+    later = {entry.request.verb for entry in attempt.entries[begin:] if isinstance(entry, RequestEntry)}
+    return "withdraw_stop" not in later and (attempt.status == "stopped" or "veto_stop" not in later)
 
 
-def _place(at: Counters) -> Begin:
-    return at.epoch, at.batch, at.steps
+def _place(counters: Counters) -> Begin:
+    return counters.epoch, counters.batch, counters.steps
 
 
-def _where(event: str, roll_backs: int, place: Begin, validations: int) -> Where:
-    """Return where a request is made; of a validation any batch will do: it is served after the last one."""
+def _moment(event: str, roll_backs: int, place: Begin, validations: int) -> RequestMoment:
+    """Return the moment of a request; all batches of a validation are equivalent, since it is served after them."""
     return event, roll_backs, *place, validations if event.startswith("validation_") else 0
 
 
 class RepeatedRequests:
-    """Makes the requests of people again, each at its event, in the name of who made it.
+    """Repeats the requests of people at their events, in their names.
 
-    Not those that come again by themselves, because the plugin through which they were made does again what it did.
+    It leaves out requests that the plugin of the program makes itself again.
 
     Args:
-        requests: in their order.
-        left_out: the names of plugins that do nothing when a run is done again.
-        resumes: whether the run begins at a checkpoint.
-        exact: whether to refuse what cannot be requested again; else it is left out, and noted.
+        requests: in order.
+        left_out: the names of plugins that are disabled in the rerun.
+        resumes: the rerun starts at a checkpoint.
+        exact: refuse a rerun if a request cannot be repeated; otherwise `notes` mentions it.
 
     Attributes:
-        refusal: why the run was refused; None if it was not.
-        notes: what was not requested.
+        refusal: the error that ended the run.
+        notes: the requests that were not repeated.
     """
 
     def __init__(
@@ -146,37 +135,36 @@ class RepeatedRequests:
         self.notes: list[str] = []
         self._requests, self._left_out, self._exact = requests, left_out, exact
         self._roll_backs, self._is_over = -resumes, False
-        self._waiting: defaultdict[Where, list[Request]] = defaultdict(list)
+        self._waiting: defaultdict[RequestMoment, list[Request]] = defaultdict(list)
 
     def subscribe(self, trainer: Trainer) -> None:
-        """Handle the events at which something was requested: where `Remote` does, if the program has one."""
-        names = [each.name for each in trainer.plugins if isinstance(each, Remote)]
-        own = set(trainer.plugins.names()) - {*names, *self._left_out}
-        repeated = [each for each in self._requests if each.request.through not in own]
-        if not repeated:
+        """Handle the events of the requests, in the position of `Remote` if the program has one."""
+        remotes = [plugin.name for plugin in trainer.plugins if isinstance(plugin, Remote)]
+        repeating = set(trainer.plugins.names()) - {*remotes, *self._left_out}
+        requests = [request for request in self._requests if request.request.through not in repeating]
+        if not requests:
             return
-        for each in repeated:
-            self._waiting[each.where].append(each.request)
-        events = {each.request.event for each in repeated}
-        for kind in [each for each in CATALOGUE if each.name in events]:
-            signal: Any = trainer.bus.signal(kind)
-            known = [each.position for each in signal.subscriptions.values() if each.owner in names]
-            position = known[0] if known else (Lane.DECIDE, sys.maxsize)
+        for request in requests:
+            self._waiting[request.moment].append(request.request)
+        names = {request.request.event for request in requests}
+        for event in [event for event in CATALOGUE if event.name in names]:
+            signal: Any = trainer.bus.signal(event)
+            positions = [entry.position for entry in signal.subscriptions.values() if entry.owner in remotes]
+            position = positions[0] if positions else (Lane.DECIDE, sys.maxsize)
             signal.connect(self.repeat, weak=False, subscription=Subscription(position, NAME))
-        first = Subscription((Lane.TRANSFORM, -2), NAME)
-        trainer.bus.signal(CheckpointLoaded).connect(self.count, weak=False, subscription=first)
+        before_all = Subscription((Lane.TRANSFORM, -2), NAME)
+        trainer.bus.signal(CheckpointLoaded).connect(self.count, weak=False, subscription=before_all)
 
     def count(self, run: Run, event: CheckpointLoaded) -> None:
-        """Count the roll-backs: places come once more after each."""
+        """Count the roll-backs, because the same steps come again after each."""
         self._roll_backs += 1
 
     def repeat(self, run: Run, event: Event) -> None:
-        """Make the requests that were made here."""
         if self._is_over:
             return
         progress = run.progress
         place = progress.epoch, progress.batch, progress.steps
-        for request in self._waiting.pop(_where(event.name, self._roll_backs, place, progress.validations), ()):
+        for request in self._waiting.pop(_moment(event.name, self._roll_backs, place, progress.validations), ()):
             try:
                 self._make(run, request)
             except RefusedCommandError as error:
@@ -184,37 +172,32 @@ class RepeatedRequests:
 
     @property
     def waiting(self) -> list[Request]:
-        """What was not requested again yet."""
+        """The requests that were not repeated yet."""
         return [request for requests in self._waiting.values() for request in requests]
 
     def stop(self) -> None:
-        """Request nothing any more."""
         self._is_over = True
 
     def _make(self, run: Run, request: Request) -> None:
         if request.verb in SWITCHES and request.target in self._left_out:
-            raise RefusedCommandError(f"plugin {request.target!r} is left out when a run is done again.")
+            raise RefusedCommandError(f"plugin {request.target!r} is left out of reruns.")
         command = Command(WORDS[request.verb], request.reason, request.target, request.value or 0.0)
-        check_command(run, command)  # on every rank: all of them refuse it
+        check_command(run, command)  # on all ranks, so that all refuse
         if run.engine.rank == (request.rank or 0):
             make_request(run, command, request.by)
 
-    def _refuse(self, request: Request, why: str) -> None:
-        place = f"epoch {request.epoch}, batch {request.batch}, step {request.step}"
-        text = f"{request.by} requested {request.what} at {place}, and it cannot be requested again: {why.rstrip('.')}"
+    def _refuse(self, request: Request, reason: str) -> None:
+        position = f"epoch {request.epoch}, batch {request.batch}, step {request.step}"
+        text = f"cannot repeat {request.what}, requested by {request.by} at {position}: {reason.rstrip('.')}"
         self.notes.append(text)
         if self._exact:
             self.refusal = NotExact((text,))
             raise self.refusal
 
 
-def repeatable(requests: Sequence[PersonRequest], *, ends: bool) -> Iterator[PersonRequest]:
-    """Yield the requests, but for stops that ended an attempt after which the training continued.
+def repeatable(requests: Sequence[PersonRequest], *, ends: bool) -> list[PersonRequest]:
+    """Return the requests without stops after which the training continued.
 
-    Args:
-        requests: of people.
-        ends: whether what is done again ends where the last attempt did.
+    If `ends` is true, the rerun ends like the last attempt, so a stop of it is included.
     """
-    for each in requests:
-        if not each.ends or (ends and each.is_of_last):
-            yield each
+    return [request for request in requests if not request.ends or (ends and request.is_of_last)]

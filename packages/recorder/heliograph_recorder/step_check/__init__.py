@@ -1,1 +1,1 @@
-"""StepCheck: a step is done once more, and must come out the same."""
+"""`StepCheck`: repeats a step from the same state and compares all bits."""

@@ -1,8 +1,8 @@
-"""Two repetitions of a step, operator by operator: the first one whose outputs differ though its inputs do not."""
+"""Compares two repetitions of a step operator by operator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 VALUES = (int, float, complex, str, NoneType, torch.dtype, torch.layout, torch.memory_format)
-UNWRITTEN = ("empty", "new_empty", "resize")  # operators whose outputs hold what was in the memory before
+UNWRITTEN = ("empty", "new_empty", "resize")  # operators whose outputs are uninitialized memory
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A call of an operator: its name, its arguments but for tensors, digests of the tensors in and out."""
+class OperatorCall:
+    """A call of an operator: its arguments except tensors, and digests of the tensors in and out."""
 
     operator: str
     values: tuple[str, ...]
@@ -32,9 +32,9 @@ class OperatorDifference:
     """The first operator that differs.
 
     Attributes:
-        text: in words.
-        kind: the same words for the same operator with other values.
-        comes_from_outside: whether no operator makes it.
+        text: the description.
+        kind: the description without values.
+        comes_from_outside: an argument of the operator differs, and no earlier operator computed it.
     """
 
     text: str
@@ -43,84 +43,85 @@ class OperatorDifference:
 
 
 class CallDigests(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps a digest of each call of an operator; each waits for the device."""
+    """Records a digest of each call of an operator; every call waits for the device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
-        self._unwritten: set[int] = set()  # memory that holds what was there before
+        self.calls: list[OperatorCall] = []
+        self._unwritten: set[int] = set()  # addresses of uninitialized memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operator, and keep what went in and came out."""
-        given = [each for each in _tensors((args, kwargs or {})) if _memory(each) not in self._unwritten]
-        inputs = _digests(given)
-        result = func(*args, **kwargs or {})
-        name, made = str(func), _tensors(result)
+        kwargs = kwargs or {}
+        inputs = _digests(tensor for tensor in _tensors((args, kwargs)) if _address(tensor) not in self._unwritten)
+        result = func(*args, **kwargs)
+        name, outputs = str(func), _tensors(result)
         if name.partition(".")[2].startswith(UNWRITTEN):
-            self._unwritten.update(map(_memory, made))
+            self._unwritten.update(map(_address, outputs))
         else:
-            self._unwritten.difference_update(map(_memory, made))
-            self.calls.append(Call(name, _values(func, args, kwargs or {}), inputs, _digests(made)))
+            self._unwritten.difference_update(map(_address, outputs))
+            self.calls.append(OperatorCall(name, _values(func, args, kwargs), inputs, _digests(outputs)))
         return result
 
 
-def first_difference(act: Callable[[CallDigests], object]) -> OperatorDifference | None:
-    """Act twice, each time in a context; return the first operator that differs, None for none."""
+def first_operator_difference(repeat: Callable[[CallDigests], object]) -> OperatorDifference | None:
+    """Repeat a function twice, each time in a recording context; return the first operator that differs."""
     traces = []
     for _ in range(2):
         digests = CallDigests()
-        act(digests)
+        repeat(digests)
         traces.append(digests.calls)
     return difference_of(*traces)
 
 
-def difference_of(calls: Sequence[Call], others: Sequence[Call]) -> OperatorDifference | None:
-    """Return the first operator that differs, None for none."""
-    for number, (one, other) in enumerate(zip(calls, others, strict=False), 1):
-        if one.operator != other.operator:
-            return _alike(f"operator {number} is {one.operator} in the first, and {other.operator} in the second")
-        if one.values != other.values:
-            first, second = next(pair for pair in zip(one.values, other.values, strict=True) if pair[0] != pair[1])
-            given, values = f"operator {number}, {one.operator}, is given", f"{first} in the first, and {second}"
-            return OperatorDifference(f"{given} {values} in the second", f"{given} other values", True)
-        if one.inputs != other.inputs:
-            text = f"the inputs of operator {number}, {one.operator}, which no operator before it has made"
+def difference_of(
+    first_calls: Sequence[OperatorCall], second_calls: Sequence[OperatorCall]
+) -> OperatorDifference | None:
+    for number, (first, second) in enumerate(zip(first_calls, second_calls, strict=False), 1):
+        name = f"operator {number}, {first.operator}"
+        if first.operator != second.operator:
+            text = f"operator {number} is {first.operator} in the first, and {second.operator} in the second"
+            return OperatorDifference(text, text)
+        if first.values != second.values:
+            pairs = zip(first.values, second.values, strict=True)
+            values = next(pair for pair in pairs if pair[0] != pair[1])
+            text = f"{name}, is given {values[0]} in the first, and {values[1]} in the second"
+            return OperatorDifference(text, f"{name}, is given other values", True)
+        if first.inputs != second.inputs:
+            text = f"the inputs of {name}, which no earlier operator computed"
             return OperatorDifference(text, text, True)
-        if one.outputs != other.outputs:
-            return _alike(f"the outputs of operator {number}, {one.operator}, whose inputs are equal")
-    return None if len(calls) == len(others) else _alike("the number of operators")
-
-
-def _alike(text: str) -> OperatorDifference:
-    return OperatorDifference(text, text)
+        if first.outputs != second.outputs:
+            text = f"the outputs of {name}, whose inputs are equal"
+            return OperatorDifference(text, text)
+    text = "the number of operators"
+    return None if len(first_calls) == len(second_calls) else OperatorDifference(text, text)
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _values(operator: Any, given: Sequence[Any], named: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what an operator is given for each of its arguments: what is left out has its default."""
+def _values(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the value of each argument of a call, including defaults."""
     values = [
-        given[number] if number < len(given) else named.get(each.name, each.default_value)
-        for number, each in enumerate(operator._schema.arguments)
+        args[number] if number < len(args) else kwargs.get(argument.name, argument.default_value)
+        for number, argument in enumerate(operator._schema.arguments)
     ]
-    return tuple(map(_shown, values))
+    return tuple(map(_as_text, values))
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_as_text, value))}]"
     if isinstance(value, torch.device):
         return repr(value.type)
     if isinstance(value, Tensor):
-        return "a Tensor"  # a parameter too: its bits are what counts
+        return "a Tensor"  # or a Parameter: only the bits matter
     return repr(value) if isinstance(value, VALUES) else with_article(type(value).__name__)
 
 
-def _memory(tensor: Tensor) -> int:
+def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
-def _digests(tensors: list[Tensor]) -> tuple[str, ...]:
-    return tuple(leaf.digest for each in tensors for leaf in leaves(each).values())
+def _digests(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    return tuple(leaf.digest for tensor in tensors for leaf in leaves(tensor).values())

@@ -1,4 +1,4 @@
-"""Do a step once more, and compare."""
+"""`StepCheck`: repeats a step from the same state and compares all bits."""
 
 from __future__ import annotations
 
@@ -6,53 +6,54 @@ import logging
 from collections.abc import Callable
 from inspect import isgeneratorfunction
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from heliograph import BackwardEnd, BatchStart, EpochStart, Lane, Plugin, Progress, Run, RunClosed, TrainStart, on
 from heliograph.events import Alarm, Event
 from heliograph.spi import check_whole_number, count
 
-from .operators import OperatorDifference
-from .repetition import Repetition
-from .verdict import diagnose
+from .operators import OperatorDifference, first_operator_difference
+from .repetition import Outcome, Repetition
 
 STEPS: Callable[[Progress], float] = attrgetter("steps")
-MOST_DIAGNOSES = 3  # of later differences the operator that was seen is the known one
+MOST_DIAGNOSES = 3  # differences for which the operator is searched
+MOST_NAMED = 2
 logger = logging.getLogger("heliograph")
 
 
 class StepChecked(Event):
-    """`StepCheck` has repeated a step; `difference` says what differs and why, empty where all bits are equal."""
+    """`StepCheck` has repeated a step; `difference` is empty if all bits are equal, else says what differs and why."""
 
     difference: str
 
 
 class StepDiffers(RuntimeError):  # noqa: N818  # says what happened
-    """A step that was done once more came out differently."""
+    """A repeated step has a different outcome."""
 
 
 class StepCheck(Plugin):
-    """Every so many steps, do the forward and backward pass of a batch once more from the same state, and compare.
+    """Repeat the passes of a batch from the same state every so many steps, and compare.
 
-    The loss and all gradients must be equal, bit for bit. If they are not, the hardware has computed wrongly (silent
-    data corruption), or an operation is not deterministic. Two more repetitions decide which: a step that three
-    repetitions contradict was wrong; repetitions that differ among themselves are not deterministic, and the first
-    operator whose outputs differ is named, as far as operators are seen: not within compiled code, which runs
-    uncompiled then. It is looked for at the first three differences, and what has the same cause is reported once, and
-    counted. The training does not change by one bit: the global generators of torch, NumPy and Python, buffers,
-    gradients and what else the task holds are put back, and what the repetition tracks or requests is dropped. Not put
-    back is what the program holds elsewhere, such as a generator in a global variable: where the step draws from it,
-    the training is another one than without StepCheck.
+    The loss and all gradients must be bitwise identical. Otherwise the hardware computed wrongly (silent data
+    corruption), or an operation is not deterministic. Two more repetitions decide which. If all three repetitions
+    agree, the step was wrong. If they differ, the step is not deterministic, and the first operator whose outputs
+    differ is named. This search runs compiled code uncompiled. It is done for the first three differences. Each cause
+    is reported once, and counted.
 
-    The first micro-batch of a window is repeated. On several ranks all repeat at the same step, with the same exchange
-    of gradients, and the main one reports for all. A repetition takes the time of the two passes, waits for the device,
-    and copies gradients, buffers and the batch. What changes between two steps, such as a flipped bit in a weight, is
-    not seen: both times the pass begins with it.
+    The training does not change by one bit: the generators of torch, NumPy and Python, buffers, gradients and all other
+    state of the task are restored, and the metrics, events and requests of a repetition are dropped. State elsewhere in
+    the program, such as a generator in a global variable, is not restored. If the step uses it, the training differs
+    from one without StepCheck.
+
+    The first micro-batch of a window is repeated. On several ranks, all repeat at the same step, with the same exchange
+    of gradients, and the main rank reports for all. A repetition takes the time of both passes, waits for the device,
+    and copies gradients, buffers and the batch. A change between two steps, such as a flipped bit in a weight, is not
+    detected, because both passes start with it.
 
     Args:
-        every: optimizer steps from one check to the next; the first step of a run is not checked, as it may set things
-            up.
-        action: `warn`: the result has a warning, and the log; `raise`: StepDiffers.
+        every: optimizer steps between two checks; the first step of a run is not checked, since it may initialize
+            things.
+        action: `warn`: a warning in the result and in the log; `raise`: StepDiffers.
 
     Raises:
         ValueError: an argument is out of its range; at a run's start, the step cannot be repeated: it yields losses by
@@ -66,129 +67,179 @@ class StepCheck(Plugin):
         if action not in ("warn", "raise"):
             raise ValueError(f"StepCheck(action=) is 'warn' or 'raise', got {action!r}.")
         self.every, self.action = check_whole_number("every", every, of="optimizer steps", at_least=1), action
-        self._forget()
+        self.reset()
 
     def reset(self) -> None:
-        """Forget the former run."""
-        self._forget()
-
-    def _forget(self) -> None:
-        self._checked = self._found = 0
-        self._causes: dict[tuple[str, ...], int] = {}  # how many steps each made differ
-        self._operator: OperatorDifference | None = None  # that was seen to differ
+        self._checked = self._different = 0  # steps
+        self._causes: dict[tuple[str, ...], int] = {}  # the number of steps for each
+        self._operator: OperatorDifference | None = None
         self._is_due = False
-        self._last = -1  # the step before which a batch was repeated last
+        self._last_step = -1  # with a repetition
         self._repetition: Repetition | None = None
         self._forward: Any = None
 
     def describe(self, run: Run) -> str:
-        """Say how often."""
         return f"repeats a batch every {count(self.every, 'step', 'steps')}, and compares all bits"
 
     @on(TrainStart)
     def check(self, run: Run, event: TrainStart) -> None:
-        """Refuse what cannot be repeated."""
-        if why := _obstacle(run):
-            raise ValueError(f"StepCheck cannot repeat a step: {why}.")
-        run.bus.signal(StepChecked)  # a recorder subscribes to the custom events that there are before the first batch
+        if obstacle := _obstacle(run):
+            raise ValueError(f"StepCheck cannot repeat a step: {obstacle}.")
+        run.bus.signal(StepChecked)  # a recorder subscribes to custom events before the first batch
 
     @on(EpochStart, lane=Lane.REPORT)
     def wrap(self, run: Run, event: EpochStart) -> None:
-        """Look at the forward pass from now on."""
         if run.stepping.forward is self._forward:
             return
         plain = run.stepping.forward
 
-        def forward(of: Any, batch: Any) -> Any:
+        def forward(source: Any, batch: Any) -> Any:
             if not self._is_due:
-                return plain(of, batch)
+                return plain(source, batch)
             self._is_due = False
             self._repetition = Repetition(run, plain, batch)
-            returned = plain(of, batch)
+            returned = plain(source, batch)
             self._repetition.watch(returned)
             return returned
 
         run.stepping.forward = self._forward = forward
 
     def next_due(self, run: Run) -> Alarm:
-        """Return the step before which a batch is repeated next."""
         steps = run.progress.steps
-        due = steps % self.every == 0 and steps > run.origin.steps and steps != self._last
-        return STEPS, steps if due else (steps // self.every + 1) * self.every
+        return STEPS, steps if self._is_checked(run) else (steps // self.every + 1) * self.every
+
+    def _is_checked(self, run: Run) -> bool:
+        steps = run.progress.steps
+        return steps % self.every == 0 and steps > run.origin.steps and steps != self._last_step
 
     @on(BatchStart, lane=Lane.REPORT, idle_until="next_due", optional=True)
     def begin(self, run: Run, event: BatchStart) -> None:
-        """Let the batch be repeated, if it is the first of a window that is due."""
-        steps = run.progress.steps
         self._repetition = None
-        if not run.stepping.window and steps % self.every == 0 and steps > run.origin.steps and steps != self._last:
-            self._is_due, self._last = not run.control.skips_batch, steps
+        if not run.stepping.window and self._is_checked(run):
+            self._is_due, self._last_step = not run.control.skips_batch, run.progress.steps
 
     def next_comparison(self, run: Run) -> Alarm:
-        """Return the step whose passes are compared next: this one, if its batch is to be repeated."""
         steps = run.progress.steps
         return STEPS, steps if self._repetition is not None else (steps // self.every + 1) * self.every
 
     @on(BackwardEnd, lane=Lane.MEASURE, idle_until="next_comparison", optional=True)
     def compare(self, run: Run, event: BackwardEnd) -> None:
-        """Repeat the passes that have just been done."""
         repetition, self._repetition = self._repetition, None
         if repetition is None:
             return
         changed = repetition.changed_weights
         if run.engine.vote([float(bool(changed))])[0]:
-            what = changed[0] if changed else "a parameter on another rank"
+            name = changed[0] if changed else "a parameter on another rank"
             run.warn(
-                f"StepCheck has not checked step {run.progress.steps}: its passes write to {what}, so that they cannot "
-                f"be repeated from the same state."
+                f"StepCheck has not checked step {run.progress.steps}: its passes write to {name}, so they cannot be "
+                f"repeated from the same state."
             )
             return
-        looks = self._found < MOST_DIAGNOSES
-        found = diagnose(run, repetition, known=self._operator, names_operator=looks)
+        names_operator = self._different < MOST_DIAGNOSES
+        diagnosis = diagnose(run, repetition, earlier=self._operator, names_operator=names_operator)
         self._checked += 1
-        self._operator = found.operator or self._operator
-        if found.text:
-            self._report(run, f"step {run.progress.steps}, repeated, differs: {found.text}", found.causes)
-        run.emit(StepChecked(found.text))
+        self._operator = diagnosis.operator or self._operator
+        if diagnosis.text:
+            self._report(run, f"step {run.progress.steps}, repeated, differs: {diagnosis.text}", diagnosis.causes)
+        run.emit(StepChecked(diagnosis.text))
 
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
-        """Say how many steps were checked, and how many differ."""
-        if self._found > 1:
-            each = "; ".join(f"{times}: {', '.join(causes)}" for causes, times in self._causes.items())
-            run.warn(f"StepCheck: {self._found} of {self._checked} repeated steps differ. {each}.")
-        elif self._checked and not self._found:
+        if self._different > 1:
+            text = "; ".join(f"{times}: {', '.join(causes)}" for causes, times in self._causes.items())
+            run.warn(f"StepCheck: {self._different} of {self._checked} repeated steps differ. {text}.")
+        elif self._checked and not self._different:
             run.note(f"{count(self._checked, 'step', 'steps')} repeated by step_check: equal, bit for bit")
         elif not self._checked and run.optimizer is not None and event.status == "completed":
             run.warn(
-                f"StepCheck has repeated no step: the run has done {run.progress.steps - run.origin.steps}, and one is "
-                f"repeated every {self.every}, where the loop calls run.stepping.forward."
+                f"StepCheck has repeated no step: the run has done {run.progress.steps - run.origin.steps} steps, and "
+                f"every {self.every} is checked. A loop of your own must call run.stepping.forward."
             )
 
     def close(self) -> None:
-        """Let go of a batch."""
         self._repetition = self._forward = None
         self._is_due = False
 
     def _report(self, run: Run, text: str, causes: tuple[str, ...]) -> None:
-        """Report what has a new cause, and count what has a known one."""
-        self._found += 1
+        self._different += 1
         times = self._causes[causes] = self._causes.get(causes, 0) + 1
         if self.action == "raise":
             logger.warning("StepCheck: %s", text)
             raise StepDiffers(f"{text[0].upper()}{text[1:]}")
         if times == 1:
-            logger.warning("StepCheck: %s; later steps that differ for the same cause are counted", text)
+            logger.warning("StepCheck: %s; later steps with the same cause are counted", text)
             run.warn(f"StepCheck: {text}")
 
 
+class Diagnosis(NamedTuple):
+    """The comparison of the repetitions of a step.
+
+    Attributes:
+        text: what differs and why; empty if all bits are equal.
+        causes: the causes without values, one for each rank that differs.
+        operator: the first operator that differs on this rank, if it was searched.
+    """
+
+    text: str = ""
+    causes: tuple[str, ...] = ()
+    operator: OperatorDifference | None = None
+
+
+def diagnose(
+    run: Run, repetition: Repetition, *, earlier: OperatorDifference | None = None, names_operator: bool = True
+) -> Diagnosis:
+    """Repeat the passes of a batch, and compare; a collective.
+
+    Args:
+        run: the run.
+        repetition: of the batch.
+        earlier: the operator that differed at an earlier step on this rank.
+        names_operator: search the operator; the same on all ranks.
+    """
+    original = repetition.outcome()
+    original = original if run.engine.world_size == 1 else original.clone()  # DDP may write to the same memory
+    with repetition.repeating() as repeat:
+        second = repeat().clone()
+        differences = original.differences(second)
+        if not run.engine.vote([float(bool(differences))])[0]:
+            return Diagnosis()
+        third = repeat().clone()
+        operator = first_operator_difference(repeat) if names_operator else earlier
+        cause, kind = _cause(original, second, third, operator) if differences else ("", "")
+    suffix = " (seen at an earlier step)" if operator is not None and not names_operator else ""
+    names = ", ".join(differences[:MOST_NAMED])
+    more = f" and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
+    text = f"{names}{more}; {cause}{suffix}" if differences else ""
+    if run.engine.world_size == 1:
+        return Diagnosis(text, (kind,), operator)
+    gathered = enumerate(run.engine.gather_objects((text, kind)))
+    ranks = [(f"on rank {rank}: {text}", f"on rank {rank}: {kind}") for rank, (text, kind) in gathered if text]
+    return Diagnosis("; ".join(text for text, _ in ranks), tuple(kind for _, kind in ranks), operator)
+
+
+def _cause(original: Outcome, second: Outcome, third: Outcome, operator: OperatorDifference | None) -> tuple[str, str]:
+    """Return why a step differs, with and without values."""
+    if operator is not None:
+        prefix = "not deterministic, with this first difference between two repetitions:"
+        limit = " (if a generator outside the task causes it, repetitions change the training)"
+        return f"{prefix} {operator.text}{limit * operator.comes_from_outside}", f"{prefix} {operator.kind}"
+    text = "not deterministic: three repetitions differ, and no operator differed between the last two"
+    if not second.differences(third):
+        text = "repetitions agree with each other: the step of the training was computed wrongly (data corruption)"
+    elif not original.differences(third):
+        text = (
+            "another repetition equals the step of the training: the repetition was computed wrongly (data corruption)"
+        )
+    return text, text
+
+
 def _obstacle(run: Run) -> str:
-    """Return why a step cannot be repeated, empty where it can."""
+    """Return why a step cannot be repeated, or an empty text."""
     if isgeneratorfunction(getattr(run.task.training_step, "__func__", run.task.training_step)):
         return "training_step yields losses by name, and optimizers step in between"
-    parameters = [each for module in run.modules.values() for each in module.parameters()]
-    if any(hasattr(each, "to_local") for each in parameters):
-        return "its weights are sharded, which only torch's own hooks gather and reduce"
-    if any(getattr(each, "_post_accumulate_grad_hooks", None) for each in parameters):
-        return "hooks on its parameters act as soon as there is a gradient, as an optimizer in the backward pass does"
+    parameters = [parameter for module in run.modules.values() for parameter in module.parameters()]
+    if any(hasattr(parameter, "to_local") for parameter in parameters):
+        return "its weights are sharded, and only torch's hooks gather and reduce them"
+    if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters):
+        return "hooks on its parameters act during the backward pass, for example an optimizer"
     return ""

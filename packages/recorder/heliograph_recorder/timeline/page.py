@@ -1,16 +1,19 @@
-"""A recorded run as one self-contained page: curves, decisions, checkpoints, phases and the plugins' time."""
+"""A recorded run as a self-contained page: curves, requests, checkpoints, phases and the time of plugins."""
 
 from __future__ import annotations
 
 import json
 import math
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from heliograph.spi import CHANGES
 
 from ..explain import words
 from ..explain.attempt_summary import (
@@ -22,69 +25,58 @@ from ..explain.attempt_summary import (
     run_name,
     summarize_attempts,
 )
-from ..explain.attempts import KINDS, describe_comparison, describe_ending, progress, reasons
+from ..explain.attempts import KINDS, describe_comparison, who_changed
+from ..explain.control import positions
 from ..explain.costs import costs, timed_seconds, untimed_attempts
-from ..explain.efficiency import efficiency, longest, phases, totals
-from ..explain.judge import Measured
-from ..explain.lineage import ancestors
-from ..explain.requests import group_requests, positions, requests_of
-from ..explain.saves import common_folder, relative_name, roles_of, saves_of
-from ..format.reader import damage_of, gc_paused
+from ..explain.efficiency import efficiency
+from ..explain.end import describe_ending, progress, reasons
+from ..explain.lineage import Parent, ancestors, parting_clock
+from ..explain.measured import Measured
+from ..explain.phases import longest, phases, totals
+from ..explain.requests import ROUTINE, RequestOutcome, group_requests, requests_of
+from ..explain.saves import Save, common_folder, relative_name, roles_of, saves_of
+from ..format.gc_pause import gc_paused
+from ..format.reader import damage_of
 from ..format.records import Counters, Recording
-from .axis import Axis
-from .curves import Curve, charts, pieces
-from .marks import fork_text, marks
+from ..verbs import VERBS
+from .curves import Axis, Curve, charts, pieces
 
-SCRIPTS = ("drawing.js", "marks.js", "charts.js", "tables.js", "page.js")  # each uses those before it
-LIVE = ("comparison.js", "live.js")  # after them
+SCRIPTS = ("drawing.js", "marks.js", "charts.js", "tables.js", "page.js")  # in the order of their dependencies
+LIVE = ("comparison.js", "live.js")  # after SCRIPTS
 LATEST = ("train/loss", "validation/loss")
 
 
 def write_timeline(recording: Recording, path: str | Path) -> None:
-    """Write the page.
+    """Write the page of a recorded run.
 
     Args:
         recording: of the run.
-        path: the file, which is overwritten; its folder is created if it is missing.
+        path: the file to overwrite; its folder is created if missing.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(page(recording), encoding="utf-8")
 
 
 def page(recording: Recording) -> str:
-    """Return the page. It contains its script and style, and its policy forbids loading anything."""
-    found = facts(recording)
-    return _fill(f"{found['run']}: {found['ended']}", SCRIPTS, "", "", found)
+    """Return the page, with its script and style; its policy forbids loading anything."""
+    data = facts(recording)
+    return _fill(f"{data['run']}: {data['ended']}", SCRIPTS, "", "", data)
 
 
 def live_page(about: Mapping[str, Any], title: str) -> str:
-    """Return the page of `watch`, which asks its server for the facts, and may load nothing from elsewhere.
-
-    Args:
-        about: what its script is given.
-        title: of the page until it shows the runs.
-    """
+    """Return the page of `watch`, which loads the facts from its server, and nothing from elsewhere."""
     return _fill(title, (*SCRIPTS, *LIVE), "connect-src 'self'; ", _part("live.html"), {"live": about})
 
 
 def _fill(title: str, scripts: Sequence[str], policy: str, live: str, data: dict[str, Any]) -> str:
-    """Return the page with its parts.
-
-    Args:
-        title: of the page, as a browser shows it.
-        scripts: the names of their files.
-        policy: what it may load.
-        live: the sections that only `watch` has.
-        data: what its script is given.
-    """
     style, script = _part("page.css"), "\n".join(_part(name) for name in scripts)
-    policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; {policy}"
+    policy = f"default-src 'none'; script-src '{_policy_hash(script)}'; style-src '{_policy_hash(style)}'; {policy}"
     parts = {
         "POLICY": f"{policy}base-uri 'none'; form-action 'none'",
         "TITLE": escape(title),
         "STYLE": style,
         "LIVE": live,
-        "DATA": _embed(data),  # recorded texts may look like a placeholder: those after it are looked for in the rest
+        "DATA": _embed(data),  # recorded texts may look like a placeholder, so each is searched for after the last one
         "SCRIPT": script,
     }
     done, text = "", _part("page.html")
@@ -97,12 +89,7 @@ def _fill(title: str, scripts: Sequence[str], policy: str, live: str, data: dict
 
 @gc_paused()
 def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, Any]:
-    """Return everything that the page shows, as plain data.
-
-    Args:
-        recording: of the run.
-        is_running: whether a process is writing it, None where that is not known.
-    """
+    """Return everything that the page shows, as plain data; `is_running` is None if unknown."""
     attempts = summarize_attempts(recording, is_running=is_running)
     axis = Axis(attempts)
     spent = efficiency(recording, attempts)
@@ -115,40 +102,45 @@ def facts(recording: Recording, *, is_running: bool | None = None) -> dict[str, 
         "gap": axis.gap,
         "end": axis.end,
         "charts": [
-            {"name": name, "curves": [_curve(each) for each in curves]}
+            {"name": name, "curves": [_curve(curve) for curve in curves]}
             for name, curves in charts(recording, attempts, axis).items()
         ],
         "marks": [
-            [each.kind, each.step, each.time, each.title, each.lines] for each in marks(attempts, requests, axis)
+            [mark.kind, mark.step, mark.time, mark.title, mark.lines] for mark in marks(attempts, requests, axis)
         ],
-        "returns": [each for attempt in attempts for each in _restores(attempt, axis)],
+        "returns": [restore for attempt in attempts for restore in _restores(attempt, axis)],
         "phases": [
-            [each.kind, each.attempt, axis.at(each.attempt, each.begin), axis.at(each.attempt, each.end), each.step]
-            for each in longest(slices)
+            [
+                piece.kind,
+                piece.attempt,
+                axis.at(piece.attempt, piece.begin),
+                axis.at(piece.attempt, piece.end),
+                piece.step,
+            ]
+            for piece in longest(slices)
         ],
         "totals": list(totals(slices).items()),
         "wall": sum(attempt.seconds for attempt in attempts),
         "timed": timed_seconds(attempts),
         "untimed": untimed_attempts(attempts),
         "costs": [
-            [each.plugin, each.event, each.seconds, each.emissions, each.longest, each.is_estimate]
-            for each in costs(attempts)
+            [cost.plugin, cost.event, cost.seconds, cost.emissions, cost.longest, cost.is_estimate]
+            for cost in costs(attempts)
         ],
         "requests": [
-            [each.what, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
-            for each in group_requests(request for of_attempt in requests.values() for request in of_attempt)
+            [group.what, group.times, group.requester, group.first.step, positions(group), group.reason, group.never]
+            for group in group_requests(request for outcomes in requests.values() for request in outcomes)
         ],
         "goodput": spent.goodput if spent.parts and not spent.is_pending else None,
         "is_pending": spent.is_pending,
         "parts": list(spent.parts.items()),
-        "findings": [[each.kind, each.text] for each in spent.findings],
+        "findings": [[finding.kind, finding.text] for finding in spent.findings],
         "ranks": [] if spent.ranks is None else _ranks(spent.ranks),
         **_checkpoints(attempts),
     }
 
 
 def _ranks(measured: Measured) -> list[tuple[float, ...]]:
-    """Return a row for each rank: seconds of a batch, of its wait for data and its forward pass, bytes of memory."""
     columns = measured.batch, measured.load, measured.forward, measured.memory, measured.device_memory
     return [(rank, *row) for rank, row in enumerate(zip(*columns, strict=True))]
 
@@ -175,17 +167,16 @@ def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, A
         "metrics": [[name, words.number(value)] for name, value in sorted(metrics.items())],
         "latest": [[name, words.number(value)] for name, value in _latest(attempts).items()],
         "notes": all_notes(attempts),
-        "damage": damage_of(each.attempt for each in attempts),
+        "damage": damage_of(attempt.attempt for attempt in attempts),
     }
 
 
 def _latest(attempts: Sequence[AttemptSummary]) -> dict[str, float]:
-    """Return the loss of the training and of the validation, as they were last measured."""
-    found: dict[str, float] = {}
+    losses: dict[str, float] = {}
     for attempt in attempts:
         for entry in attempt.events("log", "validation_end"):
-            found |= {name: value for name, value in entry.data["metrics"].items() if name in LATEST}
-    return found
+            losses |= {name: value for name, value in entry.data["metrics"].items() if name in LATEST}
+    return losses
 
 
 def _attempt(attempt: AttemptSummary, axis: Axis, attempts: Sequence[AttemptSummary]) -> dict[str, Any]:
@@ -199,7 +190,7 @@ def _attempt(attempt: AttemptSummary, axis: Axis, attempts: Sequence[AttemptSumm
         "seconds": attempt.seconds,
         "took": words.seconds(attempt.seconds),
         "came": progress(attempt),
-        "lost": "; ".join(_lost(each) for each in attempt.restores if each.lost_work() is not None),
+        "lost": "; ".join(_lost(restore) for restore in attempt.restores if restore.lost_work() is not None),
         "step": attempt.last.steps if attempt.is_fit else 0,
         "gap": "" if gap is None else words.seconds(gap),
     }
@@ -207,8 +198,8 @@ def _attempt(attempt: AttemptSummary, axis: Axis, attempts: Sequence[AttemptSumm
 
 def _lost(restore: Restore) -> str:
     lost = restore.lost_work() or Counters()
-    how = "rolled back" if restore.is_roll_back else "resumed"
-    return f"{how}: {words.count_things(lost.steps, 'step')}, {words.seconds(lost.seconds)}"
+    verb = "rolled back" if restore.is_roll_back else "resumed"
+    return f"{verb}: {words.count_things(lost.steps, 'step')}, {words.seconds(lost.seconds)}"
 
 
 def _checkpoints(attempts: Sequence[AttemptSummary]) -> dict[str, Any]:
@@ -225,22 +216,22 @@ def _checkpoints(attempts: Sequence[AttemptSummary]) -> dict[str, Any]:
 
 def _restores(attempt: AttemptSummary, axis: Axis) -> list[dict[str, Any]]:
     rows = []
-    for each in attempt.restores:
-        lost = each.lost_work()
+    for restore in attempt.restores:
+        lost = restore.lost_work()
         rows.append(
             {
-                "step": each.counters.steps,
-                "left": each.before.steps if each.before is not None else each.counters.steps,
-                "time": axis.at(attempt.number, each.clock),
-                "title": "rolled back" if each.is_roll_back else f"attempt {attempt.number}: resumed",
+                "step": restore.counters.steps,
+                "left": restore.before.steps if restore.before is not None else restore.counters.steps,
+                "time": axis.at(attempt.number, restore.clock),
+                "title": "rolled back" if restore.is_roll_back else f"attempt {attempt.number}: resumed",
                 "lines": [
-                    f"from {each.path}" if each.path is not None else "from a state without a file",
-                    f"at {words.position(each.counters)}",
+                    f"from {restore.path}" if restore.path is not None else "from a state without a file",
+                    f"at {words.position(restore.counters)}",
                     "no work was lost"
                     if lost is None
                     else f"lost: {words.count_things(lost.steps, 'step')}, {words.count_things(lost.batch, 'batch')}, "
                     f"{words.seconds(lost.seconds)}",
-                    *([] if each.is_roll_back else describe_comparison(attempt)),
+                    *([] if restore.is_roll_back else describe_comparison(attempt)),
                 ],
             }
         )
@@ -276,10 +267,103 @@ def _embed(data: dict[str, Any]) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _digest(text: str) -> str:
-    """Return the hash of an inline script or style for a content security policy."""
+def _policy_hash(text: str) -> str:
     return "sha256-" + b64encode(sha256(text.encode()).digest()).decode()
 
 
 def _part(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One mark on the curves.
+
+    Attributes:
+        kind: `best`, `last`, `kept` or `pruned` for a checkpoint, `decision`, `stop`, `plugin`, `verdict` or `fork`.
+        step: optimizer steps.
+        time: in seconds on the time axis.
+        title: the heading.
+        lines: details: who and why.
+    """
+
+    kind: str
+    step: int
+    time: float
+    title: str
+    lines: tuple[str, ...]
+
+
+def marks(
+    attempts: Sequence[AttemptSummary], requests: Mapping[int, Sequence[RequestOutcome]], axis: Axis
+) -> list[Mark]:
+    """Return all marks by time; `requests` is by the number of the attempt."""
+    saves = saves_of(attempts)
+    all_marks = [_checkpoint(save, axis, role) for save, role in zip(saves, roles_of(attempts, saves), strict=True)]
+    all_marks += _parting(attempts[0], axis)
+    for attempt in attempts:
+        if attempt.is_fit:
+            all_marks += [*_decisions(attempt, requests[attempt.number], axis), *_plugins(attempt, axis)]
+            all_marks += _verdicts(attempt, axis)
+    return sorted(all_marks, key=lambda mark: mark.time)
+
+
+def _checkpoint(save: Save, axis: Axis, role: str) -> Mark:
+    kind = "pruned" if save.pruned_at is not None else role.partition(" ")[0] or "kept"
+    lines = [Path(save.path).name, f"epoch {save.counters.epoch}, batch {save.counters.batch}"]
+    lines += [f"requested by {request.by}: {request.reason}" for request in save.requests]
+    lines += ["the best when it was written"] if save.is_best else []
+    if save.pruned_at is not None:
+        lines.append(f"pruned at step {save.pruned_at.steps}: {save.rule}")
+    title = f"{role} checkpoint".lstrip() + ", pruned" * (kind == "pruned")
+    return Mark(
+        kind,
+        save.counters.steps,
+        axis.at(save.attempt, save.clock),
+        f"{title}, step {save.counters.steps}",
+        tuple(lines),
+    )
+
+
+def _parting(first: AttemptSummary, axis: Axis) -> Iterator[Mark]:
+    for parent in ancestors(first.attempt)[:1]:
+        time = axis.at(first.number, parting_clock(first.attempt, parent.step))
+        yield Mark("fork", parent.step, time, fork_text(parent), (parent.recording,))
+
+
+def fork_text(parent: Parent) -> str:
+    return f"fork of {parent.name} {parent.parting}"
+
+
+def _decisions(attempt: AttemptSummary, requests: Sequence[RequestOutcome], axis: Axis) -> Iterator[Mark]:
+    for outcome in requests:
+        request = outcome.request
+        if request.verb in ROUTINE:
+            continue
+        rank = "" if request.rank is None else f" on rank {request.rank}"
+        during = f" during {request.event}" if request.event else ""
+        lines = [request.what] if request.verb in CHANGES else []
+        lines += [f"by {request.by}{rank}{during}: {request.reason}", f"epoch {request.epoch}, batch {request.batch}"]
+        lines += [f"made {words.times(request.times)}"] if request.times > 1 else []
+        lines += ["never served"] if outcome.is_unserved else [outcome.effect] if outcome.effect else []
+        kind = "stop" if request.verb == "stop" else "decision"
+        title = f"{VERBS[request.verb].mark}, step {request.step}"
+        yield Mark(kind, request.step, axis.at(attempt.number, outcome.clock), title, tuple(lines))
+
+
+def _plugins(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
+    for entry in attempt.events("plugin_changed", "plugin_failed"):
+        data = entry.data
+        if entry.event == "plugin_changed":
+            title, line = f"{data['plugin']} was {data['change']}", who_changed(data)
+        else:
+            title, line = f"{data['plugin']} failed on {data['event']}", str(data["error"])
+        yield Mark("plugin", entry.counters.steps, axis.at(attempt.number, entry.clock), title, (line,))
+
+
+def _verdicts(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
+    for entry in attempt.events("verdict"):
+        data = entry.data
+        title = f"{data['kind']}" if data["holds"] else f"{data['kind']} no longer"
+        at = entry.counters.steps
+        yield Mark("verdict", at, axis.at(attempt.number, entry.clock), f"{title}, step {at}", (str(data["text"]),))

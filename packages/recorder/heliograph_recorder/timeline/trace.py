@@ -22,11 +22,11 @@ Trace = dict[str, Any]
 
 
 def write_trace(recording: Recording, path: str | Path) -> None:
-    """Write the trace: attempts, epochs and phases are slices, requests and checkpoints instants, metrics counters.
+    """Write the trace for Perfetto.
 
     Args:
         recording: of the run.
-        path: the file, which is overwritten; its folder is created if it is missing.
+        path: the file to overwrite; its folder is created if missing.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(trace(recording), allow_nan=False), encoding="utf-8")
@@ -38,13 +38,13 @@ def trace(recording: Recording) -> Trace:
     names = [_name("process_name", run_name(attempts), 0)]
     names += [_name("thread_name", name, track) for track, name in TRACKS.items()]
     starts = _starts(attempts)
-    events = [event for each, start in zip(attempts, starts, strict=True) for event in _events(each, start)]
+    events = [event for attempt, start in zip(attempts, starts, strict=True) for event in _events(attempt, start)]
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
     return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": {"recording": recording.path.name}}
 
 
 def _starts(attempts: Sequence[AttemptSummary]) -> list[float]:
-    """Return the wall-clock time at which each attempt began, in seconds since the first."""
+    """Return the wall-clock time of each attempt's begin, in seconds since the first attempt."""
     starts = [0.0]
     for previous, attempt in pairwise(attempts):
         starts.append(starts[-1] + previous.seconds + (attempt.gap(previous) or 0.0))
@@ -57,17 +57,16 @@ def _events(attempt: AttemptSummary, start: float) -> Iterator[Trace]:
     yield from _epochs(attempt, start)
     for piece in phases(attempt):
         yield _slice(piece.kind, start + piece.begin, start + piece.end, PHASES, {"step": piece.step})
-    for each in requests_of(attempt):
-        request = each.request
-        args = {"what": request.what, "by": request.by, "reason": request.reason, "step": request.step}
-        yield _instant(
-            request.verb, start + each.clock, DECISIONS, {**args, "during": request.event, "times": request.times}
-        )
+    for outcome in requests_of(attempt):
+        request = outcome.request
+        args: Trace = {"what": request.what, "by": request.by, "reason": request.reason, "step": request.step}
+        args |= {"during": request.event, "times": request.times}
+        yield _instant(request.verb, start + outcome.clock, DECISIONS, args)
     for entry in attempt.events(*CHECKPOINT_EVENTS):
         yield _instant(entry.event, start + entry.clock, CHECKPOINTS, _finite(entry.data))
     for entry in attempt.events("log", "validation_end", "test_end", "predict_end"):
         for name, value in entry.data["metrics"].items():
-            if math.isfinite(value):  # a counter cannot show others
+            if math.isfinite(value):  # a counter cannot show NaN or infinity
                 yield _event("C", name, start + entry.clock, 0, args={"value": value})
 
 
@@ -85,8 +84,8 @@ def _attempt(attempt: AttemptSummary) -> Trace:
     times = [entry for entry in attempt.attempt.entries if isinstance(entry, TimesEntry)]
     handlers: dict[str, dict[str, float]] = {}
     for row in times[-1].rows if times else ():
-        own = handlers.setdefault(row.plugin, {})
-        own[row.event] = round(own.get(row.event, 0.0) + row.estimate, 6)
+        seconds = handlers.setdefault(row.plugin, {})
+        seconds[row.event] = round(seconds.get(row.event, 0.0) + row.estimate, 6)
     return {
         "ended": describe_ending(attempt),
         "why": reasons(attempt),
@@ -108,7 +107,7 @@ def _event(kind: str, name: str, moment: float, track: int, **more: Any) -> Trac
 
 
 def _micros(moment: float) -> int:
-    """Return a moment in whole microseconds, so that rounding makes no neighbouring slices overlap."""
+    """Return whole microseconds: rounding both ends of slices separately would make them overlap."""
     return round(moment * 1e6)
 
 
@@ -117,9 +116,9 @@ def _name(kind: str, name: str, track: int) -> Trace:
 
 
 def _finite(data: Any) -> Any:
-    """Return plain data with NaN and infinity as strings, since JSON has neither."""
+    """Return plain data with NaN and infinity as strings, because JSON has neither."""
     if isinstance(data, float) and not math.isfinite(data):
         return str(data)
     if isinstance(data, dict):
         return {name: _finite(value) for name, value in data.items()}
-    return [_finite(each) for each in data] if isinstance(data, list | tuple) else data
+    return [_finite(value) for value in data] if isinstance(data, list | tuple) else data

@@ -1,1 +1,1 @@
-"""Where the time of a run goes: measured in a training, judged there and in its recording."""
+"""`Verdicts`: goodput and bottlenecks of a training."""

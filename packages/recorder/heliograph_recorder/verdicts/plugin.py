@@ -1,9 +1,12 @@
-"""Say while a training runs where its time goes."""
+"""`Verdicts`: goodput and bottlenecks of a training."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
@@ -29,35 +32,128 @@ from heliograph import (
 from heliograph.events import Alarm
 from heliograph.spi import check_number
 
-from ..explain.judge import MIN_SAMPLED, Judge, Measured
-from .memory import device_bytes, resident_bytes
-from .step_clock import StepClock, Sums
+from ..explain.judge import MIN_SAMPLED, Judge
+from ..explain.measured import Measured
 
-SHARE = 0.01  # of the time since the training began: a stretch is at least so long, so that a long run has a thousand
-FIRST_STEPS, MORE = 16, 4  # until the first look; and at most so many times as many until the next one
+SHARE = 0.01  # of the time so far: the shortest stretch of a long run, so that it has at most a thousand
+FIRST_STEPS, GROWTH = 16, 4  # steps until the first exchange, and the largest ratio between two intervals
 STEPS = attrgetter("steps")  # a plain attribute: a property would cost a call for every batch
+SPACING = 0.02  # seconds between two timed batches, at least; timing one takes about 10 µs
+STRIDE = 7919  # a prime, so that the timed batches do not coincide with a period of the training
+STATM = Path("/proc/self/statm")
+
+
+@dataclass(slots=True)
+class Sums:
+    """Times since the last stretch.
+
+    Attributes:
+        sampled: the number of timed batches.
+        batch, load, forward: their seconds; see `Measured`.
+        validation, save: seconds in validations and saves.
+        validations, saves: their numbers.
+    """
+
+    sampled: int = 0
+    batch: float = 0.0
+    load: float = 0.0
+    forward: float = 0.0
+    validation: float = 0.0
+    save: float = 0.0
+    validations: int = 0
+    saves: int = 0
+
+
+class StepClock:
+    """Measures the parts of some batches, in at most a thousandth of the time.
+
+    Attributes:
+        sums: since the last `take`.
+        due: the step from which on batches are timed: first the end of a batch, then the next batch.
+    """
+
+    def __init__(self) -> None:
+        self.sums, self.due = Sums(), 0
+        self._ended: float | None = None  # when the wait for the data of the timed batch began
+        self._previous = 0  # the number of the batch before it
+        self._began: float | None = None  # when its data had arrived
+        self._load = self._forward = 0.0
+        self._validation: float | None = None
+        self._save: float | None = None
+
+    def take(self) -> Sums:
+        """Return the sums, and reset them."""
+        sums, self.sums = self.sums, Sums()
+        return sums
+
+    def end_load(self) -> None:
+        now = perf_counter()
+        self._began, self._load = now, 0.0 if self._ended is None else now - self._ended
+
+    def end_forward(self) -> None:
+        if self._began is not None:
+            self._forward = perf_counter() - self._began
+
+    def end_batch(self, batches: int, steps: int) -> None:
+        """Add a batch if it was timed, and choose the next one to time, given the numbers of batches and steps."""
+        now, sums, gap = perf_counter(), self.sums, 0
+        if self._ended is not None and self._began is not None and batches == self._previous + 1:
+            period = self._load + now - self._began
+            sums.sampled += 1
+            sums.batch += period
+            sums.load += self._load
+            sums.forward += self._forward
+            gap = int(SPACING / max(period, 1e-6))
+            gap += sums.sampled * STRIDE % (gap // 2 + 1)
+        self._began, self._ended, self._previous = None, None if gap else now, batches
+        self.due = steps + gap
+
+    def restart_load(self) -> None:
+        """Exclude the time since the last batch from the wait for data."""
+        if self._ended is not None:
+            self._ended = perf_counter()
+
+    def begin_validation(self) -> None:
+        self._validation = perf_counter()
+
+    def end_validation(self) -> None:
+        if self._validation is not None:
+            self.sums.validation += perf_counter() - self._validation
+            self.sums.validations += 1
+            self._validation = None
+        self.restart_load()
+
+    def begin_save(self) -> None:
+        self._save = perf_counter()
+
+    def end_save(self) -> None:
+        if self._save is not None:
+            self.sums.save += perf_counter() - self._save
+            self.sums.saves += 1
+            self._save = None
+        self.restart_load()
 
 
 class Verdicts(Plugin):
-    """Measure where the time of a training goes, and emit a `Verdict` where something takes too much of it.
+    """Measure the goodput of a training, and emit a `Verdict` for each bottleneck.
 
     - `input_bound`: a batch waits for its data for 30 % of its time;
-    - `straggler`: one rank takes 1.3 times as long as the others, which wait for it;
+    - `straggler`: one rank takes 1.3 times as long as the others, and they wait for it;
     - `validation_bound`: validations take 30 % of the time;
     - `save_bound`: the training waits for saves for 10 % of the time;
     - `growing_memory`: the memory of a process grows, and is not freed.
 
-    Each is emitted once when it begins to hold, with the evidence, and once when it does so no longer; on all ranks,
-    with the same content. A log gets `train/goodput`, as `explain` has it, up to there: the part of the time since the
-    training began in which it trained and what it did was kept, without the time before the first epoch of an attempt,
-    validations, saves, and data that are waited for or read again. What a kill or a roll back has lost, and the time
-    between attempts, count as time, not as training. A fork begins with itself.
+    A verdict is emitted when its condition begins, with the evidence, and when it ends. All ranks emit the same ones.
 
-    Some batches are timed, one in 20 ms at most, and the ranks exchange a few numbers for every stretch. A GPU works
-    later than the process that asks it to: where that waits for the GPU in the forward pass, the wait is in it.
+    A log gets `train/goodput`: the share of useful training in the time since the training began, as in `explain`. Not
+    useful are the time before the first epoch of an attempt, validations, saves, waiting for data, reading data again,
+    work that a kill or a roll-back discards, and the time between attempts. A fork starts from zero.
+
+    At most one batch in 20 ms is timed, and the ranks exchange a few numbers for every stretch. A GPU runs behind its
+    process. If the process waits for it in the forward pass, the wait is part of the forward pass.
 
     Args:
-        every: the seconds of a stretch; in a long training it is a hundredth of the time so far.
+        every: the seconds of a stretch; in a long training, a hundredth of the time so far.
 
     Raises:
         ValueError: `every` is not positive.
@@ -73,9 +169,8 @@ class Verdicts(Plugin):
         self.reset()
 
     def reset(self) -> None:
-        """Forget the former run."""
         self._clock, self._judge = StepClock(), Judge()
-        self._useful = self._kept = 0.0  # at the end of the last stretch, and at the last save
+        self._useful = self._saved = 0.0  # useful seconds at the end of the last stretch, and at the last save
         self._started = self._start = time()  # this attempt, and the training
         self._training, self._is_starting = "", True
         self._began, self._batches, self._steps = perf_counter(), 0, 0
@@ -83,14 +178,12 @@ class Verdicts(Plugin):
         self._goodput: float | None = None
 
     def describe(self, run: Run) -> str:
-        """Say what is judged."""
-        return "says where the time goes: data, ranks, validations, saves, memory"
+        return "measures the time of data, ranks, validations and saves, and memory"
 
     # The clock of this process.
 
     @on(BatchStart, lane=Lane.TRANSFORM, idle_until="next_sample")
     def end_load(self, run: Run, event: BatchStart) -> None:
-        """The wait for the data of a batch has ended."""
         self._clock.end_load()
 
     @on(ForwardEnd, lane=Lane.TRANSFORM, idle_until="next_sample")
@@ -100,100 +193,86 @@ class Verdicts(Plugin):
 
     @on(BatchEnd, lane=Lane.REPORT, idle_until="next_due")
     def end_batch(self, run: Run, event: BatchEnd) -> None:
-        """Add a batch that is timed; at the end of a stretch, judge."""
         steps = run.progress.steps
         if steps >= self._clock.due:
             self._clock.end_batch(run.progress.batches, steps)
         if steps >= self._due:
-            self._look(run)
+            self._exchange(run)
             self._clock.restart_load()
 
     def next_sample(self, run: Run) -> Alarm:
-        """Return the number of steps from which on a batch is timed."""
         return STEPS, self._clock.due
 
     def next_due(self, run: Run) -> Alarm:
-        """Return the number of steps from which on a batch is timed, or the ranks exchange what they have measured."""
         return STEPS, min(self._clock.due, self._due)
 
     @on(EpochStart, lane=Lane.REPORT)
     def begin_epoch(self, run: Run, event: EpochStart) -> None:
-        """The wait for data begins; what came before the first epoch of an attempt was no training."""
-        if self._is_starting:
+        if self._is_starting:  # the setup is not useful
             self._begin(run)
             self._is_starting = False
         self._clock.restart_load()
 
     @on(Replay, optional=True)
     def pass_replay(self, run: Run, event: Replay) -> None:
-        """Data were read again up to here, which is no training."""
-        self._begin(run)
+        self._begin(run)  # reading data again is not useful
 
     @on(Log, lane=Lane.REPORT, optional=True)
     def restart_load(self, run: Run, event: Log) -> None:
-        """The wait for data begins after a log."""
         self._clock.restart_load()
 
     @on(ValidationStart, lane=Lane.TRANSFORM, optional=True)
     def begin_validation(self, run: Run, event: ValidationStart) -> None:
-        """A validation begins."""
         self._clock.begin_validation()
 
     @on(ValidationEnd, ValidationCut, lane=Lane.REPORT, optional=True)
     def end_validation(self, run: Run, event: ValidationEnd | ValidationCut) -> None:
-        """It has ended."""
         self._clock.end_validation()
 
     @on(SavePoint, lane=Lane.TRANSFORM, optional=True)
     def begin_save(self, run: Run, event: SavePoint) -> None:
-        """State is saved, and with it the time that was of use up to here."""
-        self._kept = self._useful
+        self._saved = self._useful
         if (batches := run.progress.batches - self._batches) > 0:
-            self._kept += _stretch(perf_counter() - self._began, batches, [(self._clock.sums, 0, 0)]).useful
+            self._saved += _stretch(perf_counter() - self._began, batches, [(self._clock.sums, 0, 0)]).useful
         self._clock.begin_save()
 
     @on(SavePoint, lane=Lane.REPORT, optional=True)
     def end_save(self, run: Run, event: SavePoint) -> None:
-        """It is saved, or copied to be."""
         self._clock.end_save()
 
-    # The stretches, of which all ranks know the same.
+    # The stretches, which are the same on all ranks.
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Begin the first stretch."""
-        run.bus.signal(Measured)  # a recorder subscribes to the custom events that there are before the first batch
+        run.bus.signal(Measured)  # a recorder subscribes to custom events before the first batch
         self._training = run.checkpoints.training_id
         self._begin(run)
 
     @on(CheckpointLoaded)
     def begin_again(self, run: Run, event: CheckpointLoaded) -> None:
-        """Begin a stretch where the run continues; what its parent has measured is not of a fork."""
+        # A fork does not continue the measurements of its parent.
         if self._training not in ("", run.checkpoints.training_id):
             self._training, self._start = run.checkpoints.training_id, self._started
-            self._useful = self._kept = 0.0
+            self._useful = self._saved = 0.0
         self._clock, self._is_starting = StepClock(), True
         self._begin(run)
 
     @on(TrainEnd, lane=Lane.TRANSFORM)
     def end(self, run: Run, event: TrainEnd) -> None:
-        """End the last stretch."""
-        self._look(run, is_end=True)
+        self._exchange(run, is_end=True)
 
     @on(Log, lane=Lane.MEASURE, optional=True)
     def measure(self, run: Run, event: Log) -> None:
-        """Add the goodput at the last look; in a replay, what the run measured is in the log already."""
+        # In a replay, the log already has the value of the run.
         if self._goodput is not None and not run.report.is_replay:
             event.metrics["train/goodput"] = self._goodput
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the time that was of use up to the save, when the training began, and which one it is."""
-        return {"useful": self._kept, "start": self._start, "training": self._training}
+        return {"useful": self._saved, "start": self._start, "training": self._training}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from there: what was done after the save was of no use."""
         if state:
-            self._useful = self._kept = state["useful"]
+            self._useful = self._saved = state["useful"]
             self._start = state["start"]
             self._training = state["training"]
 
@@ -203,41 +282,58 @@ class Verdicts(Plugin):
         self._began, self._batches, self._steps = perf_counter(), progress.batches, progress.steps
         self._due = self._steps + FIRST_STEPS
 
-    def _look(self, run: Run, *, is_end: bool = False) -> None:
-        """Exchange what was measured; end the stretch if it is long enough, by the clock of the main rank."""
+    def _exchange(self, run: Run, *, is_end: bool = False) -> None:
+        """Exchange the measurements; end the stretch if it is long enough by the clock of the main rank."""
         batches, steps = run.progress.batches - self._batches, max(1, run.progress.steps - self._steps)
         if run.report.is_replay or not batches:
             return
         engine, sums = run.engine, self._clock.sums
-        own = (
+        measured = (
             self._start, self._useful, time() - self._start, perf_counter() - self._began, sums,
             resident_bytes(), device_bytes(engine.device),
         )  # fmt: skip
-        ranks = engine.gather_objects(own) if engine.world_size > 1 else [own]
+        ranks = engine.gather_objects(measured) if engine.world_size > 1 else [measured]
         self._start, self._useful, elapsed, seconds, *_ = ranks[0]
-        stretch = _stretch(seconds, batches, [each[4:] for each in ranks])
+        stretch = _stretch(seconds, batches, [rank[4:] for rank in ranks])
         useful = self._useful + stretch.useful
         self._goodput = min(1.0, useful / elapsed) if elapsed > 0 else None
         target = max(self.every, SHARE * elapsed)
         if (seconds >= target / 2 and stretch.sampled >= MIN_SAMPLED) or is_end:
-            self._useful = self._kept = useful
+            self._useful = self._saved = useful
             self._begin(run)
             run.emit(stretch)
             for verdict in self._judge.add(stretch):
                 run.emit(verdict)
             seconds = 0.0
         wanted = max(MIN_SAMPLED, round((target - seconds) / max(stretch.seconds / steps, 1e-6)))
-        self._due = run.progress.steps + min(wanted, MORE * steps)
+        self._due = run.progress.steps + min(wanted, GROWTH * steps)
 
 
 def _stretch(seconds: float, batches: int, ranks: Sequence[tuple[Sums, int, int]]) -> Measured:
-    """Return a stretch, from what each rank has measured."""
     sums, memory, device_memory = zip(*ranks, strict=True)
     main = sums[0]
     batch, load, forward = (
-        tuple(getattr(each, name) / max(1, each.sampled) for each in sums) for name in ("batch", "load", "forward")
+        tuple(getattr(rank_sums, name) / max(1, rank_sums.sampled) for rank_sums in sums)
+        for name in ("batch", "load", "forward")
     )
     return Measured(
         seconds, batches, main.sampled, main.validation, main.validations, main.save, main.saves, batch, load, forward,
         memory, device_memory,
     )  # fmt: skip
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process; 0 except on Linux."""
+    try:
+        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def device_bytes(device: Any) -> int:
+    """Return the memory of tensors on a CUDA device, without waiting for it; 0 on other devices."""
+    if getattr(device, "type", "") != "cuda":
+        return 0
+    import torch
+
+    return int(torch.cuda.memory_allocated(device))

@@ -1,1 +1,1 @@
-"""Look into runs while they train: a page on this machine, or a text screen, made from their recordings."""
+"""`python -m heliograph watch`: a live page of running trainings, made from their recordings."""

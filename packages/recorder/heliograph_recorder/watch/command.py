@@ -15,37 +15,30 @@ if TYPE_CHECKING:
 
 def watch(arguments: Sequence[str]) -> int:
     """Show runs while they train: a page with their curves, requests and checkpoints."""
-    parser = argparse.ArgumentParser(
-        prog="heliograph watch",
-        description="Serves a page on this machine, made from recordings, until Ctrl-C. Exit status 0: it was served; "
-        "2: a file is no recording, the port is taken, or rich is not installed.",
-    )
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="+", type=Path, help="a recording, or a folder with recordings; may be made later"
-    )
-    parser.add_argument("--port", type=_port, default=0, help="the port of the page; by default a free one")
-    parser.add_argument("--open", action="store_true", help="show the page in a browser")
-    parser.add_argument("--terminal", action="store_true", help="show a text screen here instead of a page")
-    return run_watch(parser.parse_args(arguments))
-
-
-def run_watch(options: argparse.Namespace) -> int:
-    """Serve the page until Ctrl-C; return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
     from heliograph.spi import printable
 
     from .run_list import RunList
 
+    parser = argparse.ArgumentParser(
+        prog="heliograph watch",
+        description="Serves a page on this machine, made from recordings, until Ctrl-C. Exit status 0: it was served; "
+        "2: a file is not a recording, the port is taken, or rich is not installed.",
+    )
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=Path,
+        help="a recording, or a folder with recordings; it may not exist yet",
+    )
+    parser.add_argument("--port", type=_port, default=0, help="the port of the page; by default a free one")
+    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    parser.add_argument("--terminal", action="store_true", help="show a text screen here instead of a page")
+    options = parser.parse_args(arguments)
     try:
         runs = RunList(options.runs)
         for path in runs.missing():
-            print(
-                f"heliograph watch: there is nothing at {printable(path)} yet: it is shown when it is made.",
-                file=sys.stderr,
-            )
+            print(f"heliograph watch: {printable(path)} does not exist yet: watching for it.", file=sys.stderr)
         return _show_here(runs) if options.terminal else _serve(runs, options)
     except (OSError, ValueError, ImportError) as error:
         print(f"heliograph watch: {error}", file=sys.stderr)
@@ -61,7 +54,7 @@ def _serve(runs: RunList, options: argparse.Namespace) -> int:
         raise OSError(f"port {options.port} cannot be used: {error.strerror}; give another --port.") from None
     with server:
         print(f"{server.url} (Ctrl-C ends it)", flush=True)
-        with _shown(server.url) if options.open else nullcontext():
+        with _browser(server.url) if options.open else nullcontext():
             try:
                 server.serve_forever()
             except KeyboardInterrupt:
@@ -70,25 +63,27 @@ def _serve(runs: RunList, options: argparse.Namespace) -> int:
 
 
 def _show_here(runs: RunList) -> int:
-    from .terminal import check_rich, show
+    from heliograph.spi import require
 
-    check_rich()
+    from .terminal import show
+
+    require("rich", "watch --terminal", extra="watch")
     with suppress(KeyboardInterrupt):
         show(runs)
     return 0
 
 
 @contextmanager
-def _shown(url: str) -> Iterator[None]:
-    """Open an address in a browser, through a file: other users can see the arguments of a process."""
+def _browser(url: str) -> Iterator[None]:
+    """Open an address in a browser, through a private file: other users can see the arguments of a process."""
     import webbrowser
     from tempfile import NamedTemporaryFile
 
-    with NamedTemporaryFile("w", suffix=".html") as file:  # only this user can read it
+    with NamedTemporaryFile("w", suffix=".html") as file:
         file.write(f'<meta http-equiv="refresh" content="0; url={url}">')
         file.flush()
         if not webbrowser.open(Path(file.name).as_uri()):
-            print(f"heliograph watch: no browser could be started: open {url} with one.", file=sys.stderr)
+            print(f"heliograph watch: no browser could be started: open {url}", file=sys.stderr)
         yield
 
 

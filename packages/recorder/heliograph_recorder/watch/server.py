@@ -1,4 +1,4 @@
-"""The server of the page: on this machine only; to ask a run for something, one has to know its token."""
+"""The server of the page, on this machine only; requests to a run need a token."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from hmac import compare_digest
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from secrets import token_urlsafe
 from threading import Thread
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qs
 
+from heliograph.spi import is_number
+
+from ..remote.client import RemoteAnswer, RemoteRun
+from ..remote.sockets import sockets_in
 from ..timeline.page import live_page
-from .requests import ask
-from .run_list import RunList
+from .run_list import RunList, WatchedRun
 
 ADDRESS = "127.0.0.1"
-# Of the header Host: another name that leads here may be that of a page elsewhere, which wants to read this one.
+# Values of the Host header. With another name (DNS rebinding), a foreign page could read this one.
 HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 HEADERS = {
     "Cache-Control": "no-store",
@@ -30,9 +32,21 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 TEXT = "text/plain; charset=utf-8"
-LONGEST = 8192  # bytes of a request to a run
+JSON = "application/json"
+LONGEST = 8192  # bytes of a request
 MIN_COMPRESSED = 1000  # bytes
-TIMEOUT = 60  # seconds without a request after which a connection is closed
+TIMEOUT = 60  # seconds without a request until a connection is closed
+THROUGH = " (through watch)"
+ASKED = "asked on the page"
+PATIENCE = 20.0  # seconds until a run has read a request
+VERBS: Final[dict[str, Callable[..., RemoteAnswer]]] = {
+    "stop": RemoteRun.stop,
+    "save": RemoteRun.save,
+    "validate": RemoteRun.validate,
+    "log": RemoteRun.log,
+    "end_epoch": RemoteRun.end_epoch,
+}
+RATE = "set_learning_rate"
 
 
 class WatchServer(ThreadingHTTPServer):
@@ -40,11 +54,11 @@ class WatchServer(ThreadingHTTPServer):
 
     Args:
         runs: the recordings.
-        port: 0 for one that is free.
+        port: 0 for a free one.
 
     Attributes:
-        token: what a page sends with each request to a run; it is in the address that is printed.
-        first_look: the thread that reads what the page shows at first.
+        token: sent by the page with each request; the printed address contains it.
+        first_look: the thread that reads the runs to show initially, while the browser starts.
 
     Raises:
         OSError: the port is taken.
@@ -54,112 +68,101 @@ class WatchServer(ThreadingHTTPServer):
 
     def __init__(self, runs: RunList, port: int = 0) -> None:
         self.runs, self.token = runs, token_urlsafe()
-        super().__init__((ADDRESS, port), _Request)
+        super().__init__((ADDRESS, port), _PageHandler)
         self.first_look = Thread(target=self._read_first, daemon=True)
         self.first_look.start()
 
     def _read_first(self) -> None:
-        """Read what the page shows at first, while its reader opens it."""
         runs = self.runs.runs()
         for number in self.runs.first():
             runs[number].facts()
 
     @property
     def url(self) -> str:
-        """The address of the page, with the token: without it the page shows everything, and can ask for nothing."""
+        """The address of the page, with the token: without it the page is read-only."""
         return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
 
 
-class _Request(BaseHTTPRequestHandler):
-    """One connection; `server` has the runs."""
-
+class _PageHandler(BaseHTTPRequestHandler):
     server: WatchServer
     protocol_version = "HTTP/1.1"
     timeout = TIMEOUT
 
     def do_GET(self) -> None:  # named by http.server
-        """Answer with the page, the list of runs, or the facts of one."""
-        path, _, query = self.path.partition("?")
-        answers: dict[str, Callable[[], None]] = {
-            "/": partial(self._send_page, parse_qs(query)),
-            "/runs": partial(self._send_json, lambda: self.server.runs.rows()),
-            "/facts": partial(self._send_facts, parse_qs(query)),
-        }
-        answer = answers.get(path)
+        path, _, text = self.path.partition("?")
+        query = parse_qs(text)
         if self._is_foreign():
             return
-        if answer is None:
-            self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
+        if path == "/":
+            self._send_page(query)
+        elif path == "/runs":
+            self._send(HTTPStatus.OK, json.dumps(self.server.runs.rows(), allow_nan=False).encode(), JSON)
+        elif path == "/facts":
+            self._send_facts(query)
         else:
-            answer()
+            self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
 
     def do_POST(self) -> None:  # named by http.server
-        """Answer with what became of a request to a run; a page elsewhere knows no token, and can ask for nothing."""
         length = self.headers.get("Content-Length", "")
         if self._is_foreign():
             return
         if self.path != "/ask":
             self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
-        elif not self._knows(self.headers.get("X-Watch-Token", "")):
-            self._refuse(
-                HTTPStatus.FORBIDDEN, "This page has not the token of watch: open the address that it printed."
-            )
+        elif not self._is_token(self.headers.get("X-Watch-Token", "")):
+            self._refuse(HTTPStatus.FORBIDDEN, "The page has no valid token: open the address that watch printed.")
         elif not length.isdecimal() or int(length) > LONGEST:
             self._refuse(HTTPStatus.BAD_REQUEST, f"A request has at most {LONGEST} bytes.")
         else:
             self._ask(self.rfile.read(int(length)))
 
-    def _knows(self, token: str) -> bool:
+    def _is_token(self, token: str) -> bool:
         return compare_digest(token.encode(errors="replace"), self.server.token.encode())
 
     def _ask(self, body: bytes) -> None:
         runs = self.server.runs.runs()
         try:
-            what = json.loads(body)
-            number = what.get("run") if isinstance(what, dict) else None
+            request = json.loads(body)
+            number = request.get("run") if isinstance(request, dict) else None
             if type(number) is not int or not 0 <= number < len(runs):
-                raise ValueError("There is no such run.")
-            answer = str(ask(runs[number], what))
+                raise ValueError(f"There is no run {number!r}.")
+            answer = str(_request(runs[number], request))
         except (ValueError, LookupError, RecursionError, OSError) as error:
             self._send(HTTPStatus.BAD_REQUEST, str(error).encode(), TEXT)
         else:
             self._send(HTTPStatus.OK, answer.encode(), TEXT)
 
     def log_message(self, *args: Any) -> None:
-        """Print nothing: a page asks every second."""
+        """Print nothing: a page sends a request every second."""
 
     def _is_foreign(self) -> bool:
-        """Refuse a request that names another host."""
+        """Refuse a request with the name of another host."""
         if HOST.fullmatch(self.headers.get("Host", "")):
             return False
         self._refuse(HTTPStatus.FORBIDDEN, f"Open this page as http://{ADDRESS}:{self.server.server_port}/.")
         return True
 
     def _send_page(self, query: Mapping[str, list[str]]) -> None:
-        """Send the page; to who knows the token, since each user of this machine can reach this server."""
-        token = self.server.token if self._knows(query.get("token", [""])[0]) else ""
+        # Every user of this machine can reach this server, so the page only gets the token if the query has it.
+        token = self.server.token if self._is_token(query.get("token", [""])[0]) else ""
         chosen, runs = self.server.runs.first(), self.server.runs.runs()
         title = f"watch: {', '.join(runs[number].name for number in chosen) or 'no recording yet'}"
         page = live_page({"chosen": chosen, "token": token}, title)
         self._send(HTTPStatus.OK, page.encode(), "text/html; charset=utf-8")
 
-    def _send_json(self, make: Callable[[], Any]) -> None:
-        self._send(HTTPStatus.OK, json.dumps(make(), allow_nan=False).encode(), "application/json")
-
     def _send_facts(self, query: Mapping[str, list[str]]) -> None:
         runs = self.server.runs.runs()
-        number, known = (_number(query, name) for name in ("run", "known"))
+        number, version = (_number(query, name) for name in ("run", "known"))
         if not 0 <= number < len(runs):
-            self._refuse(HTTPStatus.NOT_FOUND, "There is no such run.")
+            self._refuse(HTTPStatus.NOT_FOUND, f"There is no run {number}.")
             return
-        version, text = runs[number].text(known)
+        version, text = runs[number].text(version)
         if text:
             text = b'{"version":%d,"facts":%b}' % (version, text)
-        self._send(HTTPStatus.OK if text else HTTPStatus.NO_CONTENT, text, "application/json")
+        self._send(HTTPStatus.OK if text else HTTPStatus.NO_CONTENT, text, JSON)
 
-    def _refuse(self, status: HTTPStatus, why: str) -> None:
-        self.close_connection = True  # whatever was sent is not read
-        self._send(status, f"{why}\n".encode(), TEXT)
+    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+        self.close_connection = True  # the body of the request is not read
+        self._send(status, f"{reason}\n".encode(), TEXT)
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         is_compressed = len(body) >= MIN_COMPRESSED and "gzip" in self.headers.get("Accept-Encoding", "")
@@ -174,6 +177,43 @@ class _Request(BaseHTTPRequestHandler):
 
 
 def _number(query: Mapping[str, list[str]], name: str) -> int:
-    """Return a number of a query, -1 where it has none."""
     value = query.get(name, [""])[0]
     return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else -1
+
+
+def _request(run: WatchedRun, fields: Mapping[str, Any]) -> RemoteAnswer:
+    """Send a request to a run, in the name of the user of this process.
+
+    Args:
+        run: the run.
+        fields: `verb`, perhaps `reason`, and the `value` of a learning rate, as sent by the page.
+    """
+    verb, reason, value = (fields.get(name) for name in ("verb", "reason", "value"))
+    reason = ASKED if reason is None else reason
+    if not isinstance(reason, str) or not reason.strip():
+        raise ValueError("The reason is empty: give one, or leave it out.")
+    reason = reason.strip() + THROUGH
+    if verb == RATE:
+        if not is_number(value) or value <= 0:
+            raise ValueError(f"A learning rate is a number above 0, got {value!r}.")
+        return _remote_of(run).set_learning_rate(float(value), reason, timeout=PATIENCE)
+    if not isinstance(verb, str) or verb not in VERBS:
+        raise ValueError(f"The verb must be one of {', '.join([*VERBS, RATE])}, got {verb!r}.")
+    return VERBS[verb](_remote_of(run), reason, timeout=PATIENCE)
+
+
+def _remote_of(run: WatchedRun) -> RemoteRun:
+    """Return the remote of the process that writes a recording: several runs may have sockets in one folder."""
+    process, timeouts = run.process, list[str]()
+    for socket in sockets_in(run.path.parent) if process is not None else ():
+        remote = RemoteRun(socket)
+        try:
+            if remote.status().get("process") == process:
+                return remote
+        except TimeoutError as error:
+            timeouts.append(str(error))
+        except OSError:  # of a killed run
+            continue
+    if timeouts:
+        raise TimeoutError("; ".join(timeouts))
+    raise LookupError(f"{run.name} has ended, or has no Remote in {run.path.parent}.")

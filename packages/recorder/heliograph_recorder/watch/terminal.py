@@ -1,4 +1,4 @@
-"""The runs as a text screen, for those without a browser."""
+"""The watched runs as a text screen."""
 
 from __future__ import annotations
 
@@ -9,33 +9,23 @@ from itertools import pairwise
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from heliograph.spi import printable, require
+from heliograph.spi import printable
 
 from .run_list import RunList
-from .watched_run import WatchedRun
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
 BARS = "▁▂▃▄▅▆▇█"
-PERIOD = 1.0  # seconds between two pictures
+PERIOD = 1.0  # seconds between two updates
 COLUMNS = 40  # of a curve
-CHARTS, ROWS = 8, 5  # shown of a run: curves; requests and checkpoints, the latest
-RUNS = 10  # listed, the newest
+CHARTS, ROWS = 8, 5  # of a run: curves; the latest requests and checkpoints
+RUNS = 10  # listed: the newest
 COLORS = {"running": "blue", "completed": "green", "stopped": "yellow", "failed": "red"}
 
 
-def check_rich() -> None:
-    """Check that rich is installed.
-
-    Raises:
-        ImportError: it is not.
-    """
-    require("rich", "watch --terminal", extra="watch")
-
-
 def show(runs: RunList) -> None:
-    """Show the runs, and the newest of each file or folder whole, until Ctrl-C; once, where there is no terminal."""
+    """Show the runs until Ctrl-C; once, if the output is not a terminal."""
     from rich.console import Console
     from rich.live import Live
 
@@ -50,21 +40,21 @@ def show(runs: RunList) -> None:
 
 
 def screen(runs: RunList) -> Group:
-    """Return the picture: a list of several runs, the chosen ones whole, and the paths where there is nothing yet."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
 
+    all_runs = runs.runs()
+    chosen = [all_runs[number] for number in runs.first()]
     panels: list[RenderableType] = [
         Panel(Group(*_parts(facts)), title=printable(run.name), title_align="left")
-        for run, facts in ((run, run.facts()) for run in _chosen(runs))
+        for run, facts in ((run, run.facts()) for run in chosen)
     ]
-    lines = [Text(f"There is nothing at {printable(path)} yet.") for path in runs.missing()]
+    lines = [Text(f"{printable(path)} does not exist yet.") for path in runs.missing()]
     return Group(*_list(runs.rows()), *(panels or ["There is no recording yet."]), *lines)
 
 
 def _list(rows: Sequence[dict[str, Any]]) -> Iterator[RenderableType]:
-    """Yield a line for each of several runs, the newest first, with its state and when it was written to."""
     from rich.text import Text
 
     if len(rows) < 2:
@@ -81,11 +71,6 @@ def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _chosen(runs: RunList) -> list[WatchedRun]:
-    known = runs.runs()
-    return [known[number] for number in runs.first()]
-
-
 def _parts(facts: dict[str, Any]) -> Iterator[RenderableType]:
     from rich.text import Text
 
@@ -95,7 +80,8 @@ def _parts(facts: dict[str, Any]) -> Iterator[RenderableType]:
     yield Text(printable(f"{facts['run']}: {facts['ended']}"), style=f"bold {COLORS.get(facts['status'], 'magenta')}")
     if facts["parent"] is not None:
         yield Text(printable(facts["parent"]["text"]))
-    yield from (Text(printable(each), style="yellow") for each in (*facts["why"], *facts["warnings"], *facts["damage"]))
+    warnings = *facts["why"], *facts["warnings"], *facts["damage"]
+    yield from (Text(printable(warning), style="yellow") for warning in warnings)
     yield Text(printable(" · ".join(f"{name} {value}" for name, value in facts["facts"])))
     if facts["goodput"] is not None:
         spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in facts["parts"])
@@ -103,9 +89,8 @@ def _parts(facts: dict[str, Any]) -> Iterator[RenderableType]:
     yield from (Text(printable(f"{kind}: {text}"), style="yellow") for kind, text in facts["findings"])
     curves = [curve for chart in facts["charts"] for curve in chart["curves"]]
     yield _table(_curve(curve) for curve in curves[:CHARTS])
-    left_out = len(curves) - CHARTS
-    if left_out > 0:
-        yield Text(f"and {left_out} more curves", style="dim")
+    if len(curves) > CHARTS:
+        yield Text(f"and {len(curves) - CHARTS} more curves", style="dim")
     yield _table((verb, f"{times}x", by, when, why) for verb, times, by, _, when, why, _ in facts["requests"][-ROWS:])
     yield _table((f"step {step}", name, role) for step, _, name, role, *_ in facts["checkpoints"][-ROWS:])
 
@@ -121,14 +106,14 @@ def _table(rows: Iterable[Sequence[str]]) -> RenderableType:
 
 
 def _curve(curve: dict[str, Any]) -> tuple[str, str, str]:
-    """Return a curve's name, its picture and its last value; what was lost is left out."""
+    """Return a curve's name, sparkline and last value, without the points that a resume or roll-back discarded."""
     values = [value for piece in curve["pieces"] if not piece["lost"] for value in piece["y"]]
     last = "" if not values else f"{values[-1]:.6g}" if isinstance(values[-1], float) else str(values[-1])
     return curve["metric"], sparkline([value for value in values if isinstance(value, float)]), last
 
 
 def sparkline(values: Sequence[float], columns: int = COLUMNS) -> str:
-    """Return the means of as many stretches of values as there are columns, each as a bar."""
+    """Return a row of bars, each for the mean of a stretch of values."""
     if not values:
         return ""
     count = min(columns, len(values))

@@ -11,9 +11,8 @@ import pytest
 import torch
 from heliograph.packages.tests.waits import no_reads
 from heliograph_recorder.digests import checksums
-from heliograph_recorder.digests.batches import SMALL, checksums_of, read_batch
 from heliograph_recorder.digests.chain import LIMIT
-from heliograph_recorder.digests.checksums import WIDTH, Sum, checksum, row_sums
+from heliograph_recorder.digests.checksums import SMALL, WIDTH, Sum, checksum, checksums_of, read_batch, row_sums
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor

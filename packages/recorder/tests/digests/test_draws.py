@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.data.draws import rng
-from heliograph_recorder.digests import draws
+from heliograph_recorder.digests import collector
 from numpy.random import mtrand
 
 DRAWS: dict[str, Callable[[], object]] = {
@@ -32,7 +32,7 @@ def _kept() -> object:
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_draw_changes_it_each_time_and_a_state_put_back_has_the_same(name: str) -> None:
-    generators, before = draws.GlobalDraws(), rng.capture()
+    generators, before = collector.GlobalDraws(), rng.capture()
     found = [generators.digest()]
     for _ in range(5):
         DRAWS[name]()
@@ -40,14 +40,14 @@ def test_a_draw_changes_it_each_time_and_a_state_put_back_has_the_same(name: str
     assert len(set(found)) == len(found)
     rng.restore(before)
     assert generators.digest() == found[0]
-    assert draws.GlobalDraws().digest() == found[0]
+    assert collector.GlobalDraws().digest() == found[0]
 
 
 def test_other_seeds_have_other_digests() -> None:
     found = set()
     for seed in range(20):
         rng.seed_all(seed)
-        found.add(draws.GlobalDraws().digest())
+        found.add(collector.GlobalDraws().digest())
     assert len(found) == 20
 
 
@@ -55,7 +55,7 @@ def test_a_bit_generator_of_the_users_own_is_read_by_its_method() -> None:
     before = mtrand.get_bit_generator()
     mtrand.set_bit_generator(np.random.PCG64(1))
     try:
-        generators = draws.GlobalDraws()
+        generators = collector.GlobalDraws()
         first = generators.digest()
         np.random.rand()
         assert generators.digest() != first
@@ -64,8 +64,8 @@ def test_a_bit_generator_of_the_users_own_is_read_by_its_method() -> None:
 
 
 def test_where_the_places_in_memory_are_not_known_methods_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "states", lambda: [SimpleNamespace(parts=lambda *spans: [])] * 3)
-    generators = draws.GlobalDraws()
+    monkeypatch.setattr(collector, "states", lambda: [SimpleNamespace(parts=lambda *spans: [])] * 3)
+    generators = collector.GlobalDraws()
     found = [generators.digest()]
     for name in ("python", "NumPy", "torch"):
         DRAWS[name]()

@@ -70,19 +70,19 @@ def test_a_good_command_is_read(word: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"ask": "eval", "reason": "x"}, "a run is asked for one of stop, save,"),
-        ({"ask": "stop"}, "a request has a reason"),
-        ({"ask": "status", "reason": "x"}, "status takes nothing else"),
-        ({"ask": "stop", "reason": "x" * 501}, "a request has a reason, of at most 500"),
-        ({"ask": "stop", "reason": "x", "more": 1.0}, "'more' is not a field"),
-        ({"ask": "stop", "reason": 1.0}, "the field 'reason' of a message is a str"),
-        ({"ask": "stop", "reason": "x", "target": "ema"}, "the others take none"),
-        ({"ask": "stop", "reason": "x", "value": 1.0}, "the others take none"),
-        ({"ask": "enable", "reason": "x"}, "enable and disable take the name of a plugin"),
-        ({"ask": "enable", "reason": "x", "target": "a\x1b[2J"}, "which can be printed"),
-        ({"ask": "set-lr", "reason": "x"}, "set-lr takes a learning rate"),
-        ({"ask": "set-lr", "reason": "x", "value": 1e999}, "set-lr takes a learning rate"),
-        ({"ask": "stop", "reason": "x", "user": "u" * 101}, "at most 100 characters"),
+        ({"ask": "eval", "reason": "x"}, "one of stop, save,"),
+        ({"ask": "stop"}, "1 to 500"),
+        ({"ask": "status", "reason": "x"}, "status takes no other"),
+        ({"ask": "stop", "reason": "x" * 501}, "1 to 500"),
+        ({"ask": "stop", "reason": "x", "more": 1.0}, "'more'"),
+        ({"ask": "stop", "reason": 1.0}, "'reason' .* a str"),
+        ({"ask": "stop", "reason": "x", "target": "ema"}, "only set-lr may"),
+        ({"ask": "stop", "reason": "x", "value": 1.0}, "only set-lr takes"),
+        ({"ask": "enable", "reason": "x"}, "enable and disable need"),
+        ({"ask": "enable", "reason": "x", "target": "a\x1b[2J"}, "printable"),
+        ({"ask": "set-lr", "reason": "x"}, "set-lr takes"),
+        ({"ask": "set-lr", "reason": "x", "value": 1e999}, "set-lr takes"),
+        ({"ask": "stop", "reason": "x", "user": "u" * 101}, "at most 100"),
     ],
 )
 def test_a_field_that_is_not_as_it_has_to_be(fields: dict[str, Any], why: str) -> None:
@@ -103,7 +103,8 @@ def test_a_message_without_end_is_cut_off(tmp_path: Path) -> None:
             return read_lines(connection)
 
     messages, _ = train(tmp_path, talk)
-    assert messages == [{"state": "refused", "text": f"a message has at most {LONGEST} bytes."}]
+    assert [message["state"] for message in messages] == ["refused"]
+    assert str(LONGEST) in messages[0]["text"]
 
 
 def test_one_bad_message_ends_the_connection(tmp_path: Path) -> None:
@@ -133,7 +134,8 @@ def test_only_so_many_are_connected_and_the_others_are_sent_away(tmp_path: Path)
                 each.close()
 
     (answer, name), _ = train(tmp_path, talk, remote=remote)
-    assert answer == [{"state": "refused", "text": f"{CLIENTS} others are connected: try again."}]
+    assert [message["state"] for message in answer] == ["refused"]
+    assert f"{CLIENTS} clients" in answer[0]["text"]
     assert name == "run"
 
 
@@ -204,4 +206,4 @@ def test_an_error_in_the_thread_is_a_warning_and_the_training_continues(
 
     messages, result = train(tmp_path, talk)
     assert messages == []
-    assert "Remote stopped listening: ZeroDivisionError: unforeseen." in result.warnings
+    assert any("ZeroDivisionError: unforeseen" in warning for warning in result.warnings)

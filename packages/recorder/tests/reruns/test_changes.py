@@ -44,7 +44,7 @@ def test_the_name_of_a_function_is_as_good(runs: Path) -> None:
         assert paused.comparison.first is None
     drilled = drill(runs / "x", runs / "y", program, change=HALVE_RATE)
     assert drilled.repeats == (True, True)
-    with pytest.raises(UsageError, match="There is no module 'nowhere'"):
+    with pytest.raises(UsageError, match="no module 'nowhere'"):
         fork(runs / "x", program, at=5, into=runs / "w", change="nowhere:x")
 
 
@@ -53,13 +53,13 @@ OTHERS: Any = [(third_of_rate, "third_of_rate"), (lambda run: halve_rate(run), "
 
 @pytest.mark.parametrize(("change", "name"), OTHERS)
 def test_another_function_is_refused_or_noted(change: Any, name: str, runs: Path) -> None:
-    reason = f"which halve_rate has changed after step 5, and change= is {name}"
+    reason = f"halve_rate after step 5, .*change= is {name}"
     with pytest.raises(NotExact, match=reason):
         goto(runs / "y", program, step=7, change=change)
     with pytest.raises(NotExact, match=reason):
         drill(runs / "x", runs / "y", program, change=change)
     with goto(runs / "y", program, step=7, change=change, exact=False) as paused:
-        assert [each for each in paused.notes if each.endswith(f"and change= is {name}")]
+        assert [each for each in paused.notes if each.endswith(f"but change= is {name}")]
         found = paused.comparison.first
     assert (found is None) == (name == "<lambda>")  # it does the same
 
@@ -70,14 +70,14 @@ def test_a_function_without_a_name_is_noted(tmp_path: Path) -> None:
     for path in (tmp_path / "y").glob("*.pth"):
         path.unlink()  # so that the change lies on the way
     with goto(tmp_path / "y", program, step=7, change=lambda run: halve_rate(run)) as paused:
-        assert "the change of the fork has no name of its own, so that change= is the same is not known" in paused.notes
+        assert any("changed by a lambda" in note for note in paused.notes)
 
 
 def test_a_drill_of_a_fork_makes_its_change_again(runs: Path) -> None:
     for runs_of_it in ((runs / "x", runs / "y"), (runs / "y", runs / "x")):
         drilled = drill(*runs_of_it, program, change=halve_rate)
         assert drilled.repeats == (True, True)
-        assert "is not what it is when it is done again" not in str(drilled)
+        assert "differs from its rerun" not in str(drilled)
 
 
 def test_a_drill_names_the_operator_by_which_a_changed_fork_differs(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_drill_of_two_forks(runs: Path) -> None:
     fork(runs / "x", program, at=5, into=runs / "z", change=third_of_rate)
     drilled = drill(runs / "y", runs / "z", program, change=halve_rate, other_change=third_of_rate)
     assert drilled.repeats == (True, True)
-    with pytest.raises(NotExact, match="which third_of_rate has changed after step 5, and change= is halve_rate"):
+    with pytest.raises(NotExact, match=r"third_of_rate after step 5, .* halve_rate"):
         drill(runs / "y", runs / "z", program, change=halve_rate)
 
 
@@ -103,7 +103,8 @@ def test_a_drill_of_a_fork_without_its_change_is_refused(runs: Path) -> None:
     with pytest.raises(NotExact) as caught:
         drill(runs / "x", runs / "y", program)
     text = str(caught.value)
-    assert "which halve_rate has changed after step 5: give the same function, change= (--change on the" in text
+    assert "halve_rate after step 5: " in text
+    assert "change= (--change" in text
     assert "exact=False" not in text  # drill has no such option
 
 
@@ -114,16 +115,16 @@ def test_a_change_for_a_drill_of_what_is_no_fork(tmp_path: Path) -> None:
     trained(tmp_path / "x")
     trainer, options = other(tmp_path / "z")
     trainer.fit(**options)
-    with pytest.raises(ValueError, match="Neither run is a fork that was changed"):
+    with pytest.raises(ValueError, match="Neither run"):
         drill(tmp_path / "x", tmp_path / "z", program, other, change=halve_rate)
 
 
 def test_a_step_before_a_fork_began_is_in_its_parent(runs: Path) -> None:
     (parent,) = (runs / "x").glob("*.recording")
     for step in (1, 3):
-        with pytest.raises(ValueError, match=rf"begins after step 3: earlier steps are in {parent}\."):
+        with pytest.raises(ValueError, match=rf"after step 3: .* {parent}\."):
             goto(runs / "y", program, step=step)
-    with pytest.raises(ValueError, match=r"begins after step 3: earlier steps are in "):
+    with pytest.raises(ValueError, match="begins after step 3"):
         fork(runs / "y", program, at=2, into=runs / "z")
     with goto(runs / "y", program, step=4) as paused:
         assert paused.comparison.first is None

@@ -145,8 +145,8 @@ def test_a_program_that_acts_before_the_step_is_a_warning(tmp_path: Path) -> Non
 
     forked = fork(tmp_path / "x", with_other_data, at=5, into=tmp_path / "y", exact=False)
     (warning,) = [each for each in forked.warnings if "differs from its parent" in each]
-    assert "before step 5: epoch 0, batch 4, step 4: another batch" in warning
-    assert "acts from step 3 on: for another one, give at=3 " in warning
+    assert "step 4: the batch differs" in warning
+    assert "give at=3 " in warning
 
 
 def test_without_a_recording_nothing_can_be_compared(tmp_path: Path) -> None:
@@ -159,9 +159,10 @@ def test_without_a_recording_nothing_can_be_compared(tmp_path: Path) -> None:
 
     at_checkpoint = fork(tmp_path / "x", unrecorded, at=3, into=tmp_path / "y")
     assert [each for each in at_checkpoint.warnings if "compared" in each] == []
-    text = "recorder of the fork does not write, so what is done again cannot be compared"
+    text = "recorder of the fork does not write"
     forked = fork(tmp_path / "x", unrecorded, at=5, into=tmp_path / "z", exact=False)
-    assert (forked.status, f"The {text}." in forked.warnings) == ("completed", True)
+    assert forked.status == "completed"
+    assert any(text in warning for warning in forked.warnings)
     with pytest.raises(NotExact, match=text):
         fork(tmp_path / "x", unrecorded, at=5, into=tmp_path / "w")
 
@@ -242,7 +243,7 @@ def test_a_step_that_it_never_reaches_is_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [10, None])
 def test_where_nothing_is_left_to_train_nothing_is_written(at: int | None, tmp_path: Path) -> None:
     trained(tmp_path / "x")
-    with pytest.raises(ValueError, match=r"Nothing is left to train after step 10 of .*\(--at on the command line\)"):
+    with pytest.raises(ValueError, match=r"after step 10 of .*\(--at on"):
         fork(tmp_path / "x", program, at=at, into=tmp_path / "y", change=halve_rate)
     assert not (tmp_path / "y").exists()
     assert fork(tmp_path / "x", partial(longer, epochs=3), at=at, into=tmp_path / "y").progress.steps == 15
@@ -263,11 +264,11 @@ def test_a_recording_with_little_to_compare_is_a_warning(tmp_path: Path) -> None
     trainer, options = plain(tmp_path / "x")
     trainer.fit(**options)
     forked = fork(tmp_path / "x", plain, at=5, into=tmp_path / "y")
-    assert [each for each in forked.warnings if each.startswith("the recording has neither digests nor losses")]
+    assert [each for each in forked.warnings if each.startswith("the recording has neither")]
     assert fork(tmp_path / "x", plain, at=6, into=tmp_path / "z").warnings == ()  # nothing is done again
     with goto(tmp_path / "x", plain, step=6) as paused:
-        assert [each for each in paused.notes if each.startswith("the recording has neither digests nor losses")]
-        assert str(paused.comparison).startswith("These runs cannot be compared: of 2 batches, neither digests nor")
+        assert [each for each in paused.notes if each.startswith("the recording has neither")]
+        assert str(paused.comparison).startswith("These runs cannot be compared")
 
 
 def test_into_a_fork_with_its_change(tmp_path: Path) -> None:
@@ -292,12 +293,12 @@ def test_into_a_fork_with_its_change(tmp_path: Path) -> None:
             assert state_of_run(paused.run) == kept[step]
             assert paused.comparison.first is None
             assert paused.notes == []
-    reason = r"which halve_rate has changed after step 5: .*--change on the command line"
+    reason = r"halve_rate after step 5: .*--change"
     with goto(tmp_path / "y", program, step=5) as paused, pytest.raises(NotExact, match=reason):
         paused.next_step()  # the change is before it
     with goto(tmp_path / "y", program, step=6, exact=False) as paused:
-        assert [each for each in paused.notes if "which halve_rate has changed" in each]
-    with pytest.raises(NotExact, match="which halve_rate has changed after step 5"):
+        assert [each for each in paused.notes if "changed by halve_rate" in each]
+    with pytest.raises(NotExact, match="halve_rate after step 5"):
         fork(tmp_path / "y", program, at=7, into=tmp_path / "grandchild")
     again = fork(tmp_path / "y", program, at=5, into=tmp_path / "grandchild", change=halve_rate)
     assert again.progress.steps == 10
@@ -315,9 +316,7 @@ def test_the_save_of_a_change_is_where_a_fork_is_continued(tmp_path: Path) -> No
 @pytest.mark.parametrize("change", [halve_rate, 7])
 def test_a_change_of_what_is_no_fork(change: Any, tmp_path: Path) -> None:
     trained(tmp_path / "x")
-    with pytest.raises(
-        (ValueError, TypeError), match=r"is no fork that was changed|takes a function of the run, or the name.*; got 7"
-    ):
+    with pytest.raises((ValueError, TypeError), match=r"not a changed fork|.*; got 7"):
         goto(tmp_path / "x", program, step=3, change=change)
 
 
@@ -334,8 +333,8 @@ def test_a_fork_that_stops_is_reported_by_its_stop(tmp_path: Path) -> None:
     fork(tmp_path / "x", validating, at=6, into=tmp_path / "y", change=stop)
     found = diverge(tmp_path / "x", tmp_path / "y")
     assert found.first is not None
-    assert found.first.text.startswith("stop by fork in epoch 1, batch 2 only in ")
-    assert "which it ended; so " in found.first.text
+    assert found.first.text.startswith("stop by fork in ")
+    assert "which stopped it" in found.first.text
     assert found.aside == ""
 
 
@@ -377,7 +376,7 @@ def test_a_checkpoint_of_another_training_with_the_same_counters_is_skipped(tmp_
     with goto(tmp_path / "x", program, step=8) as paused:
         assert paused.comparison.first is None
         (note,) = paused.notes
-        assert "is of another training" in note
+        assert "belongs to another training" in note
         assert paused.comparison.digested == 4  # since the checkpoint of step 3
 
 
@@ -389,16 +388,14 @@ def test_another_program_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
         options["train"][3][0].add_(0.5)
         return trainer, options
 
-    with pytest.raises(NotExact, match="The first difference: epoch 0, batch 4, step 4: another batch"):
+    with pytest.raises(NotExact, match="step 4: the batch differs"):
         fork(tmp_path / "x", other, at=5, into=tmp_path / "y")
     assert not (tmp_path / "y").exists()
 
 
 def test_a_folder_with_a_training_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "x")
-    with pytest.raises(
-        ValueError, match=r"x holds a training already .*give into= \(--into on the command line\) another folder"
-    ):
+    with pytest.raises(ValueError, match=r"x already has .*\(--into"):
         fork(tmp_path / "x", program, at=3, into=tmp_path / "x")
 
 
@@ -406,20 +403,20 @@ def test_a_folder_with_a_training_is_refused(tmp_path: Path) -> None:
 def test_a_file_is_no_folder(into: str, tmp_path: Path) -> None:
     trained(tmp_path / "x")
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(ValueError, match=r"file is not a folder: give into= \(--into on .*\) another one"):
+    with pytest.raises(ValueError, match=r"file is not .*\(--into"):
         fork(tmp_path / "x", program, at=3, into=tmp_path / into)
     assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_a_program_without_a_folder_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "x")
-    with pytest.raises(UsageError, match=r"takes no folder, and a fork writes to one of its own"):
+    with pytest.raises(UsageError, match=r"takes no folder"):
         fork(tmp_path / "x", lambda: program(tmp_path / "x"), at=3, into=tmp_path / "y")
 
 
 def test_a_change_that_is_no_function(tmp_path: Path) -> None:
     trained(tmp_path / "x")
-    with pytest.raises(TypeError, match="takes a function of the run"):
+    with pytest.raises(TypeError, match="takes a function"):
         fork(tmp_path / "x", program, at=3, into=tmp_path / "y", change={"lr": 1})  # type: ignore[arg-type]
 
 
@@ -428,7 +425,7 @@ def test_a_run_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
     for name in ("checkpoint", "save_schedule"):
         trainer.plugins.unregister(name)
     trainer.fit(**options)
-    with pytest.raises(ValueError, match="has no checkpoint that could be continued"):
+    with pytest.raises(ValueError, match="has no checkpoint"):
         fork(tmp_path / "x", program, into=tmp_path / "y")
 
 
@@ -471,7 +468,7 @@ def test_a_refusal_is_raised_itself_through_any_plugin(tmp_path: Path) -> None:
         options["train"][3][0].add_(0.5)
         return trainer, options
 
-    with pytest.raises(NotExact, match="The first difference: epoch 0, batch 4"):
+    with pytest.raises(NotExact, match="epoch 0, batch 4"):
         fork(tmp_path / "x", other, at=5, into=tmp_path / "y")
     assert not (tmp_path / "y").exists()
 

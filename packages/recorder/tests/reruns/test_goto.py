@@ -108,7 +108,7 @@ def test_it_waits_with_everything_alive_and_walks_on(tmp_path: Path) -> None:
 def test_a_step_that_is_not_a_later_one(step: int, tmp_path: Path) -> None:
     trained(tmp_path, simple)
     with goto(tmp_path, simple, step=5) as paused:
-        with pytest.raises(ValueError, match=f"Step {step} has begun already: the run waits within step 5"):
+        with pytest.raises(ValueError, match=f"Step {step} .* within step 5"):
             paused.go_to_step(step)
         paused.go_to_step(7)
         assert paused.run.progress.steps == 6
@@ -118,7 +118,7 @@ def test_a_step_that_is_no_number(tmp_path: Path) -> None:
     trained(tmp_path, simple)
     wrong: Any = "6"
     with goto(tmp_path, simple, step=5) as paused:
-        with pytest.raises(ValueError, match="step must be a whole number"):
+        with pytest.raises(ValueError, match="step must be"):
             paused.go_to_step(wrong)
         paused.go_to_step(6)
         assert paused.run.progress.steps == 5
@@ -190,7 +190,7 @@ def test_another_program_is_refused_at_the_first_difference(tmp_path: Path) -> N
         options["train"][3][0].add_(0.5)
         return trainer, options
 
-    with pytest.raises(NotExact, match=r"epoch 0, batch 4, step 4: another batch.*give exact=False") as caught:
+    with pytest.raises(NotExact, match=r"step 4: the batch differs.*exact=False") as caught:
         goto(tmp_path, other, step=5)
     assert caught.value.difference is not None
     assert caught.value.difference.kind == "data"
@@ -215,7 +215,7 @@ def test_an_inexact_resume_is_refused_with_its_reason(tmp_path: Path) -> None:
         return simple(folder, Hidden())
 
     trained(tmp_path, hiding)
-    with pytest.raises(NotExact, match=r"cannot be done again .*plugins\.hidden\.numbers") as caught:
+    with pytest.raises(NotExact, match=r"cannot be repeated .*plugins\.hidden\.numbers") as caught:
         goto(tmp_path, hiding, step=5)
     assert len(caught.value.reasons) == 1
     assert caught.value.difference is None
@@ -254,7 +254,7 @@ def test_a_context_of_the_thread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("step", "error"),
-    [(0, "step must be a whole number, at least 1; got 0"), (11, "ends after step 10: there is no step 11")],
+    [(0, "at least 1; got 0"), (11, "after step 10: .* 11")],
 )
 def test_a_step_that_is_not_there(step: int, error: str, tmp_path: Path) -> None:
     trained(tmp_path, simple)
@@ -271,13 +271,13 @@ def test_a_program_without_a_checkpoint(tmp_path: Path) -> None:
         trainer.plugins.unregister("save_schedule")
         return trainer, options
 
-    with pytest.raises(ValueError, match="The program has no Checkpoint, so it cannot resume"):
+    with pytest.raises(ValueError, match="has no Checkpoint"):
         goto(tmp_path, bare, step=5)
 
 
 def test_what_is_not_a_program(tmp_path: Path) -> None:
     trained(tmp_path, simple)
-    with pytest.raises(UsageError, match=r"^7 is not a program: a program must be a function"):
+    with pytest.raises(UsageError, match=r"^7 is not a program"):
         goto(tmp_path, 7, step=5)  # type: ignore[arg-type]
 
 
@@ -340,7 +340,7 @@ def test_nothing_continues_after_the_end(tmp_path: Path) -> None:
     with goto(tmp_path, simple, step=9) as paused:
         paused.finish()
         for proceed in (paused.next_event, paused.next_step, paused.finish):
-            with pytest.raises(RuntimeError, match="The training has ended, so it does not continue"):
+            with pytest.raises(RuntimeError, match="The training has ended"):
                 proceed()
     with pytest.raises(RuntimeError, match="has ended"):
         paused.next_event()
@@ -352,7 +352,7 @@ def test_a_context_that_cannot_be_entered(tmp_path: Path) -> None:
         with pytest.raises(ZeroDivisionError), paused.within(contextmanager(lambda: iter([1 // 0]))()):
             pass
         paused.next_step()
-        with pytest.raises(RuntimeError, match="does not wait at an event"), paused.within(nullcontext()):
+        with pytest.raises(RuntimeError, match="is not paused"), paused.within(nullcontext()):
             paused.finish()
 
 
@@ -418,7 +418,8 @@ def test_a_program_that_handles_signals(tmp_path: Path) -> None:
     states = trained(tmp_path, preemptible)
     with goto(tmp_path, preemptible, step=5) as paused:
         assert state_of(paused.run) == states[5]
-        assert paused.notes == ["preemption is left out: signals are for the main thread"]
+        (note,) = paused.notes
+        assert note.startswith("preemption is left out")
 
 
 def test_a_plugin_that_writes_in_a_way_of_its_own_is_named(tmp_path: Path) -> None:
@@ -433,7 +434,8 @@ def test_a_plugin_that_writes_in_a_way_of_its_own_is_named(tmp_path: Path) -> No
 
     trained(tmp_path, simple)
     with goto(tmp_path, lambda folder: simple(folder, Writing()), step=5) as paused:
-        assert paused.notes == ["writing has no rehearse(folder): it may write where it always does"]
+        (note,) = paused.notes
+        assert note.startswith("writing has no rehearse(folder)")
 
 
 def test_two_saves_of_the_same_step(tmp_path: Path) -> None:

@@ -39,10 +39,8 @@ def test_what_fails_on_another_number_of_ranks_says_so(ranks: Pool, tmp_path: Pa
     for way in ways:
         with pytest.raises(NotExact) as caught:
             way(partial(programmed, seed=0))
-        assert caught.value.reasons[0] == (
-            "it was recorded with 2 ranks, and is done again with 1 rank: start as many as were recorded, as with "
-            "torchrun --nproc-per-node=2"
-        )
+        facts = "2 ranks", "1 rank", "torchrun --nproc-per-node=2"
+        assert [fact for fact in facts if fact not in caught.value.reasons[0]] == []
         assert caught.value.reasons[1].startswith("The global batch changed")
 
 

@@ -69,7 +69,7 @@ def test_a_fork_with_nothing_changed_has_the_requests_of_its_parent(seed: int, t
     steered(tmp_path / "x", lambda folder: program(folder), People(seed, until=at - 1))
     forked = fork(tmp_path / "x", lambda folder: program(folder), at=at, into=tmp_path / "y")
     assert diverge(tmp_path / "x", tmp_path / "y").first is None
-    assert not any("requested of the parent" in each for each in forked.notes)
+    assert not any("requests to the parent" in each for each in forked.notes)
 
 
 class Asking(h.Plugin):
@@ -146,7 +146,7 @@ def test_requests_over_the_socket_are_repeated_in_the_name_of_who_made_them(tmp_
             made = made_by_people(paused.run.control.history)
             assert str(first) in made[0][0]
             assert made == asked[len(asked) - len(made) :]
-            assert "remote is left out: what it does cannot be taken back" in paused.notes
+            assert any(note.startswith("remote is left out") for note in paused.notes)
 
 
 def test_a_stop_ends_the_run_again(tmp_path: Path) -> None:
@@ -252,14 +252,12 @@ def test_a_request_that_cannot_be_repeated_is_refused_with_its_reason(tmp_path: 
         trainer.plugins.unregister("gradient_clipping")
         return trainer, options
 
-    with pytest.raises(
-        NotExact, match=r"requested disable_plugin gradient_clipping at epoch 0, batch 2, step 2"
-    ) as caught:
+    with pytest.raises(NotExact, match=r"disable_plugin gradient_clipping, .*, step 2") as caught:
         goto(folder, without, step=3)
-    assert "cannot be requested again: there is no plugin 'gradient_clipping'" in str(caught.value)
+    assert "no plugin 'gradient_clipping'" in str(caught.value)
     with goto(folder, without, step=3, exact=False) as paused:
-        assert any("cannot be requested again" in each for each in paused.notes)
-    with pytest.raises(NotExact, match="cannot be requested again"):
+        assert any("cannot repeat" in each for each in paused.notes)
+    with pytest.raises(NotExact, match="cannot repeat"):
         fork(folder, without, at=3, into=tmp_path / "y")
     assert not (tmp_path / "y").exists()
 
@@ -291,7 +289,7 @@ def test_a_plugin_that_is_left_out_stays_so(tmp_path: Path) -> None:
         assert paused.comparison.first is None
     for each in folder.glob("*.pth"):
         each.unlink()  # so that it begins before the requests
-    with pytest.raises(NotExact, match="plugin 'reporting' is left out when a run is done again"):
+    with pytest.raises(NotExact, match="plugin 'reporting' is left"):
         goto(folder, reporting, step=3)
     assert Reporting.seen == seen
 
@@ -330,10 +328,8 @@ def test_what_was_asked_after_the_step_is_not_asked_of_a_fork(tmp_path: Path) ->
     found = diverge(folder, tmp_path / "y").first
     assert found is not None
     assert (found.kind, found.step) == ("request", 8)
-    (note,) = [each for each in forked.notes if each.startswith("requested of the parent after step 5")]
-    assert re.fullmatch(
-        r"requested of the parent after step 5, and not of the fork: set_learning_rate 0\.03 by \S+", note
-    )
+    (note,) = [each for each in forked.notes if "after step 5, are" in each]
+    assert re.fullmatch(r".*: set_learning_rate 0\.03 by \S+", note)
 
 
 def test_the_batch_after_a_steered_run_is_drilled(tmp_path: Path) -> None:
@@ -356,5 +352,6 @@ def test_the_batch_after_a_steered_run_is_drilled(tmp_path: Path) -> None:
     assert drilled.divergence.first is not None
     assert drilled.divergence.first.step == 6
     assert drilled.repeats == (True, True)
-    assert drilled.notes == ("remote is left out: what it does cannot be taken back",)
+    (note,) = drilled.notes
+    assert note.startswith("remote is left out")
     assert f"Done again, {drilled.notes[0]}.\n" in f"{drilled}\n"

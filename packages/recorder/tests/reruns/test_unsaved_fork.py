@@ -47,14 +47,14 @@ def test_a_kill_before_its_first_save(kill: int, tmp_path: Path) -> None:
     )  # fmt: skip
     assert checkpoints(killed) == []
     trainer, options = program(killed)
-    with pytest.raises(ValueError, match=r"at step 5, which ended before it was saved. Fork it again"):
+    with pytest.raises(ValueError, match=r"at step 5, .* Fork it again"):
         trainer.fit(**options)
     again = heliograph_recorder.fork(tmp_path / "x", program, at=5, into=killed, change=halve_rate)
     assert state_of(again.last_checkpoint) == state_of(whole.last_checkpoint)
     assert checkpoints(killed) == checkpoints(tmp_path / "y")
     assert "iter_3" not in "".join(checkpoints(killed))
     assert not list(killed.rglob(UNSAVED_FORK))
-    with pytest.raises(ValueError, match="holds a training already"):
+    with pytest.raises(ValueError, match="already has a training"):
         heliograph_recorder.fork(tmp_path / "x", program, at=5, into=killed, change=halve_rate)
 
 

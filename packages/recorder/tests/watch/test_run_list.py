@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from heliograph.packages.recorder.tests.recordings import attempt, write
 from heliograph_recorder.format.records import Counters, EventEntry
-from heliograph_recorder.watch import watched_run
+from heliograph_recorder.watch import run_list
 from heliograph_recorder.watch.run_list import RunList
 
 
@@ -44,7 +44,7 @@ def test_a_run_that_is_not_running_is_listed_with_its_end(tmp_path: Path, monkey
     for content in (whole[:-20], whole[: whole.index(b"\n") + 1], b"", whole + whole[:30]):
         path.write_bytes(content)
         assert [row["status"] for row in runs.rows()] == ["killed"]
-    monkeypatch.setattr(watched_run, "END", 1000)  # less than its last line has
+    monkeypatch.setattr(run_list, "END", 1000)  # less than its last line has
     path.write_bytes(whole)
     assert [row["status"] for row in runs.rows()] == [""]
     (tmp_path / "x.recording.holder").write_text(f"{os.getpid()} {socket.gethostname()}")
@@ -72,7 +72,7 @@ def test_a_folder_may_get_its_recordings_later(tmp_path: Path) -> None:
     assert (runs.runs(), runs.first(), runs.rows()) == ([], [], [])
     make(tmp_path / "late.recording", 1)
     assert runs.runs() == []  # not yet looked for
-    runs._due = 0.0
+    runs._next_scan = 0.0
     assert [row["name"] for row in runs.rows()] == ["late"]
     assert runs.first() == [0]
     (tmp_path / "late.recording").unlink()
@@ -85,13 +85,13 @@ def test_a_folder_may_be_made_later(tmp_path: Path) -> None:
     runs = RunList([tmp_path / "x"])
     assert (runs.rows(), runs.first(), runs.missing()) == ([], [], [str(tmp_path / "x")])
     make(tmp_path / "x/late.recording", 1)
-    runs._due = 0.0
+    runs._next_scan = 0.0
     assert ([row["name"] for row in runs.rows()], runs.first(), runs.missing()) == (["late"], [0], [])
 
 
 def test_a_file_that_is_no_recording_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ValueError, match=r"is not the name of a recording, which ends with \.recording: give"):
+    with pytest.raises(ValueError, match=r"notes\.txt .*\.recording"):
         RunList([tmp_path / "notes.txt"])
 
 
@@ -120,7 +120,7 @@ def test_a_parent_that_was_moved_is_known_by_its_name(tmp_path: Path) -> None:
     runs = RunList([tmp_path])
     assert [row["parent"] for row in runs.rows()] == [{"id": None, "name": "one", "step": 7}]
     make(tmp_path / "x/one.recording", 1)
-    runs._due = 0.0
+    runs._next_scan = 0.0
     assert [row["parent"] for row in runs.rows()] == [{"id": 1, "name": "x/one", "step": 7}, None]
 
 
@@ -147,7 +147,7 @@ def test_another_training_of_the_same_name_is_not_taken_for_a_parent(
     nobody = {"id": None, "name": "one", "step": 7}
     assert [(row["name"], row["parent"]) for row in runs.rows()][-1] == ("unsaved/one", None)
     assert [row["parent"] for row in runs.rows() if row["name"] == "two"] == [nobody]
-    monkeypatch.setattr(watched_run, "BEGINNING", beginning)
+    monkeypatch.setattr(run_list, "BEGINNING", beginning)
     write(tmp_path / "unsaved/one.recording", attempt(save("a")))
     assert [row["parent"] for row in runs.rows() if row["name"] == "two"] == [nobody | {"id": 2, "name": "unsaved/one"}]
 

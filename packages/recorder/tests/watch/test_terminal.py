@@ -48,9 +48,9 @@ def test_recorded_texts_are_text(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "bad.recording").write_text("no\n")
     words = [word for word in text_of(tmp_path / "bad.recording").split() if word != "│"]  # a long path is wrapped
-    assert "is not a recording of heliograph" in " ".join(words)
+    assert "is not a recording" in " ".join(words)
     (tmp_path / "empty").mkdir()
-    assert text_of(tmp_path / "empty") == "There is no recording yet.\n"
+    assert "no recording yet" in text_of(tmp_path / "empty")
 
 
 def test_a_damaged_line_is_said(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_damaged_line_is_said(tmp_path: Path) -> None:
     lines = path.read_bytes().split(b"\n")
     lines[3] = lines[3][:-10] + b"0123456789"
     path.write_bytes(b"\n".join(lines))
-    assert "attempt 1: line 4: damaged" in text_of(path)
+    assert "line 4: damaged" in text_of(path)
 
 
 def test_several_runs_are_listed_and_the_newest_shown_whole(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_several_runs_are_listed_and_the_newest_shown_whole(tmp_path: Path) -> N
     assert [row[0] for row in rows] == ["01", *(f"{number:02}" for number in range(12, 3, -1))]
     assert [" ".join(row[1:-2]) for row in rows] == ["not a readable recording", *["stopped"] * 9]
     assert "and 2 more runs" in text
-    assert "is not a recording of heliograph" in " ".join(word for word in text.split() if word != "│")
+    assert "is not a recording" in " ".join(word for word in text.split() if word != "│")
     only = text_of(tmp_path / "x/12.recording")
     assert only.startswith("╭─ 12")
 
