@@ -1,4 +1,4 @@
-"""The bases of metrics and operations of rules, and what an operation is given."""
+"""The event of a rule that acted."""
 
 from __future__ import annotations
 
@@ -175,3 +175,16 @@ class RuleOperation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
+
+
+class RuleFired(Event):
+    """The rule of `controller` was true on `trigger`, and it acted.
+
+    `operations` are those that ran, without one that failed and those after it; `metrics` are those that it reads.
+    """
+
+    controller: str
+    trigger: str
+    rule: str
+    operations: tuple[str, ...]
+    metrics: dict[str, Any]

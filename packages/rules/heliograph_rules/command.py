@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .errors import RuleError
-    from .files.blueprint import Ready
+    from .files.builder import Ready
 
 NAME = "rules"
 
@@ -103,10 +103,8 @@ def check_file(path: Path) -> tuple[tuple[Ready, ...], list[RuleError]]:
         ImportError: simpleeval or yaml is not installed, or a package that the file names is broken.
     """
     from .errors import RuleError
-    from .files.blueprint import Given
-    from .files.builder import build
-    from .files.config import read_rules
-    from .files.problems import Problems
+    from .files.builder import Given, build
+    from .files.config import Problems, read_rules
 
     problems = Problems(keeps=True)
     try:

@@ -22,12 +22,11 @@ from heliograph.events import CATALOGUE, Event
 
 from .active_rules import ActiveRules
 from .base import RuleMetric, RuleOperation
-from .files.blueprint import Given
-from .files.builder import build
+from .errors import show
+from .files.builder import Given, build
 from .files.config import Source, read_rules
 from .files.specs import ON_ERROR, OnError
-from .operations.functions import Function
-from .text import show
+from .operations.requests import Function
 
 T = TypeVar("T", RuleMetric, RuleOperation)
 BEGINNINGS = (TrainStart, ValidationStart, TestStart, PredictStart)

@@ -14,12 +14,10 @@ from heliograph.spi import describe_error
 from heliograph_recorder import Recording, count_times, replay
 
 from .active_rules import ActiveRules
-from .base import Action, RuleFiring, RuleMetric, RuleOperation
+from .base import Action, RuleFired, RuleFiring, RuleMetric, RuleOperation
 from .controller import RuleController
-from .errors import RuleError
-from .files.blueprint import Blueprint
-from .fired import RuleFired
-from .text import show
+from .errors import RuleError, show
+from .files.builder import Blueprint
 
 SHOWN = 20  # acts of one rule, in full
 

@@ -23,11 +23,10 @@ from heliograph.packages.rules.tests.scripted import (
     rules,
     train,
 )
-from heliograph_rules.base import RuleFiring, RuleMetric, RuleOperation
+from heliograph_rules.base import RuleFired, RuleFiring, RuleMetric, RuleOperation
 from heliograph_rules.controller import RuleController
 from heliograph_rules.errors import RuleError, RuleEvaluationError
 from heliograph_rules.files.specs import RulePart, RuleSet, RuleSpec
-from heliograph_rules.fired import RuleFired
 from heliograph_testing import check_plugin
 
 WINDOW = {"name": "window", "class": "HistoryBasedMetric", "arguments": {"window_size": 2}}

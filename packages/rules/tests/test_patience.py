@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from heliograph_rules.patience import Mode, RulePatience, counted
+from heliograph_rules.files.specs import Mode, RulePatience, counted
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -15,7 +15,7 @@ from heliograph_rules.errors import RuleKeyError
 from heliograph_rules.metrics.ancestors import Loss
 from heliograph_rules.metrics.history import HistoryBasedMetric
 from heliograph_rules.metrics.measures import GradientNorm
-from heliograph_rules.operations import functions as called_functions
+from heliograph_rules.operations import requests as called_functions
 from heliograph_rules.operations.requests import Controls, HFControls
 
 
@@ -152,14 +152,14 @@ def test_functions_go_by_their_names() -> None:
 
     assert called_functions.register_function(report) is report
     assert called_functions.register_function(other, "report_other") is other
-    assert called_functions.function("report", {}) is report
-    assert called_functions.function("report_other", {"more": report}) is other
-    assert called_functions.function("more", {"more": report, "report": report}) is report
+    assert called_functions.find_function("report", {}) is report
+    assert called_functions.find_function("report_other", {"more": report}) is other
+    assert called_functions.find_function("more", {"more": report, "report": report}) is report
     with pytest.raises(RuleKeyError, match=r"Undefined function 'repor'\. Did you mean 'report'\?"):
-        called_functions.function("repor", {})
+        called_functions.find_function("repor", {})
     with pytest.raises(ValueError, match="Another function is registered as 'report'"):
         called_functions.register_function(other, "report")
     with pytest.raises(ValueError, match="Another function is registered as 'report'"):
-        called_functions.function("report", {"report": other})
+        called_functions.find_function("report", {"report": other})
     with pytest.raises(TypeError, match="register_function takes a function"):
         called_functions.register_function(3)  # type: ignore[type-var]

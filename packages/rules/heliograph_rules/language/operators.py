@@ -10,10 +10,9 @@ from reprlib import repr as shortened
 from typing import Any
 
 from ..errors import RuleTypeError
-from .access import Reader
 from .kinds import NUMBERS, SEQUENCES, SYMBOLS, WHOLE, can_combine, can_compare, name_kinds
 from .limits import check_bits, check_length
-from .values import INCORRECT, Held, Unavailable
+from .values import INCORRECT, Held, Reader, Unavailable
 
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

@@ -9,10 +9,9 @@ from typing import Any
 
 from heliograph.spi import require
 
-from ..errors import MetricUnavailable, RuleError, RuleEvaluationError, RuleLimitError, RuleTypeError
-from ..text import show
+from ..errors import MetricUnavailable, RuleError, RuleEvaluationError, RuleLimitError, RuleTypeError, show
+from .checks import Source
 from .kinds import name_kinds
-from .parser import Source
 from .values import INCORRECT
 
 

@@ -10,10 +10,8 @@ from heliograph.events import Event
 from heliograph.spi import known_names
 
 from ..base import Ending, RuleMetric
-from ..errors import RuleError
-from ..text import show
-from .log_history import LOGGED, Entry, LogHistory, entry_of, has_loss
-from .names import fractional_epoch, under_both_names
+from ..errors import RuleError, show
+from .log_history import LOGGED, Entry, LogHistory, entry_of, fractional_epoch, has_loss, under_both_names
 
 SOURCES: dict[str, tuple[type[ValidationEnd | TestEnd | PredictEnd], ...]] = {
     "on_evaluate": (ValidationEnd,),

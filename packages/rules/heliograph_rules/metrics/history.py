@@ -12,10 +12,8 @@ from heliograph.events import Event
 from heliograph.spi import is_whole_number
 
 from ..base import RuleMetric
-from ..errors import RuleTypeError
-from ..text import show
-from .log_history import entry_of, has_loss, is_new
-from .names import ancestor_name, fractional_epoch
+from ..errors import RuleTypeError, show
+from .log_history import ancestor_name, entry_of, fractional_epoch, has_loss, is_new
 
 
 class Window:

@@ -11,8 +11,7 @@ from heliograph.events import Event
 from heliograph.spi import is_number, known_names, scale_optimizer, scale_scheduler
 
 from ..base import RuleFiring, RuleOperation
-from ..errors import RuleError
-from ..text import show
+from ..errors import RuleError, show
 
 logger = logging.getLogger("heliograph")
 

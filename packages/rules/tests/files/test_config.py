@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from heliograph.packages.rules.tests.scripted import written
 from heliograph_rules.errors import RuleError, RuleKeyError, RuleTypeError
-from heliograph_rules.files.config import read_rules
-from heliograph_rules.files.problems import Problems
-from heliograph_rules.files.specs import RulePart, RuleSet, RuleSpec
-from heliograph_rules.patience import RulePatience
+from heliograph_rules.files.config import Problems, read_rules
+from heliograph_rules.files.specs import RulePart, RulePatience, RuleSet, RuleSpec
 
 WHOLE = """\
 controller_metrics:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from heliograph_rules.errors import RuleTypeError
-from heliograph_rules.language.access import Reader
 from heliograph_rules.language.kinds import ANY, SIGNATURES, can_combine, can_compare
 from heliograph_rules.language.limits import Budget
 from heliograph_rules.language.operators import BINARY, ORDER, UNARY, Operators
+from heliograph_rules.language.values import Reader
 
 SAMPLES: list[Any] = [
     True,

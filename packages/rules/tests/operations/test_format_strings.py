@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from heliograph_rules.errors import RuleError, RuleLimitError, RuleSyntaxError
-from heliograph_rules.operations.format_strings import Format
+from heliograph_rules.operations.log_control import Format
 from hypothesis import given
 from hypothesis import strategies as st
 

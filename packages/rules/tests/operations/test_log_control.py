@@ -31,8 +31,7 @@ from heliograph.events import Progress
 from heliograph_rules.base import RuleFiring
 from heliograph_rules.errors import RuleError, RuleTypeError
 from heliograph_rules.metrics.ancestors import TrainingState
-from heliograph_rules.operations.fields import fields_of, names_at
-from heliograph_rules.operations.log_control import LogControl
+from heliograph_rules.operations.log_control import LogControl, fields_of, names_at
 
 Make = Callable[..., Any]
 EXAMPLES = Path(__file__).parents[5] / "shared" / "data" / "rules"
