@@ -1,4 +1,4 @@
-"""How rules look into values: each is turned into a plain one only where it is needed, and that costs work."""
+"""The values that rules read: converted to plain values when they are used, at a cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .kinds import NONE
 from .limits import MAX_DEPTH, MAX_KEY_BITS, NODE, TUPLE, Budget, check_bits
 
 CONTAINERS: tuple[type, ...] = (dict, list, tuple, deque, set, frozenset)
-# The base's own method, as a subclass may do anything in its own.
+# Methods of the base, because a subclass may run any code in its own.
 DERIVED: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (int, int.__pos__),
     (float, float.__pos__),
@@ -24,11 +24,11 @@ DERIVED: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 )
 INCORRECT: Final = "Rule failed due to incorrect type usage"
 MISSING: Final = object()
-NAME_OF: Final = type.__dict__["__name__"].__get__  # a metaclass may do anything in its own
+NAME_OF: Final = type.__dict__["__name__"].__get__  # a metaclass may run any code in its own
 
 
 class Unavailable:
-    """The value of a metric that has no value yet; only whether it is None can be asked."""
+    """The value of a metric that has none yet; it can only be compared with None."""
 
     __slots__ = ("name",)
 
@@ -39,8 +39,8 @@ class Unavailable:
         raise MetricUnavailable([self.name])
 
 
-class Held:
-    """A container as it was handed in, with nothing inside it looked at yet."""
+class Container:
+    """A container of a metric's value; its content is not converted yet."""
 
     __slots__ = ("base", "raw")
 
@@ -52,45 +52,38 @@ class Held:
 
 
 def admit(value: object) -> Any:
-    """Return a value as rules may use it: a plain one, or a container still `Held`.
-
-    Raises:
-        RuleTypeError: it is neither plain data nor one number or boolean of NumPy or torch.
-    """
     kind = type(value)
     if is_scalar(kind):
         return value
     for base in CONTAINERS:
         if issubclass(kind, base):
-            return Held(value, base)
+            return Container(value, base)
     for base, as_base in DERIVED:
         if issubclass(kind, base):
             return as_base(value)
     item = _item(value)
     if not is_scalar(type(item)):
         raise RuleTypeError(
-            f"{INCORRECT}: a metric's value holds {with_article(NAME_OF(kind))}. Rules read numbers, booleans, texts, "
-            "None, lists, tuples, dicts, sets and deques of such, and tensors and arrays of one element."
+            f"{INCORRECT}: a metric's value contains {with_article(NAME_OF(kind))}. Rules read numbers, booleans, "
+            "text, None, lists, tuples, dicts, sets and deques of these, and tensors and arrays of one element."
         )
     return item
 
 
 def is_scalar(kind: type) -> bool:
-    """Whether values of exactly this type are plain and hold nothing."""
     return kind is float or kind is int or kind is str or kind is bool or kind is NONE
 
 
 def describe(value: Any) -> str:
-    """Return a plain value as Python writes it; the type of a container, which may hold anything."""
-    kind = value.base if type(value) is Held else type(value)
+    kind = value.base if type(value) is Container else type(value)
     return show(value) if is_scalar(kind) else with_article(kind.__name__)
 
 
 def _item(value: object) -> object:
-    """Return the one element of a NumPy or torch value; of anything else, no plain value."""
+    # The element of a NumPy or torch value of one element, or MISSING.
     kind: Any = type(value)
     modules = cast("dict[str, Any]", sys.modules)
-    numpy, torch = modules.get("numpy"), modules.get("torch")  # neither is imported for this
+    numpy, torch = modules.get("numpy"), modules.get("torch")  # do not import them for this
     if numpy is not None and issubclass(kind, numpy.generic):
         return numpy.generic.item(value)
     if numpy is not None and kind is numpy.ndarray and numpy.size(value) == 1:
@@ -104,133 +97,104 @@ SHOWN_KEYS = 20
 
 
 class Reader:
-    """Looks into values, and charges a budget for it.
-
-    Args:
-        budget: of the evaluation.
-    """
+    """Reads values and charges the work to a budget."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
 
     def plain(self, value: Any, depth: int = 0) -> Any:
-        """Return a value with all that it holds as exact plain types.
-
-        Raises:
-            MetricUnavailable: it is, or holds, a metric that has no value yet.
-            RuleLimitError: it is too large.
-            RuleTypeError: it holds what rules cannot read.
-        """
         kind = type(value)
         if kind is Unavailable:
             raise MetricUnavailable([value.name])
         if is_scalar(kind):
             return self._scalar(value)
-        if kind is not Held:
+        if kind is not Container:
             value = admit(value)
-            if type(value) is not Held:
+            if type(value) is not Container:
                 return self._scalar(value)
         if depth >= MAX_DEPTH:
-            raise RuleLimitError(f"A value is too deep: it holds more than {MAX_DEPTH} levels.")
+            raise RuleLimitError(f"A value is nested too deeply: it has more than {MAX_DEPTH} levels.")
         return self._container(value, depth + 1)
 
     def key(self, value: Any) -> Any:
-        """Return the plain value of a key, or of an element of a set.
-
-        Raises:
-            RuleLimitError: it holds a number that is too large for this.
-            RuleTypeError: it is not a number, text, boolean, None or tuple of such.
-        """
         self.budget.charge(NODE)
         value = self._hash(self.plain(value))
-        for each in value if type(value) is tuple else (value,):
-            if type(each) is tuple:
-                self.key(each)
-            elif not is_scalar(type(each)):
+        for part in value if type(value) is tuple else (value,):
+            if type(part) is tuple:
+                self.key(part)
+            elif not is_scalar(type(part)):
                 raise RuleTypeError(
-                    f"{INCORRECT}: {with_article(type(each).__name__)} cannot be a key, or be in a set."
+                    f"{INCORRECT}: {with_article(type(part).__name__)} cannot be a key or an element of a set."
                 )
-            elif type(each) is int and each.bit_length() > MAX_KEY_BITS:
-                raise RuleLimitError(f"A whole number is too large for a key, or for a set: above 2**{MAX_KEY_BITS}.")
+            elif type(part) is int and part.bit_length() > MAX_KEY_BITS:
+                raise RuleLimitError(f"An integer is too large for a key or a set: above 2**{MAX_KEY_BITS}.")
         return value
 
     def items(self, value: Any) -> Iterator[Any]:
-        """Return what a container holds, or a dict's keys, one by one, each still as it was handed in."""
-        held = self._opened(value)
-        if held.base in (set, frozenset):  # the same order in every process, whatever its hashes are
-            self.budget.charge(20 * len(held))
-            return iter(sorted(self.plain(held), key=repr))
-        return map(self._admitted, held.base.__iter__(held.raw))
+        container = self._open(value)
+        if container.base in (set, frozenset):  # the same order in every process
+            self.budget.charge(20 * len(container))
+            return iter(sorted(self.plain(container), key=repr))
+        return map(self._admit, container.base.__iter__(container.raw))
 
     def size(self, value: Any) -> int:
-        """Return the length of a text or of a container."""
-        return len(value) if type(value) is str else len(self._opened(value))
+        return len(value) if type(value) is str else len(self._open(value))
 
     def at(self, value: Any, key: Any) -> Any:
-        """Return `value[key]`; a slice where the key is one.
-
-        Raises:
-            LookupError: there is no such key or index.
-        """
         if type(value) is str:
             self.budget.charge(len(value) // 32)
             return value[self._index(key)]
-        held = self._opened(value)
-        if type(key) is slice and held.base is dict:
+        container = self._open(value)
+        if type(key) is slice and container.base is dict:
             raise RuleTypeError(f"{INCORRECT}: a dict has no slices.")
-        if held.base is dict:
-            return self._entry(held, self.key(key))
-        if held.base in (set, frozenset):
+        if container.base is dict:
+            return self._entry(container, self.key(key))
+        if container.base in (set, frozenset):
             raise RuleTypeError(f"{INCORRECT}: a set has no indices.")
         index = self._index(key)
         if type(index) is int:
-            return self._admitted(held.base.__getitem__(held.raw, index))
-        self.budget.charge(len(held) // 16)
-        base = list if held.base is deque else held.base
-        return Held(base(held.base.__iter__(held.raw))[index], base)
+            return self._admit(container.base.__getitem__(container.raw, index))
+        self.budget.charge(len(container) // 16)
+        base = list if container.base is deque else container.base
+        return Container(base(container.base.__iter__(container.raw))[index], base)
 
-    def keys(self, held: Held) -> list[Any]:
-        """Return a dict's keys, plain."""
-        return [self._hash(key) for key in self.plain(list(dict.keys(held.raw)))]
+    def keys(self, container: Container) -> list[Any]:
+        return [self._hash(key) for key in self.plain(list(dict.keys(container.raw)))]
 
-    def _admitted(self, value: Any) -> Any:
-        kind = type(value)  # compared by `is`: a metaclass may do anything in its own `==`
-        return value if kind is Held or kind is Unavailable else admit(value)
+    def _admit(self, value: Any) -> Any:
+        kind = type(value)  # compared by `is`: a metaclass may run any code in `==`
+        return value if kind is Container or kind is Unavailable else admit(value)
 
-    def _opened(self, value: Any) -> Held:
-        """Return a container, held."""
+    def _open(self, value: Any) -> Container:
         if type(value) is Unavailable:
             raise MetricUnavailable([value.name])
         if type(value) is str:
             self.budget.charge(len(value))
             value = list(value)
-        held = value if type(value) is Held else admit(value)
-        if type(held) is not Held:
-            kind = type(held).__name__
-            raise RuleTypeError(
-                f"{INCORRECT}: {with_article(kind)} holds nothing that could be looked at, got {describe(held)}."
-            )
-        return held
+        container = value if type(value) is Container else admit(value)
+        if type(container) is not Container:
+            kind = type(container).__name__
+            raise RuleTypeError(f"{INCORRECT}: {with_article(kind)} has no items, got {describe(container)}.")
+        return container
 
     def _index(self, key: Any) -> int | slice:
-        """Return an index or a slice whose parts are plain whole numbers."""
         parts = (key.start, key.stop, key.step) if type(key) is slice else (key,)
         plain = [self.plain(part) for part in parts]
         if any(type(part) not in (int, bool, NONE) for part in plain) or plain == [None]:
-            raise RuleTypeError(f"{INCORRECT}: an index is a whole number, got {self.plain(key)!r:.80}.")
+            raise RuleTypeError(f"{INCORRECT}: an index must be an integer, got {self.plain(key)!r:.80}.")
         return slice(*plain) if type(key) is slice else int(plain[0])
 
-    def _entry(self, held: Held, key: Any) -> Any:
-        keys: Iterable[Any] = dict.keys(held.raw)
-        values = held.raw
-        self.budget.charge(len(held))
-        if not _are_all(keys, str):  # another kind of key could do anything when it is compared
-            keys = self.keys(held)
-            values = dict(zip(keys, dict.values(held.raw), strict=True))
-        found = dict.get(values, key, MISSING)  # a subclass could do anything where a key is missing
-        if found is MISSING:
-            raise KeyError(f"there is no key {key!r:.80}.{_near(key, keys)}")
-        return self._admitted(found)
+    def _entry(self, container: Container, key: Any) -> Any:
+        keys: Iterable[Any] = dict.keys(container.raw)
+        values = container.raw
+        self.budget.charge(len(container))
+        if not _are_all(keys, str):  # another kind of key may run any code when it is compared
+            keys = self.keys(container)
+            values = dict(zip(keys, dict.values(container.raw), strict=True))
+        value = dict.get(values, key, MISSING)  # a subclass may run any code for a missing key
+        if value is MISSING:
+            raise KeyError(f"there is no key {key!r:.80}.{_suggest_key(key, keys)}")
+        return self._admit(value)
 
     def _scalar(self, value: Any) -> Any:
         if type(value) is int:
@@ -240,30 +204,30 @@ class Reader:
             self.budget.charge(1 + len(value) // 32 if type(value) is str else 1)
         return value
 
-    def _container(self, held: Held, depth: int) -> Any:
-        raw, base, size = held.raw, held.base, len(held)
+    def _container(self, container: Container, depth: int) -> Any:
+        raw, base, size = container.raw, container.base, len(container)
         self.budget.charge(25 + (5 * size if base in (set, frozenset) else size // 4))
         if base is dict:
             self.budget.charge(10 * size)
             return {self._hash(self.plain(key, depth)): self.plain(value, depth) for key, value in dict.items(raw)}
         into: Callable[[Iterable[Any]], Any] = {deque: list, frozenset: set}.get(base, base)
-        if self._is_one_kind(held):
+        if self._is_one_kind(container):
             return into(base.__iter__(raw))
         self.budget.charge(5 * size)
-        parts = (self.plain(each, depth) for each in base.__iter__(raw))
+        parts = (self.plain(item, depth) for item in base.__iter__(raw))
         return into(map(self._hash, parts) if into is set else parts)
 
     def _hash(self, value: Any) -> Any:
-        """Return a value that is about to be hashed, paid for: it may be compared with all others that there are."""
+        # Charges for the comparison of a tuple with every colliding key.
         if type(value) is tuple:
             self.budget.charge(TUPLE + len(value) * TUPLE // 10)
-            for each in value:
-                self._hash(each)
+            for part in value:
+                self._hash(part)
         return value
 
-    def _is_one_kind(self, held: Held) -> bool:
-        """Whether a container, such as a metric's long window, holds only floats, only texts or only whole numbers."""
-        raw, every = held.raw, held.base.__iter__
+    def _is_one_kind(self, container: Container) -> bool:
+        # Whether a container, such as a long window, has only floats, only texts or only integers.
+        raw, every = container.raw, container.base.__iter__
         if _are_all(every(raw), float):
             return True
         if _are_all(every(raw), str):
@@ -277,11 +241,10 @@ class Reader:
 
 
 def _are_all(values: Iterable[object], kind: type) -> bool:
-    """Whether values are of exactly this type; asks none of them, nor their types."""
+    # Exact types: runs no code of the values or of their types.
     return all(map(is_, map(type, values), repeat(kind)))
 
 
-def _near(key: object, keys: Iterable[Any]) -> str:
-    """Return the tail of an error sentence about a missing key."""
-    names = [each for each in keys if type(each) is str and len(each) < 80]
+def _suggest_key(key: object, keys: Iterable[Any]) -> str:
+    names = [name for name in keys if type(name) is str and len(name) < 80]
     return known_names(key, names) if type(key) is str and len(key) < 80 and len(names) <= SHOWN_KEYS else ""

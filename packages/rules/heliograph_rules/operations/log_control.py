@@ -1,4 +1,4 @@
-"""Log a line when a rule fires."""
+"""The operation that logs a line, with format strings that read only plain data and never fail."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..base import RuleFiring, RuleOperation
 from ..errors import RuleError, RuleLimitError, RuleSyntaxError, RuleTypeError, show
 from ..metrics.log_history import LOGGED, entry_of, under_both_names
 
-WIDEST = 200  # of a format spec's width and precision
+WIDEST = 200  # width and precision of a format spec
 LONGEST = 10_000  # characters of one field
-LONGEST_LINE = 100_000  # of all of them
+LONGEST_LINE = 100_000  # characters of all fields
 FIELD = re.compile(r"([^\W\d]\w*)((?:\.\w+|\[[^\[\]]+\])*)")
 KEY = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")
 SPEC = re.compile(r"(?:.?[<>=^])?[-+ ]?z?#?(\d*)[,_]?(?:\.(\d+))?[a-zA-Z%]?", re.DOTALL)
@@ -27,16 +27,8 @@ CONVERSIONS: dict[str, Callable[[Any], str]] = {"a": ascii, "r": repr, "s": str}
 
 
 @dataclass(frozen=True)
-class Field:
-    """One field of a format string.
-
-    Attributes:
-        text: as it is written.
-        name: what it begins with.
-        keys: where it goes from there.
-        conversion: `r`, `s`, `a` or None.
-        spec: how it is formatted.
-    """
+class FormatField:
+    """A field of a format string: `text` is its source, `keys` the path below `name`."""
 
     text: str
     name: str
@@ -45,7 +37,6 @@ class Field:
     spec: str
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """Return the field's value as text; what is not there, or does not fit, is said in its place."""
         value: Any = values
         for key in (self.name, *self.keys):
             try:
@@ -59,67 +50,55 @@ class Field:
         return text if len(text) <= LONGEST else text[:LONGEST] + "..."
 
 
-class Format:
-    """A format string as `str.format` takes it, whose fields go by keys and indices only.
+class FormatString:
+    """A format string like that of `str.format`, whose fields contain only keys and indices.
 
-    `{state[epoch]:.0f}` and `{state.epoch:.0f}` are the same: a key of a dict, or an index of a list.
-
-    Args:
-        text: the format string.
-
-    Attributes:
-        names: what its fields begin with.
-
-    Raises:
-        RuleSyntaxError: it is none, or has a field without a name.
-        RuleLimitError: a field is wider than 200 characters.
+    `{state[epoch]:.0f}` and `{state.epoch:.0f}` are equal: a key of a dict or an index of a list. `names` are the first
+    names of the fields.
     """
 
     def __init__(self, text: str) -> None:
-        self._parts: list[str | Field] = []
+        self._parts: list[str | FormatField] = []
         try:
             parsed = list(Formatter().parse(text))
         except ValueError as error:
-            raise RuleSyntaxError(
-                f"The format {text!r} cannot be read: {error}. Write braces as {{{{ and }}}}."
-            ) from None
+            raise RuleSyntaxError(f"The format {text!r} is invalid: {error}. Write braces as {{{{ and }}}}.") from None
         for literal, name, spec, conversion in parsed:
             self._parts.append(literal)
             if name is not None:
                 self._parts.append(_field(text, name, spec or "", conversion))
-        self.names = frozenset(part.name for part in self._parts if isinstance(part, Field))
+        self.names = frozenset(part.name for part in self._parts if isinstance(part, FormatField))
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """Return the text with the values, which are plain data, in it; cut where it is very long."""
-        filled, left = list[str](), LONGEST_LINE
+        texts, remaining = list[str](), LONGEST_LINE
         for part in self._parts:
             text = part if isinstance(part, str) else part.fill(values)
-            filled.append(text if len(text) <= left else text[:left] + "...")
-            left -= len(text)
-            if left < 0:
+            texts.append(text if len(text) <= remaining else text[:remaining] + "...")
+            remaining -= len(text)
+            if remaining < 0:
                 break
-        return "".join(filled)
+        return "".join(texts)
 
 
-def _field(text: str, name: str, spec: str, conversion: str | None) -> Field:
-    """Return a checked field."""
+def _field(text: str, name: str, spec: str, conversion: str | None) -> FormatField:
     match, numbers = FIELD.fullmatch(name), SPEC.fullmatch(spec)
     if match is None:
         raise RuleSyntaxError(
-            f"The format {text!r} has a field {{{name}}}: write a metric or field by name, as in {{state[epoch]}}."
+            f"The format {text!r} has an invalid field {{{name}}}: name a metric or field, such as {{state[epoch]}}."
         )
     if numbers is None or (conversion is not None and conversion not in CONVERSIONS):
         raise RuleSyntaxError(
-            f"The format {text!r} has a field {{{name}}} that is formatted as {spec or conversion!r}."
+            f"The format {text!r} has a field {{{name}}} with the invalid format {spec or conversion!r}."
         )
     if any(len(number) > 3 or int(number) > WIDEST for number in numbers.groups() if number):
-        raise RuleLimitError(f"The format {text!r} has a field {{{name}:{spec}}} of more than {WIDEST} characters.")
+        raise RuleLimitError(
+            f"The format {text!r} has a field {{{name}:{spec}}} that is wider than {WIDEST} characters."
+        )
     keys = tuple(dotted or bracketed for dotted, bracketed in KEY.findall(match[2]))
-    return Field(name, match[1], keys, conversion, spec)
+    return FormatField(name, match[1], keys, conversion, spec)
 
 
 def _item(value: Any, key: str) -> Any:
-    """Return what lies under a key of a dict or at an index of a list; nothing else is looked into."""
     if type(value) is dict and key in value:
         return value[key]
     try:
@@ -139,12 +118,8 @@ ALWAYS = ("args", "control_name", "event_name")
 
 
 def names_at(kind: type[Event]) -> frozenset[str]:
-    """Return the names of the fields that there are at an event.
-
-    Always `event_name` (the trigger, as in the file), `control_name` (the controller) and `args` (the hyper-parameters,
-    a dict); then the event's own, such as `metrics`, `epoch` and `path`; at `Log` also `logs`, what is logged under the
-    ancestors' names; at `CheckpointSaved` also `hf_path` (the path) and `is_final`.
-    """
+    # Always event_name, control_name and args; the fields of the event; logs at Log; hf_path and is_final at
+    # CheckpointSaved.
     names = {field.name for field in _fields(kind)} | set(ALWAYS)
     if issubclass(kind, Log):
         names.add("logs")
@@ -154,13 +129,12 @@ def names_at(kind: type[Event]) -> frozenset[str]:
 
 
 def values_of(run: Run, firing: RuleFiring, names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of a firing and some of its metrics by name; a metric hides a field of the same name."""
+    # A metric hides a field of the same name.
     metrics = {name: firing.metrics[name] for name in names if name in firing.metrics}
     return fields_of(run, firing) | metrics
 
 
 def fields_of(run: Run, firing: RuleFiring) -> dict[str, Any]:
-    """Return the fields of a firing, those of `names_at`, as plain data."""
     event = firing.event
     values: dict[str, Any] = {field.name: getattr(event, field.name) for field in _fields(event)}
     values |= {"args": dict(run.hyper_parameters), "control_name": firing.controller, "event_name": firing.trigger}
@@ -174,7 +148,6 @@ def fields_of(run: Run, firing: RuleFiring) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as plain data: an exception as its type and text, any other object as its text."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
@@ -187,41 +160,40 @@ def plain(value: Any) -> Any:
 
 
 def _fields(event: Any) -> tuple[Any, ...]:
-    return fields(event)  # every event is a dataclass, by its base
+    return fields(event)  # the base class makes every event a dataclass
 
 
 logger = logging.getLogger("heliograph")
 
 
 class LogControl(RuleOperation):
-    """Log a line, made of metrics and of fields of the firing.
+    """Log a line with metrics and fields of the firing.
 
-    Besides the metrics there are `event_name`, `control_name`, `args` (the hyper-parameters) and the event's fields,
-    such as `path` where a checkpoint was saved. A key that is missing when it is logged is shown as missing.
+    In addition to the metrics, a format can use `event_name`, `control_name`, `args` (the hyper-parameters) and the
+    fields of the event, for example `path` at a saved checkpoint. A missing key is logged as missing.
 
     Args:
-        name: what controllers call it.
-        log_format: such as `Epoch {trainer_state[epoch]:.0f}: {training_loss[loss]:.3f}`.
-        log_level: `debug`, `info`, `warning`, `error` or `critical`, in any case.
+        name: the name that controllers use.
+        log_format: for example `Epoch {trainer_state[epoch]:.0f}: {training_loss[loss]:.3f}`.
+        log_level: `debug`, `info`, `warning`, `error` or `critical`, in upper or lower case.
 
     Raises:
-        RuleError: there is no such level, or the format cannot be read.
+        RuleError: the level or the format is invalid.
     """
 
     def __init__(self, name: str, log_format: str, log_level: str = "info") -> None:
         super().__init__(name)
         if not isinstance(log_format, str):
             raise RuleTypeError(
-                f"log_format is a string such as '{{event_name}}: {{loss[loss]}}', got {show(log_format)}."
+                f"log_format must be a string, for example '{{event_name}}: {{loss[loss]}}', got {show(log_format)}."
             )
         levels = {word.lower(): number for word, number in logging.getLevelNamesMapping().items() if number}
         if not isinstance(log_level, str) or log_level.lower() not in levels:
-            got = show(log_level)
-            raise RuleError(f"There is no log_level {got}.{known_names(got.lower(), levels)}")
-        self._level, self._format = levels[log_level.lower()], Format(log_format)
+            level = show(log_level)
+            raise RuleError(f"Unknown log_level {level}.{known_names(level.lower(), levels)}")
+        self._level, self._format = levels[log_level.lower()], FormatString(log_format)
         self.reads = self._format.names
 
     def should_log(self, run: Run, firing: RuleFiring) -> None:
-        """Log the line."""
         if logger.isEnabledFor(self._level):
             logger.log(self._level, "%s", self._format.fill(values_of(run, firing, self.reads)))

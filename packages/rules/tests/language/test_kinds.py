@@ -62,7 +62,7 @@ def test_unary_operators_take_numbers() -> None:
         if type(value) in ((bool, int) if kind is ast.Invert else (bool, int, float)):
             assert operators.unary(kind, value) == UNARY[kind](value)
         else:
-            with pytest.raises(RuleTypeError, match="has no meaning"):
+            with pytest.raises(RuleTypeError, match="is not defined"):
                 operators.unary(kind, value)
 
 
