@@ -1,13 +1,13 @@
+from .base import RuleFired as RuleFired
 from .base import RuleFiring as RuleFiring
 from .base import RuleMetric as RuleMetric
 from .base import RuleOperation as RuleOperation
 from .controller import RuleController as RuleController
 from .errors import RuleError as RuleError
 from .files.specs import RulePart as RulePart
+from .files.specs import RulePatience as RulePatience
 from .files.specs import RuleSet as RuleSet
 from .files.specs import RuleSpec as RuleSpec
-from .fired import RuleFired as RuleFired
-from .operations.functions import register_function as register_function
-from .patience import RulePatience as RulePatience
+from .operations.requests import register_function as register_function
 from .registry import register_metric as register_metric
 from .registry import register_operation as register_operation

@@ -1,7 +1,9 @@
-"""All rules of a file in one run."""
+"""The metrics, operations and rules of one run."""
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -9,22 +11,200 @@ from typing import Any
 from heliograph import Log, Run, ValidationEnd
 from heliograph.events import Event
 
-from .base import Ending
-from .files.blueprint import Blueprint
+from .base import Action, Ending, RuleFired, RuleFiring, RuleMetric
+from .errors import MetricUnavailable, RuleError, show
+from .files.builder import Blueprint, CheckedRule
+from .files.specs import count_true
 from .files.triggers import BEFORE_BOUNDARY, Trigger
-from .judge import Judge
-from .table import Table, Values
 
-MEASURING: tuple[type[Event], ...] = (Log, ValidationEnd)  # as a boundary serves them
-Case = tuple[str, str]  # a controller and one of its triggers, by name
+logger = logging.getLogger("heliograph")
+SKIPPED, FALSE, TRUE = -1, 0, 1  # outcomes of a rule; the maximum over the ranks counts
+MEASURING: tuple[type[Event], ...] = (Log, ValidationEnd)  # in the order of a boundary
+Case = tuple[str, str]  # the names of a controller and of one of its triggers
+PLAIN: tuple[type[Any], ...] = (bool, int, float, str)
+
+
+class Table:
+    """The newest value of each metric."""
+
+    def __init__(self, metrics: Mapping[str, RuleMetric]) -> None:
+        self.metrics = metrics
+        self.values: dict[str, Any] = dict.fromkeys(metrics)
+        self._computed_at: dict[type[Event], list[str]] = {}
+        for name, metric in metrics.items():
+            for kind in metric.events:
+                self._computed_at.setdefault(kind, []).append(name)
+
+    def at(self, run: Run, event: Event) -> Values:
+        values = Values(self, run, event)
+        for name in self._computed_at.get(type(event), ()):
+            values.compute(name)
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            name: {
+                "kind": type(metric).__name__,
+                "state": metric.state_dict(),
+                "value": None if metric.when_read else plain(self.values[name]),
+            }
+            for name, metric in self.metrics.items()
+        }
+
+    def load(self, name: str, state: Mapping[str, Any]) -> None:
+        self.metrics[name].load_state_dict(state["state"])
+        self.values[name] = state["value"]
+
+
+class Values(Mapping[str, Any]):
+    """The values at one event; a `when_read` metric is computed when it is first read."""
+
+    def __init__(self, table: Table, run: Run, event: Event) -> None:
+        self._table, self._run, self._event = table, run, event
+        self._computed: set[str] = set()
+
+    def compute(self, name: str) -> None:
+        metric = self._table.metrics[name]
+        self._computed.add(name)
+        try:
+            self._table.values[name] = metric.compute(self._run, self._event)
+        except Exception as error:
+            error.add_note(f"heliograph: in metric {name!r} ({type(metric).__name__}) of the rules")
+            raise
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._computed and self._table.metrics[name].when_read:
+            self.compute(name)
+        return self._table.values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.metrics)
+
+    def __len__(self) -> int:
+        return len(self._table.metrics)
+
+
+def plain(value: Any) -> Any:
+    # None if the value has no plain form: it is computed again after a resume.
+    try:
+        return _plain(value)
+    except TypeError:
+        return None
+
+
+def _plain(value: Any) -> Any:
+    for kind in PLAIN:
+        if isinstance(value, kind):  # converts subclasses, such as NumPy's scalars
+            return kind(value)
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return [_plain(item) for item in value]
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a scalar of NumPy or torch
+        return _plain(value.item())
+    raise TypeError(f"{type(value).__name__} is not a plain type")
+
+
+class Judge:
+    """Evaluates one controller in a run: its rule, its patience and its actions."""
+
+    def __init__(self, ready: CheckedRule, actions: Mapping[str, Action]) -> None:
+        self.ready = ready
+        self._actions = actions
+        self.counts = dict.fromkeys((trigger.name for trigger in ready.triggers), 0)
+        self.is_off = False
+        self._reported: set[str] = set()
+        ready.rule.load_state_dict({"draws": 0})
+
+    def judge(self, run: Run, event: Event, trigger: Trigger, values: Values, *, is_final: bool) -> bool:
+        outcome, error = self._outcome(values)
+        if self.ready.shared and run.engine.world_size > 1:  # before an error is raised: the other ranks wait here
+            outcome = int(run.engine.reduce(outcome, "max"))
+        if error is not None:
+            self._fail(run, error)
+        if outcome == SKIPPED:
+            return False
+        count, acts = count_true(self.ready.spec.patience, self.counts[trigger.name], outcome=outcome == TRUE)
+        self.counts[trigger.name] = count
+        if acts:
+            self._act(run, event, trigger, values, is_final=is_final)
+        return acts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "settings": self.ready.settings,
+            "rule": self.ready.rule.state_dict(),
+            "counts": dict(self.counts),
+            "is_off": self.is_off,
+            "told": sorted(self._reported),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.ready.rule.load_state_dict(state["rule"])
+        self.counts |= {name: count for name, count in state["counts"].items() if name in self.counts}
+        self.is_off, self._reported = state["is_off"], set(state["told"])
+
+    def __str__(self) -> str:
+        spec, file = self.ready.spec, self.ready.file
+        line = spec.lines.get("rule", spec.line)
+        where = "" if file is None else f" ({file}, line {line})"
+        return f"rule {self.ready.name!r}{where}"
+
+    def _outcome(self, values: Values) -> tuple[int, RuleError | None]:
+        if self.is_off:
+            return SKIPPED, None
+        read = {name: values[name] for name in self.ready.rule.names}
+        try:
+            return TRUE if self.ready.rule.evaluate(read) else FALSE, None
+        except MetricUnavailable as missing:
+            self._report_once("unavailable", f"{self} is skipped until its metrics have values: {missing}")
+            return SKIPPED, None
+        except RuleError as error:
+            return FALSE, error
+
+    def _act(self, run: Run, event: Event, trigger: Trigger, values: Values, *, is_final: bool) -> None:
+        ready = self.ready
+        text, operations = ready.rule.text, tuple(ready.spec.operations)
+        firing = RuleFiring(ready.name, trigger.name, event, text, values, is_final)
+        read = {name: values[name] for name in sorted(ready.rule.names)}
+        if logger.isEnabledFor(ready.level):
+            metrics = ", ".join(f"{name} = {show(value)}" for name, value in read.items()) or "no metrics"
+            action = f"taking action {', '.join(operations)}"
+            logger.log(ready.level, "%s", f"controller {ready.name!r} on {trigger.name}: {action}; {text}; {metrics}")
+        done = list[str]()
+        try:
+            for name in operations:
+                self._actions[name](run, firing)
+                done.append(name)
+        except RuleError as error:
+            self._fail(run, error)
+        run.emit(RuleFired(ready.name, trigger.name, text, tuple(done), read))
+
+    def _fail(self, run: Run, error: RuleError) -> None:
+        ready, spec = self.ready, self.ready.spec
+        line = spec.lines.get("rule", spec.line)
+        located = error.located(file=ready.file, line=line, controller=ready.name)
+        if ready.on_error == "raise":
+            raise located from error.__cause__
+        self.is_off = ready.on_error == "disable"
+        effect = "is off for the rest of the run" if self.is_off else "counts as false when it fails"
+        note = f"{str(located).removesuffix('.')}; the rule {effect}"
+        if self._report_once("error", note, logs=not run.report.is_replay):  # a replay prints the notes
+            run.note(note)
+
+    def _report_once(self, about: str, text: str, *, logs: bool = True) -> bool:
+        if about in self._reported:
+            return False
+        self._reported.add(about)
+        if logs:
+            logger.warning("%s", text)
+        return True
 
 
 class ActiveRules:
-    """The metrics, operations and controllers of one run.
-
-    Args:
-        plan: what they are made from.
-    """
+    """The metrics, operations and controllers of one run, created from a blueprint."""
 
     def __init__(self, plan: Blueprint) -> None:
         self._table = Table({name: make() for name, make in plan.metrics.items()})
@@ -35,40 +215,39 @@ class ActiveRules:
             for action, method in operation.actions().items()
         }
         self._judges = {ready.name: Judge(ready, actions) for ready in plan.controllers}
-        self._cases = {kind: [each for each in self._all_cases() if kind in each[1].events] for kind in plan.events}
+        self._cases = {kind: [case for case in self._all_cases() if kind in case[1].events] for kind in plan.events}
         self._ending, self._asks_ranks = Ending(), plan.asks_ranks
-        self._waiting: dict[Case, list[str]] = {}  # the names of the events that each waits for
-        self._postponed: dict[Case, Event] = {}  # the events that triggered them; in a resumed run unknown
+        self._waiting: dict[Case, list[str]] = {}  # the names of the events that a case waits for
+        self._postponed: dict[Case, Event] = {}  # the events that triggered the cases; lost in a resume
         self._stop: dict[str, str] | None = None
 
-    def take(self, run: Run, event: Event) -> None:
-        """Compute the new values of an event, and ask the rules that it triggers."""
+    def handle(self, run: Run, event: Event) -> None:
         self._ending.handle(event)
         values = self._table.at(run, event)
         cases = self._cases.get(type(event), [])
         if arrived := self._arrived(event):
             cases = [
-                each for each in self._all_cases() if each in cases or (each[0].ready.name, each[1].name) in arrived
+                (judge, trigger)
+                for judge, trigger in self._all_cases()
+                if (judge, trigger) in cases or (judge.ready.name, trigger.name) in arrived
             ]
         for judge, trigger in cases:
             case = judge.ready.name, trigger.name
             if case in arrived:
                 self._ask(run, self._postponed.pop(case, event), judge, trigger, values)
-            elif trigger.comes(run, event) and not self._must_wait(run, event, judge, trigger):
+            elif trigger.applies(run, event) and not self._must_wait(run, event, judge, trigger):
                 self._ask(run, event, judge, trigger, values)
 
     def repeat_stop_after_resume(self, run: Run) -> None:
-        """Stop a resumed run that a rule had stopped, unless that rule has changed since."""
         if self._stop is not None:
             run.control.stop(self._stop["reason"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs, by name."""
         return {
             "metrics": self._table.state_dict(),
             "operations": {
-                name: {"kind": type(each).__name__, "state": each.state_dict()}
-                for name, each in self._operations.items()
+                name: {"kind": type(operation).__name__, "state": operation.state_dict()}
+                for name, operation in self._operations.items()
             },
             "controllers": {name: judge.state_dict() for name, judge in self._judges.items()},
             "waiting": [[*case, list(events)] for case, events in self._waiting.items()],
@@ -77,22 +256,21 @@ class ActiveRules:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Continue with everything that is as it was; return what is not, in words."""
         metrics, operations = self._table.metrics, self._operations
-        news: list[str] = []
-        for name in _known("metric", state["metrics"], _kinds(metrics), news):
+        changes: list[str] = []
+        for name in _unchanged("metric", state["metrics"], _kinds(metrics), changes):
             self._table.load(name, state["metrics"][name])
-        for name in _known("operation", state["operations"], _kinds(operations), news):
+        for name in _unchanged("operation", state["operations"], _kinds(operations), changes):
             operations[name].load_state_dict(state["operations"][name]["state"])
         settings = {name: judge.ready.settings for name, judge in self._judges.items()}
-        same = _known("rule", state["controllers"], settings, news)
+        same = _unchanged("rule", state["controllers"], settings, changes)
         for name in same:
             self._judges[name].load_state_dict(state["controllers"][name])
         self._waiting = {(name, trigger): list(events) for name, trigger, events in state["waiting"] if name in same}
         self._ending.is_final = state["is_final"]
         if state["stop"] is not None and state["stop"]["controller"] in same:
             self._stop = dict(state["stop"])
-        return news
+        return changes
 
     def _all_cases(self) -> Iterator[tuple[Judge, Trigger]]:
         for judge in self._judges.values():
@@ -107,7 +285,7 @@ class ActiveRules:
                 self._stop = {"controller": judge.ready.name, "reason": reason}
 
     def _must_wait(self, run: Run, event: Event, judge: Judge, trigger: Trigger) -> bool:
-        """Return whether a rule at an epoch's end is asked when what is due there has brought what it reads."""
+        # A rule at the end of an epoch is evaluated after the scheduled log and validation that it reads.
         case = judge.ready.name, trigger.name
         self._waiting.pop(case, None)
         if not isinstance(event, BEFORE_BOUNDARY) or not judge.ready.waits_for:
@@ -119,13 +297,13 @@ class ActiveRules:
         return bool(awaited)
 
     def _is_due(self, run: Run, *, asks: bool) -> bool:
-        """Return whether some rank asks: what one of them asks, the next boundary does on all."""
+        # The next boundary serves a request of any rank on all ranks.
         if self._asks_ranks and run.engine.world_size > 1:
             return bool(run.engine.reduce(float(asks), "max"))
         return asks
 
     def _arrived(self, event: Event) -> list[Case]:
-        """Return the cases that have waited for this event as the last."""
+        # Cases that waited for this event only.
         arrived = []
         for case, awaited in list(self._waiting.items()):
             if event.name in awaited:
@@ -140,11 +318,10 @@ def _kinds(parts: Mapping[str, object]) -> dict[str, str]:
     return {name: type(part).__name__ for name, part in parts.items()}
 
 
-def _known(what: str, saved: Mapping[str, Any], now: Mapping[str, str], news: list[str]) -> list[str]:
-    """Return the names of what is as it was, by its kind or settings; add to the news what is not."""
+def _unchanged(part: str, saved: Mapping[str, Any], now: Mapping[str, str], changes: list[str]) -> list[str]:
     before = {name: state.get("kind", state.get("settings")) for name, state in saved.items()}
-    gone = [f"{what} {name!r} is gone" for name in before if name not in now]
-    new = [f"{what} {name!r} is new" for name in now if name not in before]
+    gone = [f"{part} {name!r} is gone" for name in before if name not in now]
+    new = [f"{part} {name!r} is new" for name in now if name not in before]
     changed = [name for name in now if name in before and before[name] != now[name]]
-    news += [*gone, *new, *(f"{what} {name!r} has changed, and starts fresh" for name in changed)]
+    changes += [*gone, *new, *(f"{part} {name!r} has changed and starts without its saved state" for name in changed)]
     return [name for name in now if before.get(name) == now[name]]

@@ -1,4 +1,4 @@
-"""The bases of metrics and operations of rules, and what an operation is given."""
+"""Base classes of rule metrics and operations, the context of a firing, and the event `RuleFired`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LONGEST_REASON = 200
 
 @dataclass(frozen=True)
 class RuleFiring:
-    """A rule that was true, its patience being over.
+    """A rule that was true and whose patience was used up.
 
     Attributes:
-        controller: the name of its controller.
-        trigger: the trigger, as it is written in the file.
-        event: what happened.
-        rule: the rule's text.
-        metrics: the values of the metrics by their names, None while unavailable.
-        is_final: whether the newest save was requested after the training's end; see `Ending`.
+        controller: the name of the controller.
+        trigger: the trigger as written in the file.
+        event: the event that triggered the rule.
+        rule: the text of the rule.
+        metrics: the values of the metrics by name; None if a metric has no value yet.
+        is_final: whether the newest save was requested after the end of the training.
     """
 
     controller: str
@@ -38,18 +38,16 @@ class RuleFiring:
 
     @property
     def reason(self) -> str:
-        """Why the rule's operations ask, in at most 200 characters."""
+        """The reason that the rule's requests record, at most 200 characters."""
         text = f"rule {self.controller!r} on {self.trigger}: {' '.join(self.rule.split())}"
         return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 3] + "..."
 
 
 class Ending:
-    """Knows whether the newest save is a final one, from the events in `EVENTS`: its file may be there much later.
+    """Tracks whether the newest save was requested after the end of the training.
 
-    `SavePoint` must be handled in a lane before `PERSIST`, in which the save may be done and its event emitted.
-
-    Attributes:
-        is_final: whether it was requested after the training's end.
+    The checkpoint file may appear much later than its request. Handle `SavePoint` in a lane before `PERSIST`: a save
+    may be finished, and its event emitted, in that lane.
     """
 
     EVENTS: tuple[type[Event], ...] = (SavePoint, LastBoundary)
@@ -58,7 +56,6 @@ class Ending:
         self.is_final = self._is_over = False
 
     def handle(self, event: Event) -> None:
-        """Note an event; only those in `EVENTS` matter."""
         if isinstance(event, LastBoundary):
             self._is_over = True
         elif isinstance(event, SavePoint):
@@ -66,20 +63,22 @@ class Ending:
 
 
 class RuleMetric:
-    """A value that rules can read by a name. Subclass it, and say so with `register_metric`.
+    """Base class of a value that rules read by name.
 
-    One is made for every run, so it need not forget anything.
+    Subclass it and register the subclass with `register_metric`. Each run creates its own metric, so a metric does not
+    need to reset anything.
 
     Args:
-        name: what rules call it.
-        **arguments: a subclass takes what is under `arguments:` in the file as keywords.
+        name: the name that rules use.
+        **arguments: a subclass takes the entries under `arguments:` in the file as keywords.
 
     Attributes:
-        events: the events at which it is computed; what comes of it stays the value until the next of them.
-        when_read: whether it is also computed at any other event, just before a rule or an operation that reads it, so
-            that it is never stale. At one event it is computed once.
-        parts: for an event that renews a part of the value only, what rules that read this part have in their text; a
-            rule at an epoch's end waits for what is due there, such as a validation, and renews what it reads.
+        events: the events at which the metric is computed; the value stays until the next one.
+        when_read: whether the metric is also computed at every other event, directly before a rule or an operation
+            reads it, so that it is never stale. It is computed at most once per event.
+        parts: for an event that renews only a part of the value, the words that a rule contains if it reads that part.
+            A rule at the end of an epoch waits for scheduled events that renew a part which it reads, for example a
+            validation.
     """
 
     events: tuple[type[Event], ...] = ()
@@ -90,39 +89,41 @@ class RuleMetric:
         self.name = name
 
     def validate(self) -> bool:
-        """Return whether the metric can be used as it is configured."""
+        """Return whether the metric can be used with its arguments."""
         return True
 
     def compute(self, run: Run, event: Event) -> Any:
-        """Return the value, of plain types; None while there is none."""
+        """Return the value as plain types, or None if there is none yet."""
         raise NotImplementedError(f"{type(self).__name__} has no compute(self, run, event).")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain types."""
+        """Return the state that a resumed run needs, as plain types."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
 
 
 Action = Callable[[Run, RuleFiring], None]
 
 
 class RuleOperation:
-    """What rules can do: every method named `should_` and something is an action. See `register_operation`.
+    """Base class of what rules can do: each method named `should_...` is an action.
 
-    One is made for every run. An action takes `(run, firing)`.
+    Subclass it and register the subclass with `register_operation`. Each run creates its own operation. An action takes
+    `(run, firing)`.
 
     Args:
-        name: what controllers call it, as in `name.should_act`.
-        **arguments: a subclass takes what is under `arguments:` in the file as keywords.
+        name: the name that controllers use, as in `name.should_act`.
+        **arguments: a subclass takes the entries under `arguments:` in the file as keywords.
 
     Attributes:
-        shared: whether its actions change the training itself: of several ranks all must then find the rule true.
-        only_on: for an action that makes sense at certain events only, these, by the action's name.
-        asks: what an action asks the loop for, by the action's name; see `Plugin.asks`.
-        answers: the events of what an action asks for, by the action's name: at these it does nothing, as it is done.
-        reads: the metrics and fields that its actions read.
+        shared: whether the actions change the training itself: the rule must then be true on all ranks.
+        only_on: the events at which an action has an effect, by the name of the action; by default all events.
+        asks: the request that an action makes, by the name of the action; see `Plugin.asks`.
+        answers: the events that serve the request of an action, by the name of the action. The action does nothing at
+            these events.
+        reads: the metrics and fields that the actions read.
     """
 
     shared: bool = False
@@ -135,43 +136,61 @@ class RuleOperation:
         self.name = name
 
     def actions(self) -> dict[str, Action]:
-        """Return the actions by their names, such as `should_save`."""
-        names = [each for each in dir(type(self)) if each.startswith("should_") and each != "should_"]
-        static = {each: inspect.getattr_static(type(self), each) for each in names}
-        return {name: getattr(self, name) for name, kind in static.items() if inspect.isfunction(kind)}
+        """Return the actions by name, for example `should_save`."""
+        names = [name for name in dir(type(self)) if name.startswith("should_") and name != "should_"]
+        return {
+            name: getattr(self, name) for name in names if inspect.isfunction(inspect.getattr_static(type(self), name))
+        }
 
     def bind(self, functions: Mapping[str, Callable[..., Any]]) -> None:
-        """Find what it needs by name, among the functions that its controller was given; called once, when it is made.
+        """Look up what the operation needs by name; called once, after its creation.
+
+        Args:
+            functions: the functions of the controller, by name.
 
         Raises:
-            RuleError: it is not there.
+            RuleError: a name is unknown.
         """
 
     def check(self, action: str, names: Iterable[str], trigger: str, kind: type[Event]) -> None:
-        """Check that an action makes sense where a controller wants it.
+        """Check that an action can be used at a trigger.
 
         Args:
-            action: its name.
-            names: the metrics and fields that there are; see `fields.names_at`.
-            trigger: when it is to act, as written in the file.
-            kind: the event that this is.
+            action: the name of the action.
+            names: the available metrics and fields.
+            trigger: the trigger as written in the file.
+            kind: the event of the trigger.
 
         Raises:
-            RuleNameError: the operation reads something that there is not.
+            RuleNameError: the operation reads an unknown metric or field.
             RuleError: the action has no effect at this event.
         """
         for unknown in sorted(self.reads.difference(names)):
             raise RuleNameError(f"Operation {self.name!r} reads {unknown!r}.{known_names(unknown, names)}")
         kinds = self.only_on.get(action)
         if kinds is not None and not issubclass(kind, kinds):
-            fitting = " or ".join(each.__name__ for each in kinds)
+            allowed = " or ".join(event.__name__ for event in kinds)
             raise RuleError(
-                f"{self.name}.{action} has an effect at {fitting} only, and the trigger {trigger!r} is {kind.__name__}."
+                f"{self.name}.{action} has an effect only at {allowed}, but the trigger {trigger!r} is {kind.__name__}."
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain types."""
+        """Return the state that a resumed run needs, as plain types."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
+
+
+class RuleFired(Event):
+    """Emitted after the rule of `controller` was true on `trigger` and acted.
+
+    `operations` are the operations that succeeded: if one fails, it and the rest are missing. `metrics` are the values
+    that the rule read.
+    """
+
+    controller: str
+    trigger: str
+    rule: str
+    operations: tuple[str, ...]
+    metrics: dict[str, Any]

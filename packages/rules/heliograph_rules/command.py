@@ -1,4 +1,4 @@
-"""`python -m heliograph rules check FILE` and `python -m heliograph rules dry-run FILE RUN`."""
+"""The commands `heliograph rules check FILE` and `heliograph rules dry-run FILE RUN`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .errors import RuleError
-    from .files.blueprint import Ready
+    from .files.builder import CheckedRule
 
 NAME = "rules"
 
@@ -28,18 +28,18 @@ def _parser() -> argparse.ArgumentParser:
     actions = parser.add_subparsers(dest="action", required=True)
     check = actions.add_parser(
         "check",
-        help="show the unknown names, the wrong settings and the bad syntax in a rule file",
-        description="Exit status 0: nothing is wrong; 1: something is; 2: the file or a module cannot be read.",
+        help="show unknown names, wrong settings and bad syntax in a rule file",
+        description="Exit status 0: the file is valid; 1: it has errors; 2: the file or a module cannot be read.",
     )
     dry = actions.add_parser(
         "dry-run",
         help="show when the rules would have acted in a recorded run",
-        description="Exit status 0: shown; 1: something is wrong with the file, or the rules could not be asked to the "
-        "end of the recording, as where a metric fails; 2: the file, the recording or a module cannot be read.",
+        description="Exit status 0: success; 1: the file has errors, or the dry run ended before the recording, for "
+        "example because a metric failed; 2: the file, the recording or a module cannot be read.",
     )
-    for each, run in ((check, run_check), (dry, run_dry)):
-        each.add_argument("file", metavar="FILE", type=Path, help="the rule file")
-        each.add_argument(
+    for command, run in ((check, run_check), (dry, run_dry)):
+        command.add_argument("file", metavar="FILE", type=Path, help="the rule file")
+        command.add_argument(
             "--import",
             action="append",
             default=[],
@@ -47,17 +47,12 @@ def _parser() -> argparse.ArgumentParser:
             metavar="MODULE",
             help="a module of the current folder, or an installed one, that registers metrics, operations or functions",
         )
-        each.set_defaults(run=run)
+        command.set_defaults(run=run)
     dry.add_argument("recording", metavar="RUN", type=Path, help="the file that Recorder wrote, or its folder")
     return parser
 
 
 def run_check(options: argparse.Namespace) -> int:
-    """Check a file, print what is wrong with it or what it does, and return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
     try:
         _import(options.modules)
         ready, errors = check_file(options.file)
@@ -65,17 +60,12 @@ def run_check(options: argparse.Namespace) -> int:
         return _refuse(error)
     if errors:
         return _print_errors(errors)
-    for each in ready:
-        print(describe_controller(each))
+    for controller in ready:
+        print(describe_controller(controller))
     return 0
 
 
 def run_dry(options: argparse.Namespace) -> int:
-    """Print when the rules of a file would have acted in a recorded run, and return the exit status.
-
-    Args:
-        options: the parsed arguments.
-    """
     from heliograph_recorder import read
 
     from .controller import RuleController
@@ -90,35 +80,26 @@ def run_dry(options: argparse.Namespace) -> int:
     except (ImportError, OSError, ValueError) as error:
         return _refuse(error)
     print(f"dry run of {options.file} on {recording.path}")
-    found = dry_run(RuleController(options.file), recording)
-    print(found)
-    return 1 if found.cut_short else 0
+    result = dry_run(RuleController(options.file), recording)
+    print(result)
+    return 1 if result.cut_short else 0
 
 
-def check_file(path: Path) -> tuple[tuple[Ready, ...], list[RuleError]]:
-    """Return the controllers of a rule file, and everything that is wrong with it, in the order of its lines.
-
-    Raises:
-        OSError: the file cannot be read.
-        ImportError: simpleeval or yaml is not installed, or a package that the file names is broken.
-    """
+def check_file(path: Path) -> tuple[tuple[CheckedRule, ...], list[RuleError]]:
     from .errors import RuleError
-    from .files.blueprint import Given
-    from .files.builder import build
-    from .files.config import read_rules
-    from .files.problems import Problems
+    from .files.builder import Additions, build
+    from .files.config import Problems, read_rules
 
-    problems = Problems(keeps=True)
+    problems = Problems(collects=True)
     try:
         rules = read_rules(path, problems)
-    except RuleError as error:  # there is nothing to look at
+    except RuleError as error:  # no rules to check
         return (), [error]
-    ready = build(rules, Given(), problems).controllers
-    return ready, sorted(problems.found, key=lambda error: error.line or 0)
+    ready = build(rules, Additions(), problems).controllers
+    return ready, sorted(problems.errors, key=lambda error: error.line or 0)
 
 
-def describe_controller(ready: Ready) -> str:
-    """Return what a controller does, as a line: its triggers with their events, and its operations."""
+def describe_controller(ready: CheckedRule) -> str:
     triggers = []
     for trigger in ready.triggers:
         events = " and ".join(kind.__name__ for kind in trigger.events)
@@ -145,12 +126,11 @@ def _import(modules: Iterable[str]) -> None:
         try:
             import_module(module)
         except (Exception, SystemExit) as error:  # the user's own code
-            raise ImportError(_why(module, error)) from error
+            raise ImportError(_import_problem(module, error)) from error
 
 
-def _why(module: str, error: BaseException) -> str:
-    """Return why a module cannot be imported, as a line."""
+def _import_problem(module: str, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-        hint = f", leave out .py: --import {module[:-3]}" if module.endswith(".py") else ""
-        return f"No module named {module!r} is in {Path.cwd()} or installed{hint}."
-    return f"The module {module!r} fails while it is imported: {type(error).__name__}: {' '.join(str(error).split())}"
+        hint = f": omit .py, --import {module[:-3]}" if module.endswith(".py") else ""
+        return f"No module {module!r} in {Path.cwd()} or installed{hint}."
+    return f"Importing module {module!r} failed: {type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,4 +1,4 @@
-"""Steer a run by a file of rules."""
+"""The plugin that evaluates a rule file."""
 
 from __future__ import annotations
 
@@ -22,44 +22,42 @@ from heliograph.events import CATALOGUE, Event
 
 from .active_rules import ActiveRules
 from .base import RuleMetric, RuleOperation
-from .files.blueprint import Given
-from .files.builder import build
+from .errors import show
+from .files.builder import Additions, build
 from .files.config import Source, read_rules
 from .files.specs import ON_ERROR, OnError
-from .operations.functions import Function
-from .text import show
+from .operations.requests import Function
 
 T = TypeVar("T", RuleMetric, RuleOperation)
-BEGINNINGS = (TrainStart, ValidationStart, TestStart, PredictStart)
-OTHERS = tuple(kind for kind in CATALOGUE if kind is not SavePoint)
+STARTS = (TrainStart, ValidationStart, TestStart, PredictStart)
+ALL_BUT_SAVE_POINT = tuple(kind for kind in CATALOGUE if kind is not SavePoint)
 
 
 class RuleController(Plugin):
     """Steer a run by the rules in a file.
 
-    A rule file is the YAML of the fms-hf-tuning trainer controller, unchanged: metrics, operations, and controllers
-    with triggers, a rule and a patience; `docs/rules.md` lists all that it can contain. Rules are evaluated after the
-    schedules: one at the end of an epoch that reads a value of a log or validation, while that is due, is asked when
-    it is done.
+    A rule file is the YAML of the fms-hf-tuning trainer controller: metrics, operations, and controllers with triggers,
+    a rule and a patience. `docs/rules.md` lists all keys. Rules are evaluated after the schedules. A rule at the end of
+    an epoch that reads a value of a scheduled log or validation is evaluated after that log or validation.
 
     Args:
         source: the path of a rule file, a mapping of the same form, a `RuleSet`, or a list of `RuleSpec`.
-        metrics: further classes that it may name, besides those that `register_metric` and installed packages know.
-        operations: further classes that it may name, besides those that `register_operation` and packages know.
-        functions: functions that it may call by these names, besides those that `register_function` knows.
-        on_error: what comes of a rule that fails, unless it says so itself: `raise` fails the run; `warn` is logged
-            once, and the rule counts as false; `disable` is logged, and the rule is off for the rest of the run.
+        metrics: metric classes that the file may name, in addition to registered and installed ones.
+        operations: operation classes that the file may name, in addition to registered and installed ones.
+        functions: functions that the file may name, by name, in addition to registered ones.
+        on_error: what a failing rule does unless it has its own setting: `raise` fails the run; `warn` logs once, and
+            the rule counts as false; `disable` logs, and switches the rule off for the rest of the run.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        IsADirectoryError: it is a folder.
-        ImportError: the extra `rules` is not installed.
-        RuleError: something is wrong with the rules; says the file, the line, the controller and the column.
+        FileNotFoundError: the file does not exist.
+        IsADirectoryError: the path is a folder.
+        ImportError: a dependency of the rules is not installed.
+        RuleError: the rules are invalid; the message has the file, line, controller and column.
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
+        ValueError: an argument is out of range.
 
     Attributes:
-        plan: the rules as they were checked.
+        plan: the checked rules.
     """
 
     def __init__(
@@ -72,49 +70,49 @@ class RuleController(Plugin):
         on_error: OnError = "warn",
     ) -> None:
         if on_error not in ON_ERROR:
-            raise ValueError(f"on_error is one of {', '.join(ON_ERROR)}, got {on_error!r}.")
-        given = Given(
-            metrics=_check(metrics, RuleMetric, "metrics"),
-            operations=_check(operations, RuleOperation, "operations"),
+            raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}.")
+        additions = Additions(
+            metrics=_check_classes(metrics, RuleMetric, "metrics"),
+            operations=_check_classes(operations, RuleOperation, "operations"),
             functions=_check_functions({} if functions is None else functions),
             on_error=on_error,
         )
-        self.plan = build(read_rules(source), given)
+        self.plan = build(read_rules(source), additions)
         self.asks, self.needs = self.plan.asks, self.plan.needs
-        handled = {*BEGINNINGS, CheckpointLoaded, *self.plan.events}
+        handled = {*STARTS, CheckpointLoaded, *self.plan.events}
         self.ignores = tuple(kind for kind in CATALOGUE if kind not in handled)
         self._active = ActiveRules(self.plan)
-        self._news: list[str] = []
+        self._changes: list[str] = []
 
     def describe(self, run: Run) -> str:
-        """Say how many rules there are, and where."""
+        """Return the number of rules and their file."""
         return f"follows {len(self.plan.controllers)} rules" + f" of {self.plan.file}" * (self.plan.file is not None)
 
-    @on(*OTHERS, lane=Lane.PERSIST)
+    @on(*ALL_BUT_SAVE_POINT, lane=Lane.PERSIST)
     def handle(self, run: Run, event: Event) -> None:
-        """Compute the new values of the event, and ask the rules that it triggers."""
-        if isinstance(event, TrainStart) or (isinstance(event, BEGINNINGS) and run.optimizer is None):
-            self._active, self._news = ActiveRules(self.plan), []
+        """Compute the metrics of the event, and evaluate the rules that it triggers."""
+        if isinstance(event, TrainStart) or (isinstance(event, STARTS) and run.optimizer is None):
+            self._active, self._changes = ActiveRules(self.plan), []
         if isinstance(event, CheckpointLoaded):
-            self._emit_news(run)
+            self._note_changes(run)
             self._active.repeat_stop_after_resume(run)
-        self._active.take(run, event)
-        if isinstance(event, CheckpointLoaded) and event.path is not None:  # emitted after the state that it holds
-            self._active.take(run, CheckpointSaved(event.path, is_best=event.path == run.checkpoints.best))
+        self._active.handle(run, event)
+        if isinstance(event, CheckpointLoaded) and event.path is not None:  # the state does not include this event
+            self._active.handle(run, CheckpointSaved(event.path, is_best=event.path == run.checkpoints.best))
 
     @on(SavePoint, lane=Lane.DECIDE, optional=True)
     def handle_before_saving(self, run: Run, event: Event) -> None:
-        """Do so before the state is stored."""
-        self._active.take(run, event)
+        """Handle a `SavePoint` before the state is stored."""
+        self._active.handle(run, event)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metrics, the operations, what the rules have counted, and the stop that one of them asked for."""
+        """Return the state of metrics, operations and patience, and a stop that a rule requested."""
         return self._active.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue, with whatever of the rules is as it was."""
+        """Restore the state of the rules that did not change since."""
         self._active = ActiveRules(self.plan)
-        self._news = self._active.load_state_dict(state)
+        self._changes = self._active.load_state_dict(state)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_active": self._active.state_dict()}
@@ -124,24 +122,22 @@ class RuleController(Plugin):
         self._active = ActiveRules(self.plan)
         self._active.load_state_dict(state["_active"])
 
-    def _emit_news(self, run: Run) -> None:
-        """Note where the rules are not those of the checkpoint."""
-        if self._news:
-            run.note(f"{self.name}: not as in the checkpoint: {'; '.join(self._news)}")
-            self._news = []
+    def _note_changes(self, run: Run) -> None:
+        if self._changes:
+            run.note(f"{self.name}: rules differ from the checkpoint: {'; '.join(self._changes)}")
+            self._changes = []
 
 
-def _check(kinds: Iterable[type[T]], base: type[T], argument: str) -> tuple[type[T], ...]:
+def _check_classes(kinds: Iterable[type[T]], base: type[T], argument: str) -> tuple[type[T], ...]:
     checked = list(kinds) if isinstance(kinds, Iterable) else None
-    if checked is None or not all(isinstance(each, type) and issubclass(each, base) for each in checked):
-        kind = base.__name__
-        raise TypeError(f"{argument}= of RuleController takes a list of subclasses of {kind}, got {show(kinds)}.")
+    if checked is None or not all(isinstance(kind, type) and issubclass(kind, base) for kind in checked):
+        raise TypeError(f"{argument}= must be a list of subclasses of {base.__name__}, got {show(kinds)}.")
     return tuple(checked)
 
 
 def _check_functions(functions: Mapping[str, Function]) -> dict[str, Function]:
     if not isinstance(functions, Mapping) or not all(
-        isinstance(name, str) and callable(each) for name, each in functions.items()
+        isinstance(name, str) and callable(function) for name, function in functions.items()
     ):
-        raise TypeError(f"functions= of RuleController takes a dict of functions by name, got {show(functions)}.")
+        raise TypeError(f"functions= must be a dict of functions by name, got {show(functions)}.")
     return dict(functions)

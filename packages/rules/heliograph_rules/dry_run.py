@@ -1,4 +1,4 @@
-"""When rules would have acted in a recorded run: their metrics read the recording, and their operations do nothing."""
+"""Replays a recorded run with rules whose operations do nothing, and lists when they would have acted."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from heliograph.spi import describe_error
 from heliograph_recorder import Recording, count_times, replay
 
 from .active_rules import ActiveRules
-from .base import Action, RuleFiring, RuleMetric, RuleOperation
+from .base import Action, RuleFired, RuleMetric, RuleOperation
 from .controller import RuleController
-from .errors import RuleError
-from .files.blueprint import Blueprint
-from .fired import RuleFired
-from .text import show
+from .errors import RuleError, show
+from .files.builder import Blueprint
 
-SHOWN = 20  # acts of one rule, in full
+SHOWN = 20  # acts per rule that are printed
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,10 @@ class Act:
     """A rule that would have acted.
 
     Attributes:
-        attempt: in which attempt of the run, from 1.
-        epoch: finished epochs there.
-        batch: micro-batches consumed in the current one.
-        step: optimizer steps done.
+        attempt: the attempt of the run, from 1.
+        epoch: the finished epochs of the attempt.
+        batch: the consumed micro-batches of the epoch.
+        step: the optimizer steps.
         fired: the rule, its trigger, its operations, and the values that it read.
         is_after_end: whether a rule would have stopped the run before.
     """
@@ -54,126 +52,106 @@ class Act:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run found; `str` gives a summary.
+    """The result of a dry run; `str` returns a summary.
 
     Attributes:
-        rules: every rule with what it would have done.
-        unheld: by metric, what it needs and the recording does not hold.
-        cut_short: where, and why, the rules could be asked no more.
-        notes: what else there is to know.
+        rules: the acts of each rule.
+        unavailable: for each unavailable metric, the missing value.
+        cut_short: why the evaluation of the rules ended early.
+        notes: the notes of the replay.
     """
 
     rules: Mapping[str, list[Act]]
-    unheld: Mapping[str, str] = field(default_factory=dict)
+    unavailable: Mapping[str, str] = field(default_factory=dict)
     cut_short: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = []
-        never = "would not have acted as far as it was asked" if self.cut_short else "would never have acted"
+        never = "would not have acted before the dry run ended" if self.cut_short else "would never have acted"
         for name, acts in self.rules.items():
             lines.append(f"{name}: {f'would have acted {count_times(len(acts))}' if acts else never}")
             lines += [f"  {act}" for act in acts[:SHOWN]]
             lines += [f"  and {len(acts) - SHOWN} more"] * (len(acts) > SHOWN)
-        lines += [f"metric {name} was not available: {text}" for name, text in self.unheld.items()]
-        lines += [f"the rules were not asked from there on: {text}" for text in self.cut_short]
+        lines += [f"metric {name} was not available: {text}" for name, text in self.unavailable.items()]
+        lines += [f"the dry run ended there: {text}" for text in self.cut_short]
         return "\n".join([*lines, *self.notes])
 
 
 def dry_run(rules: RuleController, recording: Recording) -> DryRun:
-    """Return when rules would have acted in a recorded run, which continues as it did.
-
-    Args:
-        rules: the rules; they are left as they are.
-        recording: the run.
-    """
+    """Return when rules would have acted in a recorded run; the rules themselves are not changed."""
     watched = _Watched(rules)
     replayed = replay(recording, [watched, notebook := _Notebook(rules.plan)])
     return DryRun(
         rules={ready.name: notebook.acts[ready.name] for ready in rules.plan.controllers},
-        unheld=watched.unheld,
+        unavailable=watched.unavailable,
         cut_short=tuple(text for texts in (replayed.unheld, replayed.failed) for text in texts.get(watched.name, ())),
         notes=replayed.notes,
     )
 
 
 class _Watched(RuleController):
-    """Rules whose metrics have no value where the recording holds none, and whose operations do nothing."""
+    """The rules under test: metrics without recorded data have no value, and operations do nothing."""
 
     def __init__(self, rules: RuleController) -> None:
-        self.unheld: dict[str, str] = {}
+        self.unavailable: dict[str, str] = {}
         plan = rules.plan
         self.plan = replace(
             plan,
-            metrics={name: partial(_LenientMetric, make, self.unheld) for name, make in plan.metrics.items()},
+            metrics={name: partial(_LenientMetric, make, self.unavailable) for name, make in plan.metrics.items()},
             operations={name: partial(_IdleOperation, make) for name, make in plan.operations.items()},
-            controllers=tuple(replace(each, rule=copy(each.rule), shared=False) for each in plan.controllers),
+            controllers=tuple(replace(ready, rule=copy(ready.rule), shared=False) for ready in plan.controllers),
             asks_ranks=False,
         )
-        self.name, self.ignores = f"dry_run_of_{rules.name}", rules.ignores  # the run's own rules did as they did
-        self._active, self._news = ActiveRules(self.plan), []
+        self.name, self.ignores = f"dry_run_of_{rules.name}", rules.ignores  # the recorded rules have acted already
+        self._active, self._changes = ActiveRules(self.plan), []
 
 
 class _LenientMetric(RuleMetric):
-    """A metric that is not available where it needs what is not recorded."""
+    """A metric that is unavailable if it needs data that was not recorded."""
 
-    def __init__(self, make: Callable[[], RuleMetric], unheld: dict[str, str]) -> None:
-        self._metric, self._unheld = make(), unheld
+    def __init__(self, make: Callable[[], RuleMetric], unavailable: dict[str, str]) -> None:
+        self._metric, self._unavailable = make(), unavailable
         super().__init__(self._metric.name)
         self.events, self.when_read, self.parts = self._metric.events, self._metric.when_read, self._metric.parts
 
     def compute(self, run: Run, event: Event) -> Any:
-        """Return the value, or None.
-
-        Raises:
-            RuleError: the metric failed; says which, since a replay reports an error, and not its notes.
-        """
         try:
             return self._metric.compute(run, event)
         except NotRecorded as missing:
-            self._unheld.setdefault(self.name, str(missing))
+            self._unavailable.setdefault(self.name, str(missing))
             return None
         except Exception as error:
-            where = f"in metric {self.name!r} ({type(self._metric).__name__}) of the rules"
-            raise RuleError(f"{where}: {describe_error(error)}") from error
+            metric = f"metric {self.name!r} ({type(self._metric).__name__})"  # a replay reports no notes of errors
+            raise RuleError(f"in {metric} of the rules: {describe_error(error)}") from error
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metric's."""
         return self._metric.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the metric."""
         self._metric.load_state_dict(state)
 
 
 class _IdleOperation(RuleOperation):
-    """An operation whose actions do nothing."""
-
     def __init__(self, make: Callable[[], RuleOperation]) -> None:
         self._operation = make()
         super().__init__(self._operation.name)
 
     def actions(self) -> dict[str, Action]:
-        """Return the names of the actions; they do nothing."""
-        return dict.fromkeys(self._operation.actions(), _do_nothing)
-
-
-def _do_nothing(_run: Run, _firing: RuleFiring) -> None:
-    """Do nothing."""
+        return dict.fromkeys(self._operation.actions(), lambda _run, _firing: None)
 
 
 class _Notebook(Plugin):
-    """Writes down which rules act."""
+    """Records the acts of the rules."""
 
     def __init__(self, plan: Blueprint) -> None:
         self.acts: dict[str, list[Act]] = {ready.name: [] for ready in plan.controllers}
         self._stopping = {ready.name for ready in plan.controllers if "stop" in ready.asks}
         self._attempt = 1
-        self._end: tuple[int, int] | None = None  # the attempt and the batch after which a rule would have stopped it
+        self._end: tuple[int, int] | None = None  # attempt and batch of the first stop
 
     @on(RuleFired)
-    def write_down(self, run: Run, event: RuleFired) -> None:
-        """Write a rule's act down."""
+    def record_act(self, run: Run, event: RuleFired) -> None:
         place = run.progress
         here = (self._attempt, place.batches)
         is_after_end = self._end is not None and here > self._end
@@ -183,6 +161,5 @@ class _Notebook(Plugin):
             self._end = here
 
     @on(RunClosed)
-    def turn_over(self, run: Run, event: RunClosed) -> None:
-        """Begin the next attempt."""
+    def count_attempt(self, run: Run, event: RunClosed) -> None:
         self._attempt += 1

@@ -1,19 +1,20 @@
-"""What can be wrong with a rule file or a rule, and where."""
+"""Errors of rule files and rules, and `show` for the values in their messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Self
+from reprlib import Repr
+from typing import Any, Self
 
 
 class RuleError(ValueError):
-    """A rule file, or a rule in it, is wrong.
+    """A rule file, or a rule in it, is invalid.
 
     Args:
-        problem: what is wrong, and how to mend it.
-        column: where in the rule's text, from 1.
-        controller: whose rule it is.
-        file: the file that it is in.
+        problem: the problem and how to fix it.
+        column: the column in the text of the rule, from 1.
+        controller: the name of the controller.
+        file: the rule file.
         line: the line in that file, from 1.
     """
 
@@ -34,18 +35,17 @@ class RuleError(ValueError):
         self.line = line
 
     def __str__(self) -> str:
-        of_what = "its rule" if self.controller is not None else "the rule"
+        rule = "the rule" if self.controller is None else "its rule"
         places = [
             self.file,
             None if self.line is None else f"line {self.line}",
             None if self.controller is None else f"controller {self.controller!r}",
-            None if self.column is None else f"column {self.column} of {of_what}",
+            None if self.column is None else f"column {self.column} of {rule}",
         ]
-        known = ", ".join(place for place in places if place is not None)
-        return f"{known}: {self.problem}" if known else self.problem
+        location = ", ".join(place for place in places if place is not None)
+        return f"{location}: {self.problem}" if location else self.problem
 
     def located(self, *, file: str | None = None, line: int | None = None, controller: str | None = None) -> Self:
-        """Return a copy, with its cause, that also says these; what is None stays as it was."""
         copy = type(self)(
             self.problem,
             column=self.column,
@@ -58,39 +58,55 @@ class RuleError(ValueError):
 
 
 class RuleSyntaxError(RuleError):
-    """A rule's text is not in the language of rules."""
+    """The text of a rule is not in the language of rules."""
 
 
 class RuleNameError(RuleError, NameError):
-    """A rule reads a variable, or calls a function, that does not exist."""
+    """A rule uses a variable or a function that does not exist."""
 
 
 class RuleTypeError(RuleError, TypeError):
-    """A rule, or something in it, has a type that cannot be."""
+    """A rule, or a value in it, has an invalid type."""
 
 
 class RuleKeyError(RuleError, KeyError):
-    """A rule file names a trigger, a metric class, an operation or an action that does not exist."""
+    """A rule file names a trigger, metric class, operation or action that does not exist."""
 
 
 class RuleLimitError(RuleError):
-    """A rule is too large, or would take too long."""
+    """A rule is too large, or its evaluation takes too long."""
 
 
 class RuleEvaluationError(RuleError):
-    """A rule failed while it was evaluated, as on a missing key; Python's own error is the `__cause__`."""
+    """A rule failed during its evaluation, for example on a missing key; see `__cause__`."""
 
 
 class MetricUnavailable(Exception):  # noqa: N818  # no error: the rule is skipped
-    """A rule needs metrics that have no value yet.
-
-    Attributes:
-        names: theirs, sorted.
-    """
+    """A rule needs metrics that have no value yet; `names` are their sorted names."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(sorted(names))
-        super().__init__(self.names)  # as given, so that it can be pickled
+        super().__init__(self.names)  # the arguments of __init__, for pickle
 
     def __str__(self) -> str:
         return f"not available yet: {', '.join(self.names)}"
+
+
+class _Repr(Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 100
+        self.maxlevel = 3  # keeps a message short for any content of a file
+
+    def repr_int(self, value: int, level: int) -> str:
+        try:
+            return super().repr_int(value, level)
+        except ValueError:  # more digits than Python converts to text
+            return f"<an integer of {value.bit_length()} bits>"
+
+
+_REPR = _Repr()
+
+
+def show(value: Any) -> str:
+    return _REPR.repr(value)

@@ -1,4 +1,4 @@
-"""Which metrics and operations rule files can name: built in, registered, given to a controller, or installed."""
+"""The metric and operation classes that rule files can name: built in, registered, or installed."""
 
 from __future__ import annotations
 
@@ -35,79 +35,72 @@ DEFAULT_OPERATIONS: dict[str, type[RuleOperation]] = {"control": Controls, "hfco
 
 
 def register_metric(kind: M) -> M:
-    """Let rule files name a metric by its class name; return the class, so that this can be a decorator.
+    """Register a metric class so that rule files can name it; usable as a decorator.
+
+    Returns:
+        The class.
 
     Raises:
-        TypeError: it is not a subclass of `RuleMetric`.
-        ValueError: another one has this name.
+        TypeError: the class is not a subclass of `RuleMetric`.
+        ValueError: another class with this name is registered.
     """
     _add(_METRICS, kind, RuleMetric)
     return kind
 
 
 def register_operation(kind: P) -> P:
-    """Let rule files name an operation by its class name; return the class, so that this can be a decorator.
+    """Register an operation class so that rule files can name it; usable as a decorator.
+
+    Returns:
+        The class.
 
     Raises:
-        TypeError: it is not a subclass of `RuleOperation`.
-        ValueError: another one has this name.
+        TypeError: the class is not a subclass of `RuleOperation`.
+        ValueError: another class with this name is registered.
     """
     _add(_OPERATIONS, kind, RuleOperation)
     return kind
 
 
-def metric_class(name: str, given: Iterable[type[RuleMetric]] = ()) -> type[RuleMetric]:
-    """Return the metric class of a name.
-
-    Args:
-        name: the class name; of an installed package also `package:Name`.
-        given: classes known to this controller only.
-
-    Raises:
-        RuleKeyError: there is none, or several packages have one.
-        ImportError: the package that has it cannot be imported.
-        TypeError: what is given or installed is not a subclass of `RuleMetric`.
-        ValueError: another class of a given name is known.
-    """
-    return _look_up(name, _with(_METRICS, given, RuleMetric), METRIC_GROUP, RuleMetric)
+def metric_class(name: str, additions: Iterable[type[RuleMetric]] = ()) -> type[RuleMetric]:
+    return _look_up(name, _with(_METRICS, additions, RuleMetric), METRIC_GROUP, RuleMetric)
 
 
-def operation_class(name: str, given: Iterable[type[RuleOperation]] = ()) -> type[RuleOperation]:
-    """Return the operation class of a name; see `metric_class`."""
-    return _look_up(name, _with(_OPERATIONS, given, RuleOperation), OPERATION_GROUP, RuleOperation)
+def operation_class(name: str, additions: Iterable[type[RuleOperation]] = ()) -> type[RuleOperation]:
+    return _look_up(name, _with(_OPERATIONS, additions, RuleOperation), OPERATION_GROUP, RuleOperation)
 
 
-def _look_up(name: str, known: dict[str, type[T]], group: str, base: type[T]) -> type[T]:
-    if name in known:
-        return known[name]
-    installed = {each.name for each in discover(group)}
+def _look_up(name: str, classes: dict[str, type[T]], group: str, base: type[T]) -> type[T]:
+    if name in classes:
+        return classes[name]
+    installed = {entry.name for entry in discover(group)}
     if name.rpartition(":")[2] not in installed:
-        what = "metric" if group == METRIC_GROUP else "operation"
-        raise RuleKeyError(f"Undefined {what} handler {name}.{known_names(name, {*known, *installed})}")
+        part = "metric" if group == METRIC_GROUP else "operation"
+        raise RuleKeyError(f"Undefined {part} handler {name}.{known_names(name, {*classes, *installed})}")
     try:
-        found = find(name, group)
+        entry = find(name, group)
     except LookupError as error:
         raise RuleKeyError(str(error)) from None
-    return _check(found.load(), base)
+    return _check(entry.load(), base)
 
 
-def _with(known: dict[str, type[T]], given: Iterable[type[T]], base: type[T]) -> dict[str, type[T]]:
-    own = dict(known)
-    for kind in given:
-        _add(own, kind, base)
-    return own
+def _with(classes: dict[str, type[T]], additions: Iterable[type[T]], base: type[T]) -> dict[str, type[T]]:
+    extended = dict(classes)
+    for kind in additions:
+        _add(extended, kind, base)
+    return extended
 
 
-def _add(known: dict[str, type[T]], kind: type[T], base: type[T]) -> None:
+def _add(classes: dict[str, type[T]], kind: type[T], base: type[T]) -> None:
     name = _check(kind, base).__name__
-    if (other := known.setdefault(name, kind)) is not kind:
+    if (registered := classes.setdefault(name, kind)) is not kind:
         raise ValueError(
-            f"Another class {name} is known to rule files already, {other.__module__}.{other.__qualname__}: give "
-            f"{kind.__module__}.{kind.__qualname__} a name of its own."
+            f"A class {name} is registered already, {registered.__module__}.{registered.__qualname__}: rename "
+            f"{kind.__module__}.{kind.__qualname__}."
         )
 
 
 def _check(kind: object, base: type[T]) -> type[T]:
     if not isinstance(kind, type) or not issubclass(kind, base):
-        raise TypeError(f"A class that rule files can name is a subclass of {base.__name__}, got {kind!r}.")
+        raise TypeError(f"The class must be a subclass of {base.__name__}, got {kind!r}.")
     return kind

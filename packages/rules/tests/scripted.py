@@ -9,8 +9,8 @@ from typing import Any
 import heliograph as h
 import torch
 import yaml
+from heliograph_rules.base import RuleFired
 from heliograph_rules.controller import RuleController
-from heliograph_rules.fired import RuleFired
 from torch import Tensor, nn
 
 STOP = "hfcontrols.should_training_stop"

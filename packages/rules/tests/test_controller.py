@@ -23,11 +23,10 @@ from heliograph.packages.rules.tests.scripted import (
     rules,
     train,
 )
-from heliograph_rules.base import RuleFiring, RuleMetric, RuleOperation
+from heliograph_rules.base import RuleFired, RuleFiring, RuleMetric, RuleOperation
 from heliograph_rules.controller import RuleController
 from heliograph_rules.errors import RuleError, RuleEvaluationError
 from heliograph_rules.files.specs import RulePart, RuleSet, RuleSpec
-from heliograph_rules.fired import RuleFired
 from heliograph_testing import check_plugin
 
 WINDOW = {"name": "window", "class": "HistoryBasedMetric", "arguments": {"window_size": 2}}
@@ -161,7 +160,7 @@ def test_a_skip_for_an_unavailable_metric_leaves_the_patience_alone(caplog: pyte
     train(source, fired, validation=[1.0], epochs=2)
     assert fired.steps() == [6]
     reported = [line for line in lines(caplog.records) if "is skipped" in line]
-    assert reported == ["rule 'it' is skipped where a metric has no value: not available yet: evalmetric"]
+    assert reported == ["rule 'it' is skipped until its metrics have values: not available yet: evalmetric"]
 
 
 def test_what_can_be_read_at_any_time_is_fresh_and_computed_once_an_event() -> None:
@@ -267,7 +266,7 @@ def test_an_operation_that_fails_as_a_rule_does_is_treated_alike(on_error: str) 
         with pytest.raises(RuleError, match=r"controller 'it': The printer is out of paper\."):
             train(source)
     else:
-        reported = "controller 'it': The printer is out of paper; the rule counts as false where it fails"
+        reported = "controller 'it': The printer is out of paper; the rule counts as false when it fails"
         assert reported in train(source).notes
 
 

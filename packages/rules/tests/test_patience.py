@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from heliograph_rules.patience import Mode, RulePatience, counted
+from heliograph_rules.files.specs import Mode, RulePatience, count_true
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ def acts(patience: RulePatience | None, outcomes: list[bool]) -> list[int]:
     """Return the numbers, from 1, of the outcomes at which a rule acts."""
     count, acting = 0, []
     for number, outcome in enumerate(outcomes, 1):
-        count, does = counted(patience, count, outcome=outcome)
+        count, does = count_true(patience, count, outcome=outcome)
         acting += [number] * does
     return acting
 

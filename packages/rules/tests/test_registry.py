@@ -15,7 +15,7 @@ from heliograph_rules.errors import RuleKeyError
 from heliograph_rules.metrics.ancestors import Loss
 from heliograph_rules.metrics.history import HistoryBasedMetric
 from heliograph_rules.metrics.measures import GradientNorm
-from heliograph_rules.operations import functions as called_functions
+from heliograph_rules.operations import requests as called_functions
 from heliograph_rules.operations.requests import Controls, HFControls
 
 
@@ -86,20 +86,20 @@ def test_a_class_given_to_a_controller_is_known_to_it_alone() -> None:
 @pytest.mark.parametrize("how", ["registered", "given"])
 def test_another_class_of_a_known_name_is_refused(how: str) -> None:
     other: Any = type("Loss", (RuleMetric,), {"__module__": "elsewhere"})
-    match = r"Another class Loss is known .*metrics\.ancestors\.Loss: give elsewhere\.Loss a name of its own"
+    match = r"Loss is registered already.*metrics\.ancestors\.Loss: rename elsewhere\.Loss"
     with pytest.raises(ValueError, match=match):
         registry.register_metric(other) if how == "registered" else registry.metric_class("Loss", [other])
     act: Any = type("HFControls", (RuleOperation,), {})
-    with pytest.raises(ValueError, match="Another class HFControls is known"):
+    with pytest.raises(ValueError, match="HFControls is registered already"):
         registry.register_operation(act) if how == "registered" else registry.operation_class("HFControls", [act])
     assert registry.metric_class("Loss") is Loss
 
 
 @pytest.mark.parametrize("kind", [Act, Mine("mine"), 3, dict])
 def test_what_is_no_metric_is_refused(kind: Any) -> None:
-    with pytest.raises(TypeError, match="is a subclass of RuleMetric, got"):
+    with pytest.raises(TypeError, match="a subclass of RuleMetric, got"):
         registry.register_metric(kind)
-    with pytest.raises(TypeError, match="is a subclass of RuleMetric, got"):
+    with pytest.raises(TypeError, match="a subclass of RuleMetric, got"):
         registry.metric_class("Loss", [kind])
 
 
@@ -131,7 +131,7 @@ def test_an_installed_operation_can_be_named(install: Any) -> None:
 @pytest.mark.parametrize(
     ("target", "error", "problem"),
     [
-        ("far_one:Neither", TypeError, "is a subclass of RuleMetric, got <class 'far_one.Neither'>"),
+        ("far_one:Neither", TypeError, "a subclass of RuleMetric, got <class 'far_one.Neither'>"),
         ("far_one:Missing", ImportError, "package far-one 1.0 .* cannot be imported"),
     ],
 )
@@ -152,14 +152,14 @@ def test_functions_go_by_their_names() -> None:
 
     assert called_functions.register_function(report) is report
     assert called_functions.register_function(other, "report_other") is other
-    assert called_functions.function("report", {}) is report
-    assert called_functions.function("report_other", {"more": report}) is other
-    assert called_functions.function("more", {"more": report, "report": report}) is report
+    assert called_functions.find_function("report", {}) is report
+    assert called_functions.find_function("report_other", {"more": report}) is other
+    assert called_functions.find_function("more", {"more": report, "report": report}) is report
     with pytest.raises(RuleKeyError, match=r"Undefined function 'repor'\. Did you mean 'report'\?"):
-        called_functions.function("repor", {})
+        called_functions.find_function("repor", {})
     with pytest.raises(ValueError, match="Another function is registered as 'report'"):
         called_functions.register_function(other, "report")
     with pytest.raises(ValueError, match="Another function is registered as 'report'"):
-        called_functions.function("report", {"report": other})
+        called_functions.find_function("report", {"report": other})
     with pytest.raises(TypeError, match="register_function takes a function"):
         called_functions.register_function(3)  # type: ignore[type-var]

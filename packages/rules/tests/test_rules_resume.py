@@ -171,7 +171,10 @@ def test_a_rule_that_was_changed_lets_a_stopped_run_continue(tmp_path: Path) -> 
     _, second, _ = attempts(tmp_path, until(7), None)
     assert second is not None
     assert second.progress.steps == 7
-    assert "rule_controller: not as in the checkpoint: rule 'it' has changed, and starts fresh" in second.notes
+    assert (
+        "rule_controller: rules differ from the checkpoint: rule 'it' has changed and starts without its saved state"
+        in second.notes
+    )
 
 
 def test_what_has_changed_in_the_file_is_noted_and_no_crash(tmp_path: Path) -> None:
@@ -194,16 +197,16 @@ def test_what_has_changed_in_the_file_is_noted_and_no_crash(tmp_path: Path) -> N
     attempts(tmp_path, before, 9)
     _, result, _ = attempts(tmp_path, after, None)
     assert result is not None
-    (note,) = [note for note in result.notes if "not as in the checkpoint" in note]
-    assert note.removeprefix("rule_controller: not as in the checkpoint: ").split("; ") == [
+    (note,) = [note for note in result.notes if "rules differ from the checkpoint" in note]
+    assert note.removeprefix("rule_controller: rules differ from the checkpoint: ").split("; ") == [
         "metric 'trainer_state' is gone",
         "metric 'evalmetric' is new",
-        "metric 'x' has changed, and starts fresh",
+        "metric 'x' has changed and starts without its saved state",
         "operation 'quiet' is gone",
         "operation 'slower' is new",
         "rule 'b' is gone",
         "rule 'c' is new",
-        "rule 'a' has changed, and starts fresh",
+        "rule 'a' has changed and starts without its saved state",
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.checkpoint.state.schema import check_plain
-from heliograph_rules.table import plain
+from heliograph_rules.active_rules import plain
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,133 @@
-"""What a rule file may say: its keys and their types, checked with the line of whatever is wrong."""
+"""Checks the keys and value types of a rule file, and reports errors with their lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
-from heliograph.spi import is_whole_number
+from heliograph.spi import is_whole_number, known_names
 
-from ..errors import RuleError, RuleTypeError
-from ..patience import MODES, Mode, RulePatience
-from ..text import show
+from ..errors import RuleError, RuleKeyError, RuleTypeError, show
 from .document import Document, read_document
-from .problems import Problems
-from .sections import Section
-from .specs import ON_ERROR, OnError, RulePart, RuleSet, RuleSpec
+from .specs import MODES, ON_ERROR, Mode, OnError, RulePart, RulePatience, RuleSet, RuleSpec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Problems:
+    """The errors of a file: raised at once, or collected.
+
+    Attributes:
+        errors: the collected errors.
+        broken: the names of metrics and operations that have errors; rules that use them are not reported.
+    """
+
+    def __init__(self, *, collects: bool = False) -> None:
+        self.errors: list[RuleError] = []
+        self.broken: set[str] = set()
+        self._collects = collects
+
+    def attempt(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        before = len(self.errors)
+        try:
+            made = function(*args, **kwargs)
+        except RuleError as error:
+            self.add(error)
+        return made if len(self.errors) == before else None
+
+    def add(self, error: RuleError) -> None:
+        if not self._collects:
+            raise error
+        self.errors.append(error)
+
+
+class Section:
+    """A mapping of a rule file whose keys are checked; a wrong value reads as an empty one."""
+
+    def __init__(
+        self,
+        document: Document,
+        problems: Problems,
+        value: Any,
+        title: str,
+        keys: Collection[str],
+        *,
+        needed: Collection[str] = (),
+        controller: str | None = None,
+        line: int | None = None,
+    ) -> None:
+        self.document, self.value, self.title, self.controller = document, value, title, controller
+        self.problems, self._line = problems, line
+        if not isinstance(value, Mapping):
+            problem = f"{title} must be a mapping with the keys {', '.join(keys)}, got {show(value)}."
+            raise self._error(problem, None, RuleTypeError)
+        for key in value:
+            if key not in keys:
+                self.fail(f"{title} has no key {key!r}.{known_names(str(key), keys)}", key, RuleKeyError)
+        if lacking := [repr(key) for key in needed if key not in value]:
+            self.fail(f"{title} lacks the key{'s' * (len(lacking) > 1)} {', '.join(lacking)}.", kind=RuleKeyError)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.value
+
+    def line(self, key: Any = None) -> int | None:
+        return self.document.line(self.value, key) or self.document.line(self.value) or self._line
+
+    def fail(self, problem: str, key: Any = None, kind: type[RuleError] = RuleError) -> None:
+        self.problems.add(self._error(problem, key, kind))
+
+    def text(self, key: str) -> str:
+        value = self.value.get(key, "")
+        if isinstance(value, str) and (value.strip() or key not in self):
+            return value
+        self.fail(f"{key!r} of {self.title} must be text, got {show(value)}.", key, RuleTypeError)
+        return ""
+
+    def word(self, key: str, allowed: Collection[str], default: str | None = None) -> str | None:
+        if key not in self:
+            return default
+        if (word := self.text(key)) and word not in allowed:
+            self.fail(f"{key!r} of {self.title} must be one of {', '.join(allowed)}, got {word!r}.", key)
+        return word
+
+    def texts(self, key: str, example: str) -> list[str]:
+        if key not in self:
+            return []
+        value = self.value[key]
+        if not isinstance(value, list | tuple) or not value or not all(isinstance(text, str) for text in value):
+            problem = f"{key!r} of {self.title} must be a list of names, for example [{example}], got {show(value)}."
+            self.fail(problem, key, RuleTypeError)
+            return []
+        for index, text in enumerate(value):
+            if text in value[:index]:
+                self.fail(f"{key!r} of {self.title} contains {text!r} twice.", key)
+        return list(value)
+
+    def items(self, key: str) -> list[tuple[Any, int | None]]:
+        value = self.value.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list | tuple):
+            self.fail(f"{key!r} must be a list, got {show(value)}.", key, RuleTypeError)
+            return []
+        return [(item, self.document.line(value, index)) for index, item in enumerate(value)]
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        value = self.value.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            problem = f"{key!r} of {self.title} must be a mapping of names to values, got {show(value)}."
+            self.fail(problem, key, RuleTypeError)
+            return {}
+        return value
+
+    def _error(self, problem: str, key: Any, kind: type[RuleError]) -> RuleError:
+        return kind(problem, file=self.document.file, line=self.line(key), controller=self.controller)
+
 
 Source = str | Path | Mapping[str, Any] | RuleSet | Iterable[RuleSpec]
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -24,17 +136,9 @@ CONTROLLER = ("name", "triggers", "rule", "operations", "patience", "config", "o
 
 
 def read_rules(source: Source, problems: Problems | None = None) -> RuleSet:
-    """Return the rules of a file, of a mapping of the same form, or of Python objects; what is given is not changed.
+    """Return the rules of a file, of a mapping of the same form, or of Python objects; the source is not changed.
 
-    Args:
-        source: see `RuleController`.
-        problems: collects what is wrong with them; without it, the first error leaves.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        TypeError: the source, or something in it, has the wrong type.
-        RuleError: a key is missing, unknown or there twice, a name is taken, a value is none of those allowed; says the
-            file, the line and the controller.
+    Without `problems`, the first error is raised.
     """
     if isinstance(source, str | Path):
         document = read_document(Path(source))
@@ -47,7 +151,7 @@ def read_rules(source: Source, problems: Problems | None = None) -> RuleSet:
         document = Document({"controllers": list(source)})
     else:
         raise TypeError(
-            f"RuleController takes the path of a rule file, a mapping like one, a RuleSet or a list of RuleSpec; got "
+            f"source must be the path of a rule file, a mapping of the same form, a RuleSet or a list of RuleSpec, got "
             f"{show(source)}."
         )
     return _rule_set(document, problems or Problems())
@@ -57,29 +161,29 @@ def _rule_set(document: Document, problems: Problems) -> RuleSet:
     keys = (*METRICS, "operations", "controllers")
     top = Section(document, problems, document.content, "a rule file", keys, needed=("controllers",))
     if all(key in top for key in METRICS):
-        top.fail(f"{METRICS[0]!r} and {METRICS[1]!r} are two spellings of one key: give one of them.", METRICS[1])
+        top.fail(f"{METRICS[0]!r} and {METRICS[1]!r} are the same key: use only one of them.", METRICS[1])
     if top.value.get("controllers", ...) in (None, [], ()):
-        top.fail("There is no controller: give one at least.", "controllers")
+        top.fail("There is no controller: define at least one.", "controllers")
     attempt = problems.attempt
-    metrics = [attempt(_part, document, problems, *each, "a metric") for key in METRICS for each in top.items(key)]
-    operations = [attempt(_part, document, problems, *each, "an operation") for each in top.items("operations")]
-    controllers = [attempt(_controller, document, problems, *each) for each in top.items("controllers")]
+    metrics = [attempt(_part, document, problems, *item, "a metric") for key in METRICS for item in top.items(key)]
+    operations = [attempt(_part, document, problems, *item, "an operation") for item in top.items("operations")]
+    controllers = [attempt(_controller, document, problems, *item) for item in top.items("controllers")]
     rules = RuleSet(
-        controllers=[each for each in controllers if each is not None],
-        metrics=[each for each in metrics if each is not None],
-        operations=[each for each in operations if each is not None],
+        controllers=[controller for controller in controllers if controller is not None],
+        metrics=[metric for metric in metrics if metric is not None],
+        operations=[operation for operation in operations if operation is not None],
         file=document.file,
     )
-    for what, named in (("metric", rules.metrics), ("operation", rules.operations), ("controller", rules.controllers)):
-        _check_unique(what, named, document.file, problems)
+    for title, parts in (("metric", rules.metrics), ("operation", rules.operations), ("controller", rules.controllers)):
+        _check_unique(title, parts, document.file, problems)
     return rules
 
 
-def _part(document: Document, problems: Problems, value: Any, line: int | None, what: str) -> RulePart:
+def _part(document: Document, problems: Problems, value: Any, line: int | None, title: str) -> RulePart:
     if isinstance(value, RulePart):
         value = {"name": value.name, "class": value.kind, "arguments": value.arguments}
-    before, keys, needed = len(problems.found), ("name", "class", "arguments"), ("name", "class")
-    section = Section(document, problems, value, what, keys, needed=needed, line=line)
+    before, keys, needed = len(problems.errors), ("name", "class", "arguments"), ("name", "class")
+    section = Section(document, problems, value, title, keys, needed=needed, line=line)
     kind, name = section.value.get("class"), section.text("name")
     part = RulePart(
         name=name,
@@ -87,7 +191,7 @@ def _part(document: Document, problems: Problems, value: Any, line: int | None, 
         arguments=deepcopy(dict(section.mapping("arguments"))),
         line=section.line(),
     )
-    if name and len(problems.found) > before:
+    if name and len(problems.errors) > before:
         problems.broken.add(name)
     return part
 
@@ -95,9 +199,9 @@ def _part(document: Document, problems: Problems, value: Any, line: int | None, 
 def _controller(document: Document, problems: Problems, value: Any, line: int | None) -> RuleSpec:
     value = _as_mapping(value) if isinstance(value, RuleSpec) else value
     name = value.get("name") if isinstance(value, Mapping) else None
-    whose = name if isinstance(name, str) and name.strip() else None
+    controller = name if isinstance(name, str) and name.strip() else None
     section = Section(
-        document, problems, value, "a controller", CONTROLLER, needed=CONTROLLER[:4], controller=whose, line=line
+        document, problems, value, "a controller", CONTROLLER, needed=CONTROLLER[:4], controller=controller, line=line
     )
     triggers, operations = section.texts("triggers", "on_log"), section.texts("operations", "hfcontrols.should_save")
     rule = section.value.get("rule")
@@ -123,33 +227,40 @@ def _lines(section: Section, triggers: Sequence[str], operations: Sequence[str])
 
 
 def _patience(section: Section) -> RulePatience:
-    keys, whose = ("patience_threshold", "mode"), section.controller
-    given, line = section.value["patience"], section.line("patience")
-    patience = Section(section.document, section.problems, given, "the patience", keys, controller=whose, line=line)
+    patience = Section(
+        section.document,
+        section.problems,
+        section.value["patience"],
+        "the patience",
+        ("patience_threshold", "mode"),
+        controller=section.controller,
+        line=section.line("patience"),
+    )
     threshold = patience.value.get("patience_threshold", RulePatience.threshold)
     if not is_whole_number(threshold):
-        problem = f"'patience_threshold' is a whole number, got {show(threshold)}."
+        problem = f"'patience_threshold' must be an integer, got {show(threshold)}."
         patience.fail(problem, "patience_threshold", RuleTypeError)
         threshold = RulePatience.threshold
     elif threshold < 0:
-        patience.fail(f"'patience_threshold' is at least 0, got {threshold}.", "patience_threshold")
+        patience.fail(f"'patience_threshold' must be at least 0, got {threshold}.", "patience_threshold")
         threshold = RulePatience.threshold
     return RulePatience(threshold, cast(Mode, patience.word("mode", MODES, RulePatience.mode)))
 
 
 def _level(section: Section) -> str:
-    given, whose = section.mapping("config"), section.controller
-    config = Section(section.document, section.problems, given, "the config", ("trigger_log_level",), controller=whose)
+    mapping, controller = section.mapping("config"), section.controller
+    config = Section(
+        section.document, section.problems, mapping, "the config", ("trigger_log_level",), controller=controller
+    )
     if "trigger_log_level" not in config:
         return RuleSpec.log_level
     level = config.text("trigger_log_level")
     if level and level.lower() not in LEVELS:
-        config.fail(f"'trigger_log_level' is one of {', '.join(LEVELS)}, got {level!r}.", "trigger_log_level")
+        config.fail(f"'trigger_log_level' must be one of {', '.join(LEVELS)}, got {level!r}.", "trigger_log_level")
     return level.lower()
 
 
 def _as_mapping(controller: RuleSpec) -> dict[str, Any]:
-    """Return a controller as it would be in a file."""
     mapping: dict[str, Any] = {
         "name": controller.name,
         "triggers": controller.triggers,
@@ -166,11 +277,11 @@ def _as_mapping(controller: RuleSpec) -> dict[str, Any]:
     return mapping
 
 
-def _check_unique(what: str, named: Sequence[RulePart | RuleSpec], file: str | None, problems: Problems) -> None:
+def _check_unique(title: str, parts: Sequence[RulePart | RuleSpec], file: str | None, problems: Problems) -> None:
     seen: dict[str, int | None] = {}
-    for each in named:
-        if each.name in seen:
-            first = f" (the first is in line {seen[each.name]})" if seen[each.name] else ""
-            problem = f"There are two {what}s named {each.name!r}{first}."
-            problems.add(RuleError(problem, file=file, line=each.line))
-        seen.setdefault(each.name, each.line)
+    for part in parts:
+        if part.name in seen:
+            first = f" (first in line {seen[part.name]})" if seen[part.name] else ""
+            problem = f"Two {title}s are named {part.name!r}{first}."
+            problems.add(RuleError(problem, file=file, line=part.line))
+        seen.setdefault(part.name, part.line)

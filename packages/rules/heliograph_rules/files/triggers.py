@@ -1,4 +1,4 @@
-"""When rules are asked: the ancestor's names of moments, and our events by theirs."""
+"""Triggers: the trigger names of fms-hf-tuning, and Heliograph's events by name."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _always(_run: Run, _event: Event) -> bool:
     return True
 
 
-def _begins(_run: Run, event: Event) -> bool:
-    """Return whether an epoch begins, not continues: what was requested when it began is in the resumed state."""
+def _is_new_epoch(_run: Run, event: Event) -> bool:
+    # Not a resumed epoch: the resumed state contains the requests from its start.
     return isinstance(event, EpochStart) and not event.resumed
 
 
@@ -48,24 +48,23 @@ def _opens_window(run: Run, _event: Event) -> bool:
     return not run.stepping.window
 
 
-def _is_held(run: Run, _event: Event) -> bool:
-    """Return whether a micro-batch left its gradients, and no step was taken with them."""
+def _ends_without_step(run: Run, _event: Event) -> bool:
     return run.stepping.window > 0 and not run.control.skips_batch
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """A moment at which a rule is asked.
+    """A moment at which rules are evaluated.
 
     Attributes:
-        name: as it is written in the file.
-        events: at which it comes.
-        comes: whether it does so at one of them.
+        name: the name in the file.
+        events: the events that may trigger it.
+        applies: whether one of these events triggers it.
     """
 
     name: str
     events: tuple[type[Event], ...]
-    comes: Moment = _always
+    applies: Moment = _always
 
 
 ANCESTOR = {
@@ -73,9 +72,9 @@ ANCESTOR = {
     for trigger in (
         Trigger("on_init_end", (TrainStart,)),
         Trigger("on_train_begin", (TrainStart,)),
-        Trigger("on_epoch_begin", (EpochStart,), _begins),
+        Trigger("on_epoch_begin", (EpochStart,), _is_new_epoch),
         Trigger("on_step_begin", (BatchStart,), _opens_window),
-        Trigger("on_substep_end", (BatchEnd,), _is_held),
+        Trigger("on_substep_end", (BatchEnd,), _ends_without_step),
         Trigger("on_pre_optimizer_step", (GradientsReady,)),
         Trigger("on_optimizer_step", (StepEnd,)),
         Trigger("on_step_end", (StepEnd,)),
@@ -88,30 +87,25 @@ ANCESTOR = {
         Trigger("on_train_end", (TrainEnd,)),
     )
 }
-OURS = {kind.name: kind for kind in CATALOGUE}
-BEFORE_BOUNDARY = (EpochEnd, LastBoundary, TrainEnd)  # what is due is served after them
-NEEDS = {
+EVENTS = {kind.name: kind for kind in CATALOGUE}
+BEFORE_BOUNDARY = (EpochEnd, LastBoundary, TrainEnd)  # the boundary after them serves the requests
+NEEDED_REQUESTS = {
     "log": (Log,),
     "validation": (ValidationStart, ValidationBatchEnd, ValidationEnd, ValidationCut),
     "save": (CheckpointSaved,),
 }
 
 
-def trigger_named(name: str, controller: str) -> Trigger:
-    """Return the trigger of a name: the ancestor's, such as `on_log`, or an event's, `step_end` or `StepEnd`.
-
-    Raises:
-        RuleKeyError: there is none; says the nearest name.
-    """
+def find_trigger(name: str, controller: str) -> Trigger:
     if name in ANCESTOR:
         return ANCESTOR[name]
-    kind = OURS.get(name) or next((kind for kind in CATALOGUE if kind.__name__ == name), None)
+    kind = EVENTS.get(name) or next((kind for kind in CATALOGUE if kind.__name__ == name), None)
     if kind is None:
-        known = known_names(name, [*ANCESTOR, *OURS])
-        raise RuleKeyError(f"Controller {controller} has an invalid event ({name}).{known}")
-    return Trigger(name, (kind,), _begins if kind is EpochStart else _always)
+        hint = known_names(name, [*ANCESTOR, *EVENTS])
+        raise RuleKeyError(f"Controller {controller} has an invalid event ({name}).{hint}")
+    return Trigger(name, (kind,), _is_new_epoch if kind is EpochStart else _always)
 
 
-def need_of(trigger: Trigger) -> str | None:
-    """Return what some plugin must ask for, or the trigger would never come; None where it comes of itself."""
-    return next((word for word, kinds in NEEDS.items() if trigger.events[0] in kinds), None)
+def needed_request(trigger: Trigger) -> str | None:
+    # The request without which the trigger never occurs.
+    return next((word for word, kinds in NEEDED_REQUESTS.items() if trigger.events[0] in kinds), None)

@@ -1,4 +1,4 @@
-"""The types that values have in rules, and which of them operators and functions take."""
+"""The types of values in rules, and the types that operators and functions accept."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ SYMBOLS: dict[type[ast.AST], str] = {
 
 
 def can_combine(operator: type[ast.operator], left: type, right: type) -> bool:
-    """True if rules have `left operator right` for values of these types."""
     if left in NUMBERS and right in NUMBERS:
         return operator not in SHIFTS + BITWISE or (left in WHOLE and right in WHOLE)
     if operator is ast.Add:
@@ -53,7 +52,6 @@ def can_combine(operator: type[ast.operator], left: type, right: type) -> bool:
 
 
 def can_compare(operator: type[ast.cmpop], left: type, right: type) -> bool:
-    """Whether `left operator right` has a meaning."""
     if operator in (ast.Eq, ast.NotEq, ast.Is, ast.IsNot):
         return True
     if operator in (ast.In, ast.NotIn):
@@ -63,12 +61,12 @@ def can_compare(operator: type[ast.cmpop], left: type, right: type) -> bool:
 
 @dataclass(frozen=True)
 class Signature:
-    """How a function of the language is called.
+    """How a function is called.
 
     Attributes:
-        takes: the types that its first argument may have.
-        least: how many arguments it needs.
-        most: how many it takes; None where there is no end.
+        takes: the allowed types of the first argument.
+        least: the minimum number of arguments.
+        most: the maximum number of arguments; None is unlimited.
     """
 
     takes: Kinds
@@ -76,18 +74,15 @@ class Signature:
     most: int | None = 1
 
     def allows(self, count: int) -> bool:
-        """Whether it can be called with so many arguments."""
         return self.least <= count and (self.most is None or count <= self.most)
 
-    def counts(self) -> str:
-        """Return how many arguments it can be called with, in words."""
+    def describe_counts(self) -> str:
         if self.most is None:
             return f"{self.least} or more"
         return str(self.least) if self.most == self.least else f"{self.least} to {self.most}"
 
-    def taken(self, count: int) -> Kinds:
-        """Return the types that the first of so many arguments may have."""
-        return ANY if self.most is None and count > 1 else self.takes  # `min(a, b)` takes any, `min(a)` a list
+    def first_types(self, count: int) -> Kinds:
+        return ANY if self.most is None and count > 1 else self.takes  # min(a, b) takes any types, min(a) a list
 
 
 SIGNATURES = {
@@ -117,5 +112,4 @@ SIGNATURES = {
 
 
 def name_kinds(kinds: Kinds) -> str:
-    """Return the names of some types, for an error sentence."""
     return " or ".join(sorted("None" if kind is NONE else kind.__name__ for kind in kinds))

@@ -10,10 +10,9 @@ from reprlib import repr as shortened
 from typing import Any
 
 from ..errors import RuleTypeError
-from .access import Reader
 from .kinds import NUMBERS, SEQUENCES, SYMBOLS, WHOLE, can_combine, can_compare, name_kinds
 from .limits import check_bits, check_length
-from .values import INCORRECT, Held, Unavailable
+from .values import INCORRECT, Container, Reader, Unavailable
 
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -32,7 +31,7 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
-    ast.Invert: lambda operand: operator.invert(int(operand)),  # of a bool is deprecated
+    ast.Invert: lambda operand: operator.invert(int(operand)),  # ~ of a bool is deprecated
 }
 ORDER: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Lt: operator.lt,
@@ -43,17 +42,12 @@ ORDER: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 class Operators:
-    """The operators, as simpleeval wants them.
-
-    Args:
-        reader: of the values that they are given.
-    """
+    """The operators as a table for simpleeval."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
 
     def table(self) -> dict[type[ast.AST], Callable[..., Any]]:
-        """Return a function for every operator."""
         return {
             **{kind: partial(self.binary, kind) for kind in BINARY},
             **{kind: partial(self.unary, kind) for kind in UNARY},
@@ -68,13 +62,6 @@ class Operators:
         }
 
     def binary(self, kind: type[ast.operator], left: Any, right: Any) -> Any:
-        """Return `left operator right`.
-
-        Raises:
-            ArithmeticError: it has no value, as a division by zero.
-            RuleLimitError: it would be too large.
-            RuleTypeError: the two do not go together.
-        """
         left, right = self.reader.plain(left), self.reader.plain(right)
         if not can_combine(kind, type(left), type(right)):
             raise RuleTypeError(mismatch(kind, left, right))
@@ -83,35 +70,30 @@ class Operators:
         return self.checked(BINARY[kind](left, right))
 
     def unary(self, kind: type[ast.unaryop], operand: Any) -> Any:
-        """Return `operator operand`; raises as a binary one."""
         operand = self.reader.plain(operand)
         if type(operand) not in (WHOLE if kind is ast.Invert else NUMBERS):
-            raise RuleTypeError(f"{INCORRECT}: {SYMBOLS[kind]} of {shortened(operand)} has no meaning.")
+            raise RuleTypeError(f"{INCORRECT}: {SYMBOLS[kind]} of {shortened(operand)} is not defined.")
         return self.checked(UNARY[kind](operand))
 
     def order(self, kind: type[ast.cmpop], left: Any, right: Any) -> bool:
-        """Return whether one value is less, or greater, than another."""
         left, right = self.reader.plain(left), self.reader.plain(right)
         if not can_compare(kind, type(left), type(right)):
             raise RuleTypeError(mismatch(kind, left, right))
         return ORDER[kind](left, right)
 
     def equal(self, left: Any, right: Any) -> bool:
-        """Return whether two values are equal; a metric that has no value yet equals None."""
-        if left is None or right is None:
+        if left is None or right is None:  # a metric without a value equals None
             return is_none(left) and is_none(right)
         return bool(self.reader.plain(left) == self.reader.plain(right))
 
     def same(self, left: Any, right: Any) -> bool:
-        """Return whether two values are one; a metric that has no value yet is None."""
         if left is None or right is None:
             return is_none(left) and is_none(right)
         return self.reader.plain(left) is self.reader.plain(right)
 
     def holds(self, left: Any, right: Any) -> bool:
-        """Return whether `left` is in `right`, or a key of it."""
         left = self.reader.plain(left)
-        if type(right) is Held and right.base is dict:  # what its values are does not matter
+        if type(right) is Container and right.base is dict:  # only its keys are compared
             self.reader.budget.charge(4 * len(right))
             right = set(self.reader.keys(right))
         right = self.reader.plain(right)
@@ -122,14 +104,8 @@ class Operators:
         return (self.reader.key(left) if type(right) in (set, dict) else left) in right
 
     def checked(self, value: Any) -> Any:
-        """Return what an operator or a function gave.
-
-        Raises:
-            RuleLimitError: it is too large.
-            RuleTypeError: it is not a value of the language, as a complex number.
-        """
         if type(value) is complex:
-            raise RuleTypeError(f"{INCORRECT}: a root of a negative number has no meaning.")
+            raise RuleTypeError(f"{INCORRECT}: a root of a negative number is not defined.")
         if type(value) is int:
             check_bits(value.bit_length())
         elif type(value) in SEQUENCES:
@@ -139,15 +115,13 @@ class Operators:
 
 
 def is_none(value: Any) -> bool:
-    """Whether a value is None, or a metric that has none yet."""
     return value is None or type(value) is Unavailable
 
 
 def mismatch(kind: type[ast.AST], left: Any, right: Any) -> str:
-    """Return the sentence about two values that an operator cannot have."""
-    types = " and ".join(name_kinds(frozenset({type(each)})) for each in (left, right))
-    problem = f"{INCORRECT}: {shortened(left)} {SYMBOLS[kind]} {shortened(right)} ({types}) has no meaning."
-    return f"{problem} A dict is read by its keys, as in metric.key." if dict in (type(left), type(right)) else problem
+    types = " and ".join(name_kinds(frozenset({type(operand)})) for operand in (left, right))
+    problem = f"{INCORRECT}: {shortened(left)} {SYMBOLS[kind]} {shortened(right)} ({types}) is not defined."
+    return f"{problem} Read a dict by key: metric.key." if dict in (type(left), type(right)) else problem
 
 
 def _limit_sum(left: Any, right: Any) -> None:
@@ -156,9 +130,9 @@ def _limit_sum(left: Any, right: Any) -> None:
 
 
 def _limit_product(left: Any, right: Any) -> None:
-    for one, other in ((left, right), (right, left)):
-        if type(one) in SEQUENCES:
-            check_length(len(one) * other)
+    for sequence, factor in ((left, right), (right, left)):
+        if type(sequence) in SEQUENCES:
+            check_length(len(sequence) * factor)
 
 
 def _limit_power(left: Any, right: Any) -> None:

@@ -1,4 +1,4 @@
-"""The language of rules: an expression of Python's, without anything that could do harm."""
+"""A checked rule: an expression in a safe subset of Python."""
 
 from __future__ import annotations
 
@@ -9,49 +9,40 @@ from typing import Any
 
 from heliograph.spi import require
 
-from ..errors import MetricUnavailable, RuleError, RuleEvaluationError, RuleLimitError, RuleTypeError
-from ..text import show
+from ..errors import MetricUnavailable, RuleError, RuleEvaluationError, RuleLimitError, RuleTypeError, show
+from .checks import RuleText
 from .kinds import name_kinds
-from .parser import Source
 from .values import INCORRECT
 
 
 def compile_rule(text: str, names: Collection[str]) -> Rule:
-    """Read a rule, and check all that can be checked before it is evaluated.
+    """Parse a rule and check everything that can be checked before its evaluation.
 
     Args:
-        text: one expression that is true or false, such as `loss["loss"] < 1.0`.
+        text: an expression that is true or false, for example `loss["loss"] < 1.0`.
         names: the metrics that it may read.
 
     Raises:
-        ImportError: simpleeval is missing.
-        RuleError: the rule is wrong; which subclass says how, and `column` where.
+        ImportError: simpleeval is not installed.
+        RuleError: the rule is invalid; its subclass tells the kind of error, and `column` the place.
     """
     try:
         return Rule(text, names)
     except RecursionError:
-        raise RuleLimitError("The rule is nested too deeply to be read here.") from None
+        raise RuleLimitError("The rule is nested too deeply to parse here.") from None
 
 
 class Rule:
     """A checked rule.
 
-    `rand` and `randint` draw from the rule's own numbers: they depend on nothing but its text and on how many it has
-    drawn, so they leave the training's random stream alone, and are the same on all ranks. Save `state_dict` where a
-    resumed run must continue with the next of them.
-
-    Args:
-        text: one expression.
-        names: the metrics that it may read.
+    `rand` and `randint` return numbers that depend only on the text of the rule and on the number of previous draws.
+    They do not change the random generators of the training, and are equal on all ranks. Save `state_dict` so that a
+    resumed run continues with the next number.
 
     Attributes:
-        text: as given.
-        names: the metrics that it does read.
-        draws: how many random numbers it has drawn.
-
-    Raises:
-        ImportError: simpleeval is missing.
-        RuleError: the rule is wrong.
+        text: the expression.
+        names: the metrics that it reads.
+        draws: the number of random numbers drawn.
     """
 
     def __init__(self, text: str, names: Collection[str]) -> None:
@@ -59,7 +50,7 @@ class Rule:
         from .checks import Checker
         from .evaluator import Evaluator
 
-        self._source = Source(text)
+        self._source = RuleText(text)
         self._tree = self._source.parse()
         checker = Checker(self._source, names)
         checker.check(self._tree)
@@ -72,16 +63,16 @@ class Rule:
         return compile_rule, (self.text, self.names), {"draws": self.draws}
 
     def evaluate(self, values: Mapping[str, Any]) -> bool:
-        """Return whether the rule holds.
+        """Return whether the rule is true.
 
         Args:
-            values: the metrics' values by name; one that is None, or missing, is not available yet.
+            values: the values of the metrics by name; a value that is None or missing is not available yet.
 
         Raises:
             MetricUnavailable: the rule needs a metric that is not available.
-            RuleTypeError: something has a type that cannot be, or the rule is neither true nor false.
-            RuleLimitError: it would take too long or become too large.
-            RuleEvaluationError: it failed otherwise; the cause is Python's own error, such as a KeyError.
+            RuleTypeError: a value has an invalid type, or the rule is neither true nor false.
+            RuleLimitError: the evaluation takes too long, or a value is too large.
+            RuleEvaluationError: another error; its cause is Python's own error, for example a KeyError.
         """
         try:
             return self._truth(self._evaluator.result(self._tree, values))
@@ -102,17 +93,15 @@ class Rule:
             raise RuleEvaluationError(problem, column=self._column()) from error
 
     def state_dict(self) -> dict[str, int]:
-        """Return how many random numbers were drawn."""
         return {"draws": self.draws}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue with the next random number."""
         self.draws = state["draws"]
 
     def _truth(self, value: Any) -> bool:
         if type(value) is not bool:
             kind = name_kinds(frozenset({type(value)}))
-            raise RuleTypeError(f"{INCORRECT}: the rule gave {kind}, and it must give bool: {shortened(value)}.")
+            raise RuleTypeError(f"{INCORRECT}: the rule must return a bool, got {kind}: {shortened(value)}.")
         return value
 
     def _type_error(self, problem: str) -> RuleTypeError:
@@ -125,4 +114,4 @@ class Rule:
 
     def _draw(self) -> float:
         self.draws += 1
-        return Random(f"{self.draws} {self.text}").random()  # noqa: S311  # nothing secret
+        return Random(f"{self.draws} {self.text}").random()  # noqa: S311  # not a secret

@@ -1,4 +1,4 @@
-"""The metrics of the ancestors' rules, by their class names, and the newest of ours."""
+"""The metrics of fms-hf-tuning by their class names, and `Metrics`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from heliograph.events import Event
 from heliograph.spi import known_names
 
 from ..base import Ending, RuleMetric
-from ..errors import RuleError
-from ..text import show
-from .log_history import LOGGED, Entry, LogHistory, entry_of, has_loss
-from .names import fractional_epoch, under_both_names
+from ..errors import RuleError, show
+from .log_history import LOGGED, Entry, LogHistory, entry_of, fractional_epoch, has_loss, under_both_names
 
 SOURCES: dict[str, tuple[type[ValidationEnd | TestEnd | PredictEnd], ...]] = {
     "on_evaluate": (ValidationEnd,),
@@ -25,9 +23,10 @@ SOURCES: dict[str, tuple[type[ValidationEnd | TestEnd | PredictEnd], ...]] = {
 
 
 class Loss(RuleMetric):
-    """The newest log entry with a training loss, a dict: `loss`, `epoch`, `step` and whatever was logged with it.
+    """The newest log entry with a training loss, as a dict: `loss`, `epoch`, `step` and the rest of the entry.
 
-    Such as `learning_rate` and `grad_norm`. Of several optimizers, `<name>_loss` instead of `loss`. None before.
+    The rest is, for example, `learning_rate` and `grad_norm`. With several optimizers, `<name>_loss` replaces `loss`.
+    None before the first entry.
     """
 
     events = (Log,)
@@ -38,27 +37,24 @@ class Loss(RuleMetric):
         self._entry: Entry | None = None
 
     def compute(self, run: Run, event: Event) -> Entry | None:
-        """Return the entry."""
         if isinstance(event, Log) and has_loss(entry := entry_of(run, event)):
             self._entry = entry
         return self._entry
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the entry."""
         return {"entry": self._entry}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue."""
         self._entry = state["entry"]
 
 
 class TrainingState(RuleMetric):
-    """Where the training is, a dict, at every event.
+    """The progress of the training, as a dict.
 
-    `epoch` (finished epochs, with the part of the current one), `global_step` and `step` (optimizer steps),
-    `max_steps` and `num_train_epochs` (None where there is no such limit), `log_history` (the newest last),
+    `epoch` (finished epochs plus the fraction of the current one), `global_step` and `step` (optimizer steps),
+    `max_steps` and `num_train_epochs` (None without such a limit), `log_history` (the newest last),
     `best_model_checkpoint`, `is_world_process_zero`, `is_local_process_zero`, `is_final` (whether the newest save was
-    requested after the training's end), and the counters of `Progress`: `batch`, `batches`, `samples`, `tokens`,
+    requested after the end of the training), and the counters of `Progress`: `batch`, `batches`, `samples`, `tokens`,
     `skipped_steps`, `skipped_batches`, `validations`, `seconds`.
     """
 
@@ -74,7 +70,7 @@ class TrainingState(RuleMetric):
         self._history, self._ending = LogHistory(), Ending()
 
     def compute(self, run: Run, event: Event) -> dict[str, Any]:
-        """Return the state; the log history in it is the same list until something is logged."""
+        # log_history is the same list until something is logged.
         self._history.handle(run, event)
         self._ending.handle(event)
         progress, engine, best = run.progress, run.engine, run.checkpoints.best
@@ -100,28 +96,26 @@ class TrainingState(RuleMetric):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the log history, and whether this is a final save."""
         return {"log_history": self._history.state_dict(), "is_final": self._ending.is_final}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue."""
         self._history.load_state_dict(state["log_history"])
         self._ending.is_final = state["is_final"]
 
 
 class EvalMetrics(RuleMetric):
-    """The metrics of the last validation, test or prediction, a dict: each by both names, `epoch` and `step`.
+    """The metrics of the last validation, test or prediction, as a dict with `epoch` and `step`.
 
-    Ours and the ancestors', such as `validation/loss` and `eval_loss`, and of a named set `validation/<set>/loss` and
-    `eval_<set>_loss`; of a test, `test/loss` and `test_loss`. None before.
+    Each metric has both names, for example `validation/loss` and `eval_loss`; of a named set
+    `validation/<set>/loss` and `eval_<set>_loss`; of a test `test/loss` and `test_loss`. None before the first one.
 
     Args:
-        name: what rules call it.
-        source_event: `on_evaluate` (or `validation_end`), or `on_predict` (or one of both, `test_end` and
+        name: the name that rules use.
+        source_event: `on_evaluate` (or `validation_end`), or `on_predict` (or only one of `test_end` and
             `predict_end`).
 
     Raises:
-        RuleError: it is another one.
+        RuleError: `source_event` is unknown.
     """
 
     when_read = True
@@ -129,45 +123,40 @@ class EvalMetrics(RuleMetric):
     def __init__(self, name: str, source_event: str = "on_evaluate") -> None:
         super().__init__(name)
         if not isinstance(source_event, str) or source_event not in SOURCES:
-            got = show(source_event)
-            raise RuleError(f"EvalMetrics takes the metrics of a source_event, got {got}.{known_names(got, SOURCES)}")
+            hint = known_names(show(source_event), SOURCES)
+            raise RuleError(f"EvalMetrics has no source_event {show(source_event)}.{hint}")
         self._source = SOURCES[source_event]
         self.events = self._source
         self._metrics: dict[str, float] | None = None
 
     def compute(self, run: Run, event: Event) -> dict[str, float] | None:
-        """Return the metrics."""
         if isinstance(event, self._source):
             place = {"epoch": fractional_epoch(run, event), "step": run.progress.steps}
             self._metrics = under_both_names(event.metrics) | place
         return self._metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metrics."""
         return {"metrics": self._metrics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue."""
         self._metrics = state["metrics"]
 
 
 class Metrics(RuleMetric):
-    """The newest value of every metric by our names, a dict such as {`train/loss`: 0.5}; None before."""
+    """The newest value of each metric by its Heliograph name, as a dict; None before the first."""
 
     events = LOGGED
     when_read = True
 
     def compute(self, run: Run, event: Event) -> dict[str, float] | None:
-        """Return the metrics, including those of the event."""
-        news = event.metrics if isinstance(event, LOGGED) else {}
-        return {name: float(value) for name, value in (run.metrics | news).items()} or None
+        new = event.metrics if isinstance(event, LOGGED) else {}
+        return {name: float(value) for name, value in (run.metrics | new).items()} or None
 
 
 class PerProcessState(RuleMetric):
-    """Which process this is, a dict: `rank`, from 0."""
+    """The rank of this process, as a dict with `rank`."""
 
     when_read = True
 
     def compute(self, run: Run, event: Event) -> dict[str, int]:
-        """Return the rank."""
         return {"rank": run.engine.rank}

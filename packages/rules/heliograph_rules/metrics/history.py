@@ -1,4 +1,4 @@
-"""Windows of the newest losses and metrics."""
+"""A window of the newest losses and metrics."""
 
 from __future__ import annotations
 
@@ -12,51 +12,42 @@ from heliograph.events import Event
 from heliograph.spi import is_whole_number
 
 from ..base import RuleMetric
-from ..errors import RuleTypeError
-from ..text import show
-from .log_history import entry_of, has_loss, is_new
-from .names import ancestor_name, fractional_epoch
+from ..errors import RuleTypeError, show
+from .log_history import ancestor_name, entry_of, fractional_epoch, has_loss, is_new
 
 
 class Window:
-    """The newest values of each of several names, the newest last.
-
-    Args:
-        size: how many; negative for all of them.
-    """
+    """The newest values of several names; a negative size keeps all of them."""
 
     def __init__(self, size: int) -> None:
         self._length = None if size < 0 else min(size, sys.maxsize)
         self._values: dict[str, deque[float]] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add a value to some of the names."""
         for name, value in values.items():
             self._values.setdefault(name, deque(maxlen=self._length)).append(value)
 
     def lists(self) -> dict[str, list[float]]:
-        """Return the values as lists."""
         return {name: list(values) for name, values in self._values.items()}
 
     def load(self, lists: Mapping[str, list[float]]) -> None:
-        """Continue from lists; of those that are longer than the window is now, the newest stay."""
         self._values = {name: deque(values, maxlen=self._length) for name, values in lists.items()}
 
 
 class HistoryBasedMetric(RuleMetric):
-    """The newest training losses and validation metrics, a dict.
+    """The newest training losses and validation metrics, as a dict.
 
-    `window_size`; `training_loss`, lists by the names `loss`, `steps` and `epoch` (and `<name>_loss` of several
-    optimizers); `metrics`, lists by every metric's name, ours (`validation/loss`) and the ancestors' (`eval_loss`), and
-    by `steps` and `epoch`. `global_step` is another name of `steps`. A metric that comes later has a shorter list. None
-    before the first log or validation.
+    `window_size`; `training_loss`, with lists by the names `loss`, `steps` and `epoch` (with several optimizers,
+    `<name>_loss`); `metrics`, with a list per metric by both names (`validation/loss` and `eval_loss`), `steps` and
+    `epoch`. `global_step` equals `steps`. A metric that appears later has a shorter list. None before the first log or
+    validation.
 
     Args:
-        name: what rules call it.
-        window_size: how many values are kept; negative for all of them, which a long run pays for, 0 for none.
+        name: the name that rules use.
+        window_size: the number of values; negative keeps all of them, which needs memory in a long run.
 
     Raises:
-        RuleTypeError: the size is not a whole number.
+        RuleTypeError: the size is not an integer.
     """
 
     events = (Log, ValidationEnd)
@@ -66,14 +57,14 @@ class HistoryBasedMetric(RuleMetric):
     def __init__(self, name: str, window_size: int = 1) -> None:
         super().__init__(name)
         if not is_whole_number(window_size):
-            raise RuleTypeError(f"window_size is a whole number, negative for no limit, got {show(window_size)}.")
+            raise RuleTypeError(f"window_size must be an integer, negative for no limit, got {show(window_size)}.")
         self.window_size = int(window_size)
         self._training, self._metrics = Window(window_size), Window(window_size)
         self._seen: dict[str, int] = {}
         self._value: dict[str, Any] | None = None
 
     def compute(self, run: Run, event: Event) -> dict[str, Any] | None:
-        """Return the windows; the same objects until something is logged."""
+        # The same objects until something is logged.
         if isinstance(event, Log):
             entry = entry_of(run, event)
             if has_loss(entry) and is_new(self._seen, run, event):
@@ -89,7 +80,6 @@ class HistoryBasedMetric(RuleMetric):
         return self._value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the windows as lists, and where the last values were measured."""
         return {
             "training_loss": self._training.lists(),
             "metrics": self._metrics.lists(),
@@ -97,7 +87,6 @@ class HistoryBasedMetric(RuleMetric):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue."""
         self._training.load(state["training_loss"])
         self._metrics.load(state["metrics"])
         self._seen, self._value = dict(state["heard"]), None
@@ -106,12 +95,12 @@ class HistoryBasedMetric(RuleMetric):
         none: dict[str, list[float]] = {"loss": [], "steps": [], "epoch": []}
         return {
             "window_size": self.window_size,
-            "training_loss": _with_aliases(none | self._training.lists()),
-            "metrics": _with_aliases(self._metrics.lists()),
+            "training_loss": _add_aliases(none | self._training.lists()),
+            "metrics": _add_aliases(self._metrics.lists()),
         }
 
 
-def _with_aliases(lists: dict[str, list[float]]) -> dict[str, list[float]]:
+def _add_aliases(lists: dict[str, list[float]]) -> dict[str, list[float]]:
     aliases = {ancestor_name(name): values for name, values in lists.items()}
     if "steps" in lists:
         aliases["global_step"] = lists["steps"]

@@ -1,4 +1,4 @@
-"""Metrics of the machine and of the optimizers, for rules."""
+"""Metrics of the machine and of the optimizers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ STATM = Path("/proc/self/statm")
 
 
 class Throughput(RuleMetric):
-    """How fast the training goes, a dict: `samples_per_second` (of all ranks) and `steps_per_second`.
+    """The speed of the training, as a dict: `samples_per_second` (over all ranks) and `steps_per_second`.
 
-    Where losses are sums over tokens, also `tokens_per_second`.
-    Measured at every log and every end of an epoch, over the training time since the one before, with whatever was done
-    in it. None before.
+    If losses are sums over tokens, also `tokens_per_second`. Measured at each log and each end of an epoch, over the
+    time since the previous measurement, including validations and saves. None before the first one.
     """
 
     events = (Log, EpochEnd)
@@ -36,27 +35,24 @@ class Throughput(RuleMetric):
         self._rates: dict[str, float] | None = None
 
     def compute(self, run: Run, event: Event) -> dict[str, float] | None:
-        """Return the rates."""
         if run.origin is not self._origin:
             origin = self._origin = run.origin
-            self._measured.start(origin, origin.earlier_seconds)  # the origin's own clock runs
+            self._measured.start(origin, origin.earlier_seconds)  # run.origin.seconds would continue to run
         if isinstance(event, self.events):
             self._rates = self._measured.read(run.progress, run.progress.seconds) or self._rates
         return self._rates
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rates."""
         return {"rates": self._rates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue."""
         self._rates = state["rates"]
 
 
 class GradientNorm(RuleMetric):
-    """The mean norm of the gradients in the newest log that has one; of several optimizers, a dict by their names.
+    """The mean gradient norm in the newest log that contains one; of several optimizers, a dict by name.
 
-    None while there is none: the plugins `GradientNorm` and `GradientClipping` measure it.
+    None before the first one. The plugins `GradientNorm` and `GradientClipping` measure it.
     """
 
     events = (Log,)
@@ -67,47 +63,41 @@ class GradientNorm(RuleMetric):
         self._norm: float | dict[str, float] | None = None
 
     def compute(self, run: Run, event: Event) -> float | dict[str, float] | None:
-        """Return the norm."""
         if isinstance(event, Log):
-            norm = _norms(event.metrics)
+            norm = _gradient_norms(event.metrics)
             self._norm = self._norm if norm is None else norm
         return self._norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the norm."""
         return {"norm": self._norm}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue."""
         self._norm = state["norm"]
 
 
 class LearningRate(RuleMetric):
-    """The learning rate of the optimizer's first parameter group; of several optimizers, a dict by their names."""
+    """The learning rate of the first parameter group; of several optimizers, a dict by name."""
 
     when_read = True
 
     def compute(self, run: Run, event: Event) -> float | dict[str, float] | None:
-        """Return the rate that the next step will use; None outside a training."""
-        rates = {name: float(each.param_groups[0]["lr"]) for name, each in run.optimizers.items()}
-        return _alone(rates)
+        rates = {name: float(optimizer.param_groups[0]["lr"]) for name, optimizer in run.optimizers.items()}
+        return _unwrap_single(rates)
 
 
 class Memory(RuleMetric):
-    """The memory of this process, a dict, in MiB.
+    """The memory of this process in MiB, as a dict.
 
-    `resident`, where the system reports it, as Linux does; on a CUDA device also `device_allocated`, `device_reserved`
-    and `device_peak` (the most that was allocated).
+    `resident` if the system reports it, as Linux does; on a CUDA device also `device_allocated`, `device_reserved`
+    and `device_peak` (the maximum of `device_allocated`).
     """
 
     when_read = True
 
     def validate(self) -> bool:
-        """Return whether there is anything to report."""
         return STATM.exists() or torch.cuda.is_available()
 
     def compute(self, run: Run, event: Event) -> dict[str, float]:
-        """Return what is in use now."""
         memory = {}
         if STATM.exists():
             memory["resident"] = int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MIB
@@ -118,7 +108,7 @@ class Memory(RuleMetric):
         return memory
 
 
-def _norms(metrics: Mapping[str, float]) -> float | dict[str, float] | None:
+def _gradient_norms(metrics: Mapping[str, float]) -> float | dict[str, float] | None:
     if "train/gradient_norm" in metrics:
         return float(metrics["train/gradient_norm"])
     named = {
@@ -126,9 +116,8 @@ def _norms(metrics: Mapping[str, float]) -> float | dict[str, float] | None:
         for name, value in metrics.items()
         if name.startswith("train/") and name.endswith("_gradient_norm")
     }
-    return _alone(named)
+    return _unwrap_single(named)
 
 
-def _alone(by_optimizer: dict[str, float]) -> float | dict[str, float] | None:
-    """Return the value of a single optimizer, those of several by their names, or None where there is none."""
+def _unwrap_single(by_optimizer: dict[str, float]) -> float | dict[str, float] | None:
     return next(iter(by_optimizer.values())) if len(by_optimizer) == 1 else by_optimizer or None

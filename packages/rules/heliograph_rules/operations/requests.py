@@ -1,10 +1,10 @@
-"""What rules can ask the loop for, by the ancestors' names and by ours, and functions that they can call."""
+"""Operations that make requests of the loop, and `CallFunction`."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from heliograph import (
     BatchEnd,
@@ -32,12 +32,51 @@ from heliograph import (
     ValidationStart,
 )
 from heliograph.events import Event, Pending
-from heliograph.spi import describe
+from heliograph.spi import describe, known_names
 
 from ..base import RuleFiring, RuleOperation
-from ..errors import RuleTypeError
-from ..text import show
-from .functions import Function, function
+from ..errors import RuleKeyError, RuleTypeError, show
+
+Function = Callable[..., Any]
+F = TypeVar("F", bound=Function)
+_FUNCTIONS: dict[str, Function] = {}
+
+
+def register_function(function: F, name: str | None = None) -> F:
+    """Register a function for `CallFunction`, so that rule files can name it; usable as a decorator.
+
+    Args:
+        function: called as `function(run, firing, **arguments)`; its result is ignored.
+        name: the name in files; by default the name of the function.
+
+    Returns:
+        The function.
+
+    Raises:
+        TypeError: `function` is not callable, or has no name.
+        ValueError: another function with this name is registered.
+    """
+    file_name = getattr(function, "__name__", None) if name is None else name
+    if not callable(function) or not isinstance(file_name, str):
+        raise TypeError(f"register_function takes a function and a name, got {function!r} and {name!r}.")
+    _check_registered(file_name, function, _FUNCTIONS.setdefault(file_name, function))
+    return function
+
+
+def _check_registered(name: str, function: Function, registered: Function) -> None:
+    if registered is not function:
+        raise ValueError(
+            f"Another function is registered as {name!r}, {describe(registered)}: choose a different name."
+        )
+
+
+def find_function(name: str, additions: Mapping[str, Function]) -> Function:
+    functions = _FUNCTIONS | dict(additions)
+    if name not in functions:
+        raise RuleKeyError(f"Undefined function {name!r}.{known_names(name, functions)}")
+    _check_registered(name, functions[name], _FUNCTIONS.get(name, functions[name]))
+    return functions[name]
+
 
 BEFORE_SAVES = (
     EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationEnd, EpochEnd, LastBoundary, TrainEnd,
@@ -53,13 +92,7 @@ LOGGING, VALIDATING, SAVING = (Log,), (ValidationEnd,), (SavePoint, CheckpointSa
 
 
 def make_request(verb: Verb, answers: tuple[type[Event], ...] = ()) -> Callable[[RuleOperation, Run, RuleFiring], None]:
-    """Return an action that asks the loop for something, with the rule as the reason.
-
-    Args:
-        verb: of the control.
-        answers: the events of what is asked for; asked there, it has been done.
-    """
-
+    # The reason of the request is the rule.
     def ask(operation: RuleOperation, run: Run, firing: RuleFiring) -> None:  # noqa: ARG001  # a method
         if not isinstance(firing.event, answers):
             getattr(run.control, verb)(firing.reason)
@@ -68,8 +101,6 @@ def make_request(verb: Verb, answers: tuple[type[Event], ...] = ()) -> Callable[
 
 
 def make_withdrawal(verb: Pending) -> Callable[[RuleOperation, Run, RuleFiring], None]:
-    """Return an action that takes back what was asked of the loop, with the rule as the reason."""
-
     def withdraw(operation: RuleOperation, run: Run, firing: RuleFiring) -> None:  # noqa: ARG001  # a method
         run.control.withdraw(verb, firing.reason)
 
@@ -77,7 +108,7 @@ def make_withdrawal(verb: Pending) -> Callable[[RuleOperation, Run, RuleFiring],
 
 
 class _Requests(RuleOperation):
-    """The requests that have one name in both vocabularies."""
+    """The requests that have the same name in both operations."""
 
     only_on: Mapping[str, tuple[type[Event], ...]] = {
         "should_skip_batch": (BatchStart,),
@@ -118,7 +149,7 @@ class _Requests(RuleOperation):
 
 
 class HFControls(_Requests):
-    """Ask the loop, by the ancestors' names: `should_training_stop`, `should_epoch_stop`, `should_evaluate`, ..."""
+    """Make requests by the names of fms-hf-tuning: `should_training_stop`, `should_evaluate`, ..."""
 
     asks: Mapping[str, str] = {**_Requests.asks, "should_training_stop": "stop", "should_evaluate": "validation"}
 
@@ -131,7 +162,7 @@ class HFControls(_Requests):
 
 
 class Controls(_Requests):
-    """Ask the loop, by our names: `should_stop`, `should_end_epoch`, `should_validate`, `should_save`, ..."""
+    """Make requests by the names of Heliograph: `should_stop`, `should_validate`, `should_save`, ..."""
 
     asks: Mapping[str, str] = {**_Requests.asks, "should_stop": "stop", "should_validate": "validation"}
 
@@ -144,44 +175,37 @@ class Controls(_Requests):
 
 
 class CallFunction(RuleOperation):
-    """Call a function that `register_function` knows, or that the controller was given, with the run and the firing.
+    """Call a registered function, or a function of the controller, with the run and the firing.
 
     Args:
-        name: what controllers call the operation.
-        function: the function's name, or in Python the function itself, called as `f(run, firing, **arguments)`.
+        name: the name that controllers use.
+        function: the name of the function or, in Python, the function itself, called as `f(run, firing, **arguments)`.
         **arguments: its further arguments.
 
     Raises:
-        RuleTypeError: it is neither.
+        RuleTypeError: `function` is neither a name nor callable.
     """
 
     def __init__(self, name: str, function: str | Function, **arguments: Any) -> None:
         super().__init__(name)
         if not isinstance(function, str) and not callable(function):
-            raise RuleTypeError(f"CallFunction takes the name of a function, or a function, got {show(function)}.")
+            raise RuleTypeError(f"CallFunction takes a function or the name of one, got {show(function)}.")
         self.arguments = arguments
         self._function = function
 
     def bind(self, functions: Mapping[str, Function]) -> None:
-        """Find the function.
-
-        Raises:
-            RuleKeyError: there is none of this name.
-            RuleTypeError: it does not take the arguments.
-        """
         if isinstance(self._function, str):
-            self._function = function(self._function, functions)
+            self._function = find_function(self._function, functions)
         try:
             signature = inspect.signature(self._function)
-        except ValueError:  # one of Python's own, without a signature
+        except ValueError:  # a builtin without a signature
             return
         try:
             signature.bind(None, None, **self.arguments)
         except TypeError as error:
-            form = ", ".join(["run", "firing", *(f"{each}=..." for each in self.arguments)])
+            form = ", ".join(["run", "firing", *(f"{name}=..." for name in self.arguments)])
             raise RuleTypeError(f"{describe(self._function)} cannot be called as ({form}): {error}.") from None
 
     def should_call(self, run: Run, firing: RuleFiring) -> None:
-        """Call it."""
-        assert callable(self._function)  # bound
+        assert callable(self._function)  # bind() has replaced a name
         self._function(run, firing, **self.arguments)

@@ -117,26 +117,26 @@ def metric(**entry: Any) -> dict[str, Any]:
         (
             rules(controller("True", operations=["hfcontrols.should_skip_batch"])),
             RuleError,
-            "has an effect at BatchStart only, and the trigger 'on_log' is Log.",
+            "BatchStart, but the trigger 'on_log' is Log.",
         ),
         (metric(**{"class": "Los"}), RuleKeyError, "Undefined metric handler Los. Did you mean 'Loss'?"),
         (
             metric(arguments={"window": 2}),
             RuleTypeError,
-            "Loss 'own' cannot be made: it takes no argument 'window'. Known: none.",
+            "Loss 'own': it has no argument 'window'. Known: none.",
         ),
         (
             metric(arguments={"window": 2}, **{"class": "HistoryBasedMetric"}),
             RuleTypeError,
-            "it takes no argument 'window'. Did you mean 'window_size'? Known: window_size.",
+            "no argument 'window'. Did you mean 'window_size'? Known: window_size.",
         ),
-        (metric(arguments={"name": "x"}), RuleTypeError, "Loss 'own' cannot be made: it takes no argument 'name'."),
+        (metric(arguments={"name": "x"}), RuleTypeError, "Loss 'own': it has no argument 'name'."),
         (
             rules(
                 controller("True"), operations=[{"name": "x", "class": "ScaleLearningRate", "arguments": {"facto": 2}}]
             ),
             RuleTypeError,
-            "ScaleLearningRate 'x' cannot be made: it takes no argument 'facto'. Did you mean 'factor'?",
+            "ScaleLearningRate 'x': it has no argument 'facto'. Did you mean 'factor'?",
         ),
         (metric(name="a b"), RuleError, "Rules cannot read a metric named 'a b'"),
         (metric(name="lambda"), RuleError, "Rules cannot read a metric named 'lambda'"),
@@ -144,7 +144,7 @@ def metric(**entry: Any) -> dict[str, Any]:
         (metric(name="func_own"), RuleError, "Rules cannot read a metric named 'func_own'"),
         (metric(name="a__b"), RuleError, "Rules cannot read a metric named 'a__b'"),
         (metric(name="True"), RuleError, "Rules cannot read a metric named 'True'"),
-        (metric(name="max"), RuleError, "'max', which is a function of theirs: rename it."),
+        (metric(name="max"), RuleError, "'max'"),
         (
             rules(controller("True"), operations=[{"name": "x", "class": "Logs"}]),
             RuleKeyError,
@@ -153,7 +153,7 @@ def metric(**entry: Any) -> dict[str, Any]:
         (
             rules(controller("True"), operations=[{"name": "a.b", "class": "HFControls"}]),
             RuleError,
-            "has no dot, got 'a.b'",
+            "got 'a.b'",
         ),
         (rules(controller("lost < 1")), RuleNameError, "Unknown variable 'lost'"),
         (rules(controller("minimum(1, 2) == 1")), RuleNameError, "Unknown function 'minimum'"),
@@ -214,7 +214,7 @@ def test_classes_of_ones_own_are_named_or_given() -> None:
     )
     assert RuleController(by_class).asks == ("save",)
     error = refused(rules(controller("True"), metrics=[{"name": "own", "class": dict}]))
-    assert "The class of 'own' is a subclass of RuleMetric" in str(error)
+    assert "'own' must be a subclass of RuleMetric" in str(error)
 
 
 def test_a_metric_that_does_not_validate_is_refused() -> None:
@@ -238,7 +238,7 @@ def test_an_action_that_cannot_be_called_is_refused(kind: type[RuleOperation], f
     error = refused(rules(controller("True"), operations=[{"name": "own", "class": kind}]))
     assert isinstance(error, RuleTypeError)
     assert form in str(error)
-    assert "is not an action: one takes (run, firing), after self" in str(error)
+    assert "is not an action" in str(error)
 
 
 def test_a_name_that_python_reads_as_another_is_refused() -> None:
@@ -248,7 +248,7 @@ def test_a_name_that_python_reads_as_another_is_refused() -> None:
 
 def test_a_metric_that_cannot_be_made_is_refused_with_its_own_error() -> None:
     error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Broken}]))
-    assert "Broken 'own' cannot be made: no sensor." in str(error)
+    assert "Broken 'own': no sensor." in str(error)
     assert isinstance(error.__cause__, OSError)
 
 
@@ -260,15 +260,15 @@ def test_a_metric_that_would_never_be_computed_is_refused() -> None:
         when_read = True
 
     error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Deaf}]))
-    assert "Deaf would never be computed: say at which events, as in events = (ValidationEnd,)" in str(error)
+    assert "Deaf would never be computed" in str(error)
     error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Idle}]))
-    assert "Idle computes nothing: give it a method compute(self, run, event)." in str(error)
+    assert "Idle has no compute(self, run, event)" in str(error)
 
 
 @pytest.mark.parametrize("kind", [Stranger, Alone], ids=["stranger", "alone"])
 def test_a_metric_receives_events_of_the_catalogue_only(kind: type[RuleMetric]) -> None:
     error = refused(rules(controller("True"), metrics=[{"name": "own", "class": kind}]))
-    assert f"The events of {kind.__name__} are a tuple of classes of heliograph.events.CATALOGUE, got " in str(error)
+    assert f"{kind.__name__}.events must be a tuple of classes of heliograph.CATALOGUE, got " in str(error)
 
 
 @pytest.mark.parametrize("trigger", ["run_failed", "run_closed", "on_prediction_step", "plugin_failed", "Replay"])
@@ -277,7 +277,7 @@ def test_what_all_ranks_do_together_has_a_trigger_that_all_receive(trigger: str)
         controller("True", triggers=[trigger], operations=["act.should_act"]),
         operations=[{"name": "act", "class": Together}],
     )
-    assert "is done by all ranks together, which do not all have" in str(refused(together))
+    assert "act.should_act acts on all ranks together" in str(refused(together))
 
 
 def test_an_operation_of_the_file_takes_the_place_of_a_default_one() -> None:
@@ -354,7 +354,7 @@ def test_it_receives_only_what_its_rules_need() -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ValueError, match="on_error is one of raise, warn, disable, got 'shout'"):
+    with pytest.raises(ValueError, match="on_error must be one of raise, warn, disable, got 'shout'"):
         RuleController(rules(controller("True")), on_error="shout")  # type: ignore[arg-type]
 
 
@@ -368,7 +368,7 @@ def test_options_are_checked() -> None:
     ids=str,
 )
 def test_arguments_of_a_wrong_type_are_refused(argument: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=rf"^{argument}= of RuleController takes a (list|dict) of .*, got "):
+    with pytest.raises(TypeError, match=rf"^{argument}= must be a (list|dict) of .*, got "):
         RuleController(rules(controller("True")), **{argument: value})
 
 

@@ -11,7 +11,7 @@ from heliograph.events import CATALOGUE
 from heliograph.packages.rules.tests.scripted import Fired, Scripted, controller, data, rules, train
 from heliograph_rules.controller import RuleController
 from heliograph_rules.errors import RuleKeyError
-from heliograph_rules.files.triggers import ANCESTOR, trigger_named
+from heliograph_rules.files.triggers import ANCESTOR, find_trigger
 
 QUIET = [{"name": "quiet", "class": "LogControl", "arguments": {"log_format": "", "log_level": "debug"}}]
 
@@ -59,7 +59,7 @@ def test_a_test_on_its_own_asks_its_rules(trigger: str) -> None:
 
 @pytest.mark.parametrize("event", CATALOGUE, ids=lambda event: event.name)
 def test_every_event_is_a_trigger_by_both_of_its_names(event: type[h.Event]) -> None:
-    assert trigger_named(event.name, "x").events == trigger_named(event.__name__, "x").events == (event,)
+    assert find_trigger(event.name, "x").events == find_trigger(event.__name__, "x").events == (event,)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,6 @@ def test_a_batch_that_is_skipped_during_a_window_is_no_substep() -> None:
 )
 def test_an_unknown_moment_is_refused(name: str, near: str | None) -> None:
     with pytest.raises(RuleKeyError, match=rf"Controller mine has an invalid event \({name}\)\.") as caught:
-        trigger_named(name, "mine")
+        find_trigger(name, "mine")
     assert near is None or f"Did you mean {near!r}?" in str(caught.value)
     assert all(known in str(caught.value) for known in (*ANCESTOR, "step_end", "validation_end"))

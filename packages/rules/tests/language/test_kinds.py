@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from heliograph_rules.errors import RuleTypeError
-from heliograph_rules.language.access import Reader
 from heliograph_rules.language.kinds import ANY, SIGNATURES, can_combine, can_compare
 from heliograph_rules.language.limits import Budget
 from heliograph_rules.language.operators import BINARY, ORDER, UNARY, Operators
+from heliograph_rules.language.values import Reader
 
 SAMPLES: list[Any] = [
     True,
@@ -62,7 +62,7 @@ def test_unary_operators_take_numbers() -> None:
         if type(value) in ((bool, int) if kind is ast.Invert else (bool, int, float)):
             assert operators.unary(kind, value) == UNARY[kind](value)
         else:
-            with pytest.raises(RuleTypeError, match="has no meaning"):
+            with pytest.raises(RuleTypeError, match="is not defined"):
                 operators.unary(kind, value)
 
 

@@ -145,9 +145,9 @@ def test_values_are_turned_into_plain_ones(value: Any, text: str) -> None:
 )
 @pytest.mark.parametrize("text", ["m == 1", "m", "[m] == 1", "str(m) == ''", "len(m) == 1", "m.a == 1", "m[0] == 1"])
 def test_what_is_no_plain_data_is_refused_where_it_is_touched(value: Any, text: str) -> None:
-    with pytest.raises(RuleTypeError, match=f"a metric's value holds an? {type(value).__name__}. Rules read numbers"):
+    with pytest.raises(RuleTypeError, match=f"a metric's value contains an? {type(value).__name__}."):
         holds(text, m=value)
-    with pytest.raises(RuleTypeError, match="a metric's value holds"):
+    with pytest.raises(RuleTypeError, match="a metric's value contains"):
         holds(text.replace("m", "m.inner"), m={"inner": value})
     assert holds("m.ok == 1", m={"inner": value, "ok": 1})  # beside it
 
@@ -228,14 +228,14 @@ def test_a_metric_that_was_not_given_is_unavailable() -> None:
         ("abs > 1", RuleNameError, 1, "It is a function: call it"),
         ("mas(x, 1) > 1", RuleNameError, 1, "Unknown function 'mas': it is not defined. Did you mean 'max'"),
         ("loss(1) > 1", RuleNameError, 1, "It is a variable"),
-        ("word.upper() == 'A'", RuleSyntaxError, 1, "there are no methods in rules"),
-        ("round(y, ndigits=1) == 1", RuleSyntaxError, 1, "takes no named arguments"),
+        ("word.upper() == 'A'", RuleSyntaxError, 1, "rules have no methods"),
+        ("round(y, ndigits=1) == 1", RuleSyntaxError, 1, "takes no keyword arguments"),
         ("len() == 1", RuleTypeError, 1, "len takes 1 arguments, got 0"),
         ("round(1, 2, 3) == 1", RuleTypeError, 1, "round takes 1 to 2 arguments, got 3"),
         ("min() == 1", RuleTypeError, 1, "min takes 1 or more arguments, got 0"),
-        ("1j == 1", RuleTypeError, 1, "rules have no values such as 1j"),
-        ("b'a' == 1", RuleTypeError, 1, "rules have no values such as b'a'"),
-        ("x == ...", RuleTypeError, 6, "rules have no values such as Ellipsis"),
+        ("1j == 1", RuleTypeError, 1, "rules have no values like 1j"),
+        ("b'a' == 1", RuleTypeError, 1, "rules have no values like b'a'"),
+        ("x == ...", RuleTypeError, 6, "rules have no values like Ellipsis"),
         ("x @ y == 1", RuleSyntaxError, 1, "the operator @"),
         ("[*log] == 1", RuleSyntaxError, 2, "unpacking"),
         ("{**loss} == 1", RuleSyntaxError, 1, "unpacking"),
@@ -254,7 +254,7 @@ def test_what_is_wrong_is_found_when_the_rule_is_read(
 
 @pytest.mark.parametrize("text", [True, 5, None, b"x > 1"])
 def test_a_rule_is_a_text(text: Any) -> None:
-    with pytest.raises(RuleTypeError, match="A rule is a text such as"):
+    with pytest.raises(RuleTypeError, match="A rule must be text"):
         compile_rule(text, VALUES)
 
 
@@ -268,36 +268,36 @@ def test_a_rule_is_a_text(text: Any) -> None:
         ("int(word) > 1", RuleEvaluationError, ValueError, "invalid literal"),
         ("math_sqrt(-x) > 1", RuleEvaluationError, ValueError, "math domain error"),
         ("10.0 ** 999 > x", RuleEvaluationError, OverflowError, "OverflowError"),
-        ("[a for a, b in log[:1] + [[1]]] == 1", RuleEvaluationError, None, "There are 2 names for 1 values"),
+        ("[a for a, b in log[:1] + [[1]]] == 1", RuleEvaluationError, None, "Cannot unpack 1 values into 2 names"),
         ("x << -1 > 1", RuleEvaluationError, ValueError, "negative shift count"),
-        ("x > 1 and ('a' + 1)", RuleTypeError, None, r"column 12 .* 'a' \+ 1 \(str and int\) has no meaning"),
-        ("'a' < 1", RuleTypeError, None, r"'a' < 1 \(str and int\) has no meaning\. The expression is \"'a' < 1\""),
-        ("1 in 2", RuleTypeError, None, r"1 in 2 \(int and int\) has no meaning"),
-        ("-'a' == 1", RuleTypeError, None, "- of 'a' has no meaning"),
-        ("(1).real == 1", RuleTypeError, None, "only a dict has keys, such as 'real', got 1"),
-        ("[v for v in 5] == 1", RuleTypeError, None, "holds nothing that could be looked at, got 5"),
+        ("x > 1 and ('a' + 1)", RuleTypeError, None, r"column 12 .* 'a' \+ 1 \(str and int\) is not defined"),
+        ("'a' < 1", RuleTypeError, None, r"'a' < 1 \(str and int\) is not defined\. The expression is \"'a' < 1\""),
+        ("1 in 2", RuleTypeError, None, r"1 in 2 \(int and int\) is not defined"),
+        ("-'a' == 1", RuleTypeError, None, "- of 'a' is not defined"),
+        ("(1).real == 1", RuleTypeError, None, "only a dict has keys like 'real', got 1"),
+        ("[v for v in 5] == 1", RuleTypeError, None, "has no items, got 5"),
         ("{1: 2}[0:1] == 1", RuleTypeError, None, "a dict has no slices"),
-        ("loss < 1.0", RuleTypeError, None, r"\(dict and float\) .* A dict is read by its keys, as in metric\.key"),
-        ("2+2", RuleTypeError, None, "the rule gave int, and it must give bool: 4. The expression is '2\\+2'"),
-        ("x + word > 1", RuleTypeError, None, r"5 \+ 'rate' \(int and str\) has no meaning"),
-        ("word % x == ''", RuleTypeError, None, "has no meaning"),
-        ("x < word", RuleTypeError, None, "has no meaning"),
+        ("loss < 1.0", RuleTypeError, None, r"\(dict and float\) .* by key: metric\.key"),
+        ("2+2", RuleTypeError, None, "the rule must return a bool, got int: 4. The expression is '2\\+2'"),
+        ("x + word > 1", RuleTypeError, None, r"5 \+ 'rate' \(int and str\) is not defined"),
+        ("word % x == ''", RuleTypeError, None, "is not defined"),
+        ("x < word", RuleTypeError, None, "is not defined"),
         ("[1] < [word]", RuleTypeError, TypeError, "not supported between instances"),
         ("sorted([1, word]) == []", RuleTypeError, TypeError, "not supported between instances"),
         ("(-x) ** 0.5 > 1", RuleTypeError, None, "a root of a negative number"),
-        ("x[0] > 1", RuleTypeError, None, "an int holds nothing"),
+        ("x[0] > 1", RuleTypeError, None, "an int has no items"),
         ("word.upper == 1", RuleTypeError, None, "only a dict has keys"),
-        ("log['a'] == 1", RuleTypeError, None, "an index is a whole number"),
+        ("log['a'] == 1", RuleTypeError, None, "an index must be an integer"),
         ("loss[log] == 1", RuleTypeError, None, "a list cannot be a key"),
         ("{x: log}[log] == 1", RuleTypeError, None, "a dict cannot be a key|a list cannot be a key"),
         ("sum(log, []) == []", RuleTypeError, None, "sum starts with a number"),
-        ("round(y, y) == 1", RuleTypeError, None, "a whole number of digits"),
-        ("len(x) == 1", RuleTypeError, None, "holds nothing that could be looked at"),
+        ("round(y, y) == 1", RuleTypeError, None, "an integer number of digits"),
+        ("len(x) == 1", RuleTypeError, None, "has no items"),
         ("abs(word) == 1", RuleTypeError, None, "abs takes bool or float or int, got 'rate'"),
-        ("x", RuleTypeError, None, "the rule gave int, and it must give bool"),
-        ("loss", RuleTypeError, None, "the rule gave dict"),
-        ("x and yes and word", RuleTypeError, None, "the rule gave str"),
-        ("loss.grad_norm", RuleTypeError, None, "the rule gave None"),
+        ("x", RuleTypeError, None, "the rule must return a bool, got int"),
+        ("loss", RuleTypeError, None, "the rule must return a bool, got dict"),
+        ("x and yes and word", RuleTypeError, None, "the rule must return a bool, got str"),
+        ("loss.grad_norm", RuleTypeError, None, "the rule must return a bool, got None"),
     ],
 )
 def test_what_fails_while_it_is_evaluated(

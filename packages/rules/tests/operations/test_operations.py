@@ -169,7 +169,7 @@ def test_a_stop_within_a_training_names_the_rule(task: Make, batches: Make, sgd:
 def test_an_action_for_one_event_is_refused_at_another(action: str, fitting: type[Event], other: type[Event]) -> None:
     operation = Controls("control")
     operation.check(action, (), "mine", fitting)
-    match = rf"control\.{action} has an effect at .* only, and the trigger 'mine' is {other.__name__}"
+    match = rf"control\.{action} has an effect only at .*, but the trigger 'mine' is {other.__name__}"
     with pytest.raises(RuleError, match=match):
         operation.check(action, (), "mine", other)
     operation.check("should_stop", (), "mine", other)
@@ -268,7 +268,7 @@ def test_a_function_of_pythons_own_that_does_not_show_its_arguments() -> None:
 
 
 def test_a_function_that_is_none_is_refused_at_load() -> None:
-    with pytest.raises(RuleTypeError, match="CallFunction takes the name of a function, or a function, got 3"):
+    with pytest.raises(RuleTypeError, match="got 3"):
         CallFunction("call", function=3)  # type: ignore[arg-type]
     with pytest.raises(RuleKeyError, match=r"Undefined function 'remembr'\. Did you mean 'remember'\?"):
         CallFunction("call", function="remembr").bind({"remember": print})
