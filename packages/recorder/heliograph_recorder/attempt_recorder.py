@@ -11,8 +11,7 @@ from typing import Any
 
 import heliograph as h
 import torch
-from heliograph.events import CATALOGUE, Event
-from heliograph.spi import Receiver
+from heliograph.events import CATALOGUE, Event, History, OrderedSignal, Receiver, Request
 from torch import Tensor
 
 from .attempt_facts import attempt_of
@@ -94,7 +93,7 @@ class HandlerTimer:
         self._bus, self._sample, self._stretch = bus, sample, 0
         self._timers: dict[type[Event], EventTimer] = {}
         self._probes: dict[type[Event], Probe] = {}
-        self._hot: list[tuple[h.OrderedSignal[Event], Probe]] = []
+        self._hot: list[tuple[OrderedSignal[Event], Probe]] = []
         self._timed_batches = 0
         self._inner = [0.0]
 
@@ -145,7 +144,7 @@ class HandlerTimer:
             rows += timer.rows(emissions)
         return TimesEntry(tuple(rows))
 
-    def _add(self, signal: h.OrderedSignal[Event]) -> None:
+    def _add(self, signal: OrderedSignal[Event]) -> None:
         event = signal.event
         is_sampled = event in EVALUATION or event not in CATALOGUE
         timer = self._timers[event] = EventTimer(event.name, self._inner, self._sample)
@@ -162,7 +161,7 @@ LATEST = 8  # requests whose count may still increase
 @dataclass(slots=True)
 class _RepeatableRequest:
     number: int
-    request: h.Request
+    request: Request
     times: int
 
 
@@ -173,12 +172,12 @@ class RequestTracker:
         seen: the number of requests read; less than the history's total if there are new ones.
     """
 
-    def __init__(self, history: h.History) -> None:
+    def __init__(self, history: History) -> None:
         self.seen = 0
         self._history = history
         self._latest: list[_RepeatableRequest] = []
         self._pending: dict[str, list[int]] = {}
-        self._drops: list[tuple[int, h.Request]] = []  # the total at the time, and the veto that dropped requests
+        self._drops: list[tuple[int, Request]] = []  # the total at the time, and the veto that dropped requests
         history.drop_watcher = self._add_drop
 
     def detach(self) -> None:
@@ -206,7 +205,7 @@ class RequestTracker:
         self._latest = self._latest[-LATEST:]
         self.seen = total
 
-    def _add_drop(self, veto: h.Request) -> None:
+    def _add_drop(self, veto: Request) -> None:
         self._drops.append((self._history.total, veto))
 
     def _dropped_by(self, total: int) -> Iterator[RepeatEntry]:
@@ -224,7 +223,7 @@ class RequestTracker:
         self._pending = {verb: numbers for verb, numbers in self._pending.items() if verb == "stop"}
 
 
-def _shortened(request: h.Request) -> h.Request:
+def _shortened(request: Request) -> Request:
     by, target, through = (shorten(name, NAME) for name in (request.by, request.target, request.through))
     reason = shorten(request.reason)
     if (by, target, through, reason) == (request.by, request.target, request.through, request.reason):

@@ -10,8 +10,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import heliograph as h
-from heliograph.events import CATALOGUE, Event, PluginName
-from heliograph.spi import Receiver, Subscription, check_flag, check_path, check_whole_number, current_owner, is_within
+from heliograph.events import (
+    CATALOGUE,
+    Event,
+    OrderedSignal,
+    PluginName,
+    Receiver,
+    Subscription,
+    current_owner,
+    is_within,
+)
+from heliograph.spi import check_flag, check_path, check_whole_number
 
 from . import attempt_facts
 from .attempt_recorder import AttemptRecorder
@@ -71,7 +80,7 @@ class Recorder(h.Plugin):
         self._attempt: AttemptRecorder | None = None
         self._block: OpenBlock | None = None
         self._owner = PluginName(self.name)
-        self._connected: dict[h.OrderedSignal[Any], Receiver] = {}  # in addition to the marked handlers
+        self._connected: dict[OrderedSignal[Any], Receiver] = {}  # in addition to the marked handlers
         self._collector: DigestCollector | None = None
         self._chain: Mapping[str, Any] | None = None  # the state of the chain of a resumed run
         self._awaiting_metrics: h.Log | h.ValidationEnd | h.TestEnd | h.PredictEnd | None = None
@@ -356,7 +365,7 @@ class Recorder(h.Plugin):
                 self._connect(signal, self.note_custom)
         self._attempt.timer.attach()
 
-    def _connect(self, signal: h.OrderedSignal[Any], handler: Receiver) -> None:
+    def _connect(self, signal: OrderedSignal[Any], handler: Receiver) -> None:
         if signal not in self._connected:
             subscription = Subscription((h.Lane.TRANSFORM, sys.maxsize), self._owner)
             signal.connect(handler, weak=False, subscription=subscription)

@@ -19,11 +19,10 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, OrderedSignal, Run
+from heliograph import BatchEnd, BatchStart, Bus, GradientsReady, Lane, Run
 from heliograph.core.data.draws.memory import states
 from heliograph.core.metrics.window_losses import Fetched
-from heliograph.events import PluginName
-from heliograph.spi import Receiver, Subscription
+from heliograph.events import OrderedSignal, PluginName, Receiver, Subscription
 from numpy.random import mtrand
 from numpy.typing import NDArray
 from torch import Tensor

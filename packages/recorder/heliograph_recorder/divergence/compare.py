@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ..digests.checksums import SMALL
 from ..format.digests import COLUMNS
-from ..format.gc_pause import gc_paused
-from ..format.reader import damage_of, read
+from ..format.reader import damage_of, gc_paused, read
 from .course import Course, CourseMoment, Digested, Place, bits, course_of, gaps_of
 from .report import Difference, Divergence, Kind
 

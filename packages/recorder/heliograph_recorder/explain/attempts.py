@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from heliograph import Request
+from heliograph.events import Request
 from heliograph.spi import printable
 
 from ..format.records import AttemptRecord, RequestEntry

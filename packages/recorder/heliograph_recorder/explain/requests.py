@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from heliograph import Request
-from heliograph.events import Verb
-from heliograph.spi import CHANGES, printable
+from heliograph.events import CHANGES, Request, Verb
+from heliograph.spi import printable
 
 from ..format.records import TIMED, Counters, EventEntry, RepeatEntry, RequestEntry, change_of
 from ..verbs import COUNTED, EVALUATION_VERB, TAKEN_BACK, VERBS, WITHIN_A_BATCH

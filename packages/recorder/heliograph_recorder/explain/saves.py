@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heliograph import Request
+from heliograph.events import Request
 from heliograph.spi import printable
 
 from ..format.records import Counters, EventEntry, RequestEntry

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from heliograph import BackwardEnd, BatchEnd, BatchStart, ForwardEnd, GradientsReady, Request, ShouldStop, StepEnd
-from heliograph.events import Event, Verb
+from heliograph import BackwardEnd, BatchEnd, BatchStart, ForwardEnd, GradientsReady, ShouldStop, StepEnd
+from heliograph.events import Event, Request, Verb
 
 from ..format.records import Batches, Entry, EventEntry
 from ..verbs import TAKEN_BACK

@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from heliograph import Request
-from heliograph.events import Status, Verb
+from heliograph.events import Request, Status, Verb
 from heliograph.spi import printable
 
 SHOWN = 20  # requests of one plugin, in full

@@ -11,8 +11,8 @@ from typing import Any, Final, Self
 import torch
 from heliograph import Bus, Control, NotRecorded, Progress, TrainStart
 from heliograph.core.context import LineVerbs
-from heliograph.events import CheckpointSource, Event, Phase, Verb
-from heliograph.spi import CHANGES, Metrics, describe_error, is_within
+from heliograph.events import CHANGES, CheckpointSource, Event, Phase, Request, Verb, is_within
+from heliograph.spi import Metrics, describe_error
 from torch import Tensor
 
 from ..format.records import AttemptRecord, Counters

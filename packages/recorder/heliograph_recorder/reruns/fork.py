@@ -29,7 +29,7 @@ from heliograph import (
     on,
 )
 from heliograph.builtin_callbacks.checkpoint.resume import UNSAVED_FORK, share_state
-from heliograph.spi import Store, TrainerFactory, UsageError, check_flag, check_path, describe, on_main
+from heliograph.spi import Store, Tracker, TrainerFactory, UsageError, check_flag, check_path, describe, on_main
 
 from ..divergence.report import Difference
 from ..explain.lineage import BETWEEN, CHANGE, PARENT

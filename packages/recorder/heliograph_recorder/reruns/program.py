@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from heliograph import Checkpoint, CheckpointLoaded, Lane, Preemption, Run
-from heliograph.events import FunctionName
-from heliograph.spi import Subscription, TrainerFactory, UsageError, describe, describe_error, find_function
+from heliograph.events import FunctionName, Subscription
+from heliograph.spi import TrainerFactory, UsageError, describe, describe_error, find_function
 
 from ..digests.options import Digests
 from ..plugin import Recorder

@@ -13,11 +13,8 @@ from heliograph.spi import Store, check_whole_number, count, membership
 from ..divergence.compare import compare
 from ..divergence.course import Begin, Course, course_of
 from ..divergence.report import Divergence
-from ..format.follower import Follower
-from ..format.gc_pause import gc_paused
-from ..format.reader import read
-from ..format.records import AttemptRecord, Counters, EventEntry, Recording
-from ..format.walk import walk
+from ..format.reader import Follower, gc_paused, read
+from ..format.records import AttemptRecord, Counters, EventEntry, Recording, walk
 from ..plugin import Recorder
 from .change import GIVE, Change, RecordedChange, RepeatedChange, parent_of, recorded_change
 from .errors import NotExact

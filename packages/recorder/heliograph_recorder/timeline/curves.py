@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..explain.attempt_summary import AttemptSummary
-from ..format.records import Batches, EventEntry, Recording
-from ..format.walk import walk
+from ..format.records import Batches, EventEntry, Recording, walk
 
 GAP = 0.015  # between two attempts, of the total
 MAX_POINTS = 2_000  # of a curve

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from heliograph.spi import CHANGES
+from heliograph.events import CHANGES
 
 from ..explain import words
 from ..explain.attempt_summary import (
@@ -25,18 +25,14 @@ from ..explain.attempt_summary import (
     run_name,
     summarize_attempts,
 )
-from ..explain.attempts import KINDS, describe_comparison, who_changed
-from ..explain.control import positions
+from ..explain.attempts import KINDS, describe_comparison, describe_ending, progress, reasons, who_changed
 from ..explain.costs import costs, timed_seconds, untimed_attempts
-from ..explain.efficiency import efficiency
-from ..explain.end import describe_ending, progress, reasons
+from ..explain.efficiency import efficiency, longest, phases, totals
+from ..explain.judge import Measured
 from ..explain.lineage import Parent, ancestors, parting_clock
-from ..explain.measured import Measured
-from ..explain.phases import longest, phases, totals
-from ..explain.requests import ROUTINE, RequestOutcome, group_requests, requests_of
+from ..explain.requests import ROUTINE, RequestOutcome, group_requests, positions, requests_of
 from ..explain.saves import Save, common_folder, relative_name, roles_of, saves_of
-from ..format.gc_pause import gc_paused
-from ..format.reader import damage_of
+from ..format.reader import damage_of, gc_paused
 from ..format.records import Counters, Recording
 from ..verbs import VERBS
 from .curves import Axis, Curve, charts, pieces

@@ -11,10 +11,8 @@ from typing import Any
 
 from ..explain.lineage import Parent, ancestors
 from ..format.checksum import parse_line
-from ..format.follower import Follower
 from ..format.lines import decode
-from ..format.parser import Parser
-from ..format.reader import SUFFIX
+from ..format.reader import SUFFIX, Follower, Parser
 from ..format.records import AttemptRecord, EventEntry
 from ..format.writing_process import writing_process
 from ..remote.sockets import sockets_in

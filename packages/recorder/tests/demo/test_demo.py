@@ -17,6 +17,7 @@ import pytest
 import torch
 from heliograph.__main__ import main
 from heliograph.core.checkpoint.storage import Store
+from heliograph.events import History
 from heliograph_recorder.demo import digits
 
 

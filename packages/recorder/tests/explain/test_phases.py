@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from heliograph.packages.recorder.tests.explain.factory import Script, killed_and_resumed, recording
 from heliograph_recorder.explain.attempt_summary import summarize_attempts
-from heliograph_recorder.explain.phases import Slice, longest, phases, totals
+from heliograph_recorder.explain.efficiency import Slice, longest, phases, totals
 from heliograph_recorder.timeline.curves import Axis
 
 

@@ -168,7 +168,7 @@ def check_usable(metric: RuleMetric, name: str) -> None:
         raise RuleError(f"{type(metric).__name__} has no compute(self, run, event): define it.")
     if not isinstance(metric.events, tuple) or not set(metric.events) <= set(CATALOGUE):
         raise RuleError(
-            f"{type(metric).__name__}.events must be a tuple of classes of heliograph.CATALOGUE, got "
+            f"{type(metric).__name__}.events must be a tuple of classes of heliograph.events.CATALOGUE, got "
             f"{show(metric.events)}."
         )
     if not metric.events and not metric.when_read:

@@ -268,7 +268,7 @@ def test_a_metric_that_would_never_be_computed_is_refused() -> None:
 @pytest.mark.parametrize("kind", [Stranger, Alone], ids=["stranger", "alone"])
 def test_a_metric_receives_events_of_the_catalogue_only(kind: type[RuleMetric]) -> None:
     error = refused(rules(controller("True"), metrics=[{"name": "own", "class": kind}]))
-    assert f"{kind.__name__}.events must be a tuple of classes of heliograph.CATALOGUE, got " in str(error)
+    assert f"{kind.__name__}.events must be a tuple of classes of heliograph.events.CATALOGUE, got " in str(error)
 
 
 @pytest.mark.parametrize("trigger", ["run_failed", "run_closed", "on_prediction_step", "plugin_failed", "Replay"])
