@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...events import BatchEnd, EpochStart, PluginName, Run
 from ...events.checks import describe as describe_function
+from ...plugins.marks import marked_methods
 from ..data.draws.users_code import is_ours, is_users
 from .equality import sums
 from .graph import LISTENERS, Graph, Namespace, Roots, capture_graph, compare, describe, untracked, user_hooks
@@ -117,8 +118,12 @@ class ObjectState:
         if is_roll_back:
             return restored, []
         present = capture_graph(find_roots(run))
-        for path, kind in (untracked(present, self.changed) | failed).items():
-            run.data.report_untracked(path, f"{kind}, not restored" if path in failed else kind)
+        untracked_now = untracked(present, self.changed)
+        for path, kind in untracked_now.items():
+            run.data.report_untracked(path, kind)
+        for path, kind in failed.items():
+            if path not in untracked_now:  # a later resume finds no trace of it: differences are saved, too
+                run.data.report_difference(f"{path} ({kind}) was not restored")
         edited = list[str]()
         for path in sorted(compare(graph, present).paths - failed.keys()):
             if path not in self.changed:
@@ -286,16 +291,21 @@ def _connected_functions(run: Run) -> dict[str, Any]:
     functions: dict[str, Any] = {}
     for signal in run.bus.signals():
         for receiver, subscription in signal.listeners():
-            owner = subscription.owner
-            is_handler = isinstance(owner, PluginName)
-            is_observers = str(owner) in plugins and not affects_training(plugins[str(owner)])
-            if is_handler or is_observers or not _is_users(receiver):
+            plugin = plugins.get(subscription.owner)  # a function connected in a handler has the plugin as owner, too
+            if not _is_users(receiver) or (plugin is not None and not affects_training(plugin)):
+                continue
+            if isinstance(subscription.owner, PluginName) and (plugin is None or _is_handler(receiver, plugin)):
                 continue
             name = f"{signal.event.__name__}.{describe_function(receiver)}"
             while name in functions:
                 name += "'"
             functions[name] = receiver
     return functions
+
+
+def _is_handler(receiver: Any, plugin: Any) -> bool:
+    names = (name for name, _ in marked_methods(type(plugin)))
+    return getattr(receiver, "__self__", None) is plugin and receiver.__name__ in names
 
 
 def _is_users(receiver: Any) -> bool:

@@ -221,3 +221,25 @@ def test_a_roll_back_leaves_plugins_and_modules_alone(tmp_path: Path) -> None:
     plugin = Returns()
     result = fit(tmp_path, lambda: 1.0, STEPS, plugin)
     assert (result.progress.steps, plugin.returns, NUMBER) == (STEPS, 2, 2)
+
+
+def halve(run: h.Run, event: h.BatchStart) -> None:
+    run.control.scale_loss(0.5, "it listens")
+
+
+class ConnectsLater(h.Plugin):
+    """Connects a function at a step that a resumed run does not repeat."""
+
+    @h.on(h.StepEnd)
+    def connect(self, run: h.Run, event: h.StepEnd) -> None:
+        if run.progress.steps == SAVED - 1:
+            run.bus.on(h.BatchStart, halve)
+
+
+def test_a_function_that_a_plugin_connected_in_the_run_is_reported_by_all_later_resumes(tmp_path: Path) -> None:
+    checkpoint = fit(tmp_path / "first", lambda: 1.0, SAVED, ConnectsLater()).last_checkpoint
+    for steps in (STEPS, STEPS + SAVED):
+        result = fit(tmp_path / str(steps), lambda: 1.0, steps, ConnectsLater(), resume=checkpoint)
+        assert result.resume is not None
+        assert any("halve" in reason for reason in result.resume.reasons)
+        checkpoint = result.last_checkpoint
