@@ -180,9 +180,9 @@ class RemoteRun:
             **{key: value for key, value in fields.items() if value},
         }
         first, total = (SOON, ACCEPTED) if timeout is None and not wait else (timeout, timeout)
-        for fields in self._exchange(message, total, first):
-            position = (fields.get(name) for name in ("epoch", "batch", "step"))
-            answer = RemoteAnswer(fields["state"], fields["text"], *position)
+        for reply in self._exchange(message, total, first):
+            position = (reply.get(name) for name in ("epoch", "batch", "step"))
+            answer = RemoteAnswer(reply["state"], reply["text"], *position)
             if answer.state in ENDS or (answer.state == "accepted" and not wait):
                 break
         return answer

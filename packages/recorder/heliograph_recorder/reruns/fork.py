@@ -94,9 +94,9 @@ def fork(
     check_free(folder)
     wanted = recorded.newest_step if at is None else recorded.check_step(at, least=0)
     factory = _factory_of(program)
-    parting = Fork(recorded, recorded.origin(wanted), wanted, function, exact=exact)
+    plugin = Fork(recorded, recorded.origin(wanted), wanted, function, exact=exact)
     with recorded.naming_ranks() if exact else nullcontext():
-        return _train(program, factory, folder, parting)
+        return _train(program, factory, folder, plugin)
 
 
 def check_free(folder: Path) -> None:
@@ -152,16 +152,16 @@ def _factory_of(program: Program) -> TrainerFactory:
     return factory
 
 
-def _train(program: Program, factory: TrainerFactory, folder: Path, parting: Fork) -> RunResult:
+def _train(program: Program, factory: TrainerFactory, folder: Path, plugin: Fork) -> RunResult:
     """Train in a folder, and remove it if the fork fails before its change."""
     folder.mkdir(parents=True, exist_ok=True)
     was_empty = not any(folder.iterdir())
     try:
         with naming(program):
             trainer, options = factory(folder)
-        return parting.train(trainer, options, folder)
+        return plugin.train(trainer, options, folder)
     except BaseException:  # including Ctrl-C
-        if was_empty and not parting.is_done:
+        if was_empty and not plugin.is_done:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -214,7 +214,7 @@ class Fork(Plugin):
             self._recorder = Recorder(folder, digests=True)
             plugins.register(self._recorder)
         plugins.register(self)
-        connect_before_batches(trainer.bus, self.part, self.name)
+        connect_before_batches(trainer.bus, self.change_run, self.name)
         for repeated in self._repeated:
             repeated.subscribe(trainer)
 
@@ -237,7 +237,7 @@ class Fork(Plugin):
         plugins = {name: plugin_state for name, plugin_state in state["plugins"].items() if name not in writers}
         run.resume({**state, "training_id": identity, "forked_from": origin, "plugins": plugins}, path)
 
-    def part(self, run: Run, event: BatchStart) -> None:
+    def change_run(self, run: Run, event: BatchStart) -> None:
         if not self._is_due or run.progress.steps < self._step:
             return
         if not self.is_done:
@@ -250,7 +250,7 @@ class Fork(Plugin):
         self._is_due, self.is_done = False, True
 
     @on(CheckpointLoaded, lane=Lane.TRANSFORM)
-    def part_again(self, run: Run, event: CheckpointLoaded) -> None:
+    def note_roll_back(self, run: Run, event: CheckpointLoaded) -> None:
         """Repeat the change if the run rolls back to before it."""
         if self.is_done and (run.progress.epoch, run.progress.batch) <= self._place:
             self._is_due = True

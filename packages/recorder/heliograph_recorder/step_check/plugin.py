@@ -35,10 +35,10 @@ class StepCheck(Plugin):
     """Repeat the passes of a batch from the same state every so many steps, and compare.
 
     The loss and all gradients must be bitwise identical. Otherwise the hardware computed wrongly (silent data
-    corruption), or an operation is not deterministic. Two more repetitions decide which. If all three repetitions
-    agree, the step was wrong. If they differ, the step is not deterministic, and the first operator whose outputs
-    differ is named. This search runs compiled code uncompiled. It is done for the first three differences. Each cause
-    is reported once, and counted.
+    corruption), or an operation is not deterministic. More repetitions decide which. If they agree with each
+    other, the step was wrong. If all differ, the step is not deterministic, and the first operator whose outputs differ
+    is named. This search runs compiled code uncompiled. It is done for the first three differences. Each cause is
+    reported once, and counted.
 
     The training does not change by one bit: the generators of torch, NumPy and Python, buffers, gradients and all other
     state of the task are restored, and the metrics, events and requests of a repetition are dropped. State elsewhere in

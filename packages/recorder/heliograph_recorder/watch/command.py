@@ -15,10 +15,6 @@ if TYPE_CHECKING:
 
 def watch(arguments: Sequence[str]) -> int:
     """Show runs while they train: a page with their curves, requests and checkpoints."""
-    from heliograph.spi import printable
-
-    from .run_list import RunList
-
     parser = argparse.ArgumentParser(
         prog="heliograph watch",
         description="Serves a page on this machine, made from recordings, until Ctrl-C. Exit status 0: it was served; "
@@ -35,6 +31,11 @@ def watch(arguments: Sequence[str]) -> int:
     parser.add_argument("--open", action="store_true", help="show the page in a browser")
     parser.add_argument("--terminal", action="store_true", help="show a text screen here instead of a page")
     options = parser.parse_args(arguments)
+
+    from heliograph.spi import printable
+
+    from .run_list import RunList
+
     try:
         runs = RunList(options.runs)
         for path in runs.missing():

@@ -316,7 +316,7 @@ def test_the_save_of_a_change_is_where_a_fork_is_continued(tmp_path: Path) -> No
 @pytest.mark.parametrize("change", [halve_rate, 7])
 def test_a_change_of_what_is_no_fork(change: Any, tmp_path: Path) -> None:
     trained(tmp_path / "x")
-    with pytest.raises((ValueError, TypeError), match=r"not a changed fork|.*; got 7"):
+    with pytest.raises((ValueError, TypeError), match=r"not a changed fork|; got 7"):
         goto(tmp_path / "x", program, step=3, change=change)
 
 

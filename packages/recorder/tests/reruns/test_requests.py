@@ -354,4 +354,4 @@ def test_the_batch_after_a_steered_run_is_drilled(tmp_path: Path) -> None:
     assert drilled.repeats == (True, True)
     (note,) = drilled.notes
     assert note.startswith("remote is left out")
-    assert f"Done again, {drilled.notes[0]}.\n" in f"{drilled}\n"
+    assert f"In the rerun, {drilled.notes[0]}.\n" in f"{drilled}\n"

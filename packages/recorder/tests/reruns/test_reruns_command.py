@@ -179,7 +179,7 @@ def test_a_change_that_fails_is_named_with_its_own_frames(runs: Path, capsys: py
     assert [line.rpartition(" in ")[2] for line in lines if line.startswith("  File ")] == ["fail", "_divide"]
     assert lines[-2:] == [
         "ValueError: the rate is wrong",
-        f"heliograph fork: the change {change} raised ValueError after step 5: correct it, and fork again",
+        f"heliograph fork: the change {change} raised ValueError after step 5: fix it, and fork again",
     ]
     assert not (runs / "c").exists()
 
