@@ -41,6 +41,7 @@ from .builtin_callbacks.trackers.tracker import Tracker as Tracker
 from .core.checkpoint.weights import load_weights as load_weights
 from .core.data.batch_size import find_batch_size as find_batch_size
 from .core.data.loaders import LoaderParams as LoaderParams
+from .core.data.loaders import Periodic as Periodic
 from .core.data.loaders import Phases as Phases
 from .core.data.module import DataModule as DataModule
 from .core.data.order.lengths import LengthGroupedSampler as LengthGroupedSampler
@@ -49,8 +50,7 @@ from .core.data.order.samplers import DistributedSampler as DistributedSampler
 from .core.data.order.samplers import RandomSampler as RandomSampler
 from .core.data.order.samplers import SeekableSampler as SeekableSampler
 from .core.data.order.samplers import SequentialSampler as SequentialSampler
-from .core.data.run_loaders import Periodic as Periodic
-from .core.data.streams import Streams as Streams
+from .core.data.sources.streams import Streams as Streams
 from .core.distributed.launch import launch as launch
 from .core.engines.choice.engine_choice import choose_engine as choose_engine
 from .core.engines.contract import LoopEngine as LoopEngine

@@ -19,10 +19,9 @@ from . import loop
 from .checkpoint.weights import load_for_run
 from .context import RunContext
 from .data.evaluation_data import check_in_order
-from .data.loaders import LoaderParams, check_params, params_of_one_process, shared_params
+from .data.loaders import LoaderParams, check_params, named_sets, params_of_one_process, plain_sets, shared_params
 from .data.module import DataModule
 from .data.module_life import complete_options, data_of_phase, open_module
-from .data.run_loaders import named_sets, plain_sets
 from .evaluation import Evaluation, evaluating
 from .outputs.parts import Parts
 from .result import RunResult

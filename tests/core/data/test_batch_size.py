@@ -200,7 +200,7 @@ def test_a_trainer_tries_what_it_returns() -> None:
     options: Any = {"largest": 4096, "optimizer": torch.optim.SGD, "epochs": 1}
     trainer = Trainer(device="cpu")
     assert trainer.find_batch_size(task, data, **options) == 10
-    with pytest.raises(TypeError, match="a DataLoader is batches already: give its dataset"):
+    with pytest.raises(TypeError, match="a DataLoader already yields batches: give its dataset"):
         trainer.find_batch_size(task, DataLoader(data, batch_size=4), validation=data, **options)
     with pytest.raises(ValueError, match=r"^largest must be a whole number of samples, at least 1; got 'x'"):
         trainer.find_batch_size(task, data, **{**options, "largest": "x"})

@@ -375,7 +375,7 @@ def test_a_missing_search_is_not_found(tmp_path: Path) -> None:
     [
         ({"fn": 3}, TypeError, "tune takes a function and a dict"),
         ({"space": [1]}, TypeError, "tune takes a function and a dict"),
-        ({"metric": "loss"}, ValueError, "A metric is named <split>/<name>"),
+        ({"metric": "loss"}, ValueError, "<split>/<name>"),
         ({"metric": "validation/accuracy"}, ValueError, "Which way is 'validation/accuracy' better"),
         ({"resume": "always"}, ValueError, "resume is None or 'auto'"),
         ({"resume": "auto"}, ValueError, "give name="),

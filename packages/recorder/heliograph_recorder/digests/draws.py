@@ -10,7 +10,7 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from heliograph.core.data.draws.memory import states
+from heliograph.core.data.draws.generators import states
 from numpy.random import mtrand
 
 PYTHON: Any = random._inst  # the generator of random.random and the like
