@@ -420,9 +420,9 @@ class RunContext(LineVerbs, ABC):
         if not self.bus.receiver_count:
             yield
         else:
-            from .stepping.changes import GivenModules
+            from .stepping.changes import InitialModules
 
-            given = GivenModules(self.task)
+            given = InitialModules(self.task)
             with self.isolating():
                 yield
             given.check(self.optimizers.values(), self.engine.world_size)

@@ -23,7 +23,7 @@ from .data.loaders import LoaderParams, check_params, named_sets, params_of_one_
 from .data.module import DataModule
 from .data.module_life import complete_options, data_of_phase, open_module
 from .evaluation import Evaluation, evaluating
-from .outputs.parts import Parts
+from .outputs.parts import OutputParts
 from .result import RunResult
 from .run import TrainRun, apart_from_others, is_in_run
 from .run_end import close_run
@@ -53,7 +53,7 @@ class Prediction(Evaluation):
         super().__init__(run, phase, loaders)
         self._outputs = outputs
         self._is_ordered = outputs != "yielded" or _plugin_takes_outputs(run.bus, run.plugins)
-        self._parts = {dataset: Parts(self._called(dataset)) for dataset in loaders}
+        self._parts = {dataset: OutputParts(self._called(dataset)) for dataset in loaders}
 
     def step(self, batch: Any) -> Any:
         """Run the task's step on a batch, and return the outputs.

@@ -16,7 +16,7 @@ from .data.module import DataModule
 from .data.module_life import open_module
 from .data.training_data import TrainingData
 from .settings import Settings, check_length, training_loaders
-from .stepping.schedulers import Planned
+from .stepping.schedulers import PlannedScheduler
 
 if TYPE_CHECKING:
     from .engines.contract import LoopEngine
@@ -44,7 +44,7 @@ class Length:
     """
 
     def __init__(self, settings: Settings, data: TrainingData, plugins: Plugins, progress: Progress) -> None:
-        self._data, self._progress, self._planned = data, progress, dict[str, Planned]()
+        self._data, self._progress, self._planned = data, progress, dict[str, PlannedScheduler]()
         self._more = 0  # than epochs as they are now would have: those before a resume may have been of other lengths
         self._epochs, self._max_steps = settings.epochs, settings.steps
         self._whole = int(settings.epochs or 0)
@@ -138,7 +138,9 @@ class Length:
         if isinstance(self._epochs, float):
             for length in self._data.lengths:
                 self._last_batch(length)
-        self._planned |= {name: each for name, each in settings.schedulers.items() if isinstance(each, Planned)}
+        self._planned |= {
+            name: each for name, each in settings.schedulers.items() if isinstance(each, PlannedScheduler)
+        }
         what = "A scheduler= that is a function of (optimizer, steps)"
         made = {name: each.make(self.steps_or_raise(what)) for name, each in self._planned.items()}
         return replace(settings, schedulers={**settings.schedulers, **made})

@@ -71,7 +71,7 @@ def _report_batches(before: Layout, now: Layout, kind: Mapping[str, Any], report
     # The same samples in the same order, but in other batches.
     is_alone = before.world_size == now.world_size == 1
     if kind.get("draws_per") == "batch":
-        key = "batch" if is_alone else "batch and the rank"
+        key = "batch" if is_alone else "batch and rank"
         old, new = (_describe_batches(layout, is_alone=is_alone) for layout in (before, now))
         report(
             f"random draws of loading, such as augmentation, are keyed by {key} and differ now: {old} before, {new} "
@@ -174,7 +174,7 @@ def _describe(layout: Layout) -> str:
     return f"{processes} x batch_size {layout.batch_size}"
 
 
-class Facts(NamedTuple):
+class LoaderFacts(NamedTuple):
     """The facts of a loader on one rank."""
 
     kind: dict[str, Any]
@@ -197,7 +197,7 @@ def agree(sources: Sequence[Source], engine: Engine, note: Callable[[str], None]
         ValueError: data that are divided among the ranks differ between them.
     """
     phases = [list(nested(source)) for source in sources]
-    of_ranks: list[list[list[Facts]]] = engine.gather_objects([list(map(_facts, phase)) for phase in phases])
+    of_ranks: list[list[list[LoaderFacts]]] = engine.gather_objects([list(map(_facts, phase)) for phase in phases])
     counts = list(map(len, of_ranks))
     if len(set(counts)) > 1:
         raise ValueError(f"The ranks have different numbers of phases: {', '.join(map(str, counts))}.")
@@ -208,7 +208,7 @@ def agree(sources: Sequence[Source], engine: Engine, note: Callable[[str], None]
 
 
 def _agree_on_phase(
-    sources: Sequence[tuple[Source, Sequence[Facts]]], engine: Engine, note: Callable[[str], None]
+    sources: Sequence[tuple[Source, Sequence[LoaderFacts]]], engine: Engine, note: Callable[[str], None]
 ) -> None:
     for source, facts in reversed(sources):  # parts before their compound
         if isinstance(source, Compound):
@@ -232,13 +232,13 @@ def _agree_on_phase(
             source.batch_size = None
 
 
-def _facts(source: Source) -> Facts:
+def _facts(source: Source) -> LoaderFacts:
     facts, size = (source.facts, None) if isinstance(source, Compound) else (source.kind, source.batch_size)
     kind = {**facts, "parts": sum(1 for _ in nested(source)) - 1, "batch_size": size}
-    return Facts(kind, source.length, source.even, source.as_it_is)
+    return LoaderFacts(kind, source.length, source.even, source.as_it_is)
 
 
-def _check_same(facts: Sequence[Facts]) -> None:
+def _check_same(facts: Sequence[LoaderFacts]) -> None:
     main = facts[0].kind
     for rank, rank_facts in enumerate(facts):
         kind = rank_facts.kind

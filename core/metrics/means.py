@@ -47,14 +47,14 @@ def measure(metrics: Mapping[str, Any], outputs: Any, targets: Any) -> Iterator[
     for name, metric in metrics.items():
         try:
             is_object = hasattr(metric, "compute") and is_metric_object(metric)
-            value = Measured(metric, outputs, targets) if is_object else metric(outputs, targets)
+            value = MetricUpdate(metric, outputs, targets) if is_object else metric(outputs, targets)
         except Exception as error:
             error.add_note(describe_metric(name, outputs, targets))
             raise
         yield name, value
 
 
-class Measured:
+class MetricUpdate:
     """The arguments for an update of a metric object: `update`, `compute` and `reset`, as in torchmetrics.
 
     Args:
@@ -265,7 +265,7 @@ class Means:
         self._idle: dict[str, Any] = {}  # objects that were read and reset
         self._saved: dict[str, Any] = {}  # loaded states of objects without an update since
 
-    def add(self, name: str, value: Tensor | float | Measured, weight: float = 1.0) -> None:
+    def add(self, name: str, value: Tensor | float | MetricUpdate, weight: float = 1.0) -> None:
         """Add a value (a scalar tensor or a number) with its weight; or update a metric object.
 
         Raises:
@@ -274,7 +274,7 @@ class Means:
         """
         entry = self._sums.get(name)
         if entry is None:
-            if isinstance(value, Measured):
+            if isinstance(value, MetricUpdate):
                 self._update(name, value)
                 return
             entry = self._sums[name] = Sum()
@@ -354,7 +354,7 @@ class Means:
         # Numbers first, then all other values, such as a confusion matrix. Several values are named `<name>/<key>`.
         return compute_values(self._objects)
 
-    def _update(self, name: str, value: Measured) -> None:
+    def _update(self, name: str, value: MetricUpdate) -> None:
         if (metric := self._objects.get(name)) is None:
             metric = self._objects[name] = self._idle.pop(name, None) or fresh_copy(value.metric, value.outputs)
             if name in self._saved:

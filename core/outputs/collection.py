@@ -10,7 +10,7 @@ from ...events import Control, Engine
 if TYPE_CHECKING:
     import torch
 
-    from .parts import Parts
+    from .parts import OutputParts
 
 Key = tuple[str, str]  # (set, name)
 
@@ -59,7 +59,7 @@ class Collection:
         self.dataset, self.is_dealt, self.whole = "", True, Collected()
         self.batch: int | None = None
         self._rank, self._world_size, self._low = rank, world_size, low
-        self._parts: dict[Key, Parts] = {}
+        self._parts: dict[Key, OutputParts] = {}
 
     @property
     def number(self) -> int:
@@ -146,7 +146,7 @@ def _named(dataset: str, name: str) -> str:
     return f"{dataset}/{name}" if dataset else name
 
 
-def _parts(name: str) -> Parts:
-    from .parts import Parts  # loaded when something is collected
+def _parts(name: str) -> OutputParts:
+    from .parts import OutputParts  # loaded when something is collected
 
-    return Parts(f"run.collect({name!r}, ...)")
+    return OutputParts(f"run.collect({name!r}, ...)")

@@ -16,7 +16,7 @@ from ..checkpoint.state.schema import check_plain
 from ..checkpoint.storage.archive import write_small, write_state
 from ..checkpoint.storage.files import SYSTEM, Files
 from ..checkpoint.storage.reader import read
-from .parts import Parts, Structure, agreed, interleaved, joined, kinds, put_together
+from .parts import OutputParts, Structure, agreed, interleaved, joined, kinds, put_together
 
 INDEX = "index.json"
 FORMAT = "heliograph predictions 1"
@@ -79,7 +79,7 @@ class PartWriter:
         self.written: list[PartFile] = []
         self._folder, self._token, self._rank, self._batches, self._files = folder, token, rank, batches, files
         self._dataset = ""
-        self._parts: dict[str, Parts] = {}
+        self._parts: dict[str, OutputParts] = {}
 
     def add(self, dataset: str, number: int, outputs: Any) -> None:
         """Add the outputs of a batch, and write a file if enough batches are buffered.
@@ -97,7 +97,7 @@ class PartWriter:
         if dataset != self._dataset:
             self.flush()
         self._dataset = dataset
-        parts = self._parts.setdefault(dataset, Parts(_called(dataset)))
+        parts = self._parts.setdefault(dataset, OutputParts(_called(dataset)))
         parts.add(number, outputs)
         if len(parts.numbers) == self._batches:
             self.flush()

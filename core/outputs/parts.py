@@ -169,7 +169,7 @@ def _describe(structure: Structure) -> str:
     return {"list": "a list", "none": "None"}.get(kind, f"a tuple of {len(structure[-1])}")
 
 
-class Parts:
+class OutputParts:
     """Outputs by batch, in CPU memory.
 
     Args:

@@ -137,7 +137,7 @@ def _rate(optimizer: Any) -> float:
 REMEDY = "Change the model before you call fit, which creates the optimizer from its parameters."
 
 
-class GivenModules:
+class InitialModules:
     """The modules of a task before the handlers of `TrainStart` run; the optimizers are made before those."""
 
     def __init__(self, task: Any) -> None:

@@ -24,7 +24,7 @@ FORMS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedScheduler:
     """A scheduler that is made when the number of steps of its run is known.
 
     Attributes:
@@ -42,7 +42,7 @@ class Planned:
 def make_schedulers(
     scheduler: Any, optimizers: Mapping[str, torch.optim.Optimizer], *, several: bool
 ) -> dict[str, Any]:
-    """Return the schedulers by optimizer name, made from functions if necessary, or `Planned`.
+    """Return the schedulers by optimizer name, made from functions if necessary, or `PlannedScheduler`.
 
     Args:
         scheduler: a scheduler, or several by name if the optimizers have names; None for none.
@@ -74,7 +74,7 @@ def make_schedulers(
 def _make_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
     if callable(scheduler) and not isinstance(scheduler, type) and not hasattr(scheduler, "step"):
         if takes_steps(scheduler):
-            return Planned(scheduler, optimizer)
+            return PlannedScheduler(scheduler, optimizer)
         if not takes(scheduler, 1):
             raise TypeError(f"{FORMS}; got {describe(scheduler)}{signature(scheduler)}.")
         return _check_scheduler(scheduler(optimizer), optimizer, by=scheduler)

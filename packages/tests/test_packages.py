@@ -34,7 +34,7 @@ PRIVATE = """
     core.data.draws.generators.isolated core.data.draws.generators.states
     core.data.draws.keyed_generators.KeyedGenerators
     core.data.loaders.evaluation_loader core.data.loaders.is_dataset core.data.loaders.make_loader
-    core.data.loaders.params_of_one_process core.data.order.sizes.Share core.data.sources.contract.Known
+    core.data.loaders.params_of_one_process core.data.order.sizes.Share core.data.sources.contract.FactsDataset
     core.data.sources.contract.Sourced core.data.sources.contract.Reading core.data.sources.contract.Stateless
     core.data.training_data.TrainingData core.distributed.launch.exceptions.Carried
     core.distributed.launch.exceptions.ProcessFailure core.distributed.launch.launcher.KeptRanks

@@ -22,7 +22,7 @@ LEGACY: Final[Any] = mtrand._rand  # the generator of the functions in `np.rando
 TORCH: Final[Any] = torch.default_generator
 
 
-class Memory:
+class MemoryState:
     """A state in memory; only the GIL protects it."""
 
     __slots__ = ("_bytes",)
@@ -50,7 +50,7 @@ class Memory:
         self._bytes[:] = state
 
 
-class Methods:
+class MethodState:
     """The same through public methods, which every version has."""
 
     def __init__(self, save: Callable[[], Any], restore: Callable[[Any], Any]) -> None:
@@ -67,7 +67,7 @@ class Methods:
         return self._save()
 
 
-State: TypeAlias = Memory | Methods
+State: TypeAlias = MemoryState | MethodState
 
 _RANDOM_LAYOUT: Final = Struct("=i624I")  # in C: the position, and the words
 _NORMAL_LAYOUT: Final = Struct("=i4xd")  # whether a number is cached, and the number
@@ -88,26 +88,26 @@ def states() -> tuple[State, State, State]:
 def of_python() -> State:
     # The words only: the cached normal number of Python's generator is an attribute.
     return (
-        Memory(id(PYTHON) + _HEAD, _RANDOM_LAYOUT.size)
+        MemoryState(id(PYTHON) + _HEAD, _RANDOM_LAYOUT.size)
         if _is_python_known()
-        else Methods(PYTHON.getstate, PYTHON.setstate)
+        else MethodState(PYTHON.getstate, PYTHON.setstate)
     )
 
 
 def of_torch() -> State:
     place = _place_in_torch()
     return (
-        Methods(TORCH.get_state, TORCH.set_state)
+        MethodState(TORCH.get_state, TORCH.set_state)
         if place is None
-        else Memory(TORCH._cdata + place, _ENGINE_LAYOUT.size)
+        else MemoryState(TORCH._cdata + place, _ENGINE_LAYOUT.size)
     )
 
 
 def of_normal() -> State:
     place = _place_in_numpy()
     if place is None:
-        return Methods(partial(_normal, LEGACY), partial(_set_normal, LEGACY))
-    return Memory(id(LEGACY) + place, _NORMAL_LAYOUT.size)
+        return MethodState(partial(_normal, LEGACY), partial(_set_normal, LEGACY))
+    return MemoryState(id(LEGACY) + place, _NORMAL_LAYOUT.size)
 
 
 def _is_python_known() -> bool:
@@ -117,7 +117,7 @@ def _is_python_known() -> bool:
     if not has_lock or type(PYTHON) is not random.Random or base.__basicsize__ < _HEAD + _RANDOM_LAYOUT.size:
         return False
     twin = random.Random(1)  # noqa: S311  # only compared
-    words, states = Memory(id(twin) + _HEAD, _RANDOM_LAYOUT.size), []
+    words, states = MemoryState(id(twin) + _HEAD, _RANDOM_LAYOUT.size), []
     for number in _DRAWS:
         for _ in range(number):
             twin.getrandbits(32)
@@ -134,10 +134,10 @@ def _place_in_numpy() -> int | None:
         return None
     twin = np.random.RandomState(1)
     twin.standard_normal()
-    place = Memory(id(twin), np.random.RandomState.__basicsize__).image().find(_normal(twin))
+    place = MemoryState(id(twin), np.random.RandomState.__basicsize__).image().find(_normal(twin))
     if place < 0:
         return None
-    words, states = Memory(id(twin) + place, _NORMAL_LAYOUT.size), []
+    words, states = MemoryState(id(twin) + place, _NORMAL_LAYOUT.size), []
     for _ in range(3):  # with a number, without one, and with another
         states.append((words.image(), _normal(twin)))
         twin.standard_normal()
@@ -152,7 +152,7 @@ def _place_in_torch() -> int | None:
     place = next((offset for offset in range(8, _FARTHEST, 8) if _seed_at(twin, offset) == _PATTERN), None)
     if place is None or _seed_at(TORCH, place) != TORCH.initial_seed():
         return None
-    words, states = Memory(twin._cdata + place, _ENGINE_LAYOUT.size), []
+    words, states = MemoryState(twin._cdata + place, _ENGINE_LAYOUT.size), []
     for number in _DRAWS:
         torch.rand(number, generator=twin, device="cpu", dtype=torch.float32)
         torch.randn(1, generator=twin, device="cpu")  # every other time, a second one is cached
@@ -170,7 +170,7 @@ def _has_addresses() -> bool:
     return sys.implementation.name == "cpython"
 
 
-def _all_return(memory: Memory, states: list[tuple[bytes, Any]], now: Callable[[], Any]) -> bool:
+def _all_return(memory: MemoryState, states: list[tuple[bytes, Any]], now: Callable[[], Any]) -> bool:
     # Whether restoring the bytes restores each state.
     for state, expected in states:
         memory.restore(state)
@@ -180,7 +180,7 @@ def _all_return(memory: Memory, states: list[tuple[bytes, Any]], now: Callable[[
 
 
 def _seed_at(generator: Any, place: int) -> int:
-    return int(_SEED_LAYOUT.unpack(Memory(generator._cdata + place, _SEED_LAYOUT.size).image())[0])
+    return int(_SEED_LAYOUT.unpack(MemoryState(generator._cdata + place, _SEED_LAYOUT.size).image())[0])
 
 
 def _normal(generator: Any) -> bytes:

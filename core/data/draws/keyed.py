@@ -96,7 +96,7 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         self.keyed_load = self._one_by_one if per_sample else self._at_once
         self.keyed_per_sample = per_sample
         self.keyed_has_begun = False
-        self.keyed_probe: Probe | None = None
+        self.keyed_probe: LoadProbe | None = None
 
     def __getitems__(self, batch: KeyedBatch) -> Any:
         try:
@@ -120,7 +120,7 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         loaded = load(chosen)
         return load(chosen) if self.keyed_generators.look() else loaded
 
-    def _load_and_probe(self, load: Callable[[Any], Any], chosen: Any, probe: Probe) -> Any:
+    def _load_and_probe(self, load: Callable[[Any], Any], chosen: Any, probe: LoadProbe) -> Any:
         generators, inner, again = self.keyed_generators, self.keyed_inner, partial(load, chosen)
         generators.arrive(*chosen.position.key[:2])
         before, began = outline(inner), perf_counter()
@@ -223,7 +223,7 @@ HIDDEN = (
 )
 
 
-class Probe:
+class LoadProbe:
     """Compares two loads of one batch under one key, in the process that loads it; with several workers, in the first.
 
     It compares the batches, and the states of the generators after them, because a number from a cache is not drawn.

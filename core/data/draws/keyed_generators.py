@@ -39,7 +39,7 @@ CODE: Final = (
 CODE_PARTS: Final = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
 
 
-class Findings(NamedTuple):
+class SearchFindings(NamedTuple):
     """The result of a search.
 
     Attributes:
@@ -53,7 +53,7 @@ class Findings(NamedTuple):
     in_sets: list[int]
 
 
-def search(*roots: object) -> Findings:
+def search(*roots: object) -> SearchFindings:
     """Search objects for random generators at any depth, level by level, in the order of attributes and items.
 
     The search covers attributes, slots, containers, object arrays, closures, defaults, partials and bound methods; for
@@ -68,7 +68,7 @@ def search(*roots: object) -> Findings:
 
 class _Walk:
     def __init__(self, seen: dict[int, object]) -> None:
-        self.findings = Findings([], [], [])
+        self.findings = SearchFindings([], [], [])
         self.seen = seen  # by id; the reference prevents that an id is reused
 
     def through(self, parts: Iterable[object]) -> None:

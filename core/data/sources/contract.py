@@ -205,7 +205,7 @@ class Sourced(ABC):
         """
 
 
-class Known(Dataset[Any]):
+class FactsDataset(Dataset[Any]):
     """A map-style dataset with facts for the checkpoint.
 
     Attributes:

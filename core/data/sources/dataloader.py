@@ -18,13 +18,13 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 
 from ...system.extras import kind_of
 from ..draws.generators import isolated
-from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, Probe, identity
+from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, LoadProbe, identity
 from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
 from ..draws.object_parts import outline
 from ..draws.users_code import Plainness
 from ..order.dealt import Order, RankOrder, Unkeyed, order_differs
 from ..order.sizes import ALONE, Share
-from .contract import SEEKED, Certainty, Known, Reading, Stateless
+from .contract import SEEKED, Certainty, FactsDataset, Reading, Stateless
 
 
 class Rewired(Stateless):
@@ -65,7 +65,7 @@ class MapSource(Rewired):
     def __init__(
         self, loader: DataLoader[Any], order: Order, share: Share, *, per_sample: bool = False, trains: bool = False
     ) -> None:
-        facts = loader.dataset.facts if isinstance(loader.dataset, Known) else {}
+        facts = loader.dataset.facts if isinstance(loader.dataset, FactsDataset) else {}
         kind = {"source": "map", "draws_per": "sample" if per_sample else "batch", **order.kind, **facts}
         super().__init__(loader, kind, share)
         self._has_own_iter = type(loader).__iter__ is not DataLoader.__iter__
@@ -79,7 +79,7 @@ class MapSource(Rewired):
         self._here = not loader.num_workers or not order.is_own
         self._may_be_plain = type(loader) is DataLoader and not loader.num_workers and order.is_own
         self._plainness = Plainness()
-        self._probe: Probe | None = None
+        self._probe: LoadProbe | None = None
         self._of_order: list[str] = []
         self._is_armed, self._trains = False, trains
         if share.world_size > 1:
@@ -118,7 +118,7 @@ class MapSource(Rewired):
         self._is_armed = True
         if not self._is_plain():
             name, workers = type(self.loader.dataset).__name__, bool(self.loader.num_workers)
-            self._probe = Probe(name, shared=workers, limit=self.loader.timeout)
+            self._probe = LoadProbe(name, shared=workers, limit=self.loader.timeout)
         if reading.probes:
             self.dataset.keyed_probe = self._probe
             with isolated():

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSam
 from ...objects.equality import same
 from ...system.extras import kind_of
 from ..draws.generators import isolated
-from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, Probe, keyed_batch
+from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, LoadProbe, keyed_batch
 from ..draws.keyed_generators import BEGIN, KeyedGenerators, set_epoch
 from ..draws.users_code import Plainness
 from ..order.sizes import ALONE, Share
@@ -31,7 +31,7 @@ class StatefulSource(Stateless):
         is_dataloader = isinstance(loader, DataLoader)
         self._at_begin = KeyedGenerators(loader) if is_dataloader else KeyedGenerators()
         self._at_batch = KeyedGenerators(loader.dataset, loader.collate_fn) if is_dataloader else KeyedGenerators()
-        self._probe: Probe | None = None
+        self._probe: LoadProbe | None = None
         self._exhausted = False
         self._loaded: Mapping[str, Any] | None = None
         self._before: Mapping[str, Any] | None = None
@@ -155,10 +155,10 @@ def is_stateful(loader: Any) -> bool:
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
-def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> Probe:
+def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> LoadProbe:
     # The dataset's first samples: which ones the loader reads first is unknown before it does.
     dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False)
-    probe = Probe(type(loader.dataset).__name__, shared=False)
+    probe = LoadProbe(type(loader.dataset).__name__, shared=False)
     if Plainness().of(loader.dataset, loader.collate_fn):
         return probe
     if not reading.probes:

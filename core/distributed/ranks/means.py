@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ....events import Engine
-from ...metrics.means import Computed, Means, Measured, Totals, added, check_scalar, compute_values, fresh_copy
+from ...metrics.means import Computed, Means, MetricUpdate, Totals, added, check_scalar, compute_values, fresh_copy
 from ...objects.equality import same
 
 
@@ -139,9 +139,9 @@ class Terms(Means):
         super().__init__(note)
         self._kept: dict[str, list[Kept]] = {}
 
-    def add(self, name: str, value: Tensor | float | Measured, weight: float = 1.0) -> None:
+    def add(self, name: str, value: Tensor | float | MetricUpdate, weight: float = 1.0) -> None:
         """Keep a value with its weight, on its device; or update a metric object."""
-        if isinstance(value, Measured):
+        if isinstance(value, MetricUpdate):
             super().add(name, value)
         else:
             self._keep(name, value, weight, is_sum=False)

@@ -336,8 +336,7 @@ def test_the_shortest_rank_ends_the_epoch_for_all(ranks: Pool) -> None:
         assert first["weights"] == second["weights"]
         assert [len(reported["notes"]) for reported in (first, second)] == [2, 2]
         assert all(
-            reported["notes"][0].startswith("a DataLoader is read as it is on each of 2 ranks")
-            for reported in (first, second)
+            reported["notes"][0].startswith("all 2 ranks read all of a DataLoader") for reported in (first, second)
         )
     assert first["notes"][1] == ("the train loaders of the ranks have 5, 7 batches: an epoch ends with the shortest")
 
@@ -546,7 +545,7 @@ def test_a_larger_number_of_ranks_reports_what_drew_otherwise(ranks: Pool) -> No
     cut = shuffled(8, cut_at=2)["cut"]
     rest = ranks(2).run(shuffled, 4, saved=cut)[0]
     assert (
-        "go by the batch and the rank and differ now: 1 rank with batches of 8 before, 2 ranks with batches of 4 now;"
+        "are keyed by batch and rank and differ now: 1 rank with batches of 8 before, 2 ranks with batches of 4 now;"
         in str(rest["resume"])
     )
 
@@ -556,7 +555,7 @@ def test_a_smaller_number_of_ranks_reads_on_in_the_same_order(ranks: Pool) -> No
     cut = ranks(2).run(shuffled, 4, cut_at=2)[0]["cut"]
     rest = shuffled(8, saved=cut)
     assert rest["batches"] == whole["batches"][2:]
-    assert "go by the batch and the rank and differ now: 2 ranks with batches of 4 before, 1 rank with" in str(
+    assert "are keyed by batch and rank and differ now: 2 ranks with batches of 4 before, 1 rank with" in str(
         rest["resume"]
     )
     with pytest.raises(ValueError, match=r"The global batch changed: 2 ranks x batch_size 4 .* 1 rank x batch_size 7"):

@@ -461,7 +461,7 @@ def test_batches_of_twice_the_size_continue_where_no_stream_begins_again() -> No
     assert {name: [row[0] for batch in resumed.seen[:2] for row in batch[name] or ()] for name in "ab"} == rows
     assert resumed.result.resume is not None
     assert resumed.result.resume.reasons
-    assert any("go by the batch and differ now" in reason for reason in resumed.result.resume.reasons)
+    assert any("are keyed by batch and differ now" in reason for reason in resumed.result.resume.reasons)
     assert resumed.result.progress.streams == {"a": 6, "b": 4}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from heliograph import DDPEngine
 from heliograph.core.outputs.collection import Collected, Collection, running, whole_of
-from heliograph.core.outputs.parts import Parts
+from heliograph.core.outputs.parts import OutputParts
 from heliograph.events import Control, Progress
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor
@@ -37,7 +37,7 @@ def check(joined: dict[str, Any], batches: int) -> None:
 
 
 def test_they_are_joined_in_order_and_let_go() -> None:
-    parts = Parts("the loader")
+    parts = OutputParts("the loader")
     for number in range(5):
         parts.add(number, outputs(number))
     check(parts.join(), 5)
@@ -45,7 +45,7 @@ def test_they_are_joined_in_order_and_let_go() -> None:
 
 
 def test_other_rows_are_refused_at_once() -> None:
-    parts = Parts("the set 'a'")
+    parts = OutputParts("the set 'a'")
     parts.add(0, {"logits": torch.ones(2, 3)})
     with pytest.raises(
         ValueError,
@@ -59,7 +59,7 @@ def test_other_rows_are_refused_at_once() -> None:
 
 def gathered(batches: int) -> dict[str, Any]:
     """Deal batches out to the ranks, and return the outputs of all."""
-    engine, parts = DDPEngine(device="cpu"), Parts("the loader")
+    engine, parts = DDPEngine(device="cpu"), OutputParts("the loader")
     with engine.process():
         for number in range(engine.rank, batches, engine.world_size):
             parts.add(number, outputs(number))
@@ -74,7 +74,7 @@ def test_ranks_gather_in_the_order_of_the_data(ranks: Pool, batches: int) -> Non
 
 
 def unlike() -> str:
-    engine, parts = DDPEngine(device="cpu"), Parts("the loader")
+    engine, parts = DDPEngine(device="cpu"), OutputParts("the loader")
     with engine.process():
         parts.add(engine.rank, torch.ones(1, 2 + engine.rank))
         try:
@@ -114,7 +114,7 @@ def test_without_an_evaluation_nothing_is_collected() -> None:
 
 
 def test_a_copy_is_kept() -> None:
-    parts, value = Parts("the loader"), torch.zeros(1)
+    parts, value = OutputParts("the loader"), torch.zeros(1)
     parts.add(0, value)
     value += 1
     assert isinstance(joined := parts.join(), Tensor)

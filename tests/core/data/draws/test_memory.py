@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.data.draws import generators
-from heliograph.core.data.draws.generators import Memory, Methods
+from heliograph.core.data.draws.generators import MemoryState, MethodState
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,13 +22,13 @@ COUNTS = st.integers(0, 1500)
 def test_the_memory_of_this_interpreter_numpy_and_torch_is_known() -> None:
     kept = generators.of_python(), generators.of_normal(), generators.of_torch()
 
-    assert [type(each) for each in kept] == [Memory] * 3
+    assert [type(each) for each in kept] == [MemoryState] * 3
 
 
 @given(before=COUNTS, between=COUNTS, normal=st.booleans())
 def test_pythons_words_are_all_that_it_draws_from(before: int, between: int, normal: bool) -> None:
     generator = random.Random(1)
-    kept = Memory(id(generator) + generators._HEAD, generators._RANDOM_LAYOUT.size)
+    kept = MemoryState(id(generator) + generators._HEAD, generators._RANDOM_LAYOUT.size)
     for _ in range(before):
         generator.getrandbits(32)
     saved, expected = kept.save(kept.room()), generator.getstate()
@@ -47,7 +47,7 @@ def test_torchs_engine_is_all_that_it_draws_from(before: int, between: int, norm
     place = generators._place_in_torch()
     generator: Any = torch.Generator().manual_seed(3)
     assert place is not None
-    kept = Memory(generator._cdata + place, generators._ENGINE_LAYOUT.size)
+    kept = MemoryState(generator._cdata + place, generators._ENGINE_LAYOUT.size)
 
     def draw(number: int) -> list[float]:
         drawn = [torch.rand(number, generator=generator), torch.randn(normals, generator=generator)]
@@ -66,7 +66,7 @@ def test_torchs_engine_is_all_that_it_draws_from(before: int, between: int, norm
 @pytest.mark.parametrize("make", [generators.of_normal, lambda: None])
 @pytest.mark.parametrize("normals", [0, 1, 2, 3])
 def test_the_normal_number_that_numpy_has_in_hand(make: Any, normals: int) -> None:
-    kept: Any = make() or Methods(
+    kept: Any = make() or MethodState(
         lambda: generators._normal(generators.LEGACY), lambda state: generators._set_normal(generators.LEGACY, state)
     )
     before = np.random.get_state(legacy=False)
@@ -118,7 +118,7 @@ ELSEWHERE: Any = torch.Generator().manual_seed(1)
 def test_another_interpreter_is_asked(where: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(where, name, value)
 
-    assert isinstance(generators.of_python(), Methods)
+    assert isinstance(generators.of_python(), MethodState)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_another_interpreter_is_asked(where: Any, name: str, value: Any, monkeyp
 def test_another_numpy_is_asked(where: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(where, name, value)
 
-    assert isinstance(generators.of_normal(), Methods)
+    assert isinstance(generators.of_normal(), MethodState)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_another_numpy_is_asked(where: Any, name: str, value: Any, monkeypatch: 
         ("_FARTHEST", 16),  # the engine is not found
         ("TORCH", object()),  # nor where the object lies
         ("TORCH", None),  # the global generator holds it elsewhere
-        ("_ENGINE", Struct("=Qi4xI4x624I8x16x")),  # the words lie elsewhere
-        ("_ENGINE", Struct("=Qi4xI624I")),  # and the normal numbers are left out
+        ("_ENGINE_LAYOUT", Struct("=Qi4xI4x624I8x16x")),  # the words lie elsewhere
+        ("_ENGINE_LAYOUT", Struct("=Qi4xI624I")),  # and the normal numbers are left out
     ],
 )
 def test_another_torch_is_asked(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
