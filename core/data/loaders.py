@@ -417,7 +417,9 @@ def _inner(data: Any) -> Any:
 
 
 class Periodic:
-    """A validation set for every n-th validation: `{"small": a, "large": Periodic(b, every=5)}`.
+    """A validation set for every n-th validation.
+
+    For example: `validation={"small": a, "large": Periodic(b, every=5)}`.
 
     Validations are counted from 1 over the whole training, including resumed runs: with `every=5`, the 5th and 10th
     read the set. In the other validations it has no metrics, neither new nor old, so a plugin that monitors one of

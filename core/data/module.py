@@ -37,7 +37,7 @@ class DataModule:
         """Open files, split, tokenize: whatever this process needs."""
 
     def train(self) -> Any:
-        """Return the training data: a dataset, a loader, several by name, or `Phases(...)`."""
+        """Return the training data: a dataset or loader, several by name, or `Phases`."""
         raise TypeError(f"{type(self).__name__} has no training data: define train().")
 
     def validation(self) -> Any:

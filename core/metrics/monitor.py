@@ -85,7 +85,10 @@ class Monitor:
 
     @property
     def ignores(self) -> tuple[type[Event], ...]:
-        """The event that never measures this metric; a `Log` without handlers averages nothing."""
+        """The event that never measures this metric.
+
+        Without a handler of `Log`, nothing is averaged.
+        """
         return (Log,) if self.split == "validation" else (ValidationEnd,)
 
     def is_for(self, run: Run, event: Log | ValidationEnd) -> bool:

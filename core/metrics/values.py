@@ -7,7 +7,7 @@ from typing import Any, Self
 
 
 class Metrics(dict[str, float]):
-    """Metric values by name, stored as Python floats so that they can be logged and saved.
+    """Metric values by name, stored as Python floats for logs and checkpoints.
 
     Args:
         values: the initial values.

@@ -204,7 +204,7 @@ class Warmup:
 
 
 def warmup_cosine(warmup: int | float, *, end: float = 0.0) -> Warmup:
-    """Create a schedule for `fit(scheduler=...)`: a linear warm-up, then half a cosine.
+    """Create a scheduler for `fit(scheduler=...)`: linear warm-up, then half a cosine.
 
     The plugin `LearningRate("step")` steps it. With a warm-up of w steps, step i (from 1) has i / (w + 1) of the
     optimizer's learning rate. The rate then falls to `end` after the last step: Loshchilov and Hutter, "SGDR:
@@ -225,7 +225,7 @@ def warmup_cosine(warmup: int | float, *, end: float = 0.0) -> Warmup:
 
 
 def warmup_linear(warmup: int | float, *, end: float = 0.0) -> Warmup:
-    """Create a schedule for `fit(scheduler=...)`: a linear warm-up, then a linear decay.
+    """Create a scheduler for `fit(scheduler=...)`: linear warm-up, then linear decay.
 
     Except for the shape it equals `warmup_cosine`.
 

@@ -26,11 +26,8 @@ from .users_code import is_ours, is_users, module_of
 LONG: Final = 10_000  # items; a longer container is sampled first
 SAMPLE: Final = 100
 LEAVES: Final = (*SCALARS, Tensor, np.generic, ModuleType, logging.Logger, logging.Handler, threading.Thread)
-DATASETS: Final = (
-    "heliograph.core.data.",
-    "heliograph_recorder.demo.",
-    "heliograph_testing.",
-)  # may contain the user's objects
+# These wrap the user's objects.
+DATASETS: Final = ("heliograph.core.data.", "heliograph_recorder.demo.", "heliograph_testing.")
 CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset)
 CODE: Final = (
     *(MethodType, BuiltinMethodType, property, staticmethod, classmethod),
@@ -69,7 +66,7 @@ def search(*roots: object) -> SearchFindings:
 class _Walk:
     def __init__(self, seen: dict[int, object]) -> None:
         self.findings = SearchFindings([], [], [])
-        self.seen = seen  # by id; the reference prevents that an id is reused
+        self.seen = seen  # by id; the references keep ids from being reused
 
     def through(self, parts: Iterable[object]) -> None:
         sets: list[Any] = []

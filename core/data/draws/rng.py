@@ -16,7 +16,7 @@ from .generators import Generator
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python, NumPy's legacy generator, torch on the CPU and on every CUDA device."""
+    """Seed Python, NumPy's legacy generator, and torch on all devices."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # third-party code uses it
     torch.manual_seed(seed)
@@ -42,7 +42,10 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Restore the states of all global generators; CUDA states for the devices that exist."""
+    """Restore the states of all global generators.
+
+    CUDA states are restored for the devices that exist.
+    """
     random.setstate(_unpacked(state["python"]))
     np.random.set_state(_from_plain(state["numpy"]))
     torch.set_rng_state(_tensor(state["torch"]))

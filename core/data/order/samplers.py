@@ -140,18 +140,21 @@ class RandomSampler(_Seekable):
         return self.size
 
     def indices(self, seed: int, epoch: int, start: int) -> Iterator[int]:
-        """Return the indices of an epoch from a position on; the sampler's own seed takes precedence."""
+        """Return the indices of an epoch from a position on.
+
+        The sampler's own seed takes precedence.
+        """
         return Permutation(self.size, seed if self.seed is None else self.seed, epoch).iter_from(
             _check_start(start, self)
         )
 
 
 class DistributedSampler(_Seekable):
-    """The share of one rank in another sampler's order: rank r of W reads the positions r, r + W, r + 2W, ...
+    """The share of one rank in another sampler's order.
 
-    If the global batch (batch size times ranks) stays the same, each full global batch has the same samples for any
-    number of ranks. Every rank reads the same number: the last round is filled up from the start of the order, or
-    dropped.
+    Rank r of W reads the positions r, r + W, r + 2W, ... If the global batch (batch size times ranks) stays the same,
+    each full global batch has the same samples for any number of ranks. Every rank reads the same number: the last
+    round is filled up from the start of the order, or dropped.
 
     Args:
         sampler: defines the global order; any seekable sampler.

@@ -425,10 +425,11 @@ def _reporter(report: Callable[[int, int], None], before: int, total: int) -> Ca
 
 
 class Streams(Sourced):
-    """Several named streams of training data: `fit(task, Streams({"digit": a, "parity": b}, mode="min"))`.
+    """Several named streams of training data.
 
-    A batch is a dict with one batch of each stream, `{"digit": ..., "parity": ...}`. With `weighted` it is the batch of
-    one stream, whose name is `run.data.stream`. A plain dict is short for `Streams` with the default mode.
+    For example: `fit(task, Streams({"digit": a, "parity": b}, mode="min"))`. A batch is a dict with one batch of each
+    stream, `{"digit": ..., "parity": ...}`. With `weighted` it is the batch of one stream, whose name is
+    `run.data.stream`. A plain dict is short for `Streams` with the default mode.
 
     Args:
         streams: a dataset, a loader or a list of batches for each name.
