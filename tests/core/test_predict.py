@@ -148,7 +148,7 @@ def test_ragged_outputs_are_refused_at_the_batch() -> None:
     lengths = iter([3, 4, 4])
     trainer, trace = traced()
     with pytest.raises(
-        ValueError, match=r"of predict loader differ: .*\[3\] and float32 rows of shape \[4\]. Pad them"
+        ValueError, match=r"of predict loader cannot be joined.*\[3\] and float32 rows of shape \[4\]. Pad them"
     ):
         trainer.predict(Returning(lambda x: torch.ones(len(x), next(lengths))), [(x,) for x in inputs()])
     assert trace == ["predict_start", *BATCH, "predict_batch_start", "run_failed", "run_closed"]
@@ -157,7 +157,7 @@ def test_ragged_outputs_are_refused_at_the_batch() -> None:
 @pytest.mark.parametrize(
     ("loader", "said"),
     [
-        (lambda data: DataLoader(data, 2, shuffle=True), r"draws another one \(RandomSampler\): give it shuffle=False"),
+        (lambda data: DataLoader(data, 2, shuffle=True), r"\(RandomSampler\): use shuffle=False"),
         (lambda data: DataLoader(data, 2, sampler=SubsetRandomSampler([0, 1])), r"\(SubsetRandomSampler\)"),
         (lambda data: DataLoader(data, 5, drop_last=True), "drop_last=False"),
     ],
